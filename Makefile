@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
-  tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_halving.py \
+  tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_bisect.py \
   tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_names.py tests/views/test_views_counting.py \
   tests/feed/test_feed_pages.py tests/media/test_node_processes.py tests/media/test_media_serving.py
 PEERS_SET_UP := .venv-bench/.set-up
@@ -21,7 +21,7 @@ demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, wi
 test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest
 
-short: $(SET_UP) ## Run what another Python could break, in some minutes (PYTHON=python3.13 VENV=.venv-short)
+short: $(SET_UP) ## Run a short suite, for another Python (PYTHON=python3.13 VENV=.venv-short)
 	$(BIN)/python -m pytest $(SHORT)
 
 check: lint types layers test ## Format, lint, types, layers and tests: what must be green before a commit
@@ -33,7 +33,7 @@ lint: $(SET_UP) ## Check format and lint
 types: $(SET_UP) ## Check types, strictly
 	$(BIN)/mypy
 
-layers: $(SET_UP) ## Check who imports whom
+layers: $(SET_UP) ## Check the layers of imports
 	$(BIN)/lint-imports
 
 soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests, three times ten minutes of churn (CHURN_S=60: shorter)
@@ -44,7 +44,7 @@ soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=jobs, ONLY=drain, QUICK=1: two minutes)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
 
-format: $(SET_UP) ## Format the code and mend what the linter can
+format: $(SET_UP) ## Format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -54,12 +54,11 @@ docs: $(SET_UP) ## Build the documentation as a site into build/site
 screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by its own tests
 	SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py
 
-reference: $(SET_UP) ## Write docs/reference anew from the code
+reference: $(SET_UP) ## Write docs/reference from the code
 	$(BIN)/python -m tools.reference
-	$(BIN)/python -m tools.schema
 	$(BIN)/python -m tools.dashboard
 
-lock: ## Resolve requirements.lock anew (hashes, no index in it)
+lock: ## Resolve requirements.lock again (hashes, no index in it)
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
 	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

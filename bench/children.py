@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.testing.processes import descendants
+from tests.kit.processes import descendants
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.005

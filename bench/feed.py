@@ -26,5 +26,7 @@ SETTINGS: Final = {
     feed_pages.APP: "one pipeline of ZRANGE a page, libvalkey, the follows known to the app",
     feed_pages.LUA: "one script by hash, on the same keys",
     feed_pages.COLUMNS: "numpy, authors of posts by time, in one process",
-    feed_module.MODULE: "a module built elsewhere, loaded into the same Valkey; FEED_MODULE is its path",
+    feed_module.MODULE: (
+        "a module built elsewhere, loaded into the same Valkey; FEED_MODULE is its path"
+    ),
 }

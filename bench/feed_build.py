@@ -1,8 +1,9 @@
-"""What does it take to build the index, as the job that `headrace feed rebuild` enqueues, and what does it weigh?
+"""How long does the job of `headrace feed rebuild` take, and how much memory does the index need?
 
-The index is dropped and a job builds it in an agent of its own: its time, the most memory of the process, how it tells
-its progress, and how long another caller of the same Valkey waits meanwhile. Then it is proved against
-PostgreSQL. Weighed is by how much the memory that Valkey has in use grows: first the follows alone are built, then the posts, too.
+The run drops the index, and a job in a separate agent builds it. Measured are the job's time, the
+peak memory of its process, its progress reports, and the latency of another client of the same
+Valkey meanwhile. Then the index is compared with PostgreSQL. The size of the index is the growth of
+Valkey's used memory: first the follows alone are built, then the posts, too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child
 from bench.feed_stage import World, stage_follows, stage_posts
 from bench.peers.feed_merges import Merges
 from bench.systems import Cell
 from headrace import Headrace
 from headrace.jobs import JobState
-from headrace.kernel.cancels import require_not_cancelled
-from headrace.testing.processes import descendants
+from headrace.kernel.resilience import require_not_cancelled
 
 PING_EVERY_S = 0.01
 LOOK_EVERY_S = 0.1
@@ -64,12 +66,12 @@ async def build(
 
     Raises: BenchFault, where the index is not the truth.
     """
-    await app.feed.rebuild_now(clean=True)
+    await app.feed.index.rebuild_now(clean=True)
     empty = await merges.used_bytes()
     began_s = time.perf_counter()
     await stage_follows(cell, world)
     copied_s = time.perf_counter() - began_s
-    await app.feed.rebuild_now(clean=True)
+    await app.feed.index.rebuild_now(clean=True)
     followed = await merges.used_bytes()
     began_s = time.perf_counter()
     await stage_posts(cell, world)
@@ -79,7 +81,7 @@ async def build(
     built.follow_bytes = (followed - empty) / sum(len(row) for row in world.follows.values())
     built.post_bytes = (await merges.used_bytes() - followed) / len(world.ids)
     began_s = time.perf_counter()
-    proof = await app.feed.verify(sample=sample)
+    proof = await app.feed.index.verify(sample=sample)
     built.proved_s = time.perf_counter() - began_s
     if proof.differences or (sample is None and proof.posts != len(world.ids)):
         raise BenchFault(f"{proof.posts} posts are proved, {proof.differences[:3]} differ")
@@ -87,8 +89,8 @@ async def build(
 
 
 async def _build_by_job(cell: Cell, app: Headrace, merges: Merges) -> Built:
-    await app.feed.hot.drop()
-    job = await app.feed.rebuild()
+    await app.feed.valkey.drop()
+    job = await app.feed.index.rebuild()
     seen, agent = Seen(), cell.work()
     pinging = asyncio.create_task(_ping(merges, seen))
     try:

@@ -82,9 +82,12 @@ async def _settle(connection: Any) -> None:
 
 async def _copy(connection: Any, name: str, columns: dict[str, Column], count: int) -> None:
     await connection.copy_to_table(
-        name, schema_name="headrace", columns=list(columns), format="binary",
+        name,
+        schema_name="headrace",
+        columns=list(columns),
+        format="binary",
         source=_rows(columns, count),
-    )  # fmt: skip
+    )
 
 
 async def _rows(columns: dict[str, Column], count: int) -> AsyncIterator[bytes]:

@@ -1,9 +1,9 @@
-"""How many pages does one API process answer over HTTP, and what do writes cost that are seen at the next read?
+"""How many pages does one API process serve over HTTP, and what do immediately visible writes cost?
 
-HTTP: closed loop, 64 connections, the server alone on one core, generator and Valkey on the other; then, for how long a
-caller waits, an open loop at half of the rate that it must reach, nothing pinned: on one core with Valkey, which needs
-half of it, the generator would wait for its turn and tell that as the server's wait. Writes: one caller; after each the
-next page is looked at.
+Pages: a closed loop with 64 connections; the server has one core, generator and Valkey share the
+other. Latency: an open loop at half of the required rate, with no process pinned. On one core with
+Valkey, which needs half of it, the generator would wait for CPU time and record that as latency of
+the server. Writes: one client, which reads the next page after each write.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ async def measure_http(run: Run) -> list[Figure]:
 
     return [
         figure(
-            "HTTP pages of 20, one process", "pages/s", size, ours=of("pages/s"),
+            "HTTP pages of 20, one process",
+            "pages/s",
+            size,
+            ours=of("pages/s"),
             goal=Goal(at_least=3_000),
         ),
         figure("HTTP page of 20, p50", "ms", waited, ours=of("p50")),
         figure("HTTP page of 20, p99", "ms", waited, ours=of("p99"), goal=Goal(at_most=10)),
         figure("CPU of a page of 20 in the API", "us", size, ours=of("us a page")),
-    ]  # fmt: skip
+    ]
 
 
 async def _http(run: Run) -> Mapping[str, float]:
@@ -120,7 +123,9 @@ async def _writes(run: Run) -> Mapping[str, float]:
             )
             await _seen(app, viewer, waits, "delete", call=app.feed.delete(post), post=None)
         for one in world.viewers[MANY]:
-            await _seen(app, one, waits, "unfollow all", call=app.feed.unfollow_all(one), post=None)
+            await _seen(
+                app, one, waits, "unfollow all", call=app.feed.follows.unfollow_all(one), post=None
+            )
             if (await app.feed.page(one)).posts:
                 raise BenchFault("somebody is followed still")
     return {name: percentile(row, 0.5) for name, row in waits.items()}
@@ -135,9 +140,9 @@ async def _seen(
     call: Awaitable[object],
     post: str | None,
 ) -> None:
-    """Time a write; then the newest post is `post`, or is none of the new ones. Raises.
+    """Time a write and a read that has to show it.
 
-    BenchFault.
+    Raises: BenchFault if the newest post is not `post`, or is one of the new ones.
     """
     began_s = time.perf_counter()
     await call

@@ -1,8 +1,9 @@
-"""How long does a page take beside ZREVMERGE, the module in C from which the idea of a merge inside Valkey comes?
+"""How long does a page take beside ZREVMERGE, the C module behind the idea of merges inside Valkey?
 
-FEED_MODULE is the path of a built one, which is loaded into the Valkey of the run; without it nothing is measured. Both read the
-same index in turns, one call at a time. The module orders posts that share a millisecond in its own way, so pages of it that
-differ from the brute-force page are counted, not refused.
+FEED_MODULE is the path of a built module, which is loaded into the Valkey of the run; without it
+nothing is measured. Both systems read the same index in turns, one call at a time. The module uses
+its own order for posts of the same millisecond, so its pages that differ from the brute-force page
+are counted, not refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ async def measure_module(run: Run) -> list[Figure]:
         print("  not measured: set FEED_MODULE to the path of a built module", flush=True)
         return []
     rows = []
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     try:
         for shape in ("uniform", "zipf"):
             world = make_world(shape, posts=POSTS, viewers=VIEWERS, authors=AUTHORS)
@@ -66,11 +67,14 @@ async def _measure(
     goal = Goal(at_most=percentile(theirs, 0.5) / TIMES) if follows == max(FOLLOWS) else None
     return [
         figure(
-            f"page of 20 beside the module, p{share * 100:.0f}", "ms", size,
+            f"page of 20 beside the module, p{share * 100:.0f}",
+            "ms",
+            size,
             ours=Runs((percentile(ours, share),)),
             peers={MODULE: Runs((percentile(theirs, share),))},
-            goal=goal if share == 0.5 else None, is_less_better=True,
+            goal=goal if share == 0.5 else None,
+            is_less_better=True,
             not_measured=[note] if differ else [],
         )
         for share in (0.5, 0.99)
-    ]  # fmt: skip
+    ]

@@ -1,8 +1,8 @@
-"""How long does a page take, for few and many follows, at the top and deep down, and what does the index weigh?
+"""How long does a page take, by follows and depth, and how much memory does the index need?
 
-All systems read the same index in turns, one call at a time, and each answer is compared with the brute-force page: the
-merge of every followed author in the app, the same in a Lua script, and, as the limit of what any index can do,
-columns in the memory of this process.
+All systems read the same index in turns, one call at a time, and each answer is compared with the
+brute-force page. The systems are the merge of every followed author in the app, the same merge in a
+Lua script, and, as the limit of any index, columns in the memory of this process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def measure_shape(run: Run, shape: str, size: Size) -> list[Figure]:
     )
     values: Values = {}
     await run.engines.clear_valkey()
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     async with run.cell() as cell:
         app = open_app(cell)
         try:
@@ -187,11 +187,16 @@ def _figures(values: Values, shape: str, posts: int, skip: int) -> list[Figure]:
                 name = "page of 20" if where == "first" else f"page of 20 after {skip:,} posts"
                 rows.append(
                     figure(
-                        f"{name}, {share}", "ms", size, ours=by["headrace"], limit=limit,
+                        f"{name}, {share}",
+                        "ms",
+                        size,
+                        ours=by["headrace"],
+                        limit=limit,
                         peers={peer: by[peer] for peer in (APP, LUA) if peer in by},
-                        goal=goal, is_less_better=True,
+                        goal=goal,
+                        is_less_better=True,
                     )
-                )  # fmt: skip
+                )
         spent = values[f"{follows} server us"]["headrace"]
         name = "CPU of Valkey of a page of 20"
         rows.append(figure(name, "us", size, ours=Runs(tuple(spent))))
@@ -206,10 +211,13 @@ def _times(values: Values, shape: str, posts: int) -> list[Figure]:
         ratios = Runs(tuple(theirs / ours for theirs, ours in pairs))
         rows.append(
             figure(
-                f"times faster than the {peer}", "x", f"5,000 follows, {shape}, {posts:,} posts",
-                ours=ratios, goal=Goal(at_least=times),
+                f"times faster than the {peer}",
+                "x",
+                f"5,000 follows, {shape}, {posts:,} posts",
+                ours=ratios,
+                goal=Goal(at_least=times),
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -221,9 +229,13 @@ def _built_figures(built: Built, shape: str, size: Size) -> list[Figure]:
 
     def row(name: str, unit: str, value: float, goal: float | None = None) -> Figure:
         return figure(
-            name, unit, of, ours=Runs((value,)), is_less_better=True,
+            name,
+            unit,
+            of,
+            ours=Runs((value,)),
+            is_less_better=True,
             goal=Goal(at_most=goal) if goal is not None and is_full else None,
-        )  # fmt: skip
+        )
 
     return [
         row("memory of a post in Valkey, ids of 20", "B", built.post_bytes, 60),

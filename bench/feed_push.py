@@ -57,7 +57,7 @@ async def _costs(run: Run) -> Mapping[str, float]:
     world = make_world("uniform", posts=run.sized(400_000, 50_000), viewers=5)
     await run.engines.clear_valkey()
     pid, found = run.engines.valkey_pid, dict[str, float]()
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     try:
         async with run.cell() as cell, staged(cell, world) as app:
             for follows in FOLLOWS:
@@ -104,16 +104,16 @@ def plot(costs: Mapping[str, float]) -> str:
             pages = pays_from(follows, rate, write=write, read=read, pull=pull)
             points.append(f"{_x(follows):.1f},{_y(pages):.1f}")
         parts.append(
-            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"'
+            ' stroke-width="2"/>'
         )
         end = float(points[-1].split(",")[1])
         parts.append(_text(WIDTH - 145, end + 4, f"{rate:g} posts a day each"))
     style = "text{font-family:sans-serif;font-size:12px;fill:#444}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
-        f' height="{HEIGHT}"><style>{style}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-        + "".join(parts)
-        + "</svg>\n"
+        f' height="{HEIGHT}"><style>{style}</style>'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>' + "".join(parts) + "</svg>\n"
     )
 
 

@@ -138,7 +138,7 @@ async def staged(cell: Cell, world: World) -> AsyncIterator[Headrace]:
     try:
         await stage_follows(cell, world)
         await stage_posts(cell, world)
-        await app.feed.rebuild_now(clean=True)
+        await app.feed.index.rebuild_now(clean=True)
         yield app
     finally:
         await app.close()

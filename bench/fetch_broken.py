@@ -1,9 +1,9 @@
-"""How many requests for dead links does the back-off save over a week, and how late is a link that
-was repaired seen?
+"""How many requests for dead links does the back-off save in a week, and how late are repairs seen?
 
-A simulation with the room's own rule, read from its SQL functions: links die at random moments and are
-repaired after hours, days or never; each run asks what is due, and the sweep asks between runs. Compared
-with asking every dead link in every run. A dead link costs all its tries the first time, one try after that.
+A simulation with the product's own rule, read from its SQL functions. Links die at random moments
+and are repaired after hours, days or never. Each run requests the links that are due, and the sweep
+requests more between runs. The comparison is a request for every dead link in every run. A dead
+link costs all its tries the first time, one try after that.
 """
 
 from __future__ import annotations

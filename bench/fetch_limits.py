@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child, wait_for
 from bench.fetch_plot import Chart, write_chart
 from bench.fetch_site import Offered, Site, fetch_site
@@ -27,7 +29,6 @@ from bench.origins.log import by_host, judge, per_second
 from bench.origins.plan import HostPlan
 from bench.origins.started import Origins, origins
 from bench.systems import OURS
-from headrace.testing.processes import descendants
 
 STARTS_MAX = 20
 CUSTOMERS, CUSTOMERS_QUICK = 100, 20

@@ -51,7 +51,7 @@ class Site:
     ) -> None:
         """Make customers with these limits."""
         for name in names:
-            await self.app.fetch.set_customer(
+            await self.app.fetch.customers.set(
                 name, starts_max=starts_max, window_s=window_s, connections=connections
             )
 
@@ -64,7 +64,7 @@ class Site:
 
     async def declare(self) -> None:
         """Store the queues, so that no worker does it while it is measured."""
-        await self.app.jobs.declare_queues()
+        await self.app.jobs.queues.declare()
 
     async def decided(self) -> dict[str, int]:
         """Photos of all runs so far, by outcome."""

@@ -156,7 +156,7 @@ async def _app(cell: Cell) -> AsyncIterator[Headrace]:
     app = open_app(cell.url)
     app.task("noop")(_nothing)
     try:
-        await app.jobs.declare_queues()
+        await app.jobs.queues.declare()
         yield app
     finally:
         await app.close()

@@ -1,8 +1,7 @@
-"""How fast is a backlog of no-op jobs drained by one worker, and does that hold as the backlog
-grows?
+"""How fast does one worker drain a backlog of no-op jobs, and does the rate hold as it grows?
 
-First handler call to last, 100 B payload. Enqueue is timed on the way, since the backlog has to be made: by the calls that
-the README and the guides show.
+The time is from the first handler call to the last, with payloads of 100 B. The backlog is made by
+the calls that the README and the guides show, and these enqueues are timed, too.
 """
 
 from __future__ import annotations

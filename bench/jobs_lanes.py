@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from tests.kit.processes import descendants
+
 from bench.apps.lanes import LIMITER, QUEUES, RATE_VARIABLE, Visit
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, figure
@@ -26,7 +28,6 @@ from bench.ours import open_app
 from bench.systems import OURS, Cell
 from bench.tally import read_starts
 from headrace.jobs import NewJob
-from headrace.testing.processes import descendants
 
 APP = "bench.apps.lanes:app"
 STARTS_MAX = 10
@@ -126,7 +127,7 @@ async def _fill(cell: Cell, shape: Shape, each: int) -> None:
         app.limiter(LIMITER, rate=shape.rate)
         for queue in QUEUES:
             app.task(queue, limiter=LIMITER)(_nothing)
-        await app.jobs.declare_queues()
+        await app.jobs.queues.declare()
         for queue in QUEUES:
             for _ in range(each):
                 jobs = [

@@ -83,7 +83,7 @@ async def _fill(cell: Cell, lanes: int) -> None:
     try:
         app.limiter(QUEUE, rate=RATE)
         app.task(QUEUE)(_nothing)
-        await app.jobs.declare_queues()
+        await app.jobs.queues.declare()
         for first in range(0, lanes, 1_000):
             names = [f"customer:{lane}" for lane in range(first, min(lanes, first + 1_000))]
             jobs = [NewJob(queue=QUEUE, payload=PAYLOAD, lane=name) for name in names] * JOBS_A_LANE

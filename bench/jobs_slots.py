@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run, produce, wait_started
 from bench.systems import OURS, Cell
 from bench.tally import read_tally
-from headrace.testing.processes import descendants
 
 SLOTS = 100
 FEW_SLOTS = 20

@@ -75,7 +75,7 @@ async def _waits(run: Run, queues: list[str], rate_per_s: int, slots: int) -> Ma
         app = open_app(cell.url)
         tasks = [app.task(queue)(_nothing) for queue in queues]
         try:
-            await app.jobs.declare_queues()
+            await app.jobs.queues.declare()
             warm = await _send(tasks, _moments(rate_per_s, 1.0, seed=1))
             await wait_for(
                 lambda: len(read_starts(cell.tally_folder)) == warm, "warm-up", READY_S, worker

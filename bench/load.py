@@ -184,11 +184,14 @@ def main(plan_file: str) -> None:
     for row in plan["kinds"]:
         texts = [
             request(
-                one["method"], one["path"], host=f"{address[0]}:{address[1]}",
-                token=plan["token"], body=one.get("body", "").encode(),
+                one["method"],
+                one["path"],
+                host=f"{address[0]}:{address[1]}",
+                token=plan["token"],
+                body=one.get("body", "").encode(),
             )
             for one in row["requests"]
-        ]  # fmt: skip
+        ]
         kinds.append(
             (Kind(row["name"], texts, [one.get("totals") for one in row["requests"]]), row)
         )

@@ -22,7 +22,9 @@ QUESTIONS: Final[dict[str, Measure]] = {
 }
 PACKAGES: Final = ["aiohttp", "granian", "uvloop"]
 SETTINGS: Final = {
-    "headrace": "1 worker and its filler, store of blocks with sums, every URL signed and checked, metrics",
+    "headrace": (
+        "1 worker and its filler, store of blocks with sums, every URL signed and checked, metrics"
+    ),
     media_ranges.FILES: "1 worker, files of a folder, every URL signed and checked, metrics",
     **media_servers.SETTINGS,
 }

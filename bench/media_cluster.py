@@ -1,9 +1,8 @@
-"""What does a hop from a node to the one that owns a key cost, and what do the others carry when one of
-twelve dies?
+"""What does a hop to the owner of a key cost, and what load follows one lost node of twelve?
 
-The hop: two nodes of this machine, each on a core, one connection, one request at a time, tracks that the
-second one owns; asked of it, and asked of the first. The spread is computed from the partition table that
-nodes use themselves; that it is what nodes then serve is a test's business.
+The hop: two nodes of this machine, each on one core, one connection, one request at a time. The
+second node owns the tracks; the client requests them from it, then from the first. The spread is
+computed from the partition table that the nodes use themselves; a test checks that nodes serve it.
 """
 
 from __future__ import annotations
@@ -133,9 +132,8 @@ async def _added(
         )
         told.append(pressed.told)
     direct, hopped = told
-    print(
-        f"  {range_bytes}: direct {direct['total_us']['p50']} us, hop {hopped['total_us']['p50']} us"
-    )
+    direct_us, hop_us = direct["total_us"]["p50"], hopped["total_us"]["p50"]
+    print(f"  {range_bytes}: direct {direct_us} us, hop {hop_us} us")
     return {
         share: hopped[f"{share}_us"]["p50"] - direct[f"{share}_us"]["p50"]
         for share in ("first", "total")

@@ -1,8 +1,7 @@
-"""Tracks whose bytes tell by themselves whether they are right, the generator that checks them, and the
-limit that nothing on this machine exceeds.
+"""Tracks with bytes that prove themselves, the generator that checks them, and the machine's limit.
 
-Byte i of track n is a function of both (`word` in native/media_load.c is the same function). The two C
-programs are compiled when they are first needed.
+No server on this machine exceeds that limit. Byte i of track n is a function of both (`word` in
+native/media_load.c is the same function). The two C programs are compiled on first use.
 """
 
 from __future__ import annotations

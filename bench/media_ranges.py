@@ -60,9 +60,14 @@ async def _serve(run: Run, serve: Serve) -> Mapping[str, float]:
             found: dict[str, float] = {}
             for range_bytes, connections in _loads(run):
                 pressed = await press(
-                    cell, serving, "hot", seconds=run.sized(5, 2), warm_s=1,
-                    range_bytes=range_bytes, connections=connections,
-                )  # fmt: skip
+                    cell,
+                    serving,
+                    "hot",
+                    seconds=run.sized(5, 2),
+                    warm_s=1,
+                    range_bytes=range_bytes,
+                    connections=connections,
+                )
                 size = f"{range_bytes} {connections}"
                 found[f"rate {size}"] = pressed.rate_per_s
                 found[f"cpu {size}"] = pressed.cpu_s_a_gib

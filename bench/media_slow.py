@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import Run
@@ -26,7 +28,6 @@ from bench.media_ranges import LARGE, Serve, our_cache
 from bench.media_stage import Serving, blobs_folder, generator, press, read_all
 from bench.peers import media_servers as peers
 from bench.systems import OURS
-from headrace.testing.processes import descendants
 
 SLOW, SLOW_QUICK = 10_000, 1_000
 SLOW_BYTES_PER_S, CROWD_BYTES_PER_S = 32 * 1024, 4 * 1024
@@ -90,15 +91,28 @@ async def _fast(run: Run, serve: Serve, count: int) -> Mapping[str, float]:
         async with serve(cell, tracks) as serving:
             await read_all(serving)
             slow = generator(
-                cell, serving, "slow", connections=count, bytes_per_s=SLOW_BYTES_PER_S,
-                chunk_bytes=16_384, receive_buffer=32_768, seconds=seconds + 6, check_every=16,
-            )  # fmt: skip
+                cell,
+                serving,
+                "slow",
+                connections=count,
+                bytes_per_s=SLOW_BYTES_PER_S,
+                chunk_bytes=16_384,
+                receive_buffer=32_768,
+                seconds=seconds + 6,
+                check_every=16,
+            )
             try:
                 await _wait_held(slow)
                 pressed = await press(
-                    cell, serving, "open", seconds=seconds, warm_s=1, rate_per_s=FAST_PER_S,
-                    connections=16, range_bytes=LARGE,
-                )  # fmt: skip
+                    cell,
+                    serving,
+                    "open",
+                    seconds=seconds,
+                    warm_s=1,
+                    rate_per_s=FAST_PER_S,
+                    connections=16,
+                    range_bytes=LARGE,
+                )
                 told = _last_line(await slow.finish(seconds + 60))
             finally:
                 await slow.end()
@@ -126,19 +140,30 @@ async def measure_crowd(run: Run) -> list[Figure]:
     limit = {"MiB tcp_mem allows": tcp_memory_max_kib() / 1024}
     return [
         figure(
-            "slow connections held, 0 errors", "connections", size, ours=of("held"),
-            goal=Goal(at_least=count), not_measured=missing,
+            "slow connections held, 0 errors",
+            "connections",
+            size,
+            ours=of("held"),
+            goal=Goal(at_least=count),
+            not_measured=missing,
         ),
         figure(
-            "memory of the processes", "KiB a connection", size, ours=of("process KiB"),
+            "memory of the processes",
+            "KiB a connection",
+            size,
+            ours=of("process KiB"),
             goal=Goal(at_most=2),
         ),
         figure("memory of TCP, both ends", "MiB", size, ours=of("tcp MiB"), limit=limit),
         figure("processes that serve", "processes", size, ours=of("processes")),
         figure("CPU of the server", "% of a core", size, ours=of("cpu %")),
-        figure("what the clients got of what they would take", "% delivered", size,
-               ours=of("delivered %")),
-    ]  # fmt: skip
+        figure(
+            "what the clients got of what they would take",
+            "% delivered",
+            size,
+            ours=of("delivered %"),
+        ),
+    ]
 
 
 async def _crowd(run: Run, count: int) -> Mapping[str, float]:
@@ -155,12 +180,20 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
             before_kib = process_kib(serving)
             clients = [
                 generator(
-                    cell, serving, "slow", core=None, connections=own, bytes_per_s=CROWD_BYTES_PER_S,
-                    chunk_bytes=8_192, receive_buffer=8_192, seconds=seconds, check_every=16,
+                    cell,
+                    serving,
+                    "slow",
+                    core=None,
+                    connections=own,
+                    bytes_per_s=CROWD_BYTES_PER_S,
+                    chunk_bytes=8_192,
+                    receive_buffer=8_192,
+                    seconds=seconds,
+                    check_every=16,
                     **{"from": f"127.0.0.{2 + place}"},
                 )
                 for place, own in enumerate(parts(count, processes))
-            ]  # fmt: skip
+            ]
             try:
                 for client in clients:
                     await _wait_held(client)
@@ -169,7 +202,8 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
                 told = [_last_line(await client.finish(seconds + 120)) for client in clients]
                 cpu_s = serving.child.cpu_s() - before_s
             except BenchFault as fault:
-                text = f"crowd: {fault}; TCP had {tcp_memory_kib() / 1024:.0f} of {tcp_memory_max_kib() / 1024:.0f} MiB (tcp_mem)"
+                had_mib, max_mib = tcp_memory_kib() / 1024, tcp_memory_max_kib() / 1024
+                text = f"crowd: {fault}; TCP had {had_mib:.0f} of {max_mib:.0f} MiB (tcp_mem)"
                 raise BenchFault(text) from fault
             finally:
                 await asyncio.gather(*(client.end() for client in clients))

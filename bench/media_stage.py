@@ -27,7 +27,7 @@ from bench.media_objects import Track, content, native_program, write_targets
 from bench.systems import Cell
 from bench.views_stage import free_port, pin
 from headrace.engines.blobs import Blobs
-from headrace.kernel.secrets import load_or_make_root
+from headrace.kernel.signing import load_or_create_secret
 from headrace.media import Media, MediaConfig
 
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -77,8 +77,8 @@ def blobs_folder(cell: Cell) -> Path:
 def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
     """Path and query of each track, signed as an application signs them."""
     blobs = Blobs(blobs_folder(cell).as_uri())
-    media = Media(blobs, MediaConfig(), secret=lambda: load_or_make_root(cell.folder / "data"))
-    urls = [media.url(track.key, ttl_s=SIGNED_S) for track in tracks]
+    media = Media(blobs, MediaConfig(), secret=lambda: load_or_create_secret(cell.folder / "data"))
+    urls = [media.objects.url(track.key, ttl_s=SIGNED_S) for track in tracks]
     return ["/m/" + url.partition("/m/")[2] for url in urls]
 
 

@@ -1,11 +1,10 @@
-"""How long is a node away after kill -9 with a full store of a tebibyte, what does a lookup cost in it, and
-what does it hit?
+"""How long is a full tebibyte store down after kill -9, and what do its lookups cost and hit?
 
-The store has 4,194,304 frames; its blocks file is sparse and its index full of entries with right sums, as
-blocks that nobody asks for now would leave it. The node is killed with all its processes and started again;
-the clock stops when the first byte of a track that it had stored comes, out of its store. Hits are simulated:
-SIEVE in sets of 16, as the store does it, against LRU, a global SIEVE and the best static choice, on the
-popularity where 140 tracks are 10 % of plays and 500,000 are 90 %.
+The store has 4,194,304 frames. Its blocks file is sparse, and its index is full of entries with
+right sums, like those of blocks without requests. The node is killed with all its processes and
+started again. The clock stops at the first byte of a track that the node had stored, served from
+its store. Hits are simulated: SIEVE in sets of 16, as in the store, against LRU, a global SIEVE and
+the best static choice, on the popularity where 140 tracks are 10 % of plays and 500,000 are 90 %.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tests.kit.processes import descendants
 
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, Runs, figure
@@ -36,10 +36,7 @@ from bench.media_stage import (
 from bench.report import RESULTS
 from bench.systems import OURS
 from bench.views_stage import free_port
-from headrace.media.model import BLOCK_BYTES
-from headrace.media.simulate.eviction import TRACKS, simulate
-from headrace.media.simulate.plot import lines_svg
-from headrace.media.store.layout import (
+from headrace.media.cache.layout import (
     DATA_AT,
     DISK_ID_BYTES,
     ENTRY,
@@ -54,7 +51,9 @@ from headrace.media.store.layout import (
     pack_head,
     pack_superblock,
 )
-from headrace.testing.processes import descendants
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.simulate.eviction import TRACKS, simulate
+from headrace.media.simulate.plot import lines_svg
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0
@@ -75,14 +74,19 @@ async def measure_restart(run: Run) -> list[Figure]:
     size = f"{frames:,} entries"
     return [
         figure(
-            "restart after kill -9: to the first stored byte", "s", size,
-            ours=found.get("back s", {}).get(OURS.name), goal=Goal(at_most=2),
+            "restart after kill -9: to the first stored byte",
+            "s",
+            size,
+            ours=found.get("back s", {}).get(OURS.name),
+            goal=Goal(at_most=2),
         ),
         figure(
-            "the same: to the first answer", "s", size,
+            "the same: to the first answer",
+            "s",
+            size,
             ours=found.get("answers s", {}).get(OURS.name),
         ),
-    ]  # fmt: skip
+    ]
 
 
 async def measure_hits(run: Run) -> list[Figure]:
@@ -113,14 +117,20 @@ async def measure_hits(run: Run) -> list[Figure]:
         figures += [
             figure("hits", "% of plays", size, ours=Runs((row.sieve_sets * 100,)), peers=others),
             figure(
-                "hits over LRU's", "points", size,
-                ours=Runs(((row.sieve_sets - row.lru) * 100,)), goal=Goal(at_least=2.5),
+                "hits over LRU's",
+                "points",
+                size,
+                ours=Runs(((row.sieve_sets - row.lru) * 100,)),
+                goal=Goal(at_least=2.5),
             ),
             figure(
-                "hits behind a global SIEVE's", "points", size,
-                ours=Runs(((row.sieve_global - row.sieve_sets) * 100,)), goal=Goal(at_most=2),
+                "hits behind a global SIEVE's",
+                "points",
+                size,
+                ours=Runs(((row.sieve_global - row.sieve_sets) * 100,)),
+                goal=Goal(at_most=2),
             ),
-        ]  # fmt: skip
+        ]
     return figures
 
 

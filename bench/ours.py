@@ -1,8 +1,10 @@
-"""Headrace as a producer, by the calls that the README and the guides show, driven by the same frame as the peers:
-`task.enqueue(field=...)`, `task.enqueue_many` of dicts, 1,000 a call, and `task.sync.enqueue(field=...)` from a script.
+"""Headrace as a producer, through the calls of the README and the guides, in the peers' frame.
 
-`BENCH_QUEUE` names the queue; with `BENCH_LANES` jobs go into that many lanes in turn. A trace is
-open, as it is in a web request.
+The calls are `task.enqueue(field=...)`, `task.enqueue_many` of dicts, 1,000 a call, and
+`task.sync.enqueue(field=...)` from a script.
+
+`BENCH_QUEUE` names the queue; with `BENCH_LANES` jobs are spread over that many lanes in turn. A
+trace is open, as it is in a web request.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from itertools import count
 from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
-from headrace.kernel.trace import current_traceparent, new_traceparent
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 QUEUE = os.environ.get("BENCH_QUEUE", "noop")
 LANES = int(os.environ.get("BENCH_LANES", "0"))
@@ -43,7 +45,7 @@ class Ours:
     async def open(self) -> None:
         """Connect."""
         current_traceparent.set(new_traceparent())
-        await self._app.jobs.declare_queues()
+        await self._app.jobs.queues.declare()
 
     async def enqueue(self) -> None:
         """One job."""
@@ -63,8 +65,8 @@ class Ours:
         assert len(ids) == jobs
 
     def time_sync(self, jobs: int) -> None:
-        """Enqueue one by one as a script, Django or Flask does, without an event loop of the caller's."""
-        self._app.sync.jobs.declare_queues()
+        """Enqueue one by one without an event loop, as a script, Django or Flask does."""
+        self._app.sync.jobs.queues.declare()
         for _ in range(WARM_UP_CALLS):
             self._task.sync.enqueue(text=TEXT)
         clock = Clock()

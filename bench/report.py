@@ -42,9 +42,10 @@ def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
     """The table with where it comes from, as a page of its own."""
     machine = head["machine"]
     origin = (
-        f"`make bench ROOM={room}`, {machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB,"
-        f" {head['date'][:10]}; ratios of one run count, absolute figures are this machine's. `{room}.json` has"
-        " versions, settings, commit and moment of each row."
+        f"`make bench ROOM={room}`, {machine['cores']} cores ({machine['cpu']}),"
+        f" {machine['memory_gib']} GiB, {head['date'][:10]}; ratios of one run count, absolute"
+        f" figures are this machine's. `{room}.json` has versions, settings, commit and moment of"
+        " each row."
     )
     notes = "".join(f"- {note}\n" for note in head["notes"])
     if notes:

@@ -1,5 +1,4 @@
-"""How many hits does the Python client count, how fast does the flusher carry them to PostgreSQL, and
-what does a hit or a total cost in memory?
+"""How fast are hits counted by the Python client and flushed, and how much memory do they need?
 
 Hits: one process, 32 callers at once, 20 hits a call, popular items far more often; every total is
 added up at the end. Flush: distinct items, so that each hit is two rows, a total and an hour;
@@ -25,8 +24,8 @@ from bench.peers.seed_views import QUEUE, TABLES, PlainViews, SeedViews
 from bench.views_stage import ITEMS, PER_READ, open_views
 from headrace import Headrace
 from headrace.engines.sql import compile_query
-from headrace.views.hot import Hot
 from headrace.views.model import shard_of
+from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
 QUEUED, PLAIN, TOOL = "queue of hits", "plain INCR and dump", "benchmark tool"
@@ -52,24 +51,41 @@ async def measure_hits(run: Run) -> list[Figure]:
     limit = _tool_limit(run)
     return [
         figure(
-            "hits through the Python client", "hits/s", f"calls of {PER_READ}, {CALLERS} at once",
-            ours=rates.get("headrace"), peers=_others(rates), limit=limit,
+            "hits through the Python client",
+            "hits/s",
+            f"calls of {PER_READ}, {CALLERS} at once",
+            ours=rates.get("headrace"),
+            peers=_others(rates),
+            limit=limit,
             goal=Goal(at_least=300_000),
-            not_measured=[] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"],
+            not_measured=(
+                [] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"]
+            ),
         ),
         figure(
-            "hits through the Python client, one a call", "hits/s", f"{CALLERS} at once",
-            ours=single.get("headrace"), peers=_others(single),
+            "hits through the Python client, one a call",
+            "hits/s",
+            f"{CALLERS} at once",
+            ours=single.get("headrace"),
+            peers=_others(single),
         ),
         figure(
-            "memory of a pending hit", "B", f"calls of {PER_READ}", ours=memory.get("headrace"),
-            peers=_others(memory), goal=Goal(at_most=12), is_less_better=True,
+            "memory of a pending hit",
+            "B",
+            f"calls of {PER_READ}",
+            ours=memory.get("headrace"),
+            peers=_others(memory),
+            goal=Goal(at_most=12),
+            is_less_better=True,
         ),
         figure(
-            "memory of a cached total", "B", f"{ITEMS:,} items",
-            ours=found.get("B a total", {}).get("headrace"), goal=Goal(at_most=80),
+            "memory of a cached total",
+            "B",
+            f"{ITEMS:,} items",
+            ours=found.get("B a total", {}).get("headrace"),
+            goal=Goal(at_most=80),
         ),
-    ]  # fmt: skip
+    ]
 
 
 async def measure_flush(run: Run) -> list[Figure]:
@@ -80,10 +96,14 @@ async def measure_flush(run: Run) -> list[Figure]:
     rates = found.get("rows/s", {})
     return [
         figure(
-            "flush to PostgreSQL", "rows/s", f"{run.sized(400_000, 100_000):,} distinct items",
-            ours=rates.get("headrace"), peers=_others(rates), goal=Goal(at_least=100_000),
+            "flush to PostgreSQL",
+            "rows/s",
+            f"{run.sized(400_000, 100_000):,} distinct items",
+            ours=rates.get("headrace"),
+            peers=_others(rates),
+            goal=Goal(at_least=100_000),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _others(rates: Mapping[str, Runs]) -> dict[str, Runs]:
@@ -195,7 +215,7 @@ async def _pend(app: Headrace, items: Sequence[str]) -> None:
     parts: list[list[str]] = [[] for _ in range(shards)]
     for item in items[FIRST:]:
         parts[shard_of(item, shards)].append(item)
-    hot = Hot(app.engines.valkey, app.engines.multiplexer)
+    hot = ValkeyStore(app.engines.valkey, app.engines.multiplexer)
     for shard, part in enumerate(parts):
         for start in range(0, len(part), HITS_AN_ENTRY):
             lines = part[start : start + HITS_AN_ENTRY]

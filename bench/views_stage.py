@@ -204,7 +204,7 @@ def _listens(port: int) -> bool:
 async def wait_flushed(app: Headrace, carrier: Child, deadline_s: float = 60) -> None:
     """Wait until PostgreSQL has every hit. Raises: BenchFault, also when the flusher ends."""
     ends_s = asyncio.get_running_loop().time() + deadline_s
-    while any(row.pending for row in await app.views.lag()):
+    while any(row.pending for row in await app.views.analytics.lag()):
         if not carrier.is_running:
             raise BenchFault(f"the flusher ended: {carrier.err[-1500:]}")
         if asyncio.get_running_loop().time() > ends_s:

@@ -1,4 +1,4 @@
-"""The tests' floor: real engines started once a run, a database, key prefix and folder of its own a test."""
+"""Fixtures: real engines started once per run; a database, key prefix and folder per test."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from tests.kit import run_cleanup
+from tests.kit.engines import EnginesForTests, engines_for_tests, template_on
+from tests.kit.own_cluster import own_cluster
+from tests.kit.own_postgres import SERVERS as POSTGRES_SERVERS
+from tests.kit.own_postgres import OwnPostgres
+from tests.kit.processes import NEVER_RETRIEVED
+from tests.kit.stock_valkey import SERVERS as VALKEY_SERVERS
+from tests.kit.stock_valkey import StockValkey
 
 import headrace
-import run_cleanup
 from headrace.app import PACKAGES
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
@@ -24,15 +31,8 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.engines import EnginesForTests, engines_for_tests, template_on
-from headrace.testing.processes import NEVER_RETRIEVED
-from own_cluster import own_cluster
-from own_postgres import SERVERS as POSTGRES_SERVERS
-from own_postgres import OwnPostgres
-from stock_valkey import SERVERS as VALKEY_SERVERS
-from stock_valkey import StockValkey
 
-# How long an example takes says nothing but what else the machine does.
+# The time of an example depends on other load of the machine.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -47,7 +47,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Compile Headrace once, since a process that may not write there compiles it at each start; watch over the run."""
+    """Compile Headrace once, because read-only processes cannot, and start the run's cleanup."""
     if not hasattr(config, "workerinput"):
         compile_dir(Path(headrace.__file__).parent, quiet=2, workers=0)
         config.pluginmanager.register(run_cleanup.start())
@@ -64,7 +64,7 @@ def _logs_as_before():
 
 @pytest.fixture(autouse=True)
 def _errors_are_looked_at():
-    """Fail if a task of Headrace fails and nobody retrieves its error: asyncio logs that when the task is collected."""
+    """Fail if a task of Headrace fails and its error is never read; asyncio logs that."""
     forgotten = []
 
     class Forgotten(logging.Handler):
@@ -82,7 +82,7 @@ def _errors_are_looked_at():
 
 @contextmanager
 def engines_folder() -> Iterator[Path]:
-    """A folder for the engines, in memory where there is plenty: a database a test costs a third there."""
+    """A folder for the engines, in memory if possible, where databases are three times as fast."""
     with tempfile.TemporaryDirectory(
         prefix="hr-", dir=os.environ[run_cleanup.MEMORY_VARIABLE]
     ) as folder:
@@ -130,7 +130,7 @@ async def stock_engines(folder: Path, postgres: str, valkey: str) -> AsyncIterat
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A Valkey Cluster of three primaries; whoever harms it mends it."""
+    """A Valkey Cluster of three primaries; a test that breaks it repairs it."""
     with engines_folder() as folder, own_cluster(folder) as cluster:
         yield cluster
 
@@ -151,7 +151,7 @@ def replicated():
 
 @pytest.fixture
 async def cluster_engines(request, postgres, blobs):
-    """All engines, with keys of this test's own in the shared cluster, or in the one that is the test's own."""
+    """All engines, with a key prefix per test in the shared cluster, or with the test's cluster."""
     own = [name for name in ("replicated", "own_primaries") if name in request.fixturenames]
     found = request.getfixturevalue(own[0] if own else "cluster")
     url = (found[0] if isinstance(found, tuple) else found).url

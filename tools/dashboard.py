@@ -39,26 +39,42 @@ def _quantile(share: float, metric: str, by: str = "") -> str:
 ROWS: Final[dict[str, list[Panel]]] = {
     "API": [
         Panel("Answers", "reqps", {"{{status}}": _rate("web_requests_total", "status")}),
-        Panel("Time to the last byte, p99", "s", {
-            "{{route}}": f"topk(8, {_quantile(0.99, 'web_request_seconds', 'route')})",
-        }),
-        Panel("Calls without an answer of Valkey", "ops", {
-            "{{outcome}}": _rate("valkey_multiplexed_failures_total", "outcome"),
-        }),
+        Panel(
+            "Time to the last byte, p99",
+            "s",
+            {"{{route}}": f"topk(8, {_quantile(0.99, 'web_request_seconds', 'route')})"},
+        ),
+        Panel(
+            "Calls without an answer of Valkey",
+            "ops",
+            {"{{outcome}}": _rate("valkey_multiplexed_failures_total", "outcome")},
+        ),
     ],
     "Jobs": [
-        Panel("Enqueued and given back", "ops", {
-            "enqueued": _rate("jobs_enqueued_total"),
-            "{{outcome}}": _rate("jobs_finished_total", "outcome"),
-        }),
-        Panel("From due to claimed", "s", {
-            "p50": _quantile(0.5, "jobs_wait_seconds"),
-            "p99": _quantile(0.99, "jobs_wait_seconds"),
-        }),
-        Panel("Run time of handlers", "s", {
-            "p50": _quantile(0.5, "jobs_run_seconds"),
-            "p99": _quantile(0.99, "jobs_run_seconds"),
-        }),
+        Panel(
+            "Enqueued and given back",
+            "ops",
+            {
+                "enqueued": _rate("jobs_enqueued_total"),
+                "{{outcome}}": _rate("jobs_finished_total", "outcome"),
+            },
+        ),
+        Panel(
+            "From due to claimed",
+            "s",
+            {
+                "p50": _quantile(0.5, "jobs_wait_seconds"),
+                "p99": _quantile(0.99, "jobs_wait_seconds"),
+            },
+        ),
+        Panel(
+            "Run time of handlers",
+            "s",
+            {
+                "p50": _quantile(0.5, "jobs_run_seconds"),
+                "p99": _quantile(0.99, "jobs_run_seconds"),
+            },
+        ),
         Panel("Slots", "none", {"slots": "sum(agent_slots)"}),
         Panel("Slots that ended", "ops", {"{{how}}": _rate("agent_slots_ended_total", "how")}),
         Panel("Alerts open", "none", {"{{rule}}": "max by (rule) (jobs_alerts_open)"}),
@@ -66,31 +82,41 @@ ROWS: Final[dict[str, list[Panel]]] = {
     "Fetch": [
         Panel("Photos decided", "ops", {"{{outcome}}": _rate("fetch_photos_total", "outcome")}),
         Panel("Bytes received", "Bps", {"bytes": _rate("fetch_received_bytes_total")}),
-        Panel("Messages to webhooks", "ops", {
-            "{{outcome}}": _rate("fetch_webhook_posts_total", "outcome"),
-        }),
+        Panel(
+            "Messages to webhooks",
+            "ops",
+            {"{{outcome}}": _rate("fetch_webhook_posts_total", "outcome")},
+        ),
     ],
     "Views": [
         Panel("Hits", "ops", {"{{outcome}}": _rate("views_hits_total", "outcome")}),
-        Panel("Age of the oldest hit not in PostgreSQL", "s", {"lag": "max(views_flush_lag_seconds)"}),
+        Panel(
+            "Age of the oldest hit not in PostgreSQL", "s", {"lag": "max(views_flush_lag_seconds)"}
+        ),
         Panel("Rows written", "ops", {"rows": _rate("views_flushed_rows_total")}),
     ],
     "Feed": [
         Panel("Pages by source", "ops", {"{{source}}": _rate("feed_pages_total", "source")}),
         Panel("Age of the oldest change not swept", "s", {"lag": "max(feed_sweep_lag_seconds)"}),
-        Panel("Changes of the index", "ops", {"{{outcome}}": _rate("feed_changes_total", "outcome")}),
+        Panel(
+            "Changes of the index", "ops", {"{{outcome}}": _rate("feed_changes_total", "outcome")}
+        ),
     ],
     "Media": [
         Panel("Answers", "reqps", {"{{status}}": _rate("media_requests_total", "status")}),
         Panel("Bytes sent, by source", "Bps", {"{{source}}": _rate("media_bytes_total", "source")}),
-        Panel("Time to the first byte", "s", {
-            "p50": _quantile(0.5, "media_ttfb_seconds"),
-            "p99": _quantile(0.99, "media_ttfb_seconds"),
-        }),
+        Panel(
+            "Time to the first byte",
+            "s",
+            {
+                "p50": _quantile(0.5, "media_ttfb_seconds"),
+                "p99": _quantile(0.99, "media_ttfb_seconds"),
+            },
+        ),
         Panel("Clients", "none", {"clients": "sum(media_connections)"}),
         Panel("Answers cut", "ops", {"{{reason}}": _rate("media_cuts_total", "reason")}),
     ],
-}  # fmt: skip
+}
 
 
 def dashboard() -> dict[str, Any]:
@@ -108,12 +134,19 @@ def dashboard() -> dict[str, Any]:
                 shown.append(_chart(panel, len(shown) + 1, box))
             top += HEIGHT
     return {
-        "title": "Headrace", "uid": "headrace", "tags": ["headrace"], "schemaVersion": 39,
-        "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "panels": shown,
-        "templating": {"list": [
-            {"name": "source", "label": "Source", "type": "datasource", "query": "prometheus"},
-        ]},
-    }  # fmt: skip
+        "title": "Headrace",
+        "uid": "headrace",
+        "tags": ["headrace"],
+        "schemaVersion": 39,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "panels": shown,
+        "templating": {
+            "list": [
+                {"name": "source", "label": "Source", "type": "datasource", "query": "prometheus"},
+            ]
+        },
+    }
 
 
 def _row(title: str, number: int, top: int) -> dict[str, Any]:
@@ -139,10 +172,18 @@ def _chart(panel: Panel, number: int, box: dict[str, int]) -> dict[str, Any]:
         for place, (legend, query) in enumerate(panel.queries.items())
     ]
     return {
-        "id": number, "type": "timeseries", "title": panel.title, "datasource": SOURCE, "gridPos": box,
-        "targets": targets, "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
-    }  # fmt: skip
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": SOURCE,
+        "gridPos": box,
+        "targets": targets,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi"},
+        },
+    }
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Writes docs/reference from the code; `--check` only tells whether it is as the code says.
+"""Write docs/reference from the code; with `--check` only compare the two.
 
-`make reference` after a change of settings, commands, routes, metrics or errors. The house tests
-run the check, so a setting or a route without a word about it does not pass.
+Run `make reference` after a change of settings, commands, routes, metrics or errors. The tests run
+the check, so a setting or a route without documentation fails.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def settings_page() -> str:
     rows = setting_rows(sections())
     lines = ["# Settings\n", NOTE]
     lines.append(
-        "A value comes from a command-line flag, else the environment, else `headrace.toml` (or the file"
-        " named by `--config` or `HEADRACE_CONFIG`), else its default. Durations are written `30s`, `10m`,"
-        " `2h`; sizes `64KiB`, `25MiB`; lists with commas. `HEADRACE_SECRET` is the root of all signatures;"
-        " without it one is made in the data folder. `HEADRACE_APP` is left to units and compose files, which name"
-        " the application by it. Settings of rooms that are not installed may stand, too. `headrace config show`"
-        " prints what is in force.\n"
+        "A value comes from a command-line flag, else the environment, else `headrace.toml` (or the"
+        " file named by `--config` or `HEADRACE_CONFIG`), else its default. Durations are written"
+        " `30s`, `10m`, `2h`; sizes `64KiB`, `25MiB`; lists with commas. `HEADRACE_SECRET` is the"
+        " root of all signatures; without it one is made in the data folder. `HEADRACE_APP` is left"
+        " to units and compose files, which name the application by it. Settings of rooms that are"
+        " not installed may stand, too. `headrace config show` prints what is in force.\n"
     )
     for section in dict.fromkeys(row.section for row in rows):
         lines += [
@@ -79,12 +79,13 @@ def errors_page() -> str:
 
 
 def commands_page() -> str:
-    """Every command, as `--help` says it."""
+    """Every command with the text of its `--help`."""
     lines = ["# Commands\n", NOTE]
     lines.append(
-        "`--json`, `--config FILE` and `--data FOLDER` may stand anywhere on the line. Exit codes: 0 done,"
-        " 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in conflict with the present state,"
-        " 6 over a limit, 7 something needed is down, 8 stored data is corrupt, 130 interrupted.\n"
+        "`--json`, `--config FILE` and `--data FOLDER` may stand anywhere on the line. Exit codes:"
+        " 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in conflict with"
+        " the present state, 6 over a limit, 7 something needed is down, 8 stored data is corrupt,"
+        " 130 interrupted.\n"
     )
     for path, command in leaves(build_group(), "headrace"):
         names = ["-h", "--help"]
@@ -125,8 +126,8 @@ def http_page(description: dict[str, Any]) -> str:
     lines = ["# HTTP API\n", NOTE]
     lines.append(
         "The description itself is OpenAPI 3.1, at `GET /openapi.json`. Callers send"
-        " `Authorization: Bearer TOKEN`; `headrace tokens create` makes one. Photos are served by the media"
-        " role at `GET|HEAD /m/KEY`, with Range.\n"
+        " `Authorization: Bearer TOKEN`; `headrace tokens create` makes one. Photos are served by"
+        " the media role at `GET|HEAD /m/KEY`, with Range.\n"
     )
     lines += ["| route | scope | what it does |", "| --- | --- | --- |"]
     for path, operations in sorted(description["paths"].items()):

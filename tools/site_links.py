@@ -21,7 +21,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def named(markdown: str, page: str) -> str:
-    """`markdown` of `page` (its path below docs/) with every link out of docs/ written as a name."""
+    """`markdown` of `page`, a path below docs/, with every link out of docs/ written as a name."""
 
     def written(link: re.Match[str]) -> str:
         mark, text, target, _ = link.groups()

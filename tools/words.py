@@ -22,8 +22,9 @@ DOCSTRING_WORDS_MAX: Final = 20
 SUFFIXES: Final = {".py", ".md", ".html", ".sql", ".lua", ".js", ".toml"}
 WITHOUT: Final = {"words.py"}
 """This list itself."""
+OTHERS: Final = {"__pycache__", "vendor"}
 PHRASES: Final = {
-    r"he|his|him|himself|whoever|whomever|whom|whosoever": "name the role: the user, the caller, the host",
+    r"he|his|him|himself|whoever|whomever|whom": "name the role: the user, the caller, the host",
     r"says|said|saying|say|tells|told|telling|tell": "return, report, state, log, record",
     r"asks|asked|asking": "request, call, query, check",
     r"hears|heard|hear": "receive",
@@ -47,7 +48,7 @@ PHRASES: Final = {
     r"lent|lends|lend|borrowed|borrows": "the caller's connection",
     r"comes to nothing|come to nothing|came to nothing": "fails, has no effect",
     r"speaks? nonsense|nonsense": "malformed, invalid",
-    r"from now on|henceforth|thereof|therein|thereby|hereby|wherein|whereof|hitherto": "plain word order",
+    r"from now on|henceforth|thereof|therein|thereby|hereby|wherein|whereof": "plain word order",
     r"newcomer|stranger": "new user, other client",
     r"be it|were it|had it|should it|lest|save for|but for|save that": "except, if, unless",
     r"nought|naught|aught": "zero, nothing",
@@ -63,6 +64,10 @@ ADVICE: Final = list(PHRASES.values())
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Line number and text of each piece of prose in a file."""
     source = path.read_text()
+    if path.suffix in {".sql", ".lua"}:
+        for number, line in enumerate(source.splitlines(), 1):
+            yield number, line.partition("--")[2]
+        return
     if path.suffix != ".py":
         yield 1, CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), source)
         return
@@ -94,7 +99,7 @@ def findings(path: Path) -> Iterator[str]:
             index = next(i for i in range(len(ADVICE)) if match[f"p{i}"])
             yield f"{path}:{line}: {match[0]!r}: write {ADVICE[index]}"
     for line, count in long_summaries(path):
-        yield f"{path}:{line}: the docstring's first line has {count} words, at most {DOCSTRING_WORDS_MAX}"
+        yield f"{path}:{line}: the first line has {count} words, at most {DOCSTRING_WORDS_MAX}"
 
 
 def texts_below(place: Path) -> list[Path]:
@@ -103,7 +108,7 @@ def texts_below(place: Path) -> list[Path]:
     return [
         file
         for file in files
-        if file.suffix in SUFFIXES and file.name not in WITHOUT and "__pycache__" not in file.parts
+        if file.suffix in SUFFIXES and file.name not in WITHOUT and not OTHERS & set(file.parts)
     ]
 
 

@@ -17,13 +17,13 @@ import msgspec
 
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.views.hot import Hot
 from headrace.views.model import shard_of
+from headrace.views.valkey_store import ValkeyStore
 
 SHARDS = int(os.environ.get("BENCH_SHARDS", "4"))
 _known = {hashlib.sha256(os.environ.get("BENCH_TOKEN", "").encode()).digest(): "bench"}
 _url = os.environ.get("BENCH_VALKEY", "unix:///nowhere")
-_hot = Hot(Valkey(_url, ValkeyConfig()), Multiplexer(_url, ValkeyConfig()))
+_hot = ValkeyStore(Valkey(_url, ValkeyConfig()), Multiplexer(_url, ValkeyConfig()))
 _keys: dict[str, str] = {}
 _encoder = msgspec.json.Encoder()
 _JSON = (b"content-type", b"application/json")

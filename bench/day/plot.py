@@ -57,7 +57,8 @@ class Panel:
         self.parts.append(f'<polyline class="line" stroke="{colour}" points="{points}"/>')
         text_y = self.top + 14 + 16 * place
         self.parts.append(
-            f'<text x="{WIDTH - RIGHT + 12}" y="{text_y}" style="fill:{colour}">{escape(name)}</text>'
+            f'<text x="{WIDTH - RIGHT + 12}" y="{text_y}" style="fill:{colour}">'
+            f"{escape(name)}</text>"
         )
 
     def drawn(self, ticks: dict[float, str]) -> str:
@@ -122,7 +123,8 @@ def _legend(marks: list[dict[str, Any]]) -> str:
     for place, name in enumerate(names):
         x = LEFT + 125 * place
         parts.append(
-            f'<rect x="{x}" y="28" width="10" height="10" fill="{MARK_COLOURS[name]}" opacity="0.6"/>'
+            f'<rect x="{x}" y="28" width="10" height="10" fill="{MARK_COLOURS[name]}"'
+            ' opacity="0.6"/>'
             f'<text x="{x + 14}" y="37">{escape(name)}</text>'
         )
     return "".join(parts)

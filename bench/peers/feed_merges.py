@@ -21,7 +21,9 @@ MERGE = """
 local base, top, need = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local found = {}
 for _, author in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local rows = redis.call('ZRANGE', base .. 'p:' .. author, top, '0', 'BYSCORE', 'REV', 'LIMIT', 0, need, 'WITHSCORES')
+  local rows = redis.call(
+    'ZRANGE', base .. 'p:' .. author, top, '0', 'BYSCORE', 'REV', 'LIMIT', 0, need, 'WITHSCORES'
+  )
   for i = 1, #rows, 2 do
     found[#found + 1] = {tonumber(rows[i + 1]), rows[i]}
   end
@@ -39,7 +41,7 @@ return reply
 
 
 class Merges:
-    """All of them, on the index that was built at `base` (`headrace:{f2:0}:`)."""
+    """All of them, on the index that was built at `base` (`headrace:{f:0}:`)."""
 
     def __init__(self, valkey_url: str, base: str) -> None:
         self.client: Any = Valkey.from_url(valkey_url)
@@ -76,7 +78,7 @@ class Merges:
         return [post.decode() for post in found[::2]]
 
     async def push(self, inboxes: int, posts: range, cap: int) -> None:
-        """Write posts into inboxes that keep `cap` each, one in each in turn, as a feed that pushes does."""
+        """Write posts into inboxes in turn, at most `cap` in each, as a push feed does."""
         pipeline = self.client.pipeline(transaction=False)
         for number in posts:
             key = f"{self._base}inbox:{number % inboxes}"

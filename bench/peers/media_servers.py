@@ -31,7 +31,9 @@ BARE_TRACK = 60_000
 """The number of the one large object that the bare loop sends from."""
 SETTINGS = {
     NGINX: "1 worker, sendfile, tcp_nopush off, open_file_cache, no logs, no signatures",
-    SLICE: "1 worker, slices of 256 KiB, cache on disk (in the page cache), tcp_nopush off, no logs",
+    SLICE: (
+        "1 worker, slices of 256 KiB, cache on disk (in the page cache), tcp_nopush off, no logs"
+    ),
     VARNISH: "malloc store, 200 threads ready, default.vcl, no signatures",
     AIOHTTP: "FileResponse, uvloop, 1 process, no access log, no signatures",
     GRANIAN: "RSGI response_file_range, uvloop, 1 worker, no access log, no signatures",
@@ -53,13 +55,15 @@ _STATIC = """
 }}
 """
 _SLICED = """
-  proxy_cache_path {folder}/cache levels=1:2 keys_zone=tracks:64m max_size=8g inactive=60m use_temp_path=off;
+  proxy_cache_path {folder}/cache levels=1:2 keys_zone=tracks:64m max_size=8g inactive=60m
+    use_temp_path=off;
   upstream origin {{ server 127.0.0.1:{origin}; keepalive 64; }}
   server {{ listen 127.0.0.1:{origin} backlog=8192; location /m/ {{ alias {blobs}/; }} }}
   server {{
     listen 127.0.0.1:{port} backlog=8192;
     location /m/ {{
-      slice 256k; proxy_cache tracks; proxy_cache_key $uri$slice_range; proxy_cache_valid 200 206 1h;
+      slice 256k; proxy_cache tracks; proxy_cache_key $uri$slice_range;
+      proxy_cache_valid 200 206 1h;
       proxy_set_header Range $slice_range; proxy_http_version 1.1; proxy_set_header Connection "";
       proxy_pass http://origin;
     }}

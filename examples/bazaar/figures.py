@@ -95,7 +95,10 @@ class Figures:
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
             f"         fetch  {self._items()} · {photos:.0f} photos/s: {self._outcomes()}",
             f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
-            f"         views  {views:.0f} views/s, {self._views()} · {self._pending} not yet in series",
+            (
+                f"         views  {views:.0f} views/s, {self._views()}"
+                f" · {self._pending} not yet in series"
+            ),
             f"         feed   {pages:.0f} pages/s, {self._feeds()}",
             f"         shop   {self._buys()}",
         ]
@@ -115,7 +118,8 @@ class Figures:
             (
                 f"       first round of {calm} fast shops {first}, then"
                 f" {progress.changes_right} next versions"
-                f" and {progress.repeats_right} repeated catalogues seen through, each as it should be"
+                f" and {progress.repeats_right} repeated catalogues seen through,"
+                " each as it should be"
             ),
             f"media  {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
             (
@@ -146,22 +150,22 @@ class Figures:
     def _views(self) -> str:
         viewed = self._viewed
         return (
-            f"{viewed.views} views of {len(viewed.totals)} adverts, each total one more than the last"
-            f" · wrong: {viewed.faults_count}"
+            f"{viewed.views} views of {len(viewed.totals)} adverts,"
+            f" each total one more than the last · wrong: {viewed.faults_count}"
         )
 
     def _feeds(self) -> str:
         followed = self._followed
         return (
-            f"{followed.walks} whole feeds as the site shows it, {followed.unfollowed} shops unfollowed"
-            f" and followed again · wrong: {followed.faults_count}"
+            f"{followed.walks} whole feeds as the site shows it, {followed.unfollowed} shops"
+            f" unfollowed and followed again · wrong: {followed.faults_count}"
         )
 
     def _buys(self) -> str:
         bought = self._bought
         return (
-            f"{bought.pages} pages, {bought.ways} ways item → follow → feed, {bought.tracks} tracks played"
-            f" by {bought.ranges} ranges · wrong: {bought.faults_count}"
+            f"{bought.pages} pages, {bought.ways} ways item → follow → feed, {bought.tracks} tracks"
+            f" played by {bought.ranges} ranges · wrong: {bought.faults_count}"
         )
 
     def _backlog(self) -> str:

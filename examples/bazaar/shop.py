@@ -55,15 +55,15 @@ class Shop:
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.globals.update(media=headrace.media.url, item_path=item_path)
+        self._templates.globals.update(media=headrace.media.objects.url, item_path=item_path)
         self._templates.filters.update(segment=segment)
-        media = urlsplit(headrace.media.url("photos"))
+        media = urlsplit(headrace.media.objects.url("photos"))
         self._policy = _POLICY.format(media=f"{media.scheme}://{media.netloc}")
 
     async def open(self) -> None:
         """Store the tracks; those that are stored already stay what they are."""
         for track in TRACKS:
-            await self.headrace.media.put(track.key, await asyncio.to_thread(track.data))
+            await self.headrace.media.objects.put(track.key, await asyncio.to_thread(track.data))
 
     def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
         """A page of `template`, and the cookie of a buyer who has none yet."""
@@ -99,7 +99,7 @@ class Shop:
         """The sellers that this buyer follows, latest first."""
         if BUYER_COOKIE not in request.cookies:
             return []
-        followed = await self.headrace.feed.following(buyer_of(request), FOLLOWED_MAX)
+        followed = await self.headrace.feed.follows.following(buyer_of(request), FOLLOWED_MAX)
         return [str(person.id) for person in followed.people]
 
 
@@ -140,10 +140,10 @@ async def show_item(
 @get("/sellers/{seller:str}")
 async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """A seller's adverts, the newest first."""
-    posts = (await shop.headrace.feed.author_posts(seller, FEED_POSTS)).posts
+    posts = (await shop.headrace.feed.pages.author_posts(seller, FEED_POSTS)).posts
     if not posts:
         raise NotFoundException("No seller of this name has anything on the site.")
-    followers = (await shop.headrace.feed.followers(seller, 1)).total
+    followers = (await shop.headrace.feed.follows.followers(seller, 1)).total
     return shop.page(
         request, "seller.html",
         seller=seller, cards=await shop.cards_of_posts(posts), followers=followers,

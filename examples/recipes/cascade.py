@@ -62,7 +62,8 @@ async def delete_comments(post_id: int) -> None:
     """Some comments, and itself again while there are more."""
     async with pools[0].acquire() as connection, connection.transaction():
         status = await connection.execute(
-            "DELETE FROM comments WHERE id IN (SELECT id FROM comments WHERE post_id = $1 LIMIT $2)",
+            "DELETE FROM comments"
+            " WHERE id IN (SELECT id FROM comments WHERE post_id = $1 LIMIT $2)",
             post_id,
             COMMENTS_PER_STEP,
         )

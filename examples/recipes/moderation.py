@@ -28,7 +28,7 @@ async def main() -> None:
     await moderation.enqueue(photo="cat.jpg", author="ann", priority=5)
     await moderation.enqueue(photo="dog.jpg", author="bob", priority=5)
     await moderation.enqueue(photo="fish.jpg", author="newcomer", priority=0)
-    print("moderation has", (await app.jobs.queue("moderation")).ready, "photos")
+    print("moderation has", (await app.jobs.queues.get("moderation")).ready, "photos")
     await app.close()
 
 

@@ -23,8 +23,8 @@ async def handle_order(orders: Batch[dict[str, int]]) -> None:
 async def daily_report() -> None:
     """Print the activity of each queue in the last 24 hours, from the statistics per minute."""
     until_at = datetime.now(UTC) + timedelta(minutes=1)
-    for status in await app.jobs.queues():
-        minutes = await app.jobs.minutes(
+    for status in await app.jobs.queues.all():
+        minutes = await app.jobs.queues.minutes(
             status.queue, from_at=until_at - timedelta(days=1), to_at=until_at
         )
         done, failed = sum(m.done for m in minutes), sum(m.failed for m in minutes)

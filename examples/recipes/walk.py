@@ -61,7 +61,7 @@ def get(url: str) -> tuple[int, str, bytes]:
 
 async def main() -> None:
     """This partner allows five requests in two seconds; begin with the first page."""
-    await app.jobs.set_lane("partners", "acme", starts_max=5, window_s=2, concurrency=1)
+    await app.jobs.lanes.set("partners", "acme", starts_max=5, window_s=2, concurrency=1)
     await walk_page.enqueue(partner="acme", url=PARTNER, lane="acme")
     await app.close()
 

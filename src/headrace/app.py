@@ -1,4 +1,4 @@
-"""`Headrace()`: the user's handle. It opens nothing until used, and assembles the rooms, lazily.
+"""`Headrace()`: the application object. It creates rooms and connections on first use.
 
     from headrace import Headrace
 
@@ -7,9 +7,9 @@
     @app.on_item
     async def publish(item): ...
 
-The same object is what every role of a running system stands on: `headrace up site_app:app` starts
-them with it. With no URLs configured the engines are the embedded ones of the data folder, which `headrace up`
-keeps running; this process connects to them and says so when they are not there.
+Every role of a running system uses this object: `headrace up site_app:app` starts them with it.
+Without configured URLs, it connects to the embedded engines of the data folder, which `headrace up`
+runs, and raises NotRunning if they are stopped.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ import headrace
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs, BlobsConfig
 from headrace.engines.endpoints import Endpoints
-from headrace.engines.marked import RECORD_FILE, StoreRecord
+from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecord
 from headrace.engines.postgres import PostgresConfig
-from headrace.engines.shared_record import PostgresRecord
 from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel.config import InvalidConfig, Loaded, load_config, parse_text, setting
-from headrace.kernel.errors import require_extra
-from headrace.kernel.secrets import load_or_make_root
+from headrace.kernel.errors import Conflict, require_extra
+from headrace.kernel.signing import load_or_create_secret
 
 if TYPE_CHECKING:
     from headrace.console.app import Console
-    from headrace.engines.borrowed import Transaction
+    from headrace.engines.caller_transaction import Transaction
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
     from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service.groups import Group
+    from headrace.jobs.handle import Group
     from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from headrace.media import Media
     from headrace.views import Views
-    from headrace.web.audit import Audit
+    from headrace.web.sessions import Audit
     from headrace.web.tokens import Tokens
 
 CONFIG_FILE: Final = "headrace.toml"
@@ -58,7 +57,7 @@ PACKAGES: Final = (
     "headrace.feed",
     "headrace.web",
 )
-"""Whoever keeps tables, in the order their migrations are applied."""
+"""Packages with tables, in the order of their migrations."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
@@ -69,15 +68,15 @@ class DataConfig:
     """Section `data`."""
 
     folder: str = setting(
-        "headrace-data", "Where the embedded engines, the secret and the token live.", parse_text
+        "headrace-data", "Folder of embedded engines, secret and root token.", parse_text
     )
-    log_level: str = setting("info", "Least severe line that is logged.", parse_text)
+    log_level: str = setting("info", "Minimum log level.", parse_text)
 
 
 def sections() -> dict[str, type[Any]]:
     """Every section of the configuration.
 
-    Also of rooms whose libraries are not installed here: machines of one site share one configuration.
+    Includes rooms that are not installed here, as machines of a site may share one configuration.
     """
     from headrace.console.model import ConsoleConfig
     from headrace.feed import FeedConfig
@@ -102,11 +101,17 @@ def sections() -> dict[str, type[Any]]:
     }
 
 
-class Headrace:
-    """One application: its configuration, its tasks and handlers, its rooms.
+class ConfiguredTooLate(Conflict):
+    """A setting or handler was given after the application was used."""
 
-    `config_file` defaults to `HEADRACE_CONFIG`, then `headrace.toml` where there is one; `flags` are
-    `section.name` values that win over the environment and the file.
+    code = "app.configured_too_late"
+
+
+class Headrace:
+    """An application: its configuration, tasks, handlers and rooms.
+
+    `config_file` defaults to `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are
+    `section.name` values that override the environment and the file.
 
     Raises: InvalidConfig, on first use.
     """
@@ -131,33 +136,33 @@ class Headrace:
         return load_config(sections(), env=os.environ, file=file, flags=self._flags)
 
     def use_flags(self, flags: Mapping[str, str]) -> None:
-        """Let command-line flags win; only before the configuration was read."""
-        assert "config" not in self.__dict__, "flags came after the configuration was read"
+        """Override settings by command-line flags. Raises: ConfiguredTooLate."""
+        self._require_unused("config", "use_flags")
         self._flags.update(flags)
 
     def use_config_file(self, file: str) -> None:
-        """Read this file instead; only before the configuration was read."""
-        assert "config" not in self.__dict__, "the file came after the configuration was read"
+        """Read this configuration file instead. Raises: ConfiguredTooLate."""
+        self._require_unused("config", "use_config_file")
         self._config_file = Path(file)
 
     @property
     def data_folder(self) -> Path:
-        """The data folder, absolute; it need not exist."""
+        """Absolute path of the data folder, which may not exist yet."""
         return Path(self.config.section(DataConfig).folder).absolute()
 
     @property
     def metrics_folder(self) -> Path:
-        """Where the roles of this machine leave their series."""
+        """Folder where the roles of this machine write metrics."""
         return self.data_folder / "run" / "metrics"
 
     @property
     def uses_embedded(self) -> bool:
-        """Whether any engine is left to the embedded ones."""
+        """Whether any engine is embedded."""
         urls = self.configured_urls()
         return urls.postgres_url == "" or urls.valkey_url == ""
 
     def configured_urls(self) -> Endpoints:
-        """The URLs as configured; empty where the embedded engine is meant. Raises: InvalidConfig."""
+        """The configured URLs; empty for embedded engines. Raises: InvalidConfig."""
         blobs, postgres = self.config.section(BlobsConfig).url, self.config.section(PostgresConfig)
         if postgres.direct_url and not postgres.url:
             raise InvalidConfig(
@@ -171,17 +176,17 @@ class Headrace:
         )
 
     def use_as_slot(self) -> None:
-        """Hold no more connections than a slot may; only before the engines were used."""
-        assert "engines" not in self.__dict__, "the engines were used before"
+        """Limit connections to those of a slot. Raises: ConfiguredTooLate."""
+        self._require_unused("engines", "use_as_slot")
         self._is_slot = True
 
     def use_endpoints(self, endpoints: Endpoints) -> None:
-        """Use these engines instead of asking the data folder (tests, and the starter itself)."""
+        """Use these engines instead of configured or embedded ones."""
         self._endpoints = endpoints
 
     @cached_property
     def engines(self) -> Engines:
-        """The three engines; they connect on first use. Raises: NotRunning."""
+        """PostgreSQL, Valkey and object store; connect on first use. Raises: NotRunning."""
         endpoints = self._endpoints or self.configured_urls()
         if not endpoints.postgres_url or not endpoints.valkey_url:
             from headrace.engines.embedded import running_endpoints
@@ -196,15 +201,16 @@ class Headrace:
 
     @cached_property
     def blobs(self) -> Blobs:
-        """The object store, which needs neither of the other two."""
+        """The object store, which works without PostgreSQL and Valkey."""
         urls, configured = self._endpoints or self.configured_urls(), self.configured_urls()
         record = self._store_record() if urls.blobs_url == configured.blobs_url else None
         return Blobs(urls.blobs_url, self.config.section(BlobsConfig), record=record)
 
     def _store_record(self) -> StoreRecord:
-        """Where it is recorded which folder holds the objects.
+        """Where the id of the object store folder is recorded.
 
-        The data folder's own `blobs` is each host's, also where hosts share a database; one that is named is shared.
+        The default folder belongs to one host. A configured folder is shared by all hosts of the
+        database, so PostgreSQL records it.
         """
         is_shared = self.config.section(PostgresConfig).url and self.config.section(BlobsConfig).url
         shared = PostgresRecord(lambda: self.engines.postgres) if is_shared else None
@@ -213,11 +219,11 @@ class Headrace:
     @cached_property
     def secret(self) -> str:
         """The root secret, from `HEADRACE_SECRET` or the data folder."""
-        return os.environ.get("HEADRACE_SECRET") or load_or_make_root(self.data_folder)
+        return os.environ.get("HEADRACE_SECRET") or load_or_create_secret(self.data_folder)
 
     @cached_property
     def registry(self) -> Registry:
-        """The tasks of this application and of the rooms."""
+        """Tasks of this application and of the rooms."""
         from headrace.jobs import Registry
 
         registry = Registry()
@@ -226,21 +232,21 @@ class Headrace:
 
     @cached_property
     def jobs(self) -> Jobs:
-        """The queue: `await app.jobs.enqueue(...)`."""
+        """The jobs room: `await app.jobs.enqueue(...)`."""
         from headrace.jobs import Jobs, JobsConfig
 
         return Jobs(self.engines.postgres, self.config.section(JobsConfig), self.registry)
 
     @cached_property
     def sync(self) -> Bridge:
-        """The same verbs for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
+        """The same methods for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
         from headrace.jobs.bridge import Bridge
 
         return Bridge(self, self._close_loop)
 
     @cached_property
     def fetch(self) -> Fetch:
-        """Catalogues and photos. Raises: ExtraMissing."""
+        """The fetch room: catalogues and photos. Raises: ExtraMissing."""
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
 
@@ -253,7 +259,7 @@ class Headrace:
 
     @cached_property
     def views(self) -> Views:
-        """Views of entities: `await app.views.hit("ad:1")`."""
+        """The views room: `await app.views.hit("ad:1")`."""
         from headrace.views import Views, ViewsConfig
 
         views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
@@ -262,21 +268,22 @@ class Headrace:
 
     @cached_property
     def feed(self) -> Feed:
-        """The newest posts of followed authors: `await app.feed.page(7)`."""
+        """The feed room: `await app.feed.page(7)`."""
         from headrace.feed import Feed, FeedConfig
-        from headrace.kernel.cursors import USE
-        from headrace.kernel.secrets import derive_key
+        from headrace.kernel.signing import CURSOR_USE, derive_key
 
         config = self.config.section(FeedConfig)
-        feed = Feed(self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, USE))
+        feed = Feed(
+            self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, CURSOR_USE)
+        )
         for handler in self._deletion_handlers:
-            feed.on_post_deleted(handler)
+            feed.posts.on_deleted(handler)
         feed.register(self.registry)
         return feed
 
     @cached_property
     def media(self) -> Media:
-        """Objects served by range; the extra is for the node that serves them."""
+        """The media room. Only nodes that serve objects need its extra."""
         from headrace.media import Media, MediaConfig
 
         return Media(
@@ -288,7 +295,7 @@ class Headrace:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The callers of the HTTP API. Raises: ExtraMissing."""
+        """Tokens of the HTTP API. Raises: ExtraMissing."""
         require_extra("web", "litestar")
         from headrace.web.tokens import Tokens
 
@@ -296,10 +303,10 @@ class Headrace:
 
     @cached_property
     def audit(self) -> Audit:
-        """What was done in the console. Raises: ExtraMissing."""
+        """The audit log of the console. Raises: ExtraMissing."""
         require_extra("web", "litestar")
-        from headrace.web.audit import Audit
         from headrace.web.model import WebConfig
+        from headrace.web.sessions import Audit
 
         kept_s = self.config.section(WebConfig).audit_kept_s
         return Audit(self.engines.postgres, kept_s=kept_s)
@@ -307,67 +314,68 @@ class Headrace:
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Register the decorated function as the code of `queue`; see `headrace.jobs.Registry`."""
+        """Register the decorated function as the handler of `queue`; see `Registry.task`."""
         return self.registry.task(queue, **options)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
-        """A queue without code here: its jobs are taken by other code, or by people."""
+        """Declare a queue without a handler; other programs or people take its jobs."""
         return self.registry.queue(name, **options)
 
     def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
-        """Declare the limits of every lane of limiter `name`: `rate="600/m"`, `concurrency=20`."""
+        """Declare limits for every lane of limiter `name`: `rate="600/m"`, `concurrency=20`."""
         return self.registry.limiter(name, **limits)
 
     def cron(
         self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Run the decorated function at every moment of `spec`: `@app.cron("0 4 * * *")`."""
+        """Run the decorated function on a schedule: `@app.cron("0 4 * * *")`."""
         return self.registry.cron(spec, tz=tz, name=name, **options)
 
     def group(
         self, *, on_done: NewJob, tx: Transaction | None = None
     ) -> AbstractAsyncContextManager[Group]:
-        """`async with app.group(on_done=task.job(...)) as group:` see `headrace.jobs.Jobs.group`."""
+        """Open a group: `async with app.group(on_done=task.job(...)) as group:`."""
         return self.jobs.group(on_done=on_done, tx=tx)
 
     def on_slot_start(self, hook: Hook) -> Hook:
-        """Call the decorated function in each slot before its first job, after the fork."""
+        """Run the decorated function in each slot after the fork, before its first job."""
         return self.registry.on_slot_start(hook)
 
     def on_slot_stop(self, hook: Hook) -> Hook:
-        """Call the decorated function in each slot after its last job."""
+        """Run the decorated function in each slot after its last job."""
         return self.registry.on_slot_stop(hook)
 
     def middleware(self, around: Around) -> Around:
-        """Put the decorated `(call, next)` around handler calls; see `headrace.jobs.Registry`."""
+        """Wrap handler calls with the decorated `(call, next)`; see `headrace.jobs.Registry`."""
         return self.registry.middleware(around)
 
     def on_item(self, handler: Handler) -> Handler:
-        """Call `handler(item)` for each item published, edited or unpublished; at least once."""
-        assert "fetch" not in self.__dict__, "register on_item handlers before the app is used"
+        """Call `handler(item)` at least once per published, edited or unpublished item."""
+        self._require_unused("fetch", "on_item")
         self._item_handlers.append(handler)
         return handler
 
     def on_post_deleted(self, handler: Handler) -> Handler:
-        """Call `handler(post)` for each post deleted from the feed, at least once, in a queue of its own."""
-        assert "feed" not in self.__dict__, (
-            "register on_post_deleted handlers before the app is used"
-        )
+        """Call `handler(post)` at least once per deleted post, in its own queue."""
+        self._require_unused("feed", "on_post_deleted")
         self._deletion_handlers.append(handler)
         return handler
 
     def load_rooms(self) -> None:
-        """Assemble every room that is installed, so that all tasks are known (for workers)."""
+        """Create every installed room, so that workers know all tasks."""
         _ = self.views
         _ = self.feed
-        if find_spec("pycurl"):
-            _ = self.fetch
+        _ = self.installed_fetch()
+
+    def installed_fetch(self) -> Fetch | None:
+        """The fetch room; None if its extra is not installed."""
+        return self.fetch if find_spec("pycurl") else None
 
     def services(self) -> dict[str, Any]:
-        """The rooms by name, of those that are installed; what HTTP handlers and commands are given."""
+        """Services of installed rooms by name, as HTTP handlers receive them."""
         found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
-        if find_spec("pycurl"):
-            found["fetch"] = self.fetch
+        if (fetch := self.installed_fetch()) is not None:
+            found["fetch"] = fetch
         found["media"] = self.media
         if find_spec("litestar"):
             found["tokens"] = self.tokens
@@ -375,7 +383,7 @@ class Headrace:
         return found
 
     def routes(self) -> list[Any]:
-        """The HTTP handlers of the rooms that are installed."""
+        """HTTP handlers of the installed rooms."""
         from headrace.feed import http as feed_http
         from headrace.jobs import http as jobs_http
         from headrace.media import http as media_http
@@ -389,13 +397,13 @@ class Headrace:
         return [*found, *media_http.ROUTES]
 
     def pages(self) -> Console:
-        """The console, for whoever serves it beside the API."""
+        """The ASGI app of the console."""
         from headrace.console.app import Console
 
         return Console(self)
 
     async def close(self) -> None:
-        """Let hints under way go out and close the engines; any later use connects anew."""
+        """Send pending notifications and close the engines; later use reconnects."""
         if "sync" in self.__dict__ and not self.sync.is_here:
             await asyncio.to_thread(self.sync.close)
         for room in ("fetch", "jobs"):
@@ -407,12 +415,20 @@ class Headrace:
             await self.blobs.close()
 
     async def _close_loop(self) -> None:
-        """Close what the running loop has of its own, before it ends."""
+        """Close resources of the running event loop before it ends."""
         if "jobs" in self.__dict__:
             await self.jobs.close()
         if "engines" in self.__dict__:
             await self.engines.postgres.close()
             await self.engines.multiplexer.close()
+
+    def _require_unused(self, attribute: str, caller: str) -> None:
+        """Refuse a late call. Raises: ConfiguredTooLate."""
+        if attribute in self.__dict__:
+            raise ConfiguredTooLate(
+                f"{caller}() was called after app.{attribute} was used: call it while the module"
+                " of the application is imported"
+            )
 
     async def __aenter__(self) -> Self:
         return self

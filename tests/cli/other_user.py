@@ -1,6 +1,6 @@
-"""A program for tests: one command line of `headrace` as a user who owns nothing here.
+"""Test program: run one `headrace` command as a user without access.
 
-other_user.py UID ARGUMENT...   every module is imported first: that user need not reach this checkout
+other_user.py UID ARGUMENT...   imports all modules first, as that user may lack access to them
 """
 
 from __future__ import annotations

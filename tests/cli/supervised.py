@@ -1,4 +1,4 @@
-"""A program for tests: a supervisor over engines and small roles, or one of those roles.
+"""Test program: a supervisor of engines and small roles, or one of those roles.
 
 supervised.py FOLDER ROLE...     supervise engines in FOLDER (`-`: none) and these roles
 supervised.py --role KIND FOLDER act as a role: `polite`, `stubborn` (ignores SIGTERM) or `failing`
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from headrace.cli.supervisor import Role, Supervisor, announce_ready, watch_parent
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import configure_logs
+from headrace.kernel.resilience import Backoff
 
 
 def act(kind: str, folder: str) -> int:
@@ -29,7 +29,7 @@ def act(kind: str, folder: str) -> int:
     announce_ready(listen="127.0.0.1:8080", pid=os.getpid(), kind=kind, name="mine")
     ending.wait()
     if folder != "-":
-        # Roles stop before engines: this one can still see both sockets.
+        # Roles stop before engines, so both sockets still exist.
         sockets = [path.name for path in (Path(folder) / "run").iterdir() if path.is_socket()]
         (Path(folder) / "logs" / "seen-at-the-end").write_text(" ".join(sorted(sockets)))
     return 0

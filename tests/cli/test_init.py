@@ -1,4 +1,4 @@
-"""`headrace init`: the configuration names every setting, nothing is overwritten, each starter works."""
+"""`headrace init`: complete configuration, no overwritten files, working starters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(site.get("/readers/1/feed").json()["items"])
 
 @pytest.fixture
 def site(running_engines, database_url, tmp_path, monkeypatch):
-    """An empty folder whose programs find this test's engines."""
+    """An empty folder with an environment for this test's engines."""
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
     monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
     monkeypatch.setenv("HEADRACE_VALKEY_PREFIX", f"test-{tmp_path.name}")
@@ -44,14 +44,14 @@ def site(running_engines, database_url, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_configuration_names_every_setting_and_changes_none():
+def test_the_configuration_lists_every_setting_with_its_default():
     text = commented_config(sections())
     assert not [line for line in text.splitlines() if line and line[0] not in "#["]
     for row in setting_rows(sections()):
         assert re.search(rf"^# {row.name} = ", text, re.MULTILINE), row.name
 
 
-def test_a_setting_takes_effect_once_its_mark_is_taken_away(tmp_path):
+def test_an_uncommented_setting_takes_effect(tmp_path):
     text = commented_config(sections())
     every = re.sub(r"^# (\w+ = )(?!\"\.\.\.\")", r"\1", text, flags=re.MULTILINE)
     file = tmp_path / "headrace.toml"
@@ -62,7 +62,7 @@ def test_a_setting_takes_effect_once_its_mark_is_taken_away(tmp_path):
 
 
 @pytest.mark.parametrize("kind", NEXT_STEPS)
-def test_a_starter_is_written_once_and_never_over_a_file(tmp_path, monkeypatch, capsys, kind):
+def test_a_starter_overwrites_no_file(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "site", "--for", kind]) == 0
     assert "cd site" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_the_starter_for_django(site):
 
 
 def run_django(folder, *words):
-    """One of Django's commands, in a process of its own."""
+    """Run a Django command in a process."""
     command = [sys.executable, "manage.py", *words]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, timeout=60

@@ -1,4 +1,4 @@
-"""The command line: global options anywhere, exit codes by kind, errors that say what to do."""
+"""The command line: global options anywhere, exit codes, helpful errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import json
 import pytest
 
 from headrace.__main__ import main
+from headrace.cli.app_context import CommandLine
 from headrace.cli.main import NAMES, ROOMS, build_group, take_global_options
 from headrace.cli.roles import LIBRARIES
-from headrace.cli.terminal import CommandLine
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def words(*given):
     return take_global_options(given, line), line
 
 
-def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
+def test_global_options_may_appear_anywhere_before_a_lone_dash_dash():
     kept, line = words(
         "jobs", "--json", "show", "7", "--data", "d", "--config=c.toml", "--", "--json"
     )
@@ -39,26 +39,24 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["no-such-noun"], 2, "No such command"),
         (["jobs", "show"], 2, "Missing argument"),
         (["config", "show", "--data"], 2, "--data needs a value"),
-        (["up", "nonsense"], 2, "write module:attribute"),
+        (["up", "nonsense"], 2, "use module:attribute"),
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
-        (["up", "json:app"], 2, "module json has no Headrace() 'app'"),
-        (["up", "site:app"], 2, "'site' is a module of Python's standard library, which hides"),
-        (["up", "site.web:app"], 2, "call yours otherwise, such as site_app.py"),
+        (["up", "json:app"], 2, "module json has no Headrace() named 'app'"),
+        (["up", "site:app"], 2, "'site' is a module of Python's standard library and hides"),
+        (["up", "site.web:app"], 2, "rename yours, such as to site_app.py"),
         (["jobs", "show", "1"], 7, "headrace up"),
-        (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
-        (["agent", "--name", ""], 2, "host '' is no valid id"),
+        (["agent", "--name", "a b"], 2, "host 'a b' is not a valid id"),
+        (["agent", "--name", ""], 2, "host '' is not a valid id"),
         (["migrate"], 7, "headrace up"),
         (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
     ],
 )
-def test_a_wrong_call_ends_with_the_code_of_its_kind_and_says_what_to_do(
-    folder, capfd, arguments, exit_code, said
-):
+def test_errors_have_exit_codes_and_advice(folder, capfd, arguments, exit_code, said):
     assert main(arguments) == exit_code
     assert said in capfd.readouterr().err
 
 
-def test_under_json_an_error_is_one_document(folder, capfd):
+def test_with_json_an_error_is_one_document(folder, capfd):
     assert main(["jobs", "show", "1", "--json"]) == 7
     problem = json.loads(capfd.readouterr().err)
     assert problem["code"] == "engines.not_running"
@@ -89,11 +87,9 @@ def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch)
         ("import json\njson.loads('')\n", "Expecting value: line 1 column 1 (char 0)"),
     ],
 )
-def test_an_application_that_cannot_be_imported_shows_its_own_lines(
-    folder, capfd, monkeypatch, code, last_line
-):
+def test_import_errors_show_lines_of_the_application(folder, capfd, monkeypatch, code, last_line):
     monkeypatch.syspath_prepend(folder)
-    # A name of its own each time: Python remembers a module that it has imported.
+    # A new name each time, as Python caches imported modules.
     name = f"broken_{len(code)}"
     (folder / f"{name}.py").write_text(code)
     (folder / "inner.py").write_text("from json import hole\n")
@@ -107,14 +103,14 @@ def test_an_application_that_cannot_be_imported_shows_its_own_lines(
     assert len(told.splitlines()) < 9
 
 
-def test_a_module_that_the_application_misses_is_no_missing_application(folder, capfd, monkeypatch):
+def test_a_missing_dependency_is_not_a_missing_application(folder, capfd, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     (folder / "needy.py").write_text("import need\n")
     assert main(["up", "needy:app"]) == 2
     assert "No module named 'need'" in capfd.readouterr().err
 
 
-def test_a_wrong_setting_is_told_once(folder, capfd):
+def test_an_invalid_setting_is_reported_once(folder, capfd):
     (folder / "headrace.toml").write_text('[web]\nlisten = "nowhere"\nbody_max = "big"\n')
     assert main(["config", "show"]) == 2
     told = capfd.readouterr().err
@@ -122,31 +118,31 @@ def test_a_wrong_setting_is_told_once(folder, capfd):
     assert told.count("body_max") == 1
 
 
-def test_engines_alone_need_an_engine_to_start(folder, capfd, monkeypatch):
+def test_engines_only_needs_an_embedded_engine(folder, capfd, monkeypatch):
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me@127.0.0.1:1/site")
     monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["up", "--engines-only"]) == 2
     assert "[cli.no_engines]" in capfd.readouterr().err
 
 
-def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypatch):
+def test_an_unreachable_server_is_named(folder, capfd, monkeypatch):
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me:hunter2@127.0.0.1:1/site")
     monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["queues", "ls"]) == 7
     told = capfd.readouterr().err
-    assert "PostgreSQL at 127.0.0.1:1 does not answer" in told
+    assert "PostgreSQL at 127.0.0.1:1 does not respond" in told
     assert "hunter2" not in told
     assert main(["doctor"]) == 7
     told = capfd.readouterr().out
     assert "valkey: Valkey at 127.0.0.1:1 failed" in told
 
 
-def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
+def test_doctor_without_engines_prints_a_fix(folder, capfd):
     assert main(["doctor"]) == 7
-    assert "mend: run `headrace up`" in capfd.readouterr().out
+    assert "fix: run `headrace up`" in capfd.readouterr().out
 
 
-def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):
+def test_a_missing_extra_is_named(folder, capfd, monkeypatch):
     monkeypatch.setitem(ROOMS, "headrace.fetch.cli", "no_such_library")
     assert main(["fetch", "runs", "ls", "--max", "3"]) == 2
     assert "pip install 'WHEEL[fetch]'" in capfd.readouterr().err
@@ -156,7 +152,7 @@ def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):
         assert "pip install 'WHEEL[web]'" in capfd.readouterr().err
 
 
-def test_a_line_imports_the_modules_of_its_command_alone():
+def test_a_command_imports_only_its_modules():
     for module in ROOMS:
         found = tuple(command.name for command in importlib.import_module(module).COMMANDS)
         assert found == NAMES[module]

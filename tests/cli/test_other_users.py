@@ -1,4 +1,4 @@
-"""Data folders of other users: no command ends in a traceback, and root changes nothing of theirs."""
+"""Data folders of other users: no tracebacks, and root does not modify them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @pytest.fixture
 def open_folder():
-    """A folder that every user may pass, unlike pytest's."""
+    """A folder that every user may enter, unlike pytest's."""
     path = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     path.chmod(0o711)
     yield path
@@ -28,7 +28,7 @@ def open_folder():
 
 
 def as_nobody(cwd, *words):
-    """Run one command as a user who may not read root's folders."""
+    """Run a command as a user without access to root's folders."""
     command = [sys.executable, str(PROGRAM), str(NOBODY), *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
@@ -45,7 +45,7 @@ def as_nobody(cwd, *words):
         ("scheduler", 2),
     ],
 )
-def test_a_folder_that_may_not_be_read_is_named(open_folder, words, exit_code):
+def test_an_unreadable_folder_is_named(open_folder, words, exit_code):
     folder = open_folder / "data"
     folder.mkdir(mode=0o700)
     ran = as_nobody(open_folder, *words.split(), "--data", str(folder))
@@ -55,7 +55,7 @@ def test_a_folder_that_may_not_be_read_is_named(open_folder, words, exit_code):
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_that_may_not_be_read_is_named(open_folder):
+def test_an_unreadable_file_is_named(open_folder):
     hidden = open_folder / "hidden"
     hidden.mkdir(mode=0o700)
     ran = as_nobody(open_folder, "media", "put", "a/b", str(hidden / "photo"))
@@ -64,7 +64,7 @@ def test_a_file_that_may_not_be_read_is_named(open_folder):
     assert ran.returncode in (2, 3)
 
 
-def test_doctor_reports_what_it_may_not_read(open_folder):
+def test_doctor_reports_unreadable_files(open_folder):
     folder = open_folder / "data"
     folder.mkdir(mode=0o700)
     ran = as_nobody(open_folder, "doctor", "--data", str(folder / "deeper"))
@@ -77,7 +77,7 @@ def test_doctor_reports_what_it_may_not_read(open_folder):
 
 
 @pytest.mark.parametrize("words", [["up"], ["up", "--engines-only"]])
-def test_root_refuses_the_folder_of_another_user_and_changes_nothing(open_folder, capfd, words):
+def test_root_refuses_the_folder_of_another_user(open_folder, capfd, words):
     folder = open_folder / "data"
     for path in (folder, folder / "postgres", folder / "run"):
         path.mkdir(mode=0o750)

@@ -1,4 +1,4 @@
-"""The supervisor over real engines and roles: ready, restarts, orderly ends, and no process left behind."""
+"""The supervisor with real engines: readiness, restarts, orderly stop, no process left."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import descendants, is_alive, wait_until
 
 from headrace.cli.supervisor import announce_ready, watch_parent
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.testing.processes import descendants, is_alive, wait_until
+from headrace.engines.embedded.process import processes_in
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 pytestmark = pytest.mark.slow
 
 
 class Supervised:
-    """The program under test; its events are read one by one."""
+    """The program under test, with its events."""
 
     def __init__(self, folder, *arguments):
         folder.mkdir()
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            # A session of its own, so that a Ctrl-C can be sent to the whole group, as a terminal does.
+            # Own session, to signal the whole group as a terminal does.
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), *map(str, arguments)],
                 stdout=out,
@@ -40,7 +40,7 @@ class Supervised:
         return self._err.read_text()
 
     def wait_event(self, kind, name=None):
-        """The next event of `kind`, and of `name` if one is given; those before it are passed by."""
+        """Skip to the next event of `kind`, and of `name` if given."""
 
         def ask():
             lines = self._out.read_text().splitlines(keepends=True)
@@ -57,7 +57,7 @@ class Supervised:
 
 @pytest.fixture
 def supervise(tmp_path):
-    """Starts supervisors; whatever a failed test left of them is killed."""
+    """Start supervisors; kill those that a failed test left."""
     started = []
 
     def start(*arguments):
@@ -70,7 +70,7 @@ def supervise(tmp_path):
         supervised.process.wait(60)
 
 
-def test_what_dies_is_restarted_and_reported_and_ctrl_c_ends_all_in_order(tmp_path, supervise):
+def test_crashed_processes_restart_and_ctrl_c_stops_all_in_order(tmp_path, supervise):
     folder = tmp_path / "data"
     supervised = supervise(folder, "polite", "stubborn")
     up = supervised.wait_event("up")
@@ -87,7 +87,7 @@ def test_what_dies_is_restarted_and_reported_and_ctrl_c_ends_all_in_order(tmp_pa
         os.kill(pid, signal.SIGKILL)
         died = supervised.wait_event("engine_died", name)
         assert died["restart_in_s"] <= 0.2
-        assert died["deaths"] == 1  # its own, not both engines'
+        assert died["deaths"] == 1  # counted per engine
         supervised.wait_event("engine_restarted", name)
     pids = descendants(supervised.process.pid)
     assert {up["ready"]["stubborn"]["pid"]} <= set(pids)
@@ -95,7 +95,7 @@ def test_what_dies_is_restarted_and_reported_and_ctrl_c_ends_all_in_order(tmp_pa
     supervised.wait_event("stopping")
     seen = folder / "logs" / "seen-at-the-end"
     wait_until(seen.exists, what="the polite role ended")
-    # The stubborn one is given its grace, unless the person asks again.
+    # A role that ignores SIGTERM gets its grace period, unless a second signal arrives.
     os.killpg(supervised.process.pid, signal.SIGINT)
     assert supervised.process.wait(60) == 0
     assert seen.read_text() == ".s.PGSQL.5432 valkey.sock"
@@ -115,8 +115,8 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path, supervise):
     assert processes_in(folder) == []
 
 
-def test_a_supervisor_and_its_roles_end_though_nobody_reads_what_they_say():
-    # What a closed terminal leaves: every write fails from now on, and then comes SIGHUP.
+def test_closed_pipes_do_not_block_the_stop():
+    # A closed terminal: writes fail, then SIGHUP arrives.
     command = [sys.executable, str(PROGRAM), "-", "polite", "stubborn"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **pipes, env={**os.environ, "GRACE_S": "0.5"})
@@ -131,7 +131,7 @@ def test_a_supervisor_and_its_roles_end_though_nobody_reads_what_they_say():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_without_engines_a_signal_ends_the_roles(number, supervise):
+def test_without_engines_a_signal_stops_the_roles(number, supervise):
     supervised = supervise("-", "polite")
     pid = supervised.wait_event("up")["ready"]["polite"]["pid"]
     supervised.process.send_signal(number)
@@ -139,7 +139,7 @@ def test_without_engines_a_signal_ends_the_roles(number, supervise):
     assert not is_alive(pid)
 
 
-def test_a_role_that_fails_again_and_again_is_tried_ever_more_slowly(supervise):
+def test_repeated_crashes_increase_the_backoff(supervise):
     supervised = supervise("-", "failing")
     deaths = [supervised.wait_event("role_died") for _ in range(4)]
     assert [death["deaths"] for death in deaths] == [1, 2, 3, 4]
@@ -149,7 +149,7 @@ def test_a_role_that_fails_again_and_again_is_tried_ever_more_slowly(supervise):
     assert supervised.process.wait(60) == 0
 
 
-def test_a_signal_while_engines_start_leaves_nothing(tmp_path, supervise):
+def test_a_signal_during_engine_start_leaves_no_process(tmp_path, supervise):
     folder = tmp_path / "data"
     supervised = supervise(folder, "polite")
     wait_until((folder / "postgres.new" / "base").exists, what="initdb under way")
@@ -159,9 +159,7 @@ def test_a_signal_while_engines_start_leaves_nothing(tmp_path, supervise):
     assert processes_in(folder) == []
 
 
-def test_a_supervisor_whose_folder_is_in_use_says_so_and_leaves_the_other_alone(
-    tmp_path, supervise
-):
+def test_a_folder_in_use_is_refused(tmp_path, supervise):
     folder = tmp_path / "data"
     first = supervise(folder, "polite")
     up = first.wait_event("up")
@@ -173,7 +171,7 @@ def test_a_supervisor_whose_folder_is_in_use_says_so_and_leaves_the_other_alone(
     assert first.process.wait(60) == 0
 
 
-def test_without_a_supervisor_a_role_announces_to_nobody_and_watches_nobody(monkeypatch):
+def test_a_role_works_without_a_supervisor(monkeypatch):
     monkeypatch.delenv("HEADRACE_READY_FD", raising=False)
     monkeypatch.delenv("HEADRACE_PARENT_PID", raising=False)
     announce_ready(listen="127.0.0.1:8080")

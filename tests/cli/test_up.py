@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.cli.up import embedded_of
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import HeadraceProcess
-from headrace.views.fence import means_of
+from headrace.views.durability_wait import durability_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
@@ -36,7 +36,7 @@ async def note(payload):
 
 @pytest.fixture
 def start():
-    """Starts `headrace` processes; whatever a test leaves of them is stopped."""
+    """Start `headrace` processes; stop those that a test left."""
     started = []
 
     def begin(folder, *words):
@@ -54,14 +54,14 @@ def stop(process):
 
 
 def run(start, folder, *words):
-    """One command to its end; what it printed."""
+    """Run a command; return its output."""
     process = start(folder, *words)
     assert process.wait_exit() == 0, process.err
     return process.out
 
 
 @pytest.mark.soak
-def test_a_revoked_root_token_is_told_and_a_deleted_file_makes_a_new_one(start, tmp_path):
+def test_a_revoked_root_token_is_reported_and_replaced(start, tmp_path):
     process = start(tmp_path, "up")
     process.wait_out("/v1/queues")
     [name] = re.findall(r"root-[0-9a-f]{8}", run(start, tmp_path, "tokens", "ls"))
@@ -83,7 +83,7 @@ def test_a_revoked_root_token_is_told_and_a_deleted_file_makes_a_new_one(start, 
 
 
 def blocks_of(heading):
-    """The shell blocks below a heading of the operations page."""
+    """Shell blocks below a heading of the operations page."""
     section = OPERATIONS.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
 
@@ -96,8 +96,8 @@ def shell(folder, text):
 
 
 @pytest.mark.soak
-def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
-    # Longer than the path of a socket may be.
+def test_backup_and_restore_work_as_documented(start, tmp_path):
+    # Longer than the limit of socket paths.
     folder = tmp_path / ("a long name " * 12)
     folder.mkdir()
     (folder / "shop").mkdir()
@@ -139,11 +139,11 @@ def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
         ({"views.durability": "durable", "views.durable_replicas": "1"}, "everysec"),
     ],
 )
-async def test_the_embedded_valkey_is_as_safe_as_hits_are_to_be(tmp_path, settings, policy):
+async def test_durable_hits_sync_the_embedded_valkey(tmp_path, settings, policy):
     engines = embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
     valkey = Valkey((await engines.start()).valkey_url, ValkeyConfig())
     try:
-        assert await means_of(valkey) == (policy, 0)
+        assert await durability_of(valkey) == (policy, 0)
     finally:
         await valkey.close()
         await engines.stop()

@@ -1,11 +1,10 @@
-"""A console page in headless Chromium, and everything that went wrong on it.
+"""Console pages in headless Chromium, with a record of all faults on them.
 
-`Screen` is one tab. It collects what a person would never see and a product must not do: errors in the browser's
-console, scripts that broke, dialogs (an injected script opened one), violations of the Content-Security-Policy, answers of
-5xx. `browsing` ends each test by asserting that there were none, so a test says only what it looks for.
+`Screen` is one tab. It records what users do not see but a product must not do: errors in the
+browser's console, failed scripts, dialogs opened by injected scripts, policy violations, and 5xx
+responses. `browsing` asserts at the end of each test that there were none.
 
-Axe and everything else that a test runs in the page comes through the debugging protocol, which no policy of the page holds
-back: the policy stays on as users have it.
+Tests run axe and other scripts over the debugging protocol, so the page's security policy stays on.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PATIENCE_MS = 60_000
-"""For whatever a page is waited for."""
+"""Timeout of all waits on pages."""
 SERIOUS = ("serious", "critical")
 WIDTHS = {"phone": 360, "laptop": 1280, "desk": 1920}
 WATCH_POLICY = """
 window.policyViolations = [];
 document.addEventListener('securitypolicyviolation', (event) => {
-  window.policyViolations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`);
+  const {violatedDirective, blockedURI, sourceFile, lineNumber} = event;
+  window.policyViolations.push(`${violatedDirective}: ${blockedURI} ${sourceFile}:${lineNumber}`);
 });
 """
 RUN_AXE = """async (rules) => {
@@ -40,19 +39,20 @@ RUN_AXE = """async (rules) => {
   const found = await axe.run(document, options);
   return found.violations.map((rule) => ({
     id: rule.id, impact: rule.impact, help: rule.help,
-    nodes: rule.nodes.slice(0, 4).map((node) => node.html.slice(0, 200) + ' ' + (node.failureSummary || '').slice(0, 300)),
+    nodes: rule.nodes.slice(0, 4).map(
+      (node) => node.html.slice(0, 200) + ' ' + (node.failureSummary || '').slice(0, 300)),
   }));
 }"""
 
 
 def chromium_path() -> str | None:
-    """The Chromium to use: `HEADRACE_CHROMIUM`, or the one of the system."""
+    """Path of Chromium: `HEADRACE_CHROMIUM`, or the system's."""
     return os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium")
 
 
 @asynccontextmanager
 async def running_chromium() -> AsyncIterator[Browser]:
-    """One headless Chromium; skips the test, with its reason, where there is none."""
+    """Run one headless Chromium; skip the test if none is installed."""
     path = chromium_path()
     if path is None:
         pytest.skip("no Chromium: install the package chromium, or set HEADRACE_CHROMIUM to one")
@@ -68,7 +68,7 @@ async def running_chromium() -> AsyncIterator[Browser]:
 
 
 class Screen:
-    """One tab on the console."""
+    """A browser tab on the console."""
 
     def __init__(self, context: BrowserContext, page: Page, address: str) -> None:
         self.context = context
@@ -83,21 +83,21 @@ class Screen:
         page.on("dialog", self._on_dialog)
 
     def allow(self, pattern: str) -> None:
-        """Faults that match are part of what this test is about."""
+        """Accept faults that match `pattern`."""
         self._allowed.append(re.compile(pattern))
 
     async def open(self, path: str) -> Response:
-        """Go to a path of the console and wait until it is loaded."""
+        """Open a path of the console and wait until it is loaded."""
         answer = await self.page.goto(self.address + path, wait_until="load")
         assert answer is not None
         return answer
 
     async def text(self, selector: str = "main") -> str:
-        """What a person reads in the first element of `selector`."""
+        """Visible text of the first element of `selector`."""
         return await self.page.locator(selector).first.inner_text()
 
     async def narrow(self) -> None:
-        """Make the window as narrow as a phone: nothing is wider than it once charts are drawn anew."""
+        """Resize the window to a phone; wait until nothing overflows it."""
         await self.page.set_viewport_size({"width": WIDTHS["phone"], "height": 740})
         await wait_true(self._fits, what="the page fits a phone")
 
@@ -105,16 +105,16 @@ class Screen:
         return await self.overflow() == 0
 
     async def wait_live(self) -> None:
-        """Wait until the page says that it is live."""
+        """Wait until the page reports that it is live."""
         await self.page.locator("#live-state:text-is('live')").wait_for()
 
     async def press(self, selector: str) -> None:
-        """Press a button or link that leads to another page, and wait for that."""
+        """Click a button or link and wait for the next page."""
         async with self.page.expect_navigation(wait_until="load"):
             await self.page.locator(selector).first.click()
 
     async def findings(self, *, rules: Sequence[str] = ()) -> list[str]:
-        """What axe holds to be a serious or critical barrier on this page, by all of its rules or some."""
+        """Serious and critical accessibility findings of axe, by all rules or some."""
         if not await self.page.evaluate("'axe' in window"):
             await self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found: list[dict[str, Any]] = await self.page.evaluate(RUN_AXE, list(rules))
@@ -125,12 +125,12 @@ class Screen:
         ]
 
     async def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
+        """Pixels by which the page is wider than its window."""
         script = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         return int(await self.page.evaluate(script))
 
     async def assert_sound(self) -> None:
-        """Nothing went wrong since the tab was opened, and the policy was never violated."""
+        """Assert that no fault and no policy violation occurred in this tab."""
         violated = await self.page.evaluate("window.policyViolations || []")
         faults = [*self.faults, *(f"policy: {text}" for text in violated)]
         bad = [text for text in faults if not any(p.search(text) for p in self._allowed)]
@@ -159,7 +159,7 @@ async def browsing(
     scripts: bool = True,
     cookies: list[Any] | None = None,
 ) -> AsyncIterator[Screen]:
-    """A tab of its own, without the cookies of others; asserts at the end that it was sound."""
+    """Open a tab with separate cookies; assert at the end that no fault occurred."""
     context = await browser.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=scheme,  # type: ignore[arg-type]

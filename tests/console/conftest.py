@@ -1,4 +1,4 @@
-"""One browser and one running system for all tests of the console; a tab of its own a test."""
+"""One browser and one running system for all console tests; one tab per test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from console_stack import ConsoleStack
 
 @pytest.fixture(scope="session")
 async def chromium():
-    """The browser of this run."""
+    """The browser of this test run."""
     async with running_chromium() as browser:
         yield browser
 
@@ -28,7 +28,7 @@ async def stack(tmp_path_factory):
 
 @pytest.fixture
 async def screen(chromium, stack):
-    """A tab on the console, 1,280 pixels wide and light; the test fails where anything went wrong in it."""
+    """A light tab, 1,280 pixels wide; the test fails on any fault in it."""
     async with browsing(chromium, stack.api, cookies=stack.cookies) as found:
         yield found
 

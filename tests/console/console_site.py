@@ -1,4 +1,4 @@
-"""The application under the console of the tests: queues that do well, fail, wait, and are worked by people."""
+"""The application of the console tests: queues that succeed, fail, wait or have no handler."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ app.queue("approve")
 
 @app.task("mail", importance=2, retries=2, keep_done="1h")
 async def send_mail(to: str) -> None:
-    """Is done at once."""
+    """Finish immediately."""
 
 
 @app.task("thumbs", batch=20, slots=(0, 4))
 async def make_thumbs(photos: Batch[dict]) -> None:
-    """Is done at once, twenty at a time."""
+    """Finish a batch of twenty immediately."""
 
 
 @app.task("broken", retries=0)
 async def fail(text: str) -> None:
-    """Fails with what it was given."""
+    """Fail with the payload as message."""
     raise ValueError(text)
 
 
 @app.task("partner", limiter="partners", retries=1)
 async def tell_partner(text: str) -> None:
-    """Waits for a start of its lane."""
+    """Run within the limits of a lane."""
 
 
 @app.cron("0 4 * * *", name="nightly")
 async def tidy() -> None:
-    """Is due at four."""
+    """Run daily at 04:00."""
 
 
 @app.on_item
 async def publish(item: Item) -> None:
-    """Takes every item."""
+    """Accept every item."""

@@ -1,8 +1,8 @@
-"""One running system for all tests of the console: `headrace up` with an application, and data in every room.
+"""One running system for all console tests: `headrace up` with data in every room.
 
-Nothing is written past the API but objects of the store, so what the screens show is what users' systems hold. `seed`
-fills the rooms with ordinary data and with the corpus of `hostile`; what a test changes it makes for itself, under names of
-its own, so that the order of tests does not matter.
+Data is written through the API only, except objects of the store. `seed` fills the rooms with
+ordinary data and with the texts of `hostile`. Tests change only data that they create themselves,
+so their order does not matter.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import wave
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from hostile import CORPUS, LAMP, TEXT
 from seller_host import SellerHost
+from tests.kit.processes import HeadraceProcess, wait_until
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.processes import HeadraceProcess, wait_until
 
 SETTINGS = """
 [web]
@@ -45,7 +46,7 @@ FINAL = ("done", "held", "refused", "dry", "superseded", "abandoned")
 
 
 class ConsoleStack:
-    """The folder, the process, its addresses, and the sellers' host."""
+    """A running system with its folder, addresses and sellers' host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,11 +54,11 @@ class ConsoleStack:
         self.process: HeadraceProcess | None = None
         self.api = self.media = self.token = ""
         self.cookies: list[Any] = []
-        """The session that the one-time link of `up` began, as a browser context takes it."""
+        """Session cookies from the one-time link of `up`, for a browser context."""
         self._client: httpx.Client | None = None
 
     def start(self) -> None:
-        """Start everything and wait until each role is ready."""
+        """Start all roles and wait until they are ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = textwrap.dedent(SETTINGS).format(media_port=free_port())
         (self.folder / "headrace.toml").write_text(settings)
@@ -79,7 +80,7 @@ class ConsoleStack:
         self._client = httpx.Client(base_url=self.api, headers=headers, timeout=60, verify=False)
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         if self._client is not None:
             self._client.close()
         if self.process is not None:
@@ -87,20 +88,20 @@ class ConsoleStack:
         self.seller.close()
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        """One call of the API with the root token; the document it answered. Asserts that it did."""
+        """Call the API with the root token; return the JSON of its success response."""
         assert self._client is not None
         answer = self._client.request(method, path, **options)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
     def process_run(self, *words: str) -> str:
-        """What a command on this system prints."""
+        """Run a command on this system; return its output."""
         ran = HeadraceProcess([*words], folder=self.folder)
         assert ran.wait_exit() == 0, ran.err
         return ran.out.strip()
 
     def wait(self, path: str, is_so: Any) -> Any:
-        """Ask the API again until what it answers `is_so`; the answer."""
+        """Poll the API until `is_so` accepts the response; return it."""
 
         def ask() -> Any:
             found = self.call("GET", path)
@@ -109,22 +110,22 @@ class ConsoleStack:
         return wait_until(ask, what=f"{path} as expected")[0]
 
     def customer(self, name: str, **limits: Any) -> None:
-        """Make a customer."""
+        """Create a customer."""
         given = {"starts_max": 6000, "window_s": 60, "connections": 8, **limits}
         self.call("PUT", f"/v1/fetch/customers/{name}", json=given)
 
     def catalogue(self, customer: str, rows: list[str], *, name: str = "shop.csv") -> int:
-        """Upload a catalogue of these rows; the number of its run."""
+        """Upload a catalogue of these rows; return its run number."""
         path = f"/v1/fetch/customers/{customer}/catalogues"
         body = (HEAD + "".join(f"{row}\n" for row in rows)).encode()
         return self.call("POST", path, params={"file_name": name}, content=body)["run"]
 
     def wait_run(self, run: int) -> Any:
-        """The run once nothing more happens by itself."""
+        """Wait for the final state of a run; return the run."""
         return self.wait(f"/v1/fetch/runs/{run}", lambda found: found["state"] in FINAL)
 
     def enqueue(self, queue: str, *payloads: Any, **more: Any) -> list[int]:
-        """Enqueue a job for each payload; their ids."""
+        """Enqueue a job for each payload; return their ids."""
         jobs = [{"payload": payload, **more} for payload in payloads]
         return self.call("POST", f"/v1/queues/{queue}/jobs", json=jobs)["ids"]
 
@@ -137,7 +138,7 @@ class ConsoleStack:
             await blobs.close()
 
     async def seed(self) -> None:
-        """Put data into every room, and wait until what follows by itself has happened."""
+        """Fill every room with data and wait until it is processed."""
         self._seed_jobs()
         runs = self._seed_fetch()
         self._seed_views()
@@ -172,7 +173,8 @@ class ConsoleStack:
             "bike-bad,No price,cheap,Bicycles,,",
         ]
         lamps = [
-            f'lamp-{n},"{quoted(text)}",{n + 5},"{quoted(text)}","{quoted(text)}",{other}lamp{n}.jpg'
+            f'lamp-{n},"{quoted(text)}",{n + 5},"{quoted(text)}",'
+            f'"{quoted(text)}",{other}lamp{n}.jpg'
             for n, text in enumerate(CORPUS)
         ]
         lamps.append(f'{LAMP},"{quoted(TEXT)}",5,"{quoted(TEXT)}","{quoted(TEXT)}",')
@@ -186,7 +188,7 @@ class ConsoleStack:
         ]
 
     def _seed_views(self) -> None:
-        # What sends them names itself as a program, so who looked has to be said.
+        # The user agent of this client counts as a bot, so the class is given.
         people = {"class": "human"}
         hits = [{"id": f"ad:{n}", "n": 3 * n + 1, "viewer": f"v{n}", **people} for n in range(40)]
         hits += [{"id": "ad:39", "n": 7, "class": "bot"}, {"id": "ad:39", "n": 2, "class": "staff"}]
@@ -212,12 +214,12 @@ class ConsoleStack:
 
 
 def quoted(text: str) -> str:
-    """A text within the quotes of a CSV cell."""
+    """Text escaped for a quoted CSV cell."""
     return text.replace('"', '""')
 
 
 def tone(seconds: float = 1.0) -> bytes:
-    """A WAV file with a sound."""
+    """A WAV file with a tone."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)
@@ -229,8 +231,34 @@ def tone(seconds: float = 1.0) -> bytes:
 
 
 def free_port() -> int:
-    """A port nobody listens at, of those that the system gives to no one; the console knows the media role's beforehand."""
+    """A free port outside the ephemeral range, as the media port must be known in advance."""
     for port in random.sample(range(20_000, 32_000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("none of 100 ports is free")
+
+
+BACK = "/console/audit"
+"""Return URL of forms in tests: a page that needs no room."""
+
+
+async def act(screen, action, /, *, back=BACK, **values):
+    """Fill in and submit the form of an action; return the resulting message."""
+    await screen.open(f"/console/do/{action}?{urlencode({'back': back})}")
+    for key, value in values.items():
+        field = screen.page.locator(f"#a-{key}")
+        if await field.evaluate("field => field.tagName") == "SELECT":
+            await field.select_option(str(value))
+        else:
+            await field.fill(str(value))
+    return await send(screen)
+
+
+async def send(screen):
+    """Submit the open form; return the message on the next page or above its fields."""
+    await screen.page.locator("#form .primary").click()
+    await screen.page.locator(".flash").first.wait_for()
+    if await screen.page.locator("#form .flash").count():
+        # Chromium logs the 422 response of a refused form.
+        screen.allow("status of 422")
+    return await screen.text(".flash")

@@ -1,9 +1,9 @@
-"""What somebody may write into any stored field, so that it does harm on a page that forgets to escape it."""
+"""Attack texts for every stored field, harmful on pages that do not escape them."""
 
 from __future__ import annotations
 
-MARK = "hostile"
-"""Stands in each, so that a test can tell that the text is shown at all."""
+CSRF_TOKEN = "hostile"
+"""Part of each text, so tests can check that it is displayed."""
 
 CORPUS = (
     "<script>alert('hostile')</script>",
@@ -20,10 +20,10 @@ CORPUS = (
     "hostile \u202etxt.exe\u202c \u0007 \ufeff",
     "&lt;b&gt;hostile&amp;",
 )
-"""The template sign `7 * 191` would show 1337 where a text is taken for a template."""
+"""A text evaluated as a template would show 1337, from `7 * 191`."""
 
 TEXT = " | ".join(CORPUS)
-"""All of it in one text."""
+"""All texts combined."""
 
 LAMP = "lamp/../all?&#;%2F №5 <i>"
-"""The id of an item, as its seller writes it."""
+"""An item id with attack characters."""

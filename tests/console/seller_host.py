@@ -1,7 +1,7 @@
-"""The hosts of the sellers in the console's tests: photos, and what can be wrong with them.
+"""Hosts of sellers for console tests: good photos and all kinds of faults.
 
-A server in threads of its own: the event loop of the tests stands still between two tests, and photos are asked for then
-as well.
+The server has its own threads, as photos are also requested between two tests, while the event loop
+of the tests is stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
 @cache
 def picture(name: str) -> bytes:
-    """A JPEG with a pattern of its own for each name."""
+    """A JPEG with a unique pattern per name."""
     digest = hashlib.sha256(name.encode()).digest()
     image = Image.new("RGB", (320, 240), tuple(60 + part % 150 for part in digest[:3]))
     draw = ImageDraw.Draw(image)
@@ -33,7 +33,7 @@ def picture(name: str) -> bytes:
 
 
 class SellerHost:
-    """`/photo/NAME` is a photo, `/gone/...` a 404, `/page/...` no photo, `/hook` takes results, the rest is a file."""
+    """Serves photos at `/photo/`, 404 at `/gone/`, HTML at `/page/`, a webhook at `/hook`."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -46,17 +46,17 @@ class SellerHost:
             threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def url(self, path: str, *, address: str = ADDRESSES[0]) -> str:
-        """The address of `path`."""
+        """URL of `path`."""
         return f"http://{address}:{self.port}{path}"
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Status, type and body of a path."""
+        """Status, content type and body of a path."""
         if path.startswith("/photo/"):
             return 200, "image/jpeg", picture(path)
         if path.startswith("/page/"):
@@ -69,7 +69,7 @@ class SellerHost:
         host = self
 
         class Handler(BaseHTTPRequestHandler):
-            """One connection."""
+            """Handler of one connection."""
 
             protocol_version = "HTTP/1.1"
 
@@ -81,7 +81,7 @@ class SellerHost:
                 self._say(200, "text/plain", b"")
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
             def _say(self, status: int, kind: str, body: bytes) -> None:
                 self.send_response(status)

@@ -1,4 +1,4 @@
-"""The console of one `Headrace` over the test's own engines, served in this process on a real socket."""
+"""A console on the test's own engines, served in this process on a real socket."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.web.server import run_api
 from headrace.web.sessions import Sessions
 
 PAGE = {"accept": "text/html"}
-MARK = re.compile(r'name="mark" value="([0-9a-f]{32})"')
+CSRF_TOKEN = re.compile(r'name="csrf_token" value="([0-9a-f]{32})"')
 
 
 def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Headrace:
-    """An application on these engines."""
+    """An application on the given engines."""
     settings = {"data.folder": str(tmp_path / "data"), "web.listen": "127.0.0.1:0"}
     given = {name.replace("__", "."): text for name, text in flags.items()}
     app = Headrace(flags={**settings, **given})
@@ -30,7 +30,7 @@ def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Headrace:
 
 @asynccontextmanager
 async def serving(app: Headrace, *, logged_in: bool = True):
-    """`app` on a free port: its address, and a client that asks for pages, logged in as `root` unless it is not to be."""
+    """Serve `app` on a free port; yield its address and a client for pages."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at), app.pages()))
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -55,20 +55,20 @@ async def serving(app: Headrace, *, logged_in: bool = True):
 
 
 async def send(at, name: str, /, **values: object) -> httpx.Response:
-    """Open the form of an action with these values and send it, as a browser does."""
+    """Open the form of an action and submit it, as a browser does."""
     given = {key: str(value) for key, value in values.items()}
     form = await at.client.get(f"/console/do/{name}", params=given)
     assert form.status_code == 200, form.text
-    mark = MARK.search(form.text)
-    assert mark is not None
-    return await post(at, f"/console/do/{name}", mark=mark[1], **given)
+    csrf_token = CSRF_TOKEN.search(form.text)
+    assert csrf_token is not None
+    return await post(at, f"/console/do/{name}", csrf_token=csrf_token[1], **given)
 
 
 async def post(at, path: str, *, origin: str | None = None, **fields: str) -> httpx.Response:
-    """Send a form from a page of the console, or of another origin."""
+    """Submit a form from a page of the console or of another origin."""
     return await at.client.post(path, data=fields, headers={"origin": origin or at.address})
 
 
 async def make_link(at, token):
-    """The path of a one-time link for a token."""
+    """Path of a one-time login link for a token."""
     return f"/console/enter?code={await Sessions(at.app.engines.postgres).make_link(token)}"

@@ -1,6 +1,6 @@
-"""That a page whose rows come by themselves is calm: what has the focus keeps it, nothing scrolls, its foot says no alarm.
+"""Pages whose rows change keep focus and scroll position, without false alarms.
 
-The clock of the page stands still in these tests, or is put on by them: how long anything takes tells nothing.
+The tests stop or advance the page's clock, so the results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -8,21 +8,24 @@ from __future__ import annotations
 import time
 
 import pytest
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-WAITS = "not all is live: what came or went is shown once you are done here"
+WAITS = "partly live: new and removed rows appear when you finish editing"
 RECORD = """
-window.said = [];
+window.liveStates = [];
 window.lost = [];
 window.stale = 0;
 const listen = EventSource.prototype.addEventListener;
 EventSource.prototype.addEventListener = function (name, act) {
-  return listen.call(this, name, (event) => { act(event); if (name === 'stale') window.stale += 1; });
+  return listen.call(this, name, (event) => {
+    act(event);
+    if (name === 'stale') window.stale += 1;
+  });
 };
 const state = document.querySelector('#live-state');
-new MutationObserver(() => window.said.push(state.textContent)).observe(state, {childList: true, characterData: true, subtree: true});
+new MutationObserver(() => window.liveStates.push(state.textContent)).observe(
+  state, {childList: true, characterData: true, subtree: true});
 document.addEventListener('focusout', (event) => {
   if (!event.relatedTarget) window.lost.push(event.target.outerHTML.slice(0, 80));
 });
@@ -30,19 +33,19 @@ document.addEventListener('focusout', (event) => {
 
 
 async def still(page):
-    """Stop the page's clock; gives back how to put it on by so many seconds."""
+    """Stop the page's clock; return a function that advances it."""
     begun_s = time.time()
     await page.clock.set_fixed_time(begun_s * 1000)
     return lambda seconds: page.clock.set_fixed_time((begun_s + seconds) * 1000)
 
 
 async def come(screen, stack, name):
-    """A queue that is new to the page, once it is on it."""
+    """Create a queue and wait until the page shows it."""
     stack.call("PUT", f"/v1/queues/{name}?create=true", json={})
     await screen.page.locator(f"tbody a:text-is('{name}')").wait_for()
 
 
-async def test_rows_come_and_neither_the_focus_nor_the_place_is_lost(screen, stack):
+async def test_new_rows_keep_focus_and_scroll_position(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/calm-1?create=true", json={})
     await page.set_viewport_size({"width": 1280, "height": 260})
@@ -68,7 +71,7 @@ async def test_rows_come_and_neither_the_focus_nor_the_place_is_lost(screen, sta
     assert await page.evaluate("window.lost") == []
 
 
-async def test_where_the_row_that_has_the_focus_goes_the_next_one_has_it(screen, stack):
+async def test_removing_the_focused_row_focuses_the_next(screen, stack):
     page = screen.page
     for name in ("going-1", "going-2", "going-3"):
         stack.call("PUT", f"/v1/queues/{name}?create=true", json={})
@@ -89,7 +92,7 @@ async def test_where_the_row_that_has_the_focus_goes_the_next_one_has_it(screen,
     assert await page.evaluate("window.lost") == []
 
 
-async def test_a_page_that_is_loaded_by_itself_goes_on_being_live(screen, stack):
+async def test_a_reloaded_page_stays_live(screen, stack):
     page = screen.page
     await screen.open("/console/jobs?q=lively")
     await screen.wait_live()
@@ -101,14 +104,14 @@ async def test_a_page_that_is_loaded_by_itself_goes_on_being_live(screen, stack)
     async def is_stale():
         return await page.evaluate("window.stale") > 0
 
-    await wait_true(is_stale, what="the page is told that it is to be loaded anew")
+    await wait_true(is_stale, what="the page receives a stale event")
     assert not await page.locator("tbody a:text-is('lively-2')").count(), "once in 5 s at most"
     await put_on(6)
     await page.locator("tbody a:text-is('lively-2')").wait_for()
-    assert WAITS not in await page.evaluate("window.said"), "nobody does anything here"
+    assert WAITS not in await page.evaluate("window.liveStates"), "nobody does anything here"
 
 
-async def test_no_word_of_a_command_is_broken_on_a_phone(screen):
+async def test_commands_break_between_words_on_a_phone(screen):
     page = screen.page
     await page.set_viewport_size({"width": 360, "height": 740})
     await screen.open("/console/do/jobs.bulk_retry?queue=broken-by-hand&state=failed&back=/console")

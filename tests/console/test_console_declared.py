@@ -1,4 +1,4 @@
-"""What the console shows as command and as HTTP call exists: each is one that the command line and the API really have."""
+"""Commands and HTTP calls shown by the console exist in the command line and the API."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from headrace.web.server import describe_api
 ACTIONS = [action for room in ROOMS for action in room.actions]
 SAMPLES = {"number": "7", "decimal": "0.5", "json": "{}", "check": "1"}
 NAMED = {"rate": "10/s", "from": "2026-11-21T10:00Z", "to": "2026-11-21T11:00Z", "job": "7"}
-"""Of fields whose text has to mean something."""
+"""Values of fields that need a certain format."""
 pytestmark = pytest.mark.slow
 
 
 def sample_of(field):
-    """A value that its form would take."""
+    """A valid value of a field."""
     if field.kind == "select":
         return next(value for value, _ in field.options if value)
     return NAMED.get(field.name) or field.default or SAMPLES.get(field.kind, "some")
 
 
 def command_of(words):
-    """The click command that these words lead to, and the words that are left to it."""
+    """The click command of a command line, and its arguments."""
     found = build_group()
     while isinstance(found, click.Group):
         assert words[0] in found.commands, f"no command {words[0]!r} in {found.name}"
@@ -39,7 +39,7 @@ def command_of(words):
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
-def test_the_command_of_an_action_can_be_typed(action):
+def test_the_command_of_an_action_exists(action):
     values = action.parse({field.name: sample_of(field) for field in action.fields})
     for given in (values, action.sketch({})):
         program, *words = shlex.split(action.as_command(given))
@@ -67,7 +67,7 @@ def test_the_command_of_an_action_can_be_typed(action):
         ),
     ],
 )
-def test_the_command_does_the_same_whatever_is_typed(name, given, command):
+def test_the_command_is_quoted_for_any_value(name, given, command):
     [action] = [action for action in ACTIONS if action.name == name]
     assert action.as_command(action.parse(given)) == command
     _, *words = shlex.split(command)
@@ -99,7 +99,7 @@ def test_the_http_call_of_an_action_exists(action, routes):
     assert action.scope in SCOPES
 
 
-def test_names_are_used_once():
+def test_names_are_unique():
     names = [action.name for action in ACTIONS]
     assert len(names) == len(set(names))
     paths = [re.sub(r"\{[^}]+\}", "{}", screen.path) for room in ROOMS for screen in room.screens]

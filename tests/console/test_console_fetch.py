@@ -1,11 +1,11 @@
-"""Fetch on the console: what its screens say is what the API says, and what its forms do is done."""
+"""Fetch: screens match the API, and forms have their effects."""
 
 from __future__ import annotations
 
 from urllib.parse import urlencode
 
 import pytest
-from console_acts import act
+from console_stack import act
 from hostile import CORPUS, LAMP, TEXT
 
 from headrace.kernel.terminal import visible
@@ -13,11 +13,11 @@ from headrace.kernel.terminal import visible
 pytestmark = pytest.mark.slow
 
 
-async def test_a_runs_page_says_what_became_of_every_row_and_photo(screen, stack):
+async def test_a_run_page_explains_row_and_photo_errors(screen, stack):
     [run] = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1:]
     await screen.open(f"/console/fetch/runs/{run['run']}?list=problems")
     text = await screen.text("main")
-    assert "1 faulty" in text
+    assert "1 invalid" in text
     assert "failed:http_404" in text
     assert "refused:not_an_image" in text
     problem = stack.call("GET", f"/v1/fetch/runs/{run['run']}/errors")["problems"][0]
@@ -29,7 +29,7 @@ async def test_a_runs_page_says_what_became_of_every_row_and_photo(screen, stack
     assert "bike-11" in await screen.text("main")
 
 
-async def test_photos_are_shown_and_what_has_none_says_why(screen):
+async def test_photos_appear_or_show_the_reason(screen):
     await screen.open("/console/fetch/photos?customer=bike-shop")
     first = screen.page.locator(".shot img").first
     await first.scroll_into_view_if_needed()
@@ -41,7 +41,7 @@ async def test_photos_are_shown_and_what_has_none_says_why(screen):
     assert await screen.page.locator(".shot img").count() == 0
 
 
-async def test_why_a_photo_is_missing_is_said_with_when_it_is_asked_next(screen, stack):
+async def test_photo_status_shows_reason_and_next_attempt(screen, stack):
     url = stack.seller.url("/gone/1.jpg")
     await screen.open(f"/console/fetch/why?{urlencode({'url': url})}")
     why = stack.call("GET", "/v1/fetch/why", params={"url": url})
@@ -53,8 +53,8 @@ async def test_why_a_photo_is_missing_is_said_with_when_it_is_asked_next(screen,
     assert "refused" in await screen.text(".verdict")
 
 
-async def test_hostile_texts_of_sellers_are_shown_as_they_are(screen, stack):
-    """Each page is looked at; what runs, loads or opens a dialog fails in the end, as what breaks the policy."""
+async def test_hostile_texts_of_sellers_are_escaped(screen, stack):
+    """`Screen` fails the test if a text runs, loads, opens a dialog or breaks the policy."""
     [run] = stack.call("GET", "/v1/fetch/runs?customer=lamp-house")["runs"]
     lists = [f"/{run['run']}?list={name}" for name in ("problems", "changes")]
     for page in ("", *(f"/runs{part}" for part in lists), "/customers/lamp-house", "/photos"):
@@ -72,7 +72,7 @@ async def test_hostile_texts_of_sellers_are_shown_as_they_are(screen, stack):
     assert "1337" not in shown
 
 
-async def test_hostile_addresses_are_shown_as_they_are(screen):
+async def test_hostile_urls_are_escaped(screen):
     screen.allow("status of 4")
     for name in ("/why?url", "/hosts?host", "/photos?customer", "/customers?match", "?customer"):
         path, _, field = name.partition("?")
@@ -80,31 +80,31 @@ async def test_hostile_addresses_are_shown_as_they_are(screen):
         assert await screen.page.locator("#main").count() == 1
 
 
-async def test_a_held_run_is_confirmed_by_a_person(screen, stack):
+async def test_a_held_run_is_applied_undone_or_discarded(screen, stack):
     stack.customer("fragile")
     stack.wait_run(stack.catalogue("fragile", [f"f-{n},Item {n},5,,," for n in range(30)]))
     held = stack.catalogue("fragile", ["f-0,Item 0,5,,,"])
     assert stack.wait_run(held)["state"] == "held"
     await screen.open(f"/console/fetch/runs/{held}")
-    assert "29" in await screen.text(".tile:has-text('Gone')")
-    await screen.page.locator("a.button:has-text('Apply it')").click()
+    assert "29" in await screen.text(".tile:has-text('Removed')")
+    await screen.page.locator("a.button:has-text('Apply')").click()
     await screen.page.locator("#dialog .primary").wait_for()
     form = await screen.text("#dialog")
     assert f"headrace fetch catalogue confirm {held}" in form
     assert f"POST /v1/fetch/runs/{held}/confirm" in form
-    assert "unpublishes 29" in form
+    assert "removes 29" in form
     async with screen.page.expect_navigation(wait_until="load"):
         await screen.page.locator("#dialog .primary").click()
-    assert f"run {held} is" in await screen.text(".told")
+    assert f"run {held} is" in await screen.text(".flash")
     run = stack.wait(f"/v1/fetch/runs/{held}", lambda found: found["state"] == "done")
     assert run["gone"] == 29
     await screen.open(f"/console/fetch/runs/{held}")
-    assert "Undo it" in await screen.text("main")
+    assert "Undo run" in await screen.text("main")
     assert "29 published again" in await act(screen, "fetch-undo", run=held)
     undone_by = stack.call("GET", f"/v1/fetch/runs/{held}")["undone_by"]
     await screen.open(f"/console/fetch/runs/{held}")
     assert f"Undone by run {undone_by}" in await screen.text("main")
-    assert "Undo it" not in await screen.text("main")
+    assert "Undo run" not in await screen.text("main")
     stack.wait(f"/v1/fetch/runs/{undone_by}", lambda found: found["state"] == "done")
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
@@ -112,44 +112,50 @@ async def test_a_held_run_is_confirmed_by_a_person(screen, stack):
     assert stack.call("GET", f"/v1/fetch/runs/{held}")["state"] == "superseded"
 
 
-async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(screen, stack):
+async def test_customer_source_and_webhook_are_set_tested_and_removed(screen, stack):
     hook, feed = stack.seller.url("/hook"), stack.seller.url("/made.csv")
     stack.seller.files["/made.csv"] = b"id,name,price\nm-1,Made here,5\n"
     path = "/v1/fetch/customers/made-here"
     told = await act(
         screen, "fetch-customer", customer="made-here", rate="20/5s", connections=3, webhook=hook
     )
-    assert "20 requests in 5 s, 3 at once" in told
+    assert "20 requests per 5 s, 3 concurrent" in told
     await act(
-        screen, "fetch-customer", customer="made-here", rate="20/5s", connections=3,
-        hold_share="0.1", hold_items=5, refresh_s="7d",
-    )  # fmt: skip
+        screen,
+        "fetch-customer",
+        customer="made-here",
+        rate="20/5s",
+        connections=3,
+        hold_share="0.1",
+        hold_items=5,
+        refresh_s="7d",
+    )
     made = stack.call("GET", path)
     assert (made["hold_share"], made["hold_items"], made["refresh_s"]) == (0.1, 5, 604_800)
     limits = {"customer": "made-here", "rate": "20/5s", "connections": 3}
     refused = await act(screen, "fetch-customer", **limits, hold_share="30%")
-    assert "a share from 0 to 1" in refused
+    assert "a fraction from 0 to 1" in refused
     await screen.open("/console/fetch/customers/made-here")
-    assert "Held over" in await screen.text("main")
+    assert "Hold above" in await screen.text("main")
     assert "headrace fetch webhook rotate made-here" in told
     assert "whsec" not in told
     made = stack.call("GET", path)
     assert (made["starts_max"], made["window_s"], made["connections"]) == (20, 5.0, 3)
-    assert "taken" in await act(screen, "fetch-webhook-test", customer="made-here")
+    assert "accepted" in await act(screen, "fetch-webhook-test", customer="made-here")
     told = await act(
         screen, "fetch-source", customer="made-here", url=feed, cron="0 4 * * *", tz="Europe/Berlin"
     )
-    assert "is brought next" in told
+    assert "next import" in told
     assert stack.call("GET", f"{path}/source")["tz"] == "Europe/Berlin"
-    assert "brings the catalogue" in await act(screen, "fetch-bring", customer="made-here")
+    assert "imports the catalogue" in await act(screen, "fetch-bring", customer="made-here")
     stack.wait(f"{path}/source", lambda source: source["outcome"] in ("applied", "done"))
     await screen.open("/console/fetch/sources")
     assert "Made" not in await screen.text("main")
     assert "made-here" in await screen.text("main")
-    assert " way" in await act(screen, "fetch-webhook-replay", customer="made-here")
+    assert "queued" in await act(screen, "fetch-webhook-replay", customer="made-here")
     await screen.open("/console/fetch/deliveries")
     assert hook in await screen.text("main")
-    assert "is forgotten" in await act(screen, "fetch-webhook-remove", customer="made-here")
+    assert "is deleted" in await act(screen, "fetch-webhook-remove", customer="made-here")
     assert "is removed" in await act(screen, "fetch-source-remove", customer="made-here")
     assert "made-here" not in {
         one["customer"] for one in stack.call("GET", "/v1/fetch/webhooks")["webhooks"]
@@ -159,16 +165,16 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     }
 
 
-async def test_a_consumer_is_told_again_and_forgotten(screen, stack):
+async def test_a_consumer_is_replayed_and_deleted(screen, stack):
     [consumer] = stack.wait("/v1/fetch/consumers", lambda found: found["consumers"])["consumers"]
     told = await act(screen, "fetch-consumer-replay", name=consumer["name"], customer="bike-shop")
-    assert "14 items are on their way" in told
-    assert "is forgotten" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
+    assert "14 items are queued" in told
+    assert "is deleted" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
     assert stack.call("GET", "/v1/fetch/consumers")["consumers"] == []
     assert "is not known" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
 
 
-async def test_a_form_that_means_nothing_says_so_at_its_field(screen):
+async def test_an_invalid_value_is_reported_at_its_field(screen):
     await screen.open("/console/do/fetch-customer?back=/console/fetch")
     await screen.page.locator("#a-customer").fill("somebody")
     await screen.page.locator("#a-connections").fill("many")

@@ -1,4 +1,4 @@
-"""What screens work out of figures, without a browser: days of a zone, bounds of a histogram, states of lines."""
+"""Derived figures of screens: days of a time zone, histogram bounds, states of rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headrace.console.rates import Rates, parse_series
-from headrace.console.screens.fetch.photos import host_line
-from headrace.console.screens.fetch.runs import TONES, WORDS, run_number
-from headrace.console.screens.media.figures import bound_s
-from headrace.console.screens.media.objects import folders_of, kind_of, parents_of
-from headrace.console.screens.views.counts import chart_of, flush_of
-from headrace.console.seeing import Found
+from headrace.console.screens.fetch import TONES, WORDS, run_number
+from headrace.console.screens.fetch_photos import host_line
+from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
+from headrace.console.screens.views import chart_of, flush_of
+from headrace.console.views import PanelData
 from headrace.fetch.model import Host, RunState
 from headrace.views import SeriesPoint, ShardLag
 
@@ -30,8 +29,8 @@ media_ttfb_seconds_count{role="api"} 5000.0
 """
 
 
-def test_days_of_a_zone_are_as_long_as_they_are():
-    """The last Sunday of October has 25 hours in Berlin."""
+def test_days_follow_the_time_zone():
+    """In Berlin, the last Sunday of October has 25 hours."""
     from_at, to_at = datetime(2026, 10, 24, 12, tzinfo=UTC), datetime(2026, 10, 27, 12, tzinfo=UTC)
     point = SeriesPoint(start_at=datetime(2026, 10, 24, 22, tzinfo=UTC), human=5)
     chart = chart_of([point], "day", from_at, to_at, zone=BERLIN)
@@ -41,7 +40,7 @@ def test_days_of_a_zone_are_as_long_as_they_are():
     assert chart.lines[0].values == [0, 5, 0, 0]
 
 
-def test_hours_without_views_have_none_and_classes_without_any_no_line():
+def test_missing_hours_count_as_zero_and_empty_classes_have_no_line():
     from_at = NOON - timedelta(hours=3)
     points = [SeriesPoint(start_at=NOON - timedelta(hours=2), human=2, bot=1)]
     chart = chart_of(points, "hour", from_at, NOON, zone=ZoneInfo("UTC"))
@@ -54,51 +53,60 @@ def test_hours_without_views_have_none_and_classes_without_any_no_line():
 @pytest.mark.parametrize(
     ("share", "bound"), [(0.05, 2.5e-05), (0.5, 0.001), (0.99, 0.025), (1.0, None)]
 )
-def test_a_bound_is_the_least_bucket_that_is_enough_and_none_beyond_the_last(share, bound):
+def test_a_bound_is_the_smallest_sufficient_bucket(share, bound):
     rates = Rates(None)
     rates.add(0.0, parse_series(TTFB))
     assert bound_s(rates, "media_ttfb_seconds", share) == bound
 
 
-def test_of_a_node_that_served_nothing_no_bound_is_told():
+def test_an_idle_node_has_no_bound():
     rates = Rates(None)
     assert bound_s(rates, "media_ttfb_seconds", 0.5) is None
     rates.add(0.0, parse_series('media_ttfb_seconds_count{role="media"} 0.0\n'))
     assert bound_s(rates, "media_ttfb_seconds", 0.5) is None
 
 
-def test_the_flush_is_as_bad_as_its_worst_shard():
+def test_the_flush_state_is_that_of_the_worst_shard():
     shards = [
         ShardLag(shard=0, through="0-1", pending=2, oldest_s=3.0, flusher="a"),
         ShardLag(shard=1, through="0-1", pending=1, oldest_s=90.0, flusher="a"),
     ]
-    flush = flush_of(Found(shards)).value
+    flush = flush_of(PanelData(shards)).value
     assert (flush.pending, flush.oldest_s, flush.alone, flush.tone) == (3, 90.0, 0, "bad")
-    assert flush_of(Found(error="away")).error == "away"
-    words = [flush_of(Found(found)).value.word for found in (shards, shards[:1], [])]
+    assert flush_of(PanelData(error="away")).error == "away"
+    words = [flush_of(PanelData(found)).value.word for found in (shards, shards[:1], [])]
     assert words == ["flush is late", "flushing", "flushed"]
 
 
-def test_every_state_of_a_run_has_words_and_a_tone():
+def test_every_run_state_has_text_and_tone():
     assert WORDS.keys() == TONES.keys() == set(RunState)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1e3", "٣", "9" * 19, "<b>"])
-def test_what_is_no_number_of_a_run_is_one_that_no_run_has(text):
+def test_an_invalid_run_number_matches_no_run(text):
     assert run_number(text) == 0
 
 
-def test_a_host_that_decided_nothing_has_no_share():
+def test_a_host_without_photos_has_no_error_rate():
     host = Host(
-        host="h", customer="c", starts_in="1s", needs={"1s": 0.0, "5s": 1.0}, mean_s=None, requests=0,
-        photos_by_outcome={}, first_seen_at=NOON, last_seen_at=NOON, paused_until=None, crawl_delay_s=None,
-    )  # fmt: skip
+        host="h",
+        customer="c",
+        starts_in="1s",
+        needs={"1s": 0.0, "5s": 1.0},
+        mean_s=None,
+        requests=0,
+        photos_by_outcome={},
+        first_seen_at=NOON,
+        last_seen_at=NOON,
+        paused_until=None,
+        crawl_delay_s=None,
+    )
     line = host_line(host)
     assert line.share_bad is None
     assert line.classes == [("5s", 1.0)]
 
 
-def test_pages_show_pictures_and_sound_and_no_documents():
+def test_only_images_audio_and_video_have_previews():
     kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
     assert kinds == ["image", "", "audio", "", ""]
     assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]

@@ -1,4 +1,4 @@
-"""A page of another origin, in plain HTTP and in a real browser: it reads nothing of the console or the API, and writes nothing."""
+"""Pages of other origins can neither read nor write console and API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from served import app_of, serving
 
 from headrace.engines.endpoints import Endpoints
-from headrace.web.openapi import handlers_of
+from headrace.web.routes import handlers_of
 from headrace.web.server import create_app
 from headrace.web.tokens import KEY_PREFIX, make_token
 
@@ -35,7 +35,7 @@ CONSOLE = (
 
 @pytest.fixture
 async def at(tmp_path, database_url, running_engines):
-    """An API with all rooms, and a client without token and session."""
+    """An API with all rooms, and a client without token or session."""
     valkey_url = running_engines.endpoints.valkey_url
     endpoints = Endpoints(database_url, valkey_url, (tmp_path / "blobs").as_uri())
     async with serving(app_of(tmp_path, endpoints), logged_in=False) as found:
@@ -43,12 +43,12 @@ async def at(tmp_path, database_url, running_engines):
 
 
 def cors_of(answer: Any) -> list[str]:
-    """The headers by which a browser lets a foreign page read."""
+    """CORS headers that let a foreign page read a response."""
     return [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_every_route_is_closed_to_pages_but_those_for_them(at):
-    """Each route with `?k=hrk_`, an unknown key, and where it is not for pages a valid one; and each preflight."""
+async def test_only_public_routes_accept_foreign_pages(at):
+    """Each route with an unknown key, with a valid key if not public, and each preflight."""
     key = (await at.app.tokens.create("site", ("views:hit",), publishable=True)).text
     routes = {(method, path) for method, path, _ in handlers_of(create_app(at.app))}
     routes |= {(method, path) for path in CONSOLE for method in ("GET", "POST")}
@@ -71,7 +71,7 @@ async def test_every_route_is_closed_to_pages_but_those_for_them(at):
     assert await at.app.audit.lines() == []
 
 
-async def test_without_identity_only_the_probes_answer(at):
+async def test_without_credentials_only_probes_respond(at):
     for path, status in (
         ("/healthz", 200),
         ("/readyz", 200),
@@ -97,7 +97,7 @@ async def test_without_identity_only_the_probes_answer(at):
 
 @contextlib.contextmanager
 def foreign_page():
-    """A server of another origin with an empty page; its address."""
+    """Serve an empty page from another origin; yield its URL."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -128,8 +128,8 @@ TRY = """async ([url, options]) => {
 }"""
 
 
-async def test_a_foreign_page_in_a_browser_reads_and_writes_nothing(chromium, stack):
-    """The visitor of the page is logged in to the console, on the same site by the browser's rules: ports do not part sites."""
+async def test_a_foreign_page_in_a_browser_can_neither_read_nor_write(chromium, stack):
+    """The user is logged in to the console. Browsers treat other ports as the same site."""
     before = len(stack.call("GET", "/v1/audit"))
     key = stack.process_run("tokens", "create", "evil-site", "--publishable")
     context = await chromium.new_context()
@@ -143,7 +143,7 @@ async def test_a_foreign_page_in_a_browser_reads_and_writes_nothing(chromium, st
                     for options in ({}, {"method": "POST", "body": "queue=mail&payload=1"}):
                         told = await page.evaluate(TRY, [stack.api + path + query, options])
                         assert told == "refused", f"{path}{query} {options}: {told}"
-                    # Without CORS a page may still send what forms can send.
+                    # Without CORS, pages can still send simple requests.
                     sent = {"method": "POST", "mode": "no-cors", "body": "queue=mail&payload=1"}
                     told = await page.evaluate(TRY, [stack.api + path + query, sent])
                     assert told == "opaque 0 "

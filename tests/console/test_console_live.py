@@ -1,4 +1,4 @@
-"""What keeps pages live: one sampler for all, changes alone, within the budget of a viewer."""
+"""Live updates: one sampler for all subscribers, only changes, within a byte budget."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from headrace.console.live import BYTES_PER_S, Budget, Sample, Sampler, Seen, Viewer, Watched
+from headrace.console.live import (
+    BYTES_PER_S,
+    Budget,
+    ClientState,
+    Sample,
+    Sampler,
+    Subscriber,
+    WatchedPage,
+)
 from headrace.console.model import TooManyViewers
-from headrace.console.rendering import Live
+from headrace.console.rendering import LiveFragments
 from headrace.kernel.errors import Unavailable
 
-PAGE = Watched("/console/jobs", frozenset({"*"}))
-NEW = Seen("", "frame", "")
+PAGE = WatchedPage("/console/jobs", frozenset({"*"}))
+NEW = ClientState("", "layout", "")
 
 
 def parts(count, text="x"):
     return {f"q{n}": f"{text}{n}" for n in range(count)}
 
 
-def sample(found, page_bytes=1_000, *, frame="frame"):
-    return Sample(found, frame, page_bytes)
+def sample(found, page_bytes=1_000, *, layout="layout"):
+    return Sample(found, layout, page_bytes)
 
 
-def viewer_of(known, frame="frame"):
-    return Viewer(known, frame, Budget())
+def viewer_of(known, layout="layout"):
+    return Subscriber(known, layout, Budget())
 
 
 async def always():
@@ -42,23 +50,23 @@ def changes_of(told):
     }
 
 
-def test_what_a_page_was_sent_with_is_not_sent_again():
+def test_fragments_of_the_page_are_not_resent():
     viewer = viewer_of(parts(3))
-    assert viewer.next_told(sample(parts(3)), 0.0) == []
-    told = viewer.next_told(sample({**parts(3), "q1": "new"}), 2.0)
+    assert viewer.next_events(sample(parts(3)), 0.0) == []
+    told = viewer.next_events(sample({**parts(3), "q1": "new"}), 2.0)
     assert changes_of(told) == {"q1": "new"}
-    assert viewer.next_told(sample({**parts(3), "q1": "new"}), 4.0) == []
+    assert viewer.next_events(sample({**parts(3), "q1": "new"}), 4.0) == []
 
 
-def test_a_viewer_of_an_unknown_page_is_sent_all_of_it():
-    assert changes_of(viewer_of(None).next_told(sample(parts(3)), 0.0)) == parts(3)
+def test_a_subscriber_with_an_unknown_page_receives_everything():
+    assert changes_of(viewer_of(None).next_events(sample(parts(3)), 0.0)) == parts(3)
 
 
-def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing_starves():
+def test_constant_changes_stay_within_the_budget_without_starvation():
     count, sent, seen = 1_350, 0, set()
     viewer = viewer_of(parts(count))
     for step in range(1, 61):
-        told = viewer.next_told(sample(parts(count, f"value {step} ")), step * 2.0)
+        told = viewer.next_events(sample(parts(count, f"value {step} ")), step * 2.0)
         sent += sum(len(one.data) for one in told)
         seen |= changes_of(told).keys()
     assert sent <= BYTES_PER_S * 120 + 2 * BYTES_PER_S
@@ -66,49 +74,53 @@ def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing
     assert len(seen) == count
 
 
-def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
+def test_a_large_fragment_waits_for_enough_budget():
     viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
-    told = viewer.next_told(sample({"big": big, "small": "1"}), 2.0)
+    told = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
     assert changes_of(told) == {"big": big}
-    assert changes_of(viewer.next_told(sample({"big": big, "small": "2"}), 4.0)) == {}
-    assert changes_of(viewer.next_told(sample({"big": big, "small": "3"}), 30.0)) == {"small": "3"}
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "2"}), 4.0)) == {}
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "3"}), 30.0)) == {
+        "small": "3"
+    }
 
 
-def test_where_the_frame_is_another_the_page_is_to_be_fetched_and_its_cost_outlives_the_stream():
+def test_a_new_layout_causes_a_reload_charged_to_the_tab():
     budget = Budget()
-    [told] = Viewer(parts(2), "a", budget).next_told(sample(parts(3), 20_000, frame="b"), 0.0)
+    [told] = Subscriber(parts(2), "a", budget).next_events(
+        sample(parts(3), 20_000, layout="b"), 0.0
+    )
     assert told.event == "stale"
-    again = Viewer(parts(3), "b", budget)
-    assert again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 2.0) == []
-    [told] = again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 12.0)
+    again = Subscriber(parts(3), "b", budget)
+    assert again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 2.0) == []
+    [told] = again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 12.0)
     assert told.event == "stale"
 
 
-def test_a_fragment_that_a_page_has_not_is_not_sent_to_it():
+def test_fragments_missing_on_the_page_are_not_sent():
     viewer = viewer_of(parts(2), "a")
-    assert viewer.next_told(sample(parts(3), frame="b"), 0.0)[0].event == "stale"
-    assert viewer.next_told(sample(parts(4), frame="b"), 2.0) == []
+    assert viewer.next_events(sample(parts(3), layout="b"), 0.0)[0].event == "stale"
+    assert viewer.next_events(sample(parts(4), layout="b"), 2.0) == []
 
 
-def test_trouble_is_told_once_and_its_end_too():
+def test_an_error_and_its_end_are_sent_once():
     viewer = viewer_of(parts(1))
     broken = Sample({}, "", 0, "PostgreSQL does not answer")
-    [told] = viewer.next_told(broken, 0.0)
-    assert (told.event, "PostgreSQL" in told.data) == ("trouble", True)
-    assert viewer.next_told(broken, 2.0) == []
-    [told] = viewer.next_told(sample(parts(1)), 4.0)
-    assert (told.event, msgspec.json.decode(told.data)["text"]) == ("trouble", "")
+    [told] = viewer.next_events(broken, 0.0)
+    assert (told.event, "PostgreSQL" in told.data) == ("unavailable", True)
+    assert viewer.next_events(broken, 2.0) == []
+    [told] = viewer.next_events(sample(parts(1)), 4.0)
+    assert (told.event, msgspec.json.decode(told.data)["text"]) == ("unavailable", "")
 
 
 async def next_event(events):
     async with asyncio.timeout(60):
-        while (told := await anext(events)).event == "beat":
+        while (told := await anext(events)).event == "heartbeat":
             pass
         return told
 
 
-async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
+async def test_one_sample_serves_all_subscribers():
     looks = []
 
     async def look(watched):
@@ -117,7 +129,7 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
 
     sampler = Sampler(look, every_s=0.01)
     sampler.remember("page", {"n": "0"})
-    viewers = [sampler.watch(PAGE, Seen("page", "frame", "tab"), always) for _ in range(3)]
+    viewers = [sampler.watch(PAGE, ClientState("page", "layout", "tab"), always) for _ in range(3)]
     assert not sampler.is_running
     tasks = [asyncio.create_task(next_event(one)) for one in viewers]
     told = await asyncio.gather(*tasks)
@@ -130,8 +142,8 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
     assert not sampler.is_running
 
 
-async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
-    good = Watched("/console/good", frozenset())
+async def test_a_failing_page_does_not_stop_the_others():
+    good = WatchedPage("/console/good", frozenset())
 
     async def look(watched):
         if watched is PAGE:
@@ -141,13 +153,13 @@ async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
     sampler = Sampler(look, every_s=0.01)
     bad, fine = sampler.watch(PAGE, NEW, always), sampler.watch(good, NEW, always)
     told = await asyncio.gather(next_event(bad), next_event(fine))
-    assert [one.event for one in told] == ["trouble", "changes"]
-    assert "our mistake" in told[0].data
+    assert [one.event for one in told] == ["unavailable", "changes"]
+    assert "internal error" in told[0].data
     await bad.aclose()
     await fine.aclose()
 
 
-async def test_a_refusal_is_told_in_its_words():
+async def test_a_refusal_is_sent_as_text():
     async def look(watched):
         raise Unavailable("Valkey does not answer")
 
@@ -158,8 +170,8 @@ async def test_a_refusal_is_told_in_its_words():
     await events.aclose()
 
 
-async def test_viewers_are_bounded(monkeypatch):
-    monkeypatch.setattr("headrace.console.live.VIEWERS_MAX", 1)
+async def test_subscribers_are_limited(monkeypatch):
+    monkeypatch.setattr("headrace.console.live.SUBSCRIBERS_MAX", 1)
 
     async def look(watched):
         return sample({})
@@ -173,13 +185,13 @@ async def test_viewers_are_bounded(monkeypatch):
     await first.aclose()
 
 
-async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
+async def test_a_reconnect_receives_everything():
     now = sample({"n": "1"})
 
     async def look(watched):
         return now
 
-    sampler, seen = Sampler(look, every_s=0.01), Seen("page", "frame", "tab")
+    sampler, seen = Sampler(look, every_s=0.01), ClientState("page", "layout", "tab")
     sampler.remember("page", {"n": "0"})
     first = sampler.watch(PAGE, seen, always)
     assert changes_of([await next_event(first)]) == {"n": "1"}
@@ -187,14 +199,14 @@ async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
     second = sampler.watch(PAGE, seen, always)
     assert changes_of([await next_event(second)]) == {"n": "1"}, "it may have missed what was sent"
     await second.aclose()
-    now = sample({"n": "1", "new": "row"}, frame="with a row more")
+    now = sample({"n": "1", "new": "row"}, layout="with a row more")
     third = sampler.watch(PAGE, seen, always)
     assert (await next_event(third)).event == "stale"
     await third.aclose()
 
 
-async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the_end(monkeypatch):
-    monkeypatch.setattr("headrace.console.live.BEAT_S", 0.05)
+async def test_a_quiet_page_gets_heartbeats_until_logout(monkeypatch):
+    monkeypatch.setattr("headrace.console.live.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("headrace.console.live.CHECK_S", 0.05)
     is_in = True
 
@@ -206,36 +218,36 @@ async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the
 
     sampler = Sampler(look, every_s=0.01)
     sampler.remember("page", {"n": "1"})
-    events = sampler.watch(PAGE, Seen("page", "frame", "tab"), is_welcome)
+    events = sampler.watch(PAGE, ClientState("page", "layout", "tab"), is_welcome)
     async with asyncio.timeout(60):
         told = [await anext(events) for _ in range(4)]
-    assert {one.event for one in told} == {"beat"}, "though it is looked at all the time"
-    assert told[-1].at, "it says of when it is"
+    assert {one.event for one in told} == {"heartbeat"}, "though it is sampled all the time"
+    assert told[-1].at, "it has a time"
     is_in = False
-    assert (await next_event(events)).event == "over"
+    assert (await next_event(events)).event == "logged_out"
     assert [one async for one in events] == []
     assert not sampler.is_running
 
 
 def rendered(rows, *, shown, fallback="drawn by the script"):
-    live = Live()
+    live = LiveFragments()
     main = Markup("").join(
         live(name, caller=lambda name=name: Markup(f"<b>{shown}</b>")) for name in rows
     )
-    apart = live.apart(caller=lambda: Markup(fallback))
-    page, frame = live.finish(f"<top>{live.frame}{live.edge}{main}{apart}{live.edge}<end>")
-    assert frame in page.decode()
-    return page.decode(), frame, live.parts
+    apart = live.unwatched(caller=lambda: Markup(fallback))
+    page, layout = live.finish(f"<top>{live.layout}{live.edge}{main}{apart}{live.edge}<end>")
+    assert layout in page.decode()
+    return page.decode(), layout, live.parts
 
 
-def test_the_frame_is_all_but_the_fragments():
-    page, frame, found = rendered(["a", "b"], shown=1)
+def test_the_layout_excludes_fragments():
+    page, layout, found = rendered(["a", "b"], shown=1)
     assert '<span data-live="a"><b>1</b></span>' in page
     assert found == {"a": "<b>1</b>", "b": "<b>1</b>"}
-    assert rendered(["a", "b"], shown=2, fallback="another")[1] == frame
-    assert rendered(["a", "b", "c"], shown=1)[1] != frame
+    assert rendered(["a", "b"], shown=2, fallback="another")[1] == layout
+    assert rendered(["a", "b", "c"], shown=1)[1] != layout
 
 
-def test_two_fragments_of_one_name_are_told_apart():
+def test_fragments_with_equal_names_get_numbers():
     _, _, found = rendered(["a", "a"], shown=1)
     assert list(found) == ["a", "a #2"]

@@ -1,6 +1,6 @@
-"""The documentation's pictures of the console: `make screenshots` writes those of `PICTURES` and no others.
+"""Screenshots of the documentation; `make screenshots` writes those of `PICTURES`.
 
-Without a folder to write to they are taken all the same, into one that goes away: so the way to them stays whole.
+Without an output folder, tests write them to a temporary folder, to keep the procedure working.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import pytest
 from browser import WIDTHS
 from console_stack import TRACK
 from PIL import Image
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 SHOTS = "SCREENSHOTS"
-"""The folder that is written to."""
+"""Environment variable with the output folder."""
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER_BYTES_MAX = 1_500_000
 HEIGHT = 480
 COLOURS = 256
 LOADED = "Promise.all([...document.images].map((image) => image.decode()))"
 ENDED = "document.querySelectorAll('.u-legend .u-value')[1]?.textContent ?? '0'"
-"""How many jobs ended in the last minute of the first chart."""
+"""Jobs that ended in the last minute of the first chart."""
 pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A page, how wide, and in which colours."""
+    """A page with window width and color scheme."""
 
     path: str
     size: str = "laptop"
@@ -52,7 +51,7 @@ PICTURES = {
 
 
 def small(png: bytes) -> bytes:
-    """The picture with as many colours as it needs to be read, a third of its bytes."""
+    """The screenshot with a reduced palette, at a third of its size."""
     out = io.BytesIO()
     found = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     found.save(out, "PNG", optimize=True)
@@ -60,7 +59,7 @@ def small(png: bytes) -> bytes:
 
 
 async def work(screen, stack):
-    """Keep rooms at work until the overview has measured it, and a minute of it."""
+    """Create load until the overview shows rates and a full minute of jobs."""
 
     async def is_measured():
         stack.enqueue("mail", *({"to": f"reader-{n}@example.org"} for n in range(20)))
@@ -74,7 +73,7 @@ async def work(screen, stack):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-async def test_a_picture_is_taken(tab, stack, tmp_path, name):
+async def test_a_screenshot_is_taken(tab, stack, tmp_path, name):
     picture = PICTURES[name]
     folder = Path(os.environ.get(SHOTS) or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +91,7 @@ async def test_a_picture_is_taken(tab, stack, tmp_path, name):
     assert len(png) < FOLDER_BYTES_MAX / len(PICTURES)
 
 
-def test_every_picture_is_kept_shown_and_small():
+def test_every_screenshot_is_stored_used_and_small():
     files = {file.stem: file for file in (DOCS / "screenshots").iterdir()}
     assert files.keys() == PICTURES.keys()
     shown = re.findall(r"!\[[^\]]+\]\(screenshots/(\w+)\.png\)", (DOCS / "console.md").read_text())

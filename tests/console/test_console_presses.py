@@ -1,7 +1,7 @@
-"""No click is lost and no sentence vanishes, whatever comes while a button is pressed: answers are held back by the test.
+"""No click is lost and no message vanishes if updates arrive during a click.
 
-A page moves by itself: what follows a form as it is filled in comes later than it was typed, numbers and rows come whenever
-they do. A browser makes a click of a press only where the button is still under the pointer when it is let go.
+Pages update by themselves: previews follow typing with a delay, values and rows arrive any time.
+Browsers create a click only if the same element is under the pointer at press and release.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import re
 
 import pytest
 from browser import WIDTHS
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 PREVIEWS = "**/calls?**"
@@ -29,39 +28,39 @@ FORM = "/console/do/fetch-consumer-remove?back=/console/audit"
 
 
 class HeldBack:
-    """Requests of a kind that are answered once the test says so."""
+    """Requests whose responses the test delays."""
 
     def __init__(self) -> None:
         self._asked, self._let = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, route) -> None:
-        """Wait, then let it pass."""
+        """Wait for the release, then continue the request."""
         self._asked.set()
         await self._let.wait()
         await route.continue_()
 
     async def wait_asked(self) -> None:
-        """Wait until one is held."""
+        """Wait until a request is delayed."""
         async with asyncio.timeout(60):
             await self._asked.wait()
 
     async def press_until_asked(self, page, key) -> None:
-        """Press a key until one is held: a page that is loaded anew just then is not asked for again."""
+        """Press a key until a request is delayed; a page that is reloading ignores it."""
 
         async def is_asked():
             if not self._asked.is_set():
                 await page.keyboard.press(key)
             return self._asked.is_set()
 
-        await wait_true(is_asked, what=f"{key} asks")
+        await wait_true(is_asked, what=f"{key} sends a request")
 
     def let(self) -> None:
-        """Let them pass from now on."""
+        """Release all requests."""
         self._let.set()
 
 
 async def press(page, place):
-    """Put the pointer's button down in the middle of a place and leave it there."""
+    """Press the mouse button on the center of an element and hold it."""
     await page.locator(place).scroll_into_view_if_needed()
     box = await page.locator(place).bounding_box()
     await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -69,16 +68,16 @@ async def press(page, place):
 
 
 async def wait_answered(page, *, answers=1):
-    """Wait until so many requests are answered, and drawn where they are drawn at all."""
+    """Wait until the given number of requests is answered and rendered."""
 
     async def is_answered():
         return await page.evaluate("window.answers") >= answers
 
-    await wait_true(is_answered, what="what follows the typing is answered")
+    await wait_true(is_answered, what="the preview is answered")
 
 
 async def filled_in(screen, held):
-    """The form of an action whose sentences will grow, filled in, with what follows it held back."""
+    """Open and fill in a form, with the requests that follow typing delayed."""
     page = screen.page
     await page.route(PREVIEWS, held)
     await screen.open(FORM)
@@ -89,7 +88,7 @@ async def filled_in(screen, held):
 
 
 @pytest.mark.parametrize("size", ["laptop", "phone"])
-async def test_what_follows_the_typing_takes_no_button_from_under_a_press(tab, size):
+async def test_a_preview_does_not_replace_a_pressed_button(tab, size):
     held = HeldBack()
     async with tab(width=WIDTHS[size]) as screen:
         screen.allow("status of 422")
@@ -99,12 +98,12 @@ async def test_what_follows_the_typing_takes_no_button_from_under_a_press(tab, s
         await wait_answered(page)
         assert UNKNOWN not in await screen.text("#form-what")
         await page.mouse.up()
-        await page.locator("#form .told").wait_for()
-        assert "is not known" in await screen.text("#form .told")
+        await page.locator("#form .flash").wait_for()
+        assert "is not known" in await screen.text("#form .flash")
         assert UNKNOWN in await screen.text("#form-what")
 
 
-async def test_what_follows_the_typing_is_asked_again_where_a_press_is_no_click(screen):
+async def test_a_preview_is_repeated_after_a_press_without_click(screen):
     held = HeldBack()
     page = await filled_in(screen, held)
     await press(page, "#form .primary")
@@ -113,38 +112,38 @@ async def test_what_follows_the_typing_is_asked_again_where_a_press_is_no_click(
     await page.mouse.move(2, 2)
     await page.mouse.up()
     await page.locator("#form-what").get_by_text(UNKNOWN).wait_for()
-    assert not await page.locator(".told").count()
+    assert not await page.locator(".flash").count()
 
 
-async def test_a_refusal_stays_when_what_followed_the_typing_comes_late(screen):
+async def test_a_late_preview_does_not_replace_a_refusal(screen):
     held = HeldBack()
     screen.allow("status of 422")
     page = await filled_in(screen, held)
     await page.locator("#form .primary").click()
-    await page.locator("#form .told").wait_for()
+    await page.locator("#form .flash").wait_for()
     await page.evaluate("document.querySelector('#form-what').dataset.is = 'of the refusal'")
     held.let()
     await wait_answered(page, answers=2)
     assert await page.locator("#form-what").get_attribute("data-is") == "of the refusal"
     await page.locator("#a-name").fill("another")
-    await page.locator("#form-what").get_by_text("Forgets another").wait_for()
-    assert "is not known" in await screen.text("#form .told")
+    await page.locator("#form-what").get_by_text("Deletes another").wait_for()
+    assert "is not known" in await screen.text("#form .flash")
 
 
-async def test_rows_that_come_take_no_link_from_under_a_press(screen, stack):
+async def test_new_rows_do_not_replace_a_pressed_link(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/pressed?create=true", json={})
     await screen.open("/console/jobs?q=press")
     await screen.wait_live()
     await press(page, "tbody a:text-is('pressed')")
     stack.call("PUT", "/v1/queues/a-press-before?create=true", json={})
-    waits = "not all is live: what came or went is shown once you are done here"
+    waits = "partly live: new and removed rows appear when you finish editing"
     await page.locator(f"#live-state:text-is('{waits}')").wait_for()
     await page.mouse.up()
     await page.wait_for_url("**/console/jobs/queues/pressed")
 
 
-async def test_a_filter_that_is_left_for_a_link_takes_no_link_from_under_the_press(screen, stack):
+async def test_leaving_a_filter_does_not_replace_a_pressed_link(screen, stack):
     page, asked = screen.page, []
     stack.call("PUT", "/v1/queues/filtered?create=true", json={})
     await screen.open("/console/jobs?q=filtered")
@@ -159,7 +158,7 @@ async def test_a_filter_that_is_left_for_a_link_takes_no_link_from_under_the_pre
 
 
 @pytest.mark.parametrize("key", ["r", "/"])
-async def test_a_row_chosen_while_rows_are_asked_for_stays_chosen(screen, key):
+async def test_a_row_selected_during_a_reload_stays_selected(screen, key):
     page, held = screen.page, HeldBack()
     await screen.open("/console/jobs")
     await page.evaluate(RECORD)

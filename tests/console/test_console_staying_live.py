@@ -1,4 +1,4 @@
-"""That whatever stands on a live page is live, or says that it is not: through rows that come, buttons that change, lost streams."""
+"""Live pages stay current or report that they are not, through new rows and lost streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 
 import httpx
 import pytest
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 RESTING = (
@@ -36,27 +35,28 @@ RESTING = (
     "/console/media/objects",
 )
 HEARD_MAX = 3
-"""The first event comes at once, the others once it was looked again."""
+"""The first event arrives immediately, later ones with the next sample."""
 LOADS_MAX = 5
 SAYS = "document.querySelector('#live-state').textContent"
 RECORD = """
-window.said = [];
+window.liveStates = [];
 const state = document.querySelector('#live-state');
-new MutationObserver(() => window.said.push(state.textContent)).observe(state, {childList: true, characterData: true, subtree: true});
+new MutationObserver(() => window.liveStates.push(state.textContent)).observe(
+  state, {childList: true, characterData: true, subtree: true});
 """
 
 
 async def heard(client, path):
-    """The first events of a page that was just loaded."""
+    """First events of a newly loaded page."""
     page = await client.get(path)
     assert page.status_code == 200, path
     assert page.headers["content-encoding"] == "gzip"
     found = re.search(
-        r'data-page="([^"]+)" data-live-url="([^"]+)" data-frame="([^"]+)"', page.text
+        r'data-page="([^"]+)" data-live-url="([^"]+)" data-layout="([^"]+)"', page.text
     )
     if found is None:
         return []
-    params = {"page": found[1], "url": found[2].replace("&amp;", "&"), "frame": found[3]}
+    params = {"page": found[1], "url": found[2].replace("&amp;", "&"), "layout": found[3]}
     text, events = "", []
     async with client.stream("GET", "/console/live", params=params) as answer:
         async for chunk in answer.aiter_text():
@@ -68,7 +68,7 @@ async def heard(client, path):
 
 
 async def heard_at_rest(client, path):
-    """The same once nothing comes or goes any more, which tests before may have begun."""
+    """First events after changes by earlier tests have ended."""
     for _ in range(LOADS_MAX):
         events = await heard(client, path)
         if "stale" not in events:
@@ -76,7 +76,7 @@ async def heard_at_rest(client, path):
     return events
 
 
-async def test_a_page_at_rest_is_not_loaded_anew(stack):
+async def test_an_unchanged_page_is_not_reloaded(stack):
     headers = {"accept": "text/html"}
     cookies = {cookie["name"]: cookie["value"] for cookie in stack.cookies}
     async with httpx.AsyncClient(
@@ -85,28 +85,28 @@ async def test_a_page_at_rest_is_not_loaded_anew(stack):
         found = await asyncio.gather(*(heard_at_rest(client, path) for path in RESTING))
     by_path = dict(zip(RESTING, found, strict=True))
     assert not {path: events for path, events in by_path.items() if "stale" in events}
-    assert not {path: events for path, events in by_path.items() if "trouble" in events}
-    assert by_path["/console/fetch/sources"].count("beat") > 1, (
-        "quiet pages hear that they are live"
+    assert not {path: events for path, events in by_path.items() if "unavailable" in events}
+    assert by_path["/console/fetch/sources"].count("heartbeat") > 1, (
+        "quiet pages receive heartbeats"
     )
 
 
 async def says(screen, text):
-    """Wait until the foot of the page says exactly this about being live."""
+    """Wait until the footer shows exactly this live status."""
 
     async def is_said():
         return await screen.page.evaluate(SAYS) == text
 
-    await wait_true(is_said, what=f"the page says {text!r}")
+    await wait_true(is_said, what=f"the page shows {text!r}")
 
 
-async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack):
+async def test_rows_and_buttons_update_while_a_filter_has_focus(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/kept?create=true", json={})
     await screen.open("/console/jobs/queues/kept")
     await says(screen, "live")
     stack.call("PUT", "/v1/queues/kept", json={"importance": 7})
-    await page.locator("dd", has_text="7 (set by a person)").wait_for()
+    await page.locator("dd", has_text="7 (override)").wait_for()
     await screen.open("/console/jobs")
     await says(screen, "live")
     await page.keyboard.press("/")
@@ -114,14 +114,14 @@ async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack)
     await page.get_by_role("link", name="came-1").wait_for()
     await page.locator("[name=q]:focus").type("cam")
     stack.call("PUT", "/v1/queues/came-2?create=true", json={})
-    await says(screen, "not all is live: what came or went is shown once you are done here")
+    await says(screen, "partly live: new and removed rows appear when you finish editing")
     assert await page.locator("[name=q]:focus").input_value() == "cam"
     await page.keyboard.press("Enter")
     await page.get_by_role("link", name="came-2").wait_for()
     await says(screen, "live")
 
 
-async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen, stack):
+async def test_lost_and_silent_streams_are_replaced(screen, stack):
     page = screen.page
     screen.allow("ERR_INTERNET_DISCONNECTED|ERR_NETWORK")
     await page.clock.install()
@@ -131,50 +131,50 @@ async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen,
     await page.clock.fast_forward(13_000)
 
     async def was_silent():
-        return "not live: the server says nothing" in await page.evaluate("window.said")
+        return "not live: no response from the server" in await page.evaluate("window.liveStates")
 
-    await wait_true(was_silent, what="the page says that the server says nothing")
+    await wait_true(was_silent, what="the page reports that the server is silent")
     await says(screen, "live")
     await screen.context.set_offline(True)
-    # Chromium keeps a stream that is open; the page gives it up after a silence and begins another.
+    # Chromium keeps an open stream; after a silence the page replaces it.
     await page.clock.fast_forward(25_000)
-    await says(screen, "not live: the numbers stand still")
+    await says(screen, "not live: disconnected, values are not updated")
     stack.call("PUT", "/v1/queues/came-meanwhile?create=true", json={})
     await screen.context.set_offline(False)
     await page.get_by_role("link", name="came-meanwhile").wait_for()
     await says(screen, "live")
 
 
-async def test_a_form_keeps_focus_counts_anew_and_survives_a_refusal(screen, stack):
+async def test_a_form_keeps_focus_updates_counts_and_survives_a_refusal(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/formed?create=true", json={})
     stack.enqueue("formed", *({"n": n} for n in range(3)))
     await screen.open("/console/jobs/jobs?queue=formed")
-    await page.get_by_role("link", name="Delete all that fit").click()
+    await page.get_by_role("link", name="Delete all matching").click()
     preview = page.locator("#form-preview")
-    await preview.get_by_text("3 jobs fit now").wait_for()
+    await preview.get_by_text("3 jobs match now").wait_for()
     await page.locator("#a-lane").fill("nowhere")
-    await preview.get_by_text("0 jobs fit now").wait_for()
+    await preview.get_by_text("0 jobs match now").wait_for()
     assert await page.evaluate("document.activeElement.id") == "a-lane"
     async with page.expect_response("**/calls?**"):
         await page.keyboard.press("x")
         await page.keyboard.press("Escape")
-    await page.locator("#form-preview").get_by_text("0 jobs fit now").wait_for(state="hidden")
+    await page.locator("#form-preview").get_by_text("0 jobs match now").wait_for(state="hidden")
     assert not await page.locator("#dialog[open]").count()
     await screen.open("/console/jobs/queues/formed")
-    await page.get_by_role("link", name="Set queue formed").click()
+    await page.get_by_role("link", name="Override settings formed").click()
     await page.locator("#a-slots_min").fill("99")
     await page.locator("#a-slots_max").fill("1")
     await page.locator("#form .primary").click()
-    await page.locator("#form .told.bad").wait_for()
+    await page.locator("#form .flash.bad").wait_for()
     screen.allow("status of 422")
     assert await page.locator("#a-slots_min").input_value() == "99"
 
 
-async def test_a_still_page_says_so_and_keys_work_on_lists_too(screen):
+async def test_a_page_without_updates_reports_it(screen):
     page = screen.page
     await screen.open("/console/audit")
-    await says(screen, "stands still: r loads it anew")
+    await says(screen, "no live updates: press r to reload")
     moment = "document.querySelector('#as-of').dateTime"
     before = await page.evaluate(moment)
     await page.keyboard.press("r")
@@ -182,7 +182,7 @@ async def test_a_still_page_says_so_and_keys_work_on_lists_too(screen):
     async def is_renewed():
         return await page.evaluate(moment) > before
 
-    await wait_true(is_renewed, what="the moment of the page is renewed")
+    await wait_true(is_renewed, what="the time of the page is updated")
     await screen.open("/console/feed?viewer=anna")
     await page.keyboard.press("j")
     row = page.locator("[data-row].at")

@@ -1,4 +1,4 @@
-"""How values are shown and read: unknown is never nought, and what is typed is said as it would be typed."""
+"""Formatting and parsing of values: unknown is not zero, commands are quoted."""
 
 from __future__ import annotations
 
@@ -6,32 +6,41 @@ import dataclasses
 import re
 import shutil
 import subprocess
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
-from headrace.console import shown
-from headrace.console.actions import Action, Field, is_faulty, quoted
+from headrace.console.actions import Action, Field, has_invalid, quoted
+from headrace.console.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_short,
+    pluralize,
+    pretty_json,
+    spark_points,
+)
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rates import Rates, parse_series
+from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
-from headrace.console.screens.jobs.fleet import QueueRow
-from headrace.console.screens.overview.now import health_of
-from headrace.console.screens.overview.systems import sweep_lag_s
-from headrace.console.screens.overview.wrongs import (
-    Wrong,
-    unread,
-    wrong_failures,
-    wrong_fleet,
-    wrong_roles,
+from headrace.console.screens.fleet import QueueRow
+from headrace.console.screens.health import (
+    Issue,
+    failure_issues,
+    fleet_issues,
+    role_issues,
+    unreadable_issues,
 )
-from headrace.console.security import safe_back
-from headrace.console.seeing import Found, Query
+from headrace.console.screens.overview import health_of, sweep_lag_s
+from headrace.console.security import safe_return_url
+from headrace.console.views import PanelData, Query
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import FleetState, PlanHead
-from headrace.jobs.fleet.load import QueueFailures
+from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.kernel.terminal import is_visible
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -40,64 +49,57 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("shower", "value", "text"),
     [
-        (shown.count, None, "unknown"),
-        (shown.count, 0, "0"),
-        (shown.count, 1234567, "1,234,567"),
-        (shown.count, 2.345, "2.35"),
-        (lambda value: shown.counted(value, "job is", "jobs are"), 1, "1 job is"),
-        (lambda value: shown.counted(value, "job is", "jobs are"), 2_000, "2,000 jobs are"),
-        (shown.short, 12_345, "12.3k"),
-        (shown.short, 9_999, "9,999"),
-        (shown.short, 2_000_000, "2M"),
-        (shown.seconds, None, "unknown"),
-        (shown.seconds, 0, "0 s"),
-        (shown.seconds, 0.0004, "0.4 ms"),
-        (shown.seconds, 0.25, "250 ms"),
-        (shown.seconds, 3.44, "3.4 s"),
-        (shown.seconds, 119, "119 s"),
-        (shown.seconds, 240, "4 min"),
-        (shown.seconds, 5400, "90 min"),
-        (shown.seconds, 9000, "2.5 h"),
-        (shown.seconds, 4 * 86400, "4 d"),
-        (shown.size, None, "unknown"),
-        (shown.size, 512, "512 B"),
-        (shown.size, 1_572_864, "1.5 MiB"),
-        (shown.percent, None, "unknown"),
-        (shown.percent, 0.063, "6.3 %"),
-        (shown.percent, 3.12, "312 %"),
+        (format_count, None, "unknown"),
+        (format_count, 0, "0"),
+        (format_count, 1234567, "1,234,567"),
+        (format_count, 2.345, "2.35"),
+        (lambda value: pluralize(value, "job is", "jobs are"), 1, "1 job is"),
+        (lambda value: pluralize(value, "job is", "jobs are"), 2_000, "2,000 jobs are"),
+        (format_short, 12_345, "12.3k"),
+        (format_short, 9_999, "9,999"),
+        (format_short, 2_000_000, "2M"),
+        (format_duration, None, "unknown"),
+        (format_duration, 0, "0 s"),
+        (format_duration, 0.0004, "0.4 ms"),
+        (format_duration, 0.25, "250 ms"),
+        (format_duration, 3.44, "3.4 s"),
+        (format_duration, 119, "119 s"),
+        (format_duration, 240, "4 min"),
+        (format_duration, 5400, "90 min"),
+        (format_duration, 9000, "2.5 h"),
+        (format_duration, 4 * 86400, "4 d"),
+        (format_bytes, None, "unknown"),
+        (format_bytes, 512, "512 B"),
+        (format_bytes, 1_572_864, "1.5 MiB"),
+        (format_percent, None, "unknown"),
+        (format_percent, 0.063, "6.3 %"),
+        (format_percent, 3.12, "312 %"),
     ],
 )
-def test_values_are_shown(shower, value, text):
+def test_values_are_formatted(shower, value, text):
     assert shower(value) == text
 
 
-def test_moments_are_shown_from_now():
-    assert shown.ago(None, NOW) == "unknown"
-    assert shown.ago(NOW - timedelta(seconds=12), NOW) == "12 s ago"
-    assert shown.ago(NOW + timedelta(minutes=4), NOW) == "in 4 min"
-    assert shown.ago(NOW, NOW) == "now"
-
-
-def test_a_spark_leaves_out_what_is_not_known():
-    assert shown.spark_points([1]) == ""
-    points = shown.spark_points([0, None, 4]).split()
+def test_sparklines_skip_unknown_values():
+    assert spark_points([1]) == ""
+    points = spark_points([0, None, 4]).split()
     assert points == ["0.0,23.0", "100.0,1.0"]
 
 
-def test_a_very_long_document_is_cut_and_says_so():
-    text = shown.pretty(["x" * 30_000])
+def test_long_documents_are_truncated():
+    text = pretty_json(["x" * 30_000])
     assert len(text) < 21_000
     assert "30,0" in text
 
 
-def test_a_query_says_what_it_takes():
+def test_query_errors_name_the_expected_values():
     query = Query({"n": "5", "bad": "five", "sort": "name", "long": "x" * 300})
     assert (query.number("n", 1), query.number("m", 1)) == (5, 1)
     assert query.choice("sort", ("name", "load"), "load") == "name"
     assert query.choice("other", ("name",), "") == ""
     assert query.flag("n")
     assert not query.flag("nothing")
-    for wrong in (
+    for issue in (
         lambda: query.number("bad", 1),
         lambda: query.number("n", 1, most=4),
         lambda: query.number("long", 1),
@@ -105,7 +107,7 @@ def test_a_query_says_what_it_takes():
         lambda: query.text("long"),
     ):
         with pytest.raises(QueryInvalid, match="expected"):
-            wrong()
+            issue()
 
 
 async def nothing(ask, values):
@@ -134,7 +136,7 @@ ACTION = Action(
 )
 
 
-def test_an_action_is_shown_as_what_would_be_typed():
+def test_an_action_shows_command_and_call():
     values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
     line = ACTION.as_command(values)
     assert line == """headrace shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
@@ -147,7 +149,7 @@ def test_an_action_is_shown_as_what_would_be_typed():
     assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
 
 
-def test_what_is_left_empty_is_left_out():
+def test_empty_values_are_omitted():
     values = ACTION.parse({"item": "a", "n": "3"})
     assert ACTION.as_command(values) == "headrace shop move a --n 3"
     assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
@@ -164,27 +166,27 @@ def test_what_is_left_empty_is_left_out():
         ({"item": "a\0", "n": "3"}, "item"),
     ],
 )
-def test_faults_of_a_form_are_told_by_field(given, named):
+def test_form_errors_are_listed_by_field(given, named):
     with pytest.raises(FieldsInvalid) as raised:
         ACTION.parse(given)
     assert [problem.pointer for problem in raised.value.problems] == [named]
 
 
-def test_of_a_number_out_of_range_the_range_is_told():
+def test_numbers_out_of_range_name_the_range():
     importance = Field(name="x", label="X", kind="number", numbers=(0, 9))
     assert (importance.parse("9"), importance.parse("-0"), importance.parse("0" * 30)) == (9, 0, 0)
     for text in ("9" * 20, "10", "-1"):
         with pytest.raises(ValueError, match=r"a whole number from 0 to 9$"):
             importance.parse(text)
     for text in ("1e3", "", "٣", "1_0", "+1"):
-        with pytest.raises(ValueError, match=r"a whole number$|is needed"):
+        with pytest.raises(ValueError, match=r"a whole number$|is required"):
             importance.parse(text)
 
 
 @pytest.mark.parametrize(
     "text", ["a\u202etxt.exe", "it's \\ \u2066x\u2069", "\u00a0", "a\tb\x1b[1m", "\u3164f", "'"]
 )
-def test_what_nobody_would_see_is_seen_in_a_command_that_does_the_same(text):
+def test_commands_escape_invisible_characters(text):
     word = quoted(text)
     assert all(map(is_visible, word))
     shell = shutil.which("bash")
@@ -195,7 +197,7 @@ def test_what_nobody_would_see_is_seen_in_a_command_that_does_the_same(text):
     assert typed.stdout.decode() == text
 
 
-def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
+def test_descriptions_and_calls_escape_invisible_characters():
     action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
     values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
     shown = [action.as_command(values), action.as_http(values), action.described(values)]
@@ -206,7 +208,7 @@ def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
     assert all(c == "\n" or is_visible(c) for text in shown for c in text)
 
 
-def test_an_empty_form_calls_what_would_be_done():
+def test_an_empty_form_shows_placeholders():
     actions = {action.name: action for room in ROOMS for action in room.actions}
     for name, given, body in (
         ("media-purge", {}, {"keys": []}),
@@ -251,35 +253,35 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
     [
         (r'"\u0000"', "/payload: expected text without NUL characters"),
         (r'{"a": ["\u0000"]}', "/payload/a/0: expected text without NUL characters"),
-        ('{"a": 1, "a": 2}', "an object has a key twice"),
+        ('{"a": 1, "a": 2}', "an object has a repeated key"),
         ("9" * 19, "/payload: expected an integer of 64 bits"),
-        ("[" * 40 + "]" * 40, "not nested as deep"),
+        ("[" * 40 + "]" * 40, "with less nesting"),
         ("[" * 30_000, "expected JSON"),
         ('1, "x": 2', "expected JSON"),
         ("{bad", "expected JSON"),
         ("NaN", "expected JSON"),
     ],
 )
-def test_a_payload_that_the_api_refuses_is_refused_and_in_no_call(payload, why):
+def test_invalid_payloads_are_refused_and_not_shown(payload, why):
     [action] = [a for room in ROOMS for a in room.actions if a.name == "jobs.add_job"]
     given = {"queue": "q", "payload": payload}
     with pytest.raises(FieldsInvalid, match=re.escape(why)):
         action.parse(given)
     values = action.sketch(given)
-    assert is_faulty(values)
+    assert has_invalid(values)
     assert action.as_http(values) == ""
     assert payload in action.as_command(values).replace("'\"'\"'", "'"), "the audit has it as typed"
 
 
 @pytest.mark.parametrize("fault", [{"rate": "fast"}, {"connections": "many"}, {"rate": ""}])
-def test_no_call_is_shown_while_a_field_has_a_fault(fault):
+def test_an_invalid_field_hides_the_calls(fault):
     [action] = [a for room in ROOMS for a in room.actions if a.name == "fetch-customer"]
     given = {"customer": "c", "rate": "10/s", "connections": "2"}
     assert '"connections": 2' in action.as_http(action.sketch(given))
     assert action.as_http(action.sketch(given | fault)) == ""
 
 
-def test_a_window_may_be_a_part_of_a_second():
+def test_windows_may_be_fractions_of_a_second():
     given = {"limiter": "l", "lane": "a", "starts_max": "7"}
     for name in ("set_limiter", "set_lane"):
         [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
@@ -317,11 +319,11 @@ def test_kinds_of_fields():
         ("javascript:alert(1)", "/console"),
     ],
 )
-def test_a_way_back_leads_to_the_console_alone(given, found):
-    assert safe_back(given) == found
+def test_return_urls_stay_in_the_console(given, found):
+    assert safe_return_url(given) == found
 
 
-def test_rates_are_of_series_that_were_there_before():
+def test_rates_use_series_of_both_readings():
     rates = Rates(None)
     first = 'hits_total{outcome="counted",role="api"} 10.0\nup 1.0\n# HELP hits_total Hits.\n'
     second = (
@@ -337,12 +339,12 @@ def test_rates_are_of_series_that_were_there_before():
     assert rates.total("hits_total") == 4040.0
     assert rates.greatest("hits_total") == 4000.0
     rates.add(120.0, parse_series(first))
-    assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it began anew at 0"
+    assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it was reset to 0"
     rates.add(500.0, parse_series(first))
     assert rates.rate_per_s("hits_total") is None, "too long ago to compare with"
 
 
-def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
+def test_close_readings_give_no_rates_and_ended_roles_are_reported():
     rates = Rates(None)
     both = 'up{role="api"} 0\nfeed_sweep_lag_seconds{role="api"} 0\n'
     flusher = 'feed_sweep_lag_seconds{role="flusher"} 70\nup{role="flusher"} 9\n'
@@ -353,28 +355,28 @@ def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
     rates.add(14.0, parse_series(both))
     assert (rates.is_measuring, rates.gone()) == (False, {"flusher": 12.0})
     assert sweep_lag_s(rates) is None, "the series of the api is no flusher's"
-    [line] = wrong_roles(rates.gone())
-    assert (line.subject, line.text[-8:]) == ("role flusher of this machine", "12 s ago")
+    [line] = role_issues(rates.gone())
+    assert (line.subject, line.text) == ("role flusher on this machine", "no metrics for 12 s")
 
 
-def test_failures_and_what_cannot_be_read_are_problems():
+def test_failures_and_unreadable_sources_are_issues():
     failures = [
         QueueFailures(queue="a b", state="failed", jobs=1, last_at=NOW, last_error="ValueError: x"),
         QueueFailures(queue="q", state="quarantined", jobs=1000, last_at=NOW, last_error="killed"),
     ]
-    one, other = wrong_failures(Found(failures))
+    one, other = failure_issues(PanelData(failures))
     assert (one.tone, other.tone) == ("bad", "bad")
     assert one.text == "1 job failed in the last hour; the last error: ValueError: x"
     assert one.href == "/console/jobs/jobs?queue=a+b&state=failed"
     assert other.text.startswith("1,000 or more jobs quarantined")
-    assert list(wrong_failures(Found(error="no answer"))) == []
+    assert list(failure_issues(PanelData(error="no answer"))) == []
     sources = {
-        "Views": ("/views", Found(error="no answer within 3 s")),
-        "Feed": ("/feed", Found(error="your token lacks the scope feed:read", is_hidden=True)),
-        "Jobs": ("/jobs", Found([])),
+        "Views": ("/views", PanelData(error="no answer within 3 s")),
+        "Feed": ("/feed", PanelData(error="your token lacks the scope feed:read", is_hidden=True)),
+        "Jobs": ("/jobs", PanelData([])),
         "Fetch": ("/fetch", None),
     }
-    [line] = unread(sources)
+    [line] = unreadable_issues(sources)
     assert (line.tone, line.subject) == ("bad", "Views: no data")
     assert line.text == "no answer within 3 s"
 
@@ -387,19 +389,21 @@ def test_failures_and_what_cannot_be_read_are_problems():
         (["warn", "bad", "bad"], ("2 problems", "bad")),
     ],
 )
-def test_the_overview_is_as_red_as_its_worst_problem(tones, health):
-    problems = [Wrong(tone=tone, subject="s", href="/", text="t", mend="") for tone in tones]
+def test_health_is_that_of_the_worst_issue(tones, health):
+    problems = [Issue(tone=tone, subject="s", href="/", text="t", fix="") for tone in tones]
     assert health_of(problems) == health
 
 
-def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
+def test_many_alerts_are_summarized():
     alerts = [
         Alert(id=n, rule="oldest_waits", subject=f"q{n}", text="waits", raised_at=NOW)
         for n in range(100)
     ]
     plan = PlanHead(leader="a", term=1, version=1, planned_at=NOW, is_led=True)
-    fleet = Found(FleetState(hosts=[], plan=plan, decisions=[], alerts_open=4_321, alerts=alerts))
-    lines = list(wrong_fleet(fleet))
+    fleet = PanelData(
+        FleetState(hosts=[], plan=plan, decisions=[], alerts_open=4_321, alerts=alerts)
+    )
+    lines = list(fleet_issues(fleet))
     assert [line.subject for line in lines][-2:] == ["queue q4", "4,316 other alerts"]
     assert lines[-1].href == "/console/jobs/alerts?open=1"
 
@@ -414,17 +418,22 @@ def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
         (0, 2, 0.5, 0.0, "running"),
     ],
 )
-def test_a_queue_runs_only_where_something_is_done(ready, leased, load, done_per_s, state):
+def test_queue_states(ready, leased, load, done_per_s, state):
     status = SimpleNamespace(paused=False, is_known=True, ready=ready, leased=leased)
     row = QueueRow(
-        status=status, slots_mean=1, load=load, run_s=None, wait_s=None, wait_max_s=None,
+        status=status,
+        slots_mean=1,
+        load=load,
+        run_s=None,
+        wait_s=None,
+        wait_max_s=None,
         done_per_s=done_per_s,
-    )  # fmt: skip
+    )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")
 
 
-def test_rates_are_noted_once_a_reading_and_gaps_are_told():
+def test_rate_history_has_one_entry_per_reading_and_gaps():
     rates = Rates(None)
     rates.add(100.0, {})
     assert rates.note("jobs", 1.0) == [1.0]
@@ -435,8 +444,34 @@ def test_rates_are_noted_once_a_reading_and_gaps_are_told():
     assert rates.note("jobs", 3.0) == [1.0, 2.0, None, 3.0]
 
 
-async def test_rates_are_read_once_for_all_who_ask(tmp_path):
+async def test_concurrent_reads_share_one_reading(tmp_path):
     rates = Rates(tmp_path)
     await rates.read()
     await rates.read()
     assert rates.total("live_nothing") is None
+
+
+def test_form_values_and_charts_keep_stored_text():
+    live = LiveFragments()
+    html = (
+        '<a title="\u202e" href="/\u202e">\u202e\u3164é\n\t\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>{}<pre>\u202e</pre>"
+    )
+    drawn = live.text("chart:x", '{"a": "\u202e"}')
+    page, _ = live.finish(f"{live.edge}{html.format(drawn)}{live.edge}")
+    assert page.decode() == (
+        '<a title="\u202e" href="/\u202e">\\u202e\\u3164é\n\t\\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>"
+        '<span data-live="chart:x" hidden>{&#34;a&#34;: &#34;\u202e&#34;}</span>'
+        "<pre>\\u202e</pre>"
+    )
+    again = live(name="x", caller=lambda: drawn + Markup("<b>\u202e</b>"))
+    assert live.parts["x"] == f"{live._filled(str(drawn))}<b>\\u202e</b>"
+    assert "\u202e" not in again
+
+
+def test_ordinary_invisible_characters_are_kept():
+    live = LiveFragments()
+    text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
+    page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
+    assert page.decode() == f"<p>{text}\\u202e</p>"

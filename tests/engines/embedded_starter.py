@@ -1,4 +1,4 @@
-"""A program for tests: runs the engines of a folder until SIGTERM, and says in JSON where they are."""
+"""A program that runs the engines of a folder until SIGTERM and prints their URLs as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that speaks Valkey's protocol as badly as each test wants it to; never used in place of the real one."""
+"""A server that violates Valkey's protocol as a test requires; never replaces the real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GREETINGS = {
 class Peer:
     """Answers each command with what `answer(peer, words)` gives: bytes, or None for nothing.
 
-    `pieces` cuts what is sent; `writers` are the connections that came, oldest first.
+    `pieces` cuts what is sent; `writers` are the accepted connections, oldest first.
     """
 
     def __init__(self, answer):

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.processes import wait_until
 
-from headrace.engines import folder
+from headrace.engines import durable_files
 from headrace.engines.blobs import (
     BlobChanged,
     BlobMissing,
@@ -23,8 +24,7 @@ from headrace.engines.blobs import (
     BlobsDown,
     InvalidBlobKey,
 )
-from headrace.engines.folder import put_file
-from headrace.testing.processes import wait_until
+from headrace.engines.durable_files import write_durably
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ async def test_a_second_put_replaces_in_one_step(store):
     assert await store.get("a.bin") == b"newer"
 
 
-async def test_what_is_missing_is_told_and_deleting_it_is_no_error(store):
+async def test_a_missing_object_is_an_error_and_its_deletion_is_not(store):
     with pytest.raises(BlobMissing, match=r"no object 'gone\.bin'"):
         await store.get("gone.bin")
     with pytest.raises(BlobMissing):
@@ -120,7 +120,7 @@ async def test_keys_that_are_no_plain_path_are_refused(store, key):
         await store.get(key)
 
 
-async def test_a_full_or_forbidden_disk_is_told_and_nothing_half_is_seen(tmp_path):
+async def test_a_full_or_forbidden_disk_raises_and_leaves_no_partial_object(tmp_path):
     store = Blobs((tmp_path / "store").as_uri())
     (tmp_path / "store" / "a").write_text("a file where a folder is needed")
     with pytest.raises(BlobsDown, match="headrace doctor"):
@@ -152,7 +152,7 @@ async def test_what_stands_in_the_folder_and_no_put_made_is_no_object(tmp_path):
     await store.close()
 
 
-async def test_a_store_whose_folder_is_gone_is_down_and_misses_nothing(tmp_path):
+async def test_a_store_without_its_folder_is_down_and_reports_no_miss(tmp_path):
     store = Blobs((tmp_path / "store").as_uri())
     await store.put("a.bin", b"x")
     (tmp_path / "store").rename(tmp_path / "away")
@@ -192,11 +192,12 @@ async def test_a_store_serves_one_loop_after_another(tmp_path):
 
 
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
-    put_file(tmp_path, "k/object.bin", b"old" * 100_000)
+    write_durably(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from headrace.engines.folder import put_file\n"
+        "import sys; from pathlib import Path; from headrace.engines.durable_files import"
+        " write_durably\n"
         "print('go', flush=True)\n"
-        "while True: put_file(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
+        "while True: write_durably(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
     )
     for _ in range(5):
         child = subprocess.Popen(
@@ -213,13 +214,14 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
     old, new = b"old" * 10_000, b"new" * 10_000
     keys = [f"k/{n % 3}/object{n}.bin" for n in range(12)]
     for key in keys:
-        put_file(tmp_path, key, old)
+        write_durably(tmp_path, key, old)
     code = (
-        "import asyncio, sys; from pathlib import Path; from headrace.engines.folder import FolderPuts\n"
+        "import asyncio, sys; from pathlib import Path; from headrace.engines.durable_files import"
+        " DurableWriter\n"
         "async def main(puts, keys):\n"
         "    while True: await asyncio.gather(*[puts.put(k, b'new' * 10_000) for k in keys])\n"
         "print('go', flush=True)\n"
-        "asyncio.run(main(FolderPuts(Path(sys.argv[1]), 1), sys.argv[2:]))\n"
+        "asyncio.run(main(DurableWriter(Path(sys.argv[1]), 1), sys.argv[2:]))\n"
     )
     for _ in range(3):
         child = subprocess.Popen(
@@ -234,19 +236,19 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
 
 async def test_puts_together_reach_the_disk_before_their_names_and_after(tmp_path):
     calls: list[str] = []
-    real_sync = folder._sync_disk
+    real_sync = durable_files._sync_disk
 
     def sync(root: int) -> None:
         calls.append("sync")
         real_sync(root)
 
     sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
-    folder._sync_disk = sync
+    durable_files._sync_disk = sync
     try:
-        puts = [folder._Put(f"a/{n}.bin", b"x") for n in range(5)]
-        folder._put_together(tmp_path, puts, set())
+        puts = [durable_files._Put(f"a/{n}.bin", b"x") for n in range(5)]
+        durable_files._write_batch(tmp_path, puts, set())
     finally:
-        folder._sync_disk = real_sync
+        durable_files._sync_disk = real_sync
     assert calls[:7] == ["sync", *["rename"] * 5, "sync"]
     assert [put.error for put in puts] == [None] * 5
 
@@ -264,7 +266,7 @@ def test_a_put_syncs_the_file_before_its_name_and_then_the_folder(tmp_path):
     sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
     os.fsync = fsync
     try:
-        put_file(tmp_path, "a/b/c.bin", b"x")
+        write_durably(tmp_path, "a/b/c.bin", b"x")
     finally:
         os.fsync = real_fsync
     assert calls[:3] == ["fsync file", "rename", "fsync folder"]
@@ -335,7 +337,7 @@ async def test_a_frozen_s3_store_is_waited_for_no_longer_than_the_setting(s3_ser
     server.send_signal(signal.SIGSTOP)
     try:
         async with asyncio.timeout(8):
-            with pytest.raises(BlobsDown, match=r"did not answer within 0 s.*blobs\.timeout"):
+            with pytest.raises(BlobsDown, match=r"did not respond within 0 s.*blobs\.timeout"):
                 await operation(store)
     finally:
         server.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A cluster: each command reaches the primary of its key, whatever moves, dies or joins; nothing is run twice."""
+"""Cluster: each command reaches its primary despite moves and failures, and runs once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,32 @@ from urllib.parse import urlsplit
 
 import pytest
 from hostile_valkey import hostile_peer
+from tests.kit.chaos import ChaosProxy
+from tests.kit.own_cluster import Primary
+from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
-from headrace.cli.checkup import check_valkey
+from headrace.cli.doctor_engines import check_valkey
 from headrace.engines.functions import Functions, load_libraries
-from headrace.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefused
-from headrace.engines.multiplex.scanning import BEGIN, Keys, every, scan
-from headrace.engines.slots import place_of, read_map, slot_of
-from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.waiting import wait_true
-from headrace.views.fence import Fence, means_of
-from own_cluster import Primary
+from headrace.engines.multiplex import (
+    BEGIN,
+    Keys,
+    Multiplexer,
+    ValkeyPartlyDown,
+    ValkeyRefused,
+    scan,
+    scan_all,
+)
+from headrace.engines.valkey import (
+    Valkey,
+    ValkeyConfig,
+    ValkeyDown,
+    ValkeyMoved,
+    hash_slot,
+    node_address,
+    parse_cluster_map,
+)
+from headrace.views.durability_wait import DurabilityWait, durability_of
 
 
 @pytest.fixture
@@ -62,26 +76,26 @@ def key_of(cluster, primary, prefix):
     ],
 )
 def test_a_key_has_the_slot_that_the_engine_says(key, slot):
-    assert slot_of(key) == slot
+    assert hash_slot(key) == slot
 
 
 def test_an_empty_hash_tag_is_none(cluster):
     for key in ("a{}b", "{}", "a{b", "{}{b}"):
-        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", key) == slot_of(key)
+        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", key) == hash_slot(key)
 
 
-def test_a_map_is_read_with_nodes_that_do_not_know_their_name():
+def test_a_map_is_read_with_nodes_without_a_name():
     told = [
         [0, 5, [b"10.0.0.1", 7000, b"id", []], [b"10.0.0.9", 7000, b"id"]],
         [6, 9, [None, 7001, b"id"]],
         [10, 16383, [b"?", 7002, b"id", [b"hostname", b""]]],
     ]
-    found = read_map(told, b"cluster_state:ok\r\ncluster_current_epoch:7\r\n", host="gate")
+    found = parse_cluster_map(told, b"cluster_state:ok\r\ncluster_current_epoch:7\r\n", host="gate")
     assert found.primaries == ["10.0.0.1:7000", "gate:7001", "gate:7002"]
     assert (found.owners[5], found.owners[6], found.epoch) == ("10.0.0.1:7000", "gate:7001", 7)
-    assert read_map([], b"", host="gate").primaries == []
-    assert place_of(":7001", host="gate") == ("gate", 7001)
-    assert place_of("::1:7001", host="gate") == ("::1", 7001)
+    assert parse_cluster_map([], b"", host="gate").primaries == []
+    assert node_address(":7001", host="gate") == ("gate", 7001)
+    assert node_address("::1:7001", host="gate") == ("::1", 7001)
 
 
 async def test_each_command_reaches_the_primary_of_its_key(line, stock):
@@ -101,7 +115,7 @@ async def test_a_scan_finds_what_is_on_every_primary(line):
         for number in range(tag + 1):
             await line.command("SET", f"{line.prefix}:{{s:{tag}}}:c:{number}", 1)
     keys = Keys(f"{line.prefix}:{{s:*}}:c:*", [f"{line.prefix}:{{s:{tag}}}:c:" for tag in tags])
-    found = [key async for part in every(line, keys) for key in part]
+    found = [key async for part in scan_all(line, keys) for key in part]
     assert len(found) == len(set(found)) == sum(tag + 1 for tag in tags)
     few = Keys(keys.pattern, keys.starts[:3])
     cursor, found = BEGIN, []
@@ -143,16 +157,16 @@ async def test_a_slot_that_moves_loses_and_doubles_nothing(cluster, line):
     stop.set()
     await asyncio.gather(*counting)
     assert int(await line.command("GET", key)) == asked
-    assert len({id(each) for each in line._lines.values()}) == 1
+    assert len({id(each) for each in line._by_loop.values()}) == 1
 
 
 async def _is_at(line, key, primary):
     return await line.owner(key) == primary.address
 
 
-async def test_a_key_that_is_on_its_way_is_asked_for_where_it_goes(cluster, line):
+async def test_a_migrating_key_is_requested_from_its_target(cluster, line):
     key = f"{line.prefix}:{{asked}}"
-    owner, slot = cluster.owner_of(key), slot_of(key)
+    owner, slot = cluster.owner_of(key), hash_slot(key)
     target = next(one for one in cluster.primaries if one is not owner)
     ids = [one.ask("CLUSTER", "MYID").decode() for one in (owner, target)]
     assert await line.command("GET", key) is None
@@ -188,7 +202,7 @@ async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, st
             await line.values([its, its])
         assert not isinstance(all_lost.value, ValkeyPartlyDown)
         await stock.open()
-        assert await means_of(stock) == ("no", 0)
+        assert await durability_of(stock) == ("no", 0)
         assert await load_libraries(stock, ("headrace.views",)) in ([], ["headrace_views_v1"])
         found = {finding.subject: finding.state for finding in await check_of(stock)}
         assert found.pop(f"valkey {gone.address}") == "fail"
@@ -205,7 +219,7 @@ async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, st
 
 
 async def check_of(stock):
-    """What doctor says of it."""
+    """The findings of doctor."""
 
     class Engines:
         valkey = stock
@@ -254,28 +268,28 @@ async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(clust
             assert one.ask("CLUSTER", "FORGET", name) == b"OK"
 
 
-async def test_a_fence_waits_on_the_primary_of_each_shard(cluster, stock):
-    fence = Fence(stock, replicas=0, timeout_s=1)
+async def test_a_durability_wait_uses_the_primary_of_each_shard(cluster, stock):
+    fence = DurabilityWait(stock, replicas=0, timeout_s=1)
     for one in cluster.primaries:
         assert one.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"
     try:
-        assert await means_of(stock) == ("always", 0)
-        await asyncio.gather(*[fence.passed(shard) for shard in range(8) for _ in range(3)])
+        assert await durability_of(stock) == ("always", 0)
+        await asyncio.gather(*[fence.wait(shard) for shard in range(8) for _ in range(3)])
         key = f"{stock.prefix}:{{v:0}}:f"
         owner = cluster.owner_of(key)
         other = next(one for one in cluster.primaries if one is not owner)
         for to in (other, owner):
             await asyncio.to_thread(cluster.move, key, to=to)
-            await fence.passed(0)
+            await fence.wait(0)
         assert int(await stock.command("GET", key, near=key)) >= 3
     finally:
         for one in cluster.primaries:
             assert one.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
-    assert await means_of(stock) == ("no", 0)
+    assert await durability_of(stock) == ("no", 0)
 
 
 def one_of_a_cluster(peer, words):
-    """A node that says that all is here, and then that it is not."""
+    """A node that first claims all hash slots and then redirects."""
     if words == [b"CLUSTER", b"SLOTS"]:
         node = b"*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$2\r\nid\r\n" % peer.port
         return b"*1\r\n*3\r\n:0\r\n:16383\r\n" + node
@@ -283,11 +297,11 @@ def one_of_a_cluster(peer, words):
         return b"$27\r\ncluster_current_epoch:1\r\n\r\n\r\n"
     if words == [b"PING"]:
         return b"+PONG\r\n"
-    return b"-MOVED %d 127.0.0.1:%d\r\n" % (slot_of(words[1]), peer.port)
+    return b"-MOVED %d 127.0.0.1:%d\r\n" % (hash_slot(words[1]), peer.port)
 
 
 @pytest.mark.slow
-async def test_nobody_is_sent_round_and_round_for_ever():
+async def test_redirects_have_a_limit():
     async with hostile_peer(one_of_a_cluster) as peer:
         peer.greets = False
         line = Multiplexer(peer.url, ValkeyConfig())
@@ -300,7 +314,7 @@ async def test_nobody_is_sent_round_and_round_for_ever():
 async def test_a_single_server_that_says_moved_is_found_to_be_none():
     async with hostile_peer(lambda _, words: b"-MOVED 1 127.0.0.1:1\r\n") as peer:
         line = Multiplexer(peer.url, ValkeyConfig())
-        with pytest.raises(ValkeyMoved, match="cluster is at the address"):
+        with pytest.raises(ValkeyMoved, match=r"of the cluster in valkey\.url"):
             await line.command("GET", "a")
         peer.answer = lambda _, words: b"+here\r\n"
         assert await line.command("GET", "a") == b"here"
@@ -343,9 +357,9 @@ async def test_a_url_of_several_nodes_is_for_a_cluster_alone(running_engines):
         place = urlsplit(proxy.url).netloc
         url = f"valkey://127.0.0.1:1,{place}"
         line, stock = Multiplexer(url, ValkeyConfig()), Valkey(url, ValkeyConfig())
-        with pytest.raises(ValkeyDown, match="in no cluster"):
+        with pytest.raises(ValkeyDown, match="not in a cluster"):
             await line.open()
-        with pytest.raises(ValkeyDown, match="in no cluster"):
+        with pytest.raises(ValkeyDown, match="not in a cluster"):
             await stock.open()
         await line.close()
         await stock.close()

@@ -1,4 +1,4 @@
-"""Embedded engines, really started: odd folders, twice in a row, crashes, refusals, nothing outside."""
+"""Real embedded engines: unusual folders, restarts, crashes, refusals, no side effects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.processes import is_alive
 
 from headrace.engines.embedded import (
     EmbeddedEngines,
@@ -18,10 +19,9 @@ from headrace.engines.embedded import (
     WrongVersion,
     running_endpoints,
 )
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.engines.embedded.lock import is_locked
+from headrace.engines.embedded.data_folder import is_locked
+from headrace.engines.embedded.process import processes_in
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ async def test_a_path_longer_than_a_socket_allows_and_with_odd_characters_works(
     engines = EmbeddedEngines(folder, durable=False)
     await keep(await engines.start(), "first")
     await engines.stop()
-    # What a kill and a stranger who took over the pid look like together.
+    # The state after a kill when another program has reused the pid.
     (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder}/postgres\n")
     (folder / "run" / ".s.PGSQL.5432.lock").write_text(f"{os.getpid()}\n")
     (folder / "run" / ".s.PGSQL.5432").touch()

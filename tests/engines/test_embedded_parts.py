@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive, wait_until
 
 from headrace.engines.embedded import (
     EngineMissing,
@@ -17,18 +18,24 @@ from headrace.engines.embedded import (
     NotRunning,
     running_endpoints,
 )
-from headrace.engines.embedded.folder import LOG_BYTES_MAX, MARKER, rotate_log, usable_folder
-from headrace.engines.embedded.leftovers import kill_engine, processes_in
-from headrace.engines.embedded.lock import FolderLock, is_locked
-from headrace.engines.embedded.machine import (
+from headrace.engines.embedded.data_folder import (
+    LOG_BYTES_MAX,
+    MARKER,
+    FolderLock,
+    is_locked,
+    rotate_log,
+    usable_folder,
+)
+from headrace.engines.embedded.process import kill_engine, packaged_file, processes_in
+from headrace.engines.embedded.settings import (
+    ADDRESS_BYTES_MAX,
     Machine,
+    endpoints_of,
     postgres_settings,
+    reachable_folder,
     read_machine,
     valkey_settings,
 )
-from headrace.engines.embedded.sockets import ADDRESS_BYTES_MAX, endpoints_of, reachable_folder
-from headrace.engines.embedded.spawn import packaged_file
-from headrace.testing.processes import is_alive, wait_until
 
 GIB = 2**30
 
@@ -64,7 +71,7 @@ def test_the_limit_of_a_cgroup_above_ours_counts(tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderUnusable, match=r"thesis.tex.*empty folder"):
+    with pytest.raises(FolderUnusable, match=r"thesis.tex.*choose an empty"):
         usable_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

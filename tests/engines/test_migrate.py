@@ -1,4 +1,4 @@
-"""Migrations: applied once, in order, all or nothing, refused when edited or too new."""
+"""Migrations and named SQL: order, phases, locks, checksums, and compilation of parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.engines.migrate import (
     plan_migrations,
 )
 from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.engines.sql import compile_query
+from headrace.engines.sql import compile_query, parse_queries
 
 COMPILED = compile_query(
     "compiled",
@@ -77,7 +77,7 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(empty, room):
     assert [m.number for m in await plan_migrations(empty, ("roomfortests",))] == [2]
 
 
-async def test_post_waits_until_it_is_asked_for(empty, room):
+async def test_post_migrations_wait_for_their_phase(empty, room):
     room("0001_pre_add.sql", "CREATE TABLE headrace.new_way (id int);")
     room("0002_post_drop.sql", "-- oldest-code: 0.3.0\nDROP TABLE headrace.new_way;")
     await apply_migrations(empty, ("roomfortests",), phases=("pre",))
@@ -105,7 +105,7 @@ async def test_a_migration_does_not_queue_the_site_behind_a_lock(empty, room):
     )
     async with empty.transaction() as tx:
         await tx.run(compile_query("lock", "-- Hold it.\nLOCK TABLE headrace.busy"))
-        with pytest.raises(Exception, match="nothing was done"):
+        with pytest.raises(Exception, match="without effect"):
             await apply_migrations(empty, ("roomfortests",))
     assert len(await apply_migrations(empty, ("roomfortests",))) == 1
 
@@ -120,3 +120,44 @@ async def test_functions_run_without_jit_on_every_connection(postgres, room):
     room("0002_pre_two.sql", text)
     await apply_migrations(postgres, ("roomfortests",))
     assert await postgres.all(COMPILED) == []
+
+
+def test_parameters_are_numbered_in_order_of_first_use():
+    query = compile_query("q", "-- Take some.\nSELECT :b, :a, :b WHERE x = ANY(:ids::bigint[])")
+    assert query.text == "SELECT $1, $2, $1 WHERE x = ANY($3::bigint[])"
+    assert query.parameters == ("b", "a", "ids")
+    assert query.arguments({"a": 1, "b": 2, "ids": []}) == [2, 1, []]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 'a :b ''quoted'' :c'",
+        "SELECT x::text",
+        "SELECT 1 -- not :this",
+        "SELECT arr[2:3]",
+        "f(a := 1)",
+    ],
+)
+def test_what_only_looks_like_a_parameter_is_left_alone(sql):
+    query = compile_query("q", f"-- Purpose.\n{sql}")
+    assert query.text == sql
+    assert query.parameters == ()
+
+
+def test_a_block_without_a_purpose_is_refused():
+    with pytest.raises(AssertionError, match="no line of purpose"):
+        compile_query("q", "SELECT 1")
+
+
+def test_a_wrong_argument_is_an_assertion_error():
+    query = compile_query("q", "-- Purpose.\nSELECT :a")
+    with pytest.raises(AssertionError, match=r"takes \['a'\], got \['b'\]"):
+        query.arguments({"b": 1})
+
+
+def test_a_file_gives_its_blocks():
+    first = "-- name: one\n-- First.\nSELECT 1;\n\n"
+    text = first + "-- name: two\n-- Second,\n-- in two lines.\nSELECT 2\n"
+    one, two = parse_queries(text)
+    assert (one.name, one.text, two.purpose) == ("one", "SELECT 1", "Second, in two lines.")

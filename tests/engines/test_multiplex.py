@@ -1,4 +1,4 @@
-"""One connection for all callers: each gets its own reply or none, whatever peer, network and callers do."""
+"""One connection for all callers: each gets its own reply or an error, after any fault."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 import pytest
 import uvloop
 from hostile_valkey import bulk, echo, hostile_peer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.multiplex import (
     Multiplexer,
@@ -18,10 +19,9 @@ from headrace.engines.multiplex import (
     ValkeyNotReady,
     ValkeyRefused,
 )
-from headrace.engines.multiplex.address import address_of
-from headrace.engines.multiplex.link import Bounds
+from headrace.engines.multiplex.connection import Bounds
+from headrace.engines.multiplex.reconnecting_connection import address_of
 from headrace.engines.valkey import ValkeyConfig, ValkeyDown
-from headrace.testing.waiting import wait_true
 
 QUICK = Bounds(timeout_s=0.2)
 
@@ -42,7 +42,7 @@ async def connect():
 
 @pytest.fixture
 def real(running_engines, connect):
-    """A multiplexer on the real server, with its usual patience."""
+    """A multiplexer on the real server, with its default timeout."""
     return connect(running_engines.endpoints.valkey_url, Bounds())
 
 
@@ -81,7 +81,7 @@ async def test_what_came_up_in_one_tick_goes_out_in_one_write(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url)
         await mux.open()
-        link = next(iter(mux._lines.values())).link
+        link = next(iter(mux._by_loop.values())).connection
         writes = []
         write, link._transport = link._transport.write, _Recording(link._transport, writes)
         assert await ask(mux, *[b"x"] * 50) == [b"x"] * 50
@@ -124,7 +124,7 @@ async def test_a_caller_that_goes_away_leaves_its_place_behind(connect):
         assert len(peer.writers) == 1
 
 
-async def test_a_reply_nobody_asked_for_ends_the_connection(connect):
+async def test_an_unexpected_reply_ends_the_connection(connect):
     async with hostile_peer(lambda _, words: bulk(words[-1]) * 2) as peer:
         mux = connect(peer.url)
         assert await ask(mux, b"one") == [b"one"]
@@ -157,7 +157,7 @@ async def test_bytes_out_of_order_are_never_an_answer(connect, told):
         await wait_true(is_well)
 
 
-async def test_a_silent_server_is_cut_and_its_callers_are_told(connect):
+async def test_a_silent_server_is_disconnected_and_its_callers_fail(connect):
     async with hostile_peer(lambda _, words: None) as peer:
         mux = connect(peer.url)
         await mux.open()
@@ -188,7 +188,7 @@ async def test_a_slow_server_keeps_its_connection(connect):
         assert len(peer.writers) == 1
 
 
-async def test_more_callers_than_may_wait_are_told_at_once(connect):
+async def test_callers_over_the_limit_fail_at_once(connect):
     go_on = asyncio.Event()
 
     async def late(_peer, words):
@@ -208,13 +208,13 @@ async def test_more_callers_than_may_wait_are_told_at_once(connect):
 
 async def test_what_was_held_back_was_never_sent(connect):
     async with hostile_peer() as peer:
-        mux = connect(peer.url, Bounds(timeout_s=5, held_bytes_max=20 * 2**20))
+        mux = connect(peer.url, Bounds(timeout_s=5, unsent_bytes_max=20 * 2**20))
         await mux.open()
         peer.reading.clear()
-        # More than both kernels' buffers take, so that the transport asks to pause.
+        # More than both kernels' buffers take, so that the transport pauses writing.
         big = [asyncio.create_task(mux.command("ECHO", b"x" * 2**20)) for _ in range(16)]
         await asyncio.sleep(0)
-        link = next(iter(mux._lines.values())).link
+        link = next(iter(mux._by_loop.values())).connection
         await wait_true(lambda: link._is_paused)
         held = [asyncio.create_task(mux.command("ECHO", b"y" * 2**20)) for _ in range(21)]
         await wait_true(held[-1].done)
@@ -224,7 +224,7 @@ async def test_what_was_held_back_was_never_sent(connect):
         assert [outcome(one) for one in told] == [ValkeyLost] * 16 + [ValkeyDown] * 20
 
 
-async def test_nobody_waits_for_a_server_that_is_not_there(connect):
+async def test_callers_of_an_absent_server_fail_at_once(connect):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -249,14 +249,14 @@ async def _answer_pings(reader, writer):
     writer.close()
 
 
-async def test_a_lost_connection_is_made_anew_and_callers_wait_for_the_first_attempt(connect):
+async def test_a_lost_connection_reopens_and_callers_wait_for_the_first_attempt(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url)
         assert await ask(mux, b"a") == [b"a"]
         peer.cut()
-        await wait_true(lambda: next(iter(mux._lines.values())).link is None)
+        await wait_true(lambda: next(iter(mux._by_loop.values())).connection is None)
         told = await ask(mux, b"b")
-        # A connection that lived a moment only may be waited for, or told of.
+        # A connection that was just opened may be waited for or reported as closed.
         assert told in ([b"b"], [ValkeyDown])
 
         async def is_well():
@@ -310,21 +310,26 @@ async def test_a_primary_that_became_a_replica_is_left(connect):
         await wait_true(lambda: len(peer.writers) == 2)
 
 
-async def test_password_and_database_are_said_first(connect):
+async def test_password_and_database_are_sent_first(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url.replace("//", "//me:se%20cret@") + "/3")
         assert await ask(mux, b"a") == [b"a"]
         assert peer.asked == [
-            [b"AUTH", b"me", b"se cret"], [b"SELECT", b"3"], [b"PING"],
-            [b"CLUSTER", b"SLOTS"], [b"ECHO", b"a"],
-        ]  # fmt: skip
+            [b"AUTH", b"me", b"se cret"],
+            [b"SELECT", b"3"],
+            [b"PING"],
+            [b"CLUSTER", b"SLOTS"],
+            [b"ECHO", b"a"],
+        ]
 
 
 def test_addresses_are_read_as_the_stock_client_reads_them():
     unix = address_of("unix:///run/valkey.sock?db=2")
     assert (unix.path, unix.tls, unix.greeting) == (
-        "/run/valkey.sock", None, (("SELECT", "2"), ("PING",)),
-    )  # fmt: skip
+        "/run/valkey.sock",
+        None,
+        (("SELECT", "2"), ("PING",)),
+    )
     plain = address_of("valkeys://cache.example:7000")
     assert (plain.host, plain.port, plain.path) == ("cache.example", 7000, None)
     assert plain.tls is not None
@@ -334,7 +339,7 @@ def test_addresses_are_read_as_the_stock_client_reads_them():
 
 @pytest.mark.parametrize("word", ["MULTI", "subscribe", "WAITAOF", "BLPOP", "CLIENT"])
 async def test_what_needs_a_connection_of_its_own_is_refused(connect, word):
-    with pytest.raises(AssertionError, match="of its own"):
+    with pytest.raises(AssertionError, match="separate connection"):
         await connect("valkey://127.0.0.1:1").command(word)
 
 
@@ -392,7 +397,7 @@ async def test_no_reply_ever_reaches_another_caller(real, valkey):
     assert counts[ValkeyLost] + counts[ValkeyDown] > 0, counts
 
 
-async def test_callers_that_are_cancelled_disturb_nobody(real):
+async def test_cancelled_callers_do_not_affect_others(real):
     dice = random.Random(7)
     texts = [b"%d" % n for n in range(2_000)]
     tasks = [asyncio.create_task(real.command("ECHO", text)) for text in texts]

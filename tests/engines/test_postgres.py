@@ -1,4 +1,7 @@
-"""PostgreSQL: transactions, errors in our words, and life through the loss of connections."""
+"""PostgreSQL through a pool.
+
+Transactions, errors, time limits, lost servers and connection limits.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ import signal
 import time
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.processes import descendants
+from tests.kit.waiting import wait_true
 
+from headrace import Headrace
 from headrace.engines import postgres_pool
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.pooler import UrlsDiffer, require_sessions
+from headrace.engines.migrate import UrlsDiffer, require_sessions
 from headrace.engines.postgres import (
     ConstraintViolated,
     Postgres,
@@ -21,9 +28,6 @@ from headrace.engines.postgres import (
     PostgresRefused,
 )
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.processes import descendants
-from headrace.testing.waiting import wait_true
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
@@ -46,7 +50,7 @@ async def test_a_caller_who_gives_up_does_not_wait_for_a_frozen_server(postgres,
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await through.value(ONE)
-        assert time.monotonic() - began_s < 30, "telling the server to stop takes 60 s"
+        assert time.monotonic() - began_s < 30, "a cancel request to the server takes 60 s"
         proxy.set(RESET)
         proxy.set(PASS)
         assert await through.value(ONE) == 1
@@ -134,7 +138,7 @@ async def test_a_broken_rule_is_a_conflict_that_names_the_constraint(postgres):
 
 async def test_a_statement_that_takes_too_long_is_stopped(database_url):
     postgres = Postgres(database_url, PostgresConfig(statement_timeout_s=0.1))
-    with pytest.raises(PostgresBusy, match="nothing was done"):
+    with pytest.raises(PostgresBusy, match="without effect"):
         await postgres.run(SLEEP)
     await postgres.close()
 
@@ -164,18 +168,18 @@ async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_
         ("postgresql://headrace@/none?host=/nowhere", "/nowhere/.s.PGSQL.5432"),
     ],
 )
-async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, server):
+async def test_an_absent_server_raises_with_the_remedy(url, server):
     postgres = Postgres(url, PostgresConfig(connect_timeout_s=1))
     with pytest.raises(PostgresDown, match="headrace doctor") as told:
         await postgres.open()
     assert told.value.retryable
     assert told.value.retry_after_s
-    assert f"PostgreSQL at {server} does not answer" in told.value.text
+    assert f"PostgreSQL at {server} does not respond" in told.value.text
     assert "hunter2" not in told.value.text
     assert server not in told.value.public_text
 
 
-async def test_a_database_that_does_not_exist_is_told_as_a_fault_of_the_url(running_engines):
+async def test_a_missing_database_raises_a_fault_of_the_url(running_engines):
     postgres = Postgres(running_engines.database_url("no_such_site"), PostgresConfig())
     with pytest.raises(PostgresRefused, match=r"postgres\.url"):
         await postgres.open()
@@ -195,7 +199,7 @@ async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_ur
     await postgres.close()
 
 
-async def test_connections_are_kept_between_statements_until_nobody_needs_them(
+async def test_connections_are_kept_between_statements_until_they_are_unused(
     database_url, monkeypatch
 ):
     monkeypatch.setattr(postgres_pool, "KEPT_S", 0.05)
@@ -209,11 +213,13 @@ async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     assert await postgres.value(backend) in {first, second}
     async with asyncio.TaskGroup() as callers:
         asked = [callers.create_task(postgres.value(backend)) for _ in range(20)]
-    assert {one.result() for one in asked} <= {first, second}, "whoever waits is given the next"
+    assert {one.result() for one in asked} <= {first, second}, (
+        "a waiting caller gets the next connection"
+    )
     await postgres.close()
 
 
-async def test_whoever_waits_for_a_busy_connection_is_not_told_of_a_dead_server(database_url):
+async def test_waiting_for_a_busy_connection_is_no_dead_server(database_url):
     postgres = Postgres(database_url, PostgresConfig(connections_max=1))
     nap = compile_query("nap", "-- Take a moment.\nSELECT pg_sleep(0.1) IS NULL")
     async with postgres.session() as session:
@@ -274,3 +280,27 @@ async def test_urls_to_different_databases_are_refused(running_engines, database
     postgres = Postgres(database_url, PostgresConfig(direct_url=database_url))
     await require_sessions(postgres)
     await postgres.close()
+
+
+PID = compile_query(
+    "pid", "-- Who am I, after a while.\nSELECT pg_backend_pid() FROM pg_sleep(0.05)"
+)
+
+
+@pytest.mark.parametrize(("is_slot", "connections"), [(True, 3), (False, 10)])
+async def test_many_handlers_at_once_share_them(
+    is_slot, connections, running_engines, database_url, tmp_path
+):
+    app = Headrace(
+        flags={
+            "data.folder": str(tmp_path),
+            "postgres.url": database_url,
+            "valkey.url": running_engines.endpoints.valkey_url,
+        }
+    )
+    if is_slot:
+        app.use_as_slot()
+    postgres = app.engines.postgres
+    pids = await asyncio.gather(*[postgres.value(PID) for _ in range(30)])
+    assert len(set(pids)) == connections
+    await app.close()

@@ -25,7 +25,7 @@ async def test_a_command_answers(valkey):
     assert await valkey.command("GET", key) == b"\x00\xff"
 
 
-async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it():
+async def test_an_absent_server_raises_with_the_remedy():
     valkey = Valkey("valkey://127.0.0.1:1", ValkeyConfig(timeout_s=0.5))
     with pytest.raises(ValkeyDown, match="headrace doctor"):
         await valkey.open()
@@ -50,7 +50,7 @@ async def test_a_library_is_sent_once_and_again_when_it_differs(valkey, tmp_path
 
 
 class CancelAt:
-    """Runs a coroutine and cancels its task at the `number`th await: as it begins to wait, or as its answer arrives."""
+    """Cancels a task at its `number`th await, at the start of the wait or with its result."""
 
     def __init__(self, work, number, *, with_answer):
         self._work, self._number, self._with_answer = work, number, with_answer
@@ -99,7 +99,7 @@ async def _opening(valkey):
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("work", [_command, _command_of_a_key, _session, _opening])
 async def test_a_cancellation_is_kept_at_every_await(running_engines, work, is_warm, with_answer):
-    """On Python 3.11 `wait_for` inside the client returns an answer that arrives with the cancellation, and forgets that."""
+    """`wait_for` on Python 3.11 loses a cancellation that arrives together with a result."""
     for number in itertools.count(1):
         valkey = Valkey(running_engines.endpoints.valkey_url, ValkeyConfig())
         if is_warm:
@@ -111,11 +111,11 @@ async def test_a_cancellation_is_kept_at_every_await(running_engines, work, is_w
             return "ended as if nobody had cancelled it"
 
         task = asyncio.create_task(run())
-        [told] = await asyncio.gather(task, return_exceptions=True)
+        [ended] = await asyncio.gather(task, return_exceptions=True)
         if not step.is_reached:
-            assert isinstance(told, str)
+            assert isinstance(ended, str)
             break
-        assert isinstance(told, asyncio.CancelledError), f"await {number}: {told!r}"
+        assert isinstance(ended, asyncio.CancelledError), f"await {number}: {ended!r}"
         assert await valkey.command("PING"), "a connection that was cut off is not used again"
         await valkey.close()
     await valkey.close()

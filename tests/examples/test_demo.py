@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from examples.bazaar.stage import ROOT
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.soak
 UP_S = 120

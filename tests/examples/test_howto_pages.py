@@ -1,4 +1,7 @@
-"""The how-to pages: their starters are those of `headrace init`, and their code runs as it stands."""
+"""The how-to pages.
+
+Their starters are those of `headrace init`, and their code runs as it stands.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 from headrace.app import sections
 from headrace.cli.init import starter
-from headrace.fetch.webhooks import headers_of, new_secret
+from headrace.fetch.webhook_delivery import headers_of, new_secret
 from headrace.kernel.config import load_config
 
 DOCS = Path(__file__).parents[2] / "docs"

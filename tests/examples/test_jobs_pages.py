@@ -1,4 +1,7 @@
-"""The code on the pages about jobs runs as it stands: declarations first, then the awaits beside a worker."""
+"""The code on the pages about jobs runs as it stands.
+
+Declarations first, then the awaits beside a worker.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs.worker import Worker
 from headrace.testing import drain
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
@@ -80,7 +83,7 @@ async def test_the_guide(surroundings, capsys):
     await wait_true(is_charged)
     assert [(await job.job()).state for job in done] == ["cancelled", "failed", "ready", "gone"]
     assert await surroundings.fetchval("SELECT sum FROM accounts") == 5
-    assert (await app.jobs.queue("index")).failed == 1
+    assert (await app.jobs.queues.get("index")).failed == 1
     await names["test_mail"]()
     told = capsys.readouterr().out
     assert "1 {'id': 1, 'done': 100, " in told

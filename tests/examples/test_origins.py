@@ -20,8 +20,7 @@ from examples.bazaar.client import Client
 from examples.bazaar.pictures import Album
 from examples.bazaar.shops import ITEMS_MIN, first_wares, shops
 from PIL import Image
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,9 +34,14 @@ async def hosts(tmp_path_factory):
     words = ["--port", str(port), "--log", str(log), "--shops", "5"]
     leash = ["-m", "examples.bazaar.leash", str(os.getpid()), sys.executable]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *leash, "-m", "examples.bazaar.origins", *words,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        *leash,
+        "-m",
+        "examples.bazaar.origins",
+        *words,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
     assert process.stdout is not None
     ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
     assert ready == {"ready": True, "shops": 5, "port": port}

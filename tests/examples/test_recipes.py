@@ -25,7 +25,8 @@ RECIPES = ROOT / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
 DUE = compile_query(
     "due",
-    "-- Everything that waits is due.\nUPDATE headrace.job_ready SET run_at = now() - interval '1 s'",
+    "-- Everything that waits is due.\n"
+    "UPDATE headrace.job_ready SET run_at = now() - interval '1 s'",
 )
 
 
@@ -51,7 +52,10 @@ async def recipe(running_engines, database_url, tmp_path, monkeypatch):
 
 @contextmanager
 def serving(answer):
-    """A server on this machine; `answer(handler)` answers each request. Gives its URL and what was asked."""
+    """A server on this machine; `answer(handler)` answers each request.
+
+    Gives its URL and what was asked.
+    """
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -106,7 +110,8 @@ async def test_night(recipe, capsys):
     assert "10000 jobs" in capsys.readouterr().out
     look = compile_query(
         "look",
-        "-- Their moments.\nSELECT min(run_at) AS first, max(run_at) AS last FROM headrace.job_ready",
+        "-- Their moments.\n"
+        "SELECT min(run_at) AS first, max(run_at) AS last FROM headrace.job_ready",
     )
     [row] = await night.app.engines.postgres.all(look)
     hours = (row["last"] - row["first"]).total_seconds() / 3600
@@ -150,7 +155,7 @@ async def test_buffer(recipe, capsys, monkeypatch):
         ended = await drain(crm.app)
         assert ended == {"done": 29, "fail": 1, "retry": 1}
         assert len(asked) == 31
-        lane = await crm.app.jobs.get_lane("crm", "crm")
+        lane = await crm.app.jobs.lanes.get("crm", "crm")
         assert (lane.starts_max, lane.window_s, lane.concurrency) == (600, 60.0, 4)
         assert lane.starts_live == 31
     assert "user-7 is in the CRM" in capsys.readouterr().out
@@ -170,7 +175,7 @@ async def test_walk(recipe, capsys, monkeypatch):
         await partner.main()
         assert await drain(partner.app) == {"done": 3}
         assert asked == ["/items?page=1", "/items?page=2", "/moved?page=2", "/items?page=3"]
-        lane = await partner.app.jobs.get_lane("partners", "acme")
+        lane = await partner.app.jobs.lanes.get("partners", "acme")
         assert lane.starts_live == 4, "three jobs and a redirect"
     assert capsys.readouterr().out.split() == [
         *("acme", "has", "item-1", "acme", "has", "item-2", "acme", "has", "item-3")

@@ -1,4 +1,7 @@
-"""The sellers' catalogues, version after version: what the demo expects of each follows from the one before."""
+"""The sellers' catalogues, version after version.
+
+What the demo expects of each follows from the one before.
+"""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.buyers import Buyers
 from examples.bazaar.shop import make_web
 from examples.bazaar.tracks import TRACKS
+from tests.kit.waiting import wait_true
 
 from headrace import Headrace
 from headrace.media.worker import serve
-from headrace.testing.waiting import wait_true
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PHOTOS = (
@@ -110,7 +110,7 @@ async def test_sellers_words_are_text_and_nothing_may_run(tab, headrace):
         assert "<img src=x" not in page.text
         policy = page.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; style-src 'self'; img-src http://127.0.0.1:")
-    assert headrace.media.url("photos/a.jpg") in (await tab.get("/")).text
+    assert headrace.media.objects.url("photos/a.jpg") in (await tab.get("/")).text
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, hea
     assert seen.faults == []
     assert seen.ranges >= 4 * seen.tracks
     for track in TRACKS:
-        await headrace.media.put(track.key, track.data()[:-2] + b"!!")
+        await headrace.media.objects.put(track.key, track.data()[:-2] + b"!!")
     await wait_true(lambda: seen.faults_count or walking.done(), what="they notice")
     assert "are not the track" in seen.faults[0]
     walking.cancel()

@@ -1,4 +1,7 @@
-"""The demo's platform: ports that others take, servers that are started anew, and the role that keeps it from being up."""
+"""The demo's platform.
+
+Ports that others take, servers that are started anew, and the role that keeps it from being up.
+"""
 
 from __future__ import annotations
 

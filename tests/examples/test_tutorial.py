@@ -1,6 +1,7 @@
 """The tutorial works as it is written: its files are saved and its commands typed, word for word.
 
-Only ports differ (several runs share a machine), and the address of a photo, which the page leaves open.
+Only ports differ (several runs share a machine), and the address of a photo, which the page leaves
+open.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
@@ -25,7 +25,7 @@ FOREGROUND = ("headrace up", "uvicorn")
 
 
 class Terminals:
-    """One shell for each command that keeps its terminal, and one for the rest, all in one folder."""
+    """A shell for each command that keeps its terminal, and one for the rest, in one folder."""
 
     def __init__(self, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -10,10 +10,10 @@ import pytest
 from examples.bazaar.adverts import Advert, Photo
 from examples.bazaar.pictures import Album
 from examples.bazaar.visitors import Crowd, Seen
+from tests.kit.waiting import wait_true
 
 from headrace.media import Media, MediaConfig
 from headrace.media.worker import serve
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from headrace.engines.valkey import ValkeyConfig
 from headrace.feed import Feed, FeedConfig
 from headrace.feed.worker import Sweeper
 from headrace.jobs import Jobs, JobsConfig, Registry
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 
 KEY = derive_key("a secret of the tests, 32 characters", "cursor")
 
@@ -68,7 +68,7 @@ def app(jobs, engines):
 @pytest.fixture
 def sweeper(feed):
     """A sweep; `await sweeper.run_once(older_s=0)`."""
-    return Sweeper.of(feed)
+    return Sweeper(feed)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""The verbs of the feed through each way in: Python, HTTP on a real socket, the commands as they are typed.
+"""The verbs of the feed through each way in.
 
-`await surface.do("page", {"viewer": 7})` gives what JSON can hold, the same on each surface; what is refused raises
-`Refused` with the status and the code.
+Python, HTTP on a real socket, the commands as they are typed.
+
+`await surface.do("page", {"viewer": 7})` gives what JSON can hold, the same on each surface; what
+is refused raises `Refused` with the status and the code.
 """
 
 # ruff: noqa: A002 - a post's own word is `id`
@@ -17,16 +19,15 @@ from urllib.parse import quote
 
 import httpx
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.feed import cli, http
-from headrace.feed.model import Bar
-from headrace.feed.shown import page_shown, people_shown
+from headrace.feed.model import feed_page, feed_people
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("feed:read", "feed:write")
@@ -46,65 +47,68 @@ class PythonSurface(PythonVerbs):
         return {"changed": await self._feed.unfollow(viewer, authors)}
 
     async def unfollow_all(self, *, viewer):
-        return {"changed": await self._feed.unfollow_all(viewer)}
+        return {"changed": await self._feed.follows.unfollow_all(viewer)}
 
     async def mute(self, *, viewer, authors):
-        return {"changed": await self._feed.mute(viewer, authors)}
+        return {"changed": await self._feed.follows.mute(viewer, authors)}
 
     async def unmute(self, *, viewer, authors):
-        return {"changed": await self._feed.unmute(viewer, authors)}
+        return {"changed": await self._feed.follows.unmute(viewer, authors)}
 
     async def block(self, *, viewer, authors):
-        return {"changed": await self._feed.block(viewer, authors)}
+        return {"changed": await self._feed.follows.block(viewer, authors)}
 
     async def unblock(self, *, viewer, authors):
-        return {"changed": await self._feed.unblock(viewer, authors)}
+        return {"changed": await self._feed.follows.unblock(viewer, authors)}
 
     async def following(self, *, viewer, limit=100, cursor=None):
-        return people_shown(await self._feed.following(viewer, limit, cursor=cursor))
+        return feed_people(await self._feed.follows.following(viewer, limit, cursor=cursor))
 
     async def followers(self, *, author, limit=100, cursor=None):
-        return people_shown(await self._feed.followers(author, limit, cursor=cursor))
+        return feed_people(await self._feed.follows.followers(author, limit, cursor=cursor))
 
-    async def barred(self, *, viewer, kind):
-        return people_shown(await self._feed.barred(viewer, Bar(kind)))
+    async def muted(self, *, viewer):
+        return feed_people(await self._feed.follows.muted(viewer))
+
+    async def blocked(self, *, viewer):
+        return feed_people(await self._feed.follows.blocked(viewer))
 
     async def post(self, *, author, id, at=None, **more):
         moment = None if at is None else datetime.fromisoformat(at)
         return await self._feed.post(author, id, at=moment, **more)
 
     async def find(self, *, id):
-        return await self._feed.find(id)
+        return await self._feed.posts.find(id)
 
     async def delete(self, *, id):
         return await self._feed.delete(id)
 
     async def page(self, *, viewer, limit=20, **more):
-        return page_shown(await self._feed.page(viewer, limit, **more))
+        return feed_page(await self._feed.page(viewer, limit, **more))
 
     async def author_posts(self, *, author):
-        return page_shown(await self._feed.author_posts(author))
+        return feed_page(await self._feed.pages.author_posts(author))
 
     async def unread(self, *, viewer):
-        return await self._feed.unread(viewer)
+        return await self._feed.pages.unread(viewer)
 
     async def marker(self, *, viewer):
-        return await self._feed.marker(viewer)
+        return await self._feed.pages.marker(viewer)
 
-    async def set_marker(self, *, viewer, place):
-        return await self._feed.set_marker(viewer, place)
+    async def set_marker(self, *, viewer, position):
+        return await self._feed.pages.set_marker(viewer, position)
 
     async def rebuild(self):
-        return {"job": await self._feed.rebuild()}
+        return {"job": await self._feed.index.rebuild()}
 
     async def verify(self):
-        return await self._feed.verify()
+        return await self._feed.index.verify()
 
     async def stats(self):
-        return await self._feed.stats()
+        return await self._feed.index.stats()
 
     async def why(self, *, viewer, post):
-        return await self._feed.why(viewer, post)
+        return await self._feed.pages.why(viewer, post)
 
 
 class HttpSurface:
@@ -138,19 +142,19 @@ class HttpSurface:
         return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"all": "true"})
 
     async def mute(self, **given):
-        return await self._bar("mutes", "PUT", **given)
+        return await self._mute_block("mutes", "PUT", **given)
 
     async def unmute(self, **given):
-        return await self._bar("mutes", "DELETE", **given)
+        return await self._mute_block("mutes", "DELETE", **given)
 
     async def block(self, **given):
-        return await self._bar("blocks", "PUT", **given)
+        return await self._mute_block("blocks", "PUT", **given)
 
     async def unblock(self, **given):
-        return await self._bar("blocks", "DELETE", **given)
+        return await self._mute_block("blocks", "DELETE", **given)
 
-    async def _bar(self, bars, method, *, viewer, authors):
-        path = f"{_viewer(viewer)}/{bars}"
+    async def _mute_block(self, name, method, *, viewer, authors):
+        path = f"{_viewer(viewer)}/{name}"
         if len(authors) == 1:
             return await self.ask(method, f"{path}/{_quoted(authors[0])}")
         if method == "PUT":
@@ -163,8 +167,11 @@ class HttpSurface:
     async def followers(self, *, author, **params):
         return await self.ask("GET", f"/v1/feed/authors/{_quoted(author)}/followers", params=params)
 
-    async def barred(self, *, viewer, kind):
-        return await self.ask("GET", f"{_viewer(viewer)}/{kind}s")
+    async def muted(self, *, viewer):
+        return await self.ask("GET", f"{_viewer(viewer)}/mutes")
+
+    async def blocked(self, *, viewer):
+        return await self.ask("GET", f"{_viewer(viewer)}/blocks")
 
     async def post(self, **body):
         [told] = await self.ask("POST", "/v1/feed/posts", json=body)
@@ -188,8 +195,8 @@ class HttpSurface:
     async def marker(self, *, viewer):
         return await self.ask("GET", f"{_viewer(viewer)}/marker")
 
-    async def set_marker(self, *, viewer, place):
-        return await self.ask("PUT", f"{_viewer(viewer)}/marker", json={"place": place})
+    async def set_marker(self, *, viewer, position):
+        return await self.ask("PUT", f"{_viewer(viewer)}/marker", json={"position": position})
 
     async def rebuild(self):
         return await self.ask("POST", "/v1/feed/rebuild")
@@ -261,8 +268,11 @@ class CommandSurface:
     async def followers(self, *, author, **options):
         return await self.run("followers", author, *_words(options))
 
-    async def barred(self, *, viewer, kind):
-        return await self.run("barred", viewer, kind)
+    async def muted(self, *, viewer):
+        return await self.run("muted", viewer)
+
+    async def blocked(self, *, viewer):
+        return await self.run("blocked", viewer)
 
     async def post(self, *, author, id, **options):
         return await self.run("post", author, id, *_words(options))
@@ -285,8 +295,8 @@ class CommandSurface:
     async def marker(self, *, viewer):
         return await self.run("marker", viewer)
 
-    async def set_marker(self, *, viewer, place):
-        return await self.run("marker", viewer, place)
+    async def set_marker(self, *, viewer, position):
+        return await self.run("marker", viewer, position)
 
     async def rebuild(self):
         return await self.run("rebuild")
@@ -327,7 +337,10 @@ async def surface_on(name, engines, feed):
 
 @asynccontextmanager
 async def client_of(engines, feed, *, scopes=SCOPES, stop=None):
-    """A client of the room's routes on a real socket, with a token for them; `stop` ends the server before."""
+    """A client of the room's routes on a real socket, with a token for them.
+
+    `stop` ends the server before.
+    """
     loaded = load_config({"web": WebConfig}, env={})
     web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
     house = SimpleNamespace(

@@ -79,8 +79,8 @@ class History:
                 self.delete,
                 self.follow,
                 self.unfollow,
-                self.bar,
-                self.unbar,
+                self.mute_or_block,
+                self.end_mute_or_block,
                 self.unfollow_all,
             ],
             [30, 12, 20, 8, 6, 6, 1],
@@ -95,7 +95,7 @@ class History:
             at = self.random.choice([None, *self.moments, *self.moments])
             name = f"{self.random.choice('aAzZ_~')}{self.made}"
             new.append(NewPost(author=self.random.choice(self.authors), id=name, at=at))
-        for post, stored in zip(new, await self.feed.posts(new), strict=True):
+        for post, stored in zip(new, await self.feed.posts.add(new), strict=True):
             assert stored.id == post.id
         for row in await self.feed.postgres.all(self.feed_posts([post.id for post in new])):
             self.world.posts[row["id"]] = (row["score"], row["author"])
@@ -135,21 +135,21 @@ class History:
         """Everybody."""
         viewer = self.random.choice(self.viewers)
         old = {pair for pair in self.world.follows if pair[0] == viewer}
-        assert await self.feed.unfollow_all(viewer) == len(old)
+        assert await self.feed.follows.unfollow_all(viewer) == len(old)
         self.world.follows -= old
 
-    async def bar(self):
+    async def mute_or_block(self):
         """A mute, or a block, in either direction."""
         viewer, authors = self._pairs(2)
-        kind, verb = self._kind(self.feed.mute, self.feed.block)
+        kind, verb = self._kind(self.feed.follows.mute, self.feed.follows.block)
         new = {(viewer, a) for a in authors} - kind
         assert await verb(viewer, authors) == len(new)
         kind |= new
 
-    async def unbar(self):
+    async def end_mute_or_block(self):
         """The end of it."""
         viewer, authors = self._pairs(4)
-        kind, verb = self._kind(self.feed.unmute, self.feed.unblock)
+        kind, verb = self._kind(self.feed.follows.unmute, self.feed.follows.unblock)
         old = {(viewer, a) for a in authors} & kind
         assert await verb(viewer, authors) == len(old)
         kind -= old
@@ -177,7 +177,7 @@ class History:
         return pages
 
     def _signed(self, viewer, place):
-        return place and self.feed._reading._places.sign("feed", viewer, place)
+        return place and self.feed.pages._cursors.sign("feed", viewer, place)
 
     def _place(self, share):
         """Where a post stands or stood, or some moment; None: nowhere."""

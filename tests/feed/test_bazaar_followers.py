@@ -1,4 +1,4 @@
-"""The demo's followers take right feeds as right, and a post too many or one that is missing as wrong."""
+"""The demo's followers accept correct feeds and reject a feed with an extra or missing post."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from examples.bazaar import followers as demo
 from examples.bazaar.adverts import Advert
 from feed_surfaces import client_of
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 SHOPS = ["shop-01", "shop-02"]
 ADVERTS = [Advert(shop, f"item{n}", 1, "Sofa", "10", ()) for shop in SHOPS for n in range(15)]

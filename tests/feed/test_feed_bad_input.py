@@ -1,5 +1,6 @@
-"""What the routes of the feed are sent by mistake or on purpose: each is refused in its words, nothing changes, and the
-next good request works.
+"""What the routes of the feed are sent by mistake or on purpose.
+
+Each is refused in its words, nothing changes, and the next good request works.
 """
 
 from __future__ import annotations
@@ -165,9 +166,9 @@ CORPUS = [
     ),
     # The marker.
     send("PUT", f"{VIEWER}/marker", {}, INPUT),
-    send("PUT", f"{VIEWER}/marker", {"place": None}, INPUT),
-    send("PUT", f"{VIEWER}/marker", {"place": "x"}, CURSOR),
-    send("PUT", f"{VIEWER}/marker", {"place": "$other"}, CURSOR),
+    send("PUT", f"{VIEWER}/marker", {"position": None}, INPUT),
+    send("PUT", f"{VIEWER}/marker", {"position": "x"}, CURSOR),
+    send("PUT", f"{VIEWER}/marker", {"position": "$other"}, CURSOR),
 ]
 
 
@@ -185,9 +186,9 @@ def filled(value, names):
 async def cursors(feed):
     """Cursors that are good elsewhere: another viewer's, a list's; and one that was cut."""
     await feed.follow(8, [100, 101])
-    await feed.posts([])
+    await feed.posts.add([])
     other = (await feed.page(8, 1)).next
-    line = (await feed.following(8, 1)).next
+    line = (await feed.follows.following(8, 1)).next
     own = (await feed.page(7, 1)).next
     assert other
     assert line

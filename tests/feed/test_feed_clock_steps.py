@@ -1,8 +1,11 @@
-"""The database's clock is set back and forth, and stands still: pages stay what an oracle says, and nothing is left behind.
+"""The database's clock is set back and forth, and stands still.
 
-`now()` of the test's database is a function of its own, found before PostgreSQL's, so every statement and every function
-of the product is run as it is, by a clock that the test sets. The clock of this process is the real one all the
-while, hours and days away: a moment that was taken from it would be seen.
+Pages stay what an oracle says, and nothing is left behind.
+
+`now()` of the test's database is a function of its own, found before PostgreSQL's, so every
+statement and every function of the product is run as it is, by a clock that the test sets. The
+clock of this process is the real one all the while, hours and days away: a moment that was taken
+from it would be seen.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ class SteppedHistory(History):
             await super().step()
 
     async def post(self):
-        """As all do; what has no moment of its own has the clock's, and what is to come is not there yet."""
+        """As all do.
+
+        What has no moment of its own has the clock's, and what is to come is not there yet.
+        """
         before = set(self.world.posts)
         await super().post()
         self.waiting |= set(self.world.posts) - before
@@ -119,7 +125,7 @@ async def test_pages_are_right_while_the_clock_steps(clock, make_feed, registry,
         checked += await history.check(8)
     assert checked == 480
     assert history.shown_late > 0, "some waited for their moment"
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def slow_pages(feed, history):
@@ -135,43 +141,44 @@ async def test_pages_are_right_after_a_clock_was_months_ahead(clock, make_feed):
     for _ in range(20):
         await history.step()
     await clock.go(timedelta(seconds=YEAR_S) + timedelta(days=20))
-    await Sweeper.of(feed).trim()
+    await Sweeper(feed).trim()
     for _ in range(2):
         for _ in range(8):
             await history.step()
             await history.check(8)
         await clock.go(timedelta())
     assert await slow_pages(feed, history) > 0
-    assert (await feed.verify()).is_equal
-    await feed.rebuild_now(clean=True)
+    assert (await feed.index.verify()).is_equal
+    await feed.index.rebuild_now(clean=True)
     assert await slow_pages(feed, history) == 0
     await history.check(40)
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_what_a_writer_left_before_a_step_back_is_swept_at_once(feed, sweeper, sql):
     await feed.follow(7, 1)
-    await store.posts.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
+    await store.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
     await sql("UPDATE headrace.feed_outbox SET made_at = made_at + interval '1 hour'")
     assert await sweeper.run_once() == 1
     assert [post.id for post in (await feed.page(7)).posts] == ["a"]
 
 
 async def test_what_valkey_lost_after_a_step_back_is_brought_again(feed, sweeper, sql, engines):
-    """Its change has a later number and an earlier moment than the last one that Valkey is known to have."""
+    """The change has a higher number and an earlier moment than Valkey's last recorded one."""
     await feed.follow(7, 1)
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
     [row] = await sql("SELECT max(id) FROM headrace.feed_outbox")
     await feed.post(1, "b")
     await sql(
-        f"UPDATE headrace.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id > {row[0]}"
+        "UPDATE headrace.feed_outbox SET made_at = made_at - interval '5 minutes'"
+        f" WHERE id > {row[0]}"
     )
     await sweeper.run_once(older_s=0)
-    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
     await engines.valkey.command("ZREM", f"{prefix}p:1", "b")
     await engines.valkey.command("ZADD", f"{prefix}p:1", -1, "")
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "swept", row[0])
     assert await sweeper.run_once(older_s=0, settle_s=0) == 1
     assert [post.id for post in (await feed.page(7)).posts] == ["b", "a"]
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal

@@ -1,4 +1,7 @@
-"""The feed on a cluster: its pages are the oracle's while hash slots move, a primary is away, comes back, or is new."""
+"""The feed on a cluster.
+
+Its pages are the oracle's while hash slots move, a primary is away, comes back, or is new.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from feed_world import History
+from tests.kit.waiting import wait_true
 
 from headrace.feed.worker import Sweeper
-from headrace.testing.waiting import wait_true
 
 SHARDS = 4
 
@@ -39,7 +42,7 @@ async def history(feed):
 
 def start_of(feed, shard):
     """What all keys of a shard begin with."""
-    return feed.hot._starts[shard]
+    return feed.valkey._starts[shard]
 
 
 def owners_of(cluster, feed):
@@ -52,7 +55,7 @@ async def wait_quick(feed):
 
     async def is_quick():
         page = await feed.page(1, 1, since=None)
-        return not page.is_slow and not feed._index._applier.has_left
+        return not page.is_slow and not feed.index.applier.has_deferred
 
     await wait_true(is_quick, what="pages come from the index")
 
@@ -79,7 +82,7 @@ async def lived(history):
 async def require_same(feed, history):
     """Index and truth are the same, and pages are right and quick."""
     await history.check(40)
-    assert (await feed.verify()).differences == []
+    assert (await feed.index.verify()).differences == []
 
 
 @pytest.mark.slow
@@ -89,10 +92,10 @@ async def test_pages_are_right_with_shards_on_several_primaries(cluster, feed, h
         await history.step()
         await history.check(8)
     assert not (await feed.page(1)).is_slow
-    await feed.hot.trim_posts(b"0")
-    await Sweeper.of(feed).run_once(older_s=0)
+    await feed.valkey.trim_posts(b"0")
+    await Sweeper(feed).run_once(older_s=0)
     await require_same(feed, history)
-    assert [state.state for state in await feed.stats()] == ["ready"] * SHARDS
+    assert [state.state for state in await feed.index.stats()] == ["ready"] * SHARDS
 
 
 @pytest.mark.slow
@@ -157,7 +160,7 @@ async def _is_slow(feed):
 
 @pytest.mark.slow
 async def test_a_rebuild_from_nothing_drops_every_shard(feed, history):
-    assert await feed.hot.drop() > SHARDS
-    assert {state.state for state in await feed.stats()} == {"missing"}
-    assert await feed.rebuild_now(clean=True) > 0
+    assert await feed.valkey.drop() > SHARDS
+    assert {state.state for state in await feed.index.stats()} == {"missing"}
+    assert await feed.index.rebuild_now(clean=True) > 0
     await require_same(feed, history)

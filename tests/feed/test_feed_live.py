@@ -1,4 +1,7 @@
-"""New posts while one watches: told once, in order, also after the connection broke; a stop ends the streams."""
+"""New posts while one watches: told once, in order, also after the connection broke.
+
+A stop ends the streams.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +74,9 @@ async def test_what_is_posted_while_one_watches_is_told(engines, feed):
     async with client_of(engines, feed) as client, watching(client, 7) as stream:
         await feed.post("ann", "p1")
         assert await stream.posts() == ["p1"]
-        await feed.posts([NewPost(author=100, id="p2"), NewPost(author=5, id="nobody")])
+        await feed.posts.add([NewPost(author=100, id="p2"), NewPost(author=5, id="nobody")])
         assert await stream.posts() == ["p2"]
-        await feed.mute(7, 100)
+        await feed.follows.mute(7, 100)
         await feed.post(100, "unheard")
         await feed.post("ann", "p3")
         assert await stream.posts() == ["p3"]
@@ -105,7 +108,7 @@ async def test_a_reader_that_comes_again_gets_what_it_missed_and_nothing_twice(e
 
 
 async def test_a_stream_has_an_end_so_that_tokens_are_looked_at_again(engines, feed, monkeypatch):
-    monkeypatch.setattr("headrace.feed.http.live.LIFE_S", 0.1)
+    monkeypatch.setattr("headrace.feed.http.posts.LIFE_S", 0.1)
     await feed.follow(7, 100)
     async with client_of(engines, feed) as client:
         async with watching(client, 7) as stream:

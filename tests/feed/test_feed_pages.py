@@ -29,7 +29,7 @@ async def test_pages_go_on_where_the_last_one_ended(feed):
     posts = [
         NewPost(author=1 + n % 2, id=f"p{n:02}", at=NOON + timedelta(seconds=n)) for n in range(25)
     ]
-    await feed.posts(posts)
+    await feed.posts.add(posts)
     seen, cursor = [], None
     while True:
         page = await feed.page(7, 10, cursor=cursor)
@@ -50,12 +50,12 @@ async def test_what_is_undone_is_gone_on_the_next_read(feed):
     assert await ids(feed, 7) == []
     assert await feed.follow(7, 2) == 1
     assert await ids(feed, 7) == ["b"]
-    assert await feed.mute(7, 2) == 1
+    assert await feed.follows.mute(7, 2) == 1
     assert await ids(feed, 7) == []
-    assert await feed.unmute(7, 2) == 1
+    assert await feed.follows.unmute(7, 2) == 1
     assert await ids(feed, 7) == ["b"]
-    assert await feed.block(2, 7) == 1
+    assert await feed.follows.block(2, 7) == 1
     assert await ids(feed, 7) == []
-    assert await feed.unblock(2, 7) == 1
-    assert await feed.unfollow_all(7) == 2
+    assert await feed.follows.unblock(2, 7) == 1
+    assert await feed.follows.unfollow_all(7) == 2
     assert await ids(feed, 7) == []

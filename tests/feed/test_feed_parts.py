@@ -1,4 +1,7 @@
-"""An author of many posts is put into the index and proved in parts: nothing is missing meanwhile, and no change gets lost."""
+"""An author of many posts is put into the index and proved in parts.
+
+Nothing is missing meanwhile, and no change gets lost.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.feed.hot import POSTS_AT_ONCE, Part, parts_of
 from headrace.feed.model import SCORE_MAX, TICKS, Change, Kind
+from headrace.feed.valkey_store import POSTS_AT_ONCE, Part, parts_of
 
 MANY, TIED, LEVELS = 12_000, 3, 7
 FILL = f"""
@@ -26,7 +29,7 @@ async def many(feed, sql):
     """A feed with one author of many posts, three a millisecond, and his follower."""
     await feed.follow(7, 1)
     await sql(FILL)
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     return feed
 
 
@@ -53,16 +56,16 @@ def test_parts_reach_over_all_and_split_no_score():
 
 @pytest.mark.slow
 async def test_many_posts_of_one_author_are_put_and_proved(many, engines):
-    verified = await many.verify()
+    verified = await many.index.verify()
     assert (verified.is_equal, verified.posts) == (True, MANY)
     assert await newest(many) == [f"p{n:09}" for n in range(MANY, MANY - 200, -1)]
-    key = f"{engines.valkey.prefix}:{{f2:0}}:p:1"
+    key = f"{engines.valkey.prefix}:{{f:0}}:p:1"
     await engines.valkey.command("ZREMRANGEBYRANK", key, 5_500, 5_600)
     await engines.valkey.command("ZADD", key, 2**52, "stray")
-    [differs] = (await many.verify()).differences
+    [differs] = (await many.index.verify()).differences
     assert (differs.missing, differs.extra) == (101 + LEVELS, 1), "no bucket knows of the stray"
-    await many.rebuild_now()
-    assert (await many.verify()).is_equal
+    await many.index.rebuild_now()
+    assert (await many.index.verify()).is_equal
 
 
 @pytest.mark.slow
@@ -76,29 +79,32 @@ async def test_writes_in_between_parts_are_not_lost(many):
 
     async def rebuild():
         for _ in range(6):
-            await many.rebuild_now()
+            await many.index.rebuild_now()
 
     await asyncio.gather(write(), rebuild())
-    verified = await many.verify()
+    verified = await many.index.verify()
     assert (verified.is_equal, verified.posts) == (True, MANY - 60 + 1)
 
 
 @pytest.mark.slow
 async def test_whoever_finds_a_part_missing_puts_the_whole(many, engines):
-    """As where a process died between two parts: no change is the next one, and no page lacks anything."""
-    start = f"{engines.valkey.prefix}:{{f2:0}}:"
+    """As where a process died between two parts.
+
+    No change is the next one, and no page lacks anything.
+    """
+    start = f"{engines.valkey.prefix}:{{f:0}}:"
     before = await newest(many)
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
-    words = ["headrace_feed_put_posts_part_v2", 2, f"{start}p:1", f"{start}m"]
+    words = ["headrace_feed_put_posts_part_v1", 2, f"{start}p:1", f"{start}m"]
     upto = 1_772_000_000_000 * TICKS
     assert await engines.valkey.command("FCALL", *words, 1, 1, 0, upto, 0) == [b"ok", 0, 0]
     assert await newest(many) == before
     change = Change(Kind.POSTS, 1, 2, ["new"], [upto])
-    assert (await many.hot.change(0, change))[0] == "gap"
+    assert (await many.valkey.change(0, change))[0] == "gap"
     late = [*words, 1, 1, upto + 1, SCORE_MAX, 1]
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
     assert (await engines.valkey.command("FCALL", *late))[0] == b"old"
     await engines.valkey.command("ZADD", f"{start}p:1", -0.5, "")
     await many.post(1, "new")
     assert await newest(many) == ["new", *before[:-1]]
-    assert (await many.verify()).is_equal
+    assert (await many.index.verify()).is_equal

@@ -1,4 +1,7 @@
-"""Pages from PostgreSQL are read a few at once: the others wait or are refused, and all else goes on."""
+"""Pages from PostgreSQL are read a few at once.
+
+The others wait or are refused, and all else goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ from dataclasses import replace
 
 import pytest
 from feed_surfaces import client_of
+from tests.kit.whole_nodes import free_port
 
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.valkey import ValkeyConfig
 from headrace.feed import Feed, FeedConfig
 from headrace.feed.errors import SlowPagesBusy
-from headrace.kernel.secrets import derive_key
-from whole_nodes import free_port
+from headrace.kernel.signing import derive_key
 
 READERS, AT_ONCE, WAITING = 40, 3, 12
-BLOCKED = "SELECT count(*) FROM pg_locks WHERE relation = 'headrace.feed_follow'::regclass AND NOT granted"
+BLOCKED = (
+    "SELECT count(*) FROM pg_locks"
+    " WHERE relation = 'headrace.feed_follow'::regclass AND NOT granted"
+)
 
 
 @pytest.fixture
@@ -34,8 +40,8 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
 ):
     await feed.follow(7, [100])
     await feed.post(100, "p1")
-    await without_valkey.ready()
-    holder = await postgres.connect_alone()
+    await without_valkey.index.ready()
+    holder = await postgres.connect_unpooled()
     async with client_of(engines, without_valkey) as client:
         async with holder.transaction():
             await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
@@ -52,7 +58,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert answer.json()["code"] == "feed.slow_pages_busy"
             assert readers, "those who wait or are read"
-            assert (await feed.find("p1")).id == "p1"
+            assert (await feed.posts.find("p1")).id == "p1"
             assert (await client.get("/v1/feed/viewers/7/marker")).status_code == 200
             assert not (await feed.page(7)).is_slow
             with pytest.raises(SlowPagesBusy, match="slow_pages_max"):
@@ -67,8 +73,8 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
 async def test_a_reader_that_goes_away_leaves_its_turn_to_others(feed, without_valkey, postgres):
     await feed.follow(7, [100])
     await feed.post(100, "p1")
-    await without_valkey.ready()
-    holder = await postgres.connect_alone()
+    await without_valkey.index.ready()
+    holder = await postgres.connect_unpooled()
     async with holder.transaction():
         await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
         readers = [asyncio.create_task(without_valkey.page(7)) for _ in range(AT_ONCE + WAITING)]

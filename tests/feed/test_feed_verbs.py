@@ -1,4 +1,7 @@
-"""What goes with pages: names, later posts, deletions and what hangs on them, markers, lists, imports, bounds."""
+"""What goes with pages.
+
+Names, later posts, deletions and what hangs on them, markers, lists, imports, bounds.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from headrace.feed.errors import (
     InvalidPost,
     PostTaken,
     PostUnknown,
-    TooManyBars,
     TooManyFollows,
+    TooManyMutesBlocks,
 )
-from headrace.feed.model import Bar
+from headrace.feed.model import MuteOrBlock
 from headrace.feed.worker import Sweeper
-from headrace.kernel.cursors import CursorInvalid
+from headrace.kernel.signing import CursorInvalid
 from headrace.testing import drain
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -32,29 +35,29 @@ async def ids(feed, viewer, **options):
 async def test_names_stand_for_viewers_and_authors(make_feed):
     feed = make_feed(shards=2)
     await feed.follow("anna", ["bob", "5", 6])
-    await feed.posts([NewPost(author=a, id=f"p-{a}") for a in ("bob", 5, 6, "carl")])
+    await feed.posts.add([NewPost(author=a, id=f"p-{a}") for a in ("bob", 5, 6, "carl")])
     page = await make_feed(shards=2).page("anna")
     assert [(post.id, post.author) for post in page.posts] == [
         ("p-6", 6),
         ("p-5", 5),
         ("p-bob", "bob"),
     ]
-    people = await feed.following("anna")
+    people = await feed.follows.following("anna")
     assert {person.id for person in people.people} == {"bob", 5, 6}
-    assert [person.id for person in (await feed.followers("bob")).people] == ["anna"]
+    assert [person.id for person in (await feed.follows.followers("bob")).people] == ["anna"]
     assert (await feed.page("nobody")).posts == []
     assert await feed.unfollow("anna", ["carl", "nobody"]) == 0
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_a_post_again_changes_nothing_and_another_authors_is_refused(feed):
     first = await feed.post(1, "a", ref="x")
     assert (await feed.post(1, "a")).at == first.at
     with pytest.raises(PostTaken):
-        await feed.posts([NewPost(author=2, id="a"), NewPost(author=2, id="b")])
+        await feed.posts.add([NewPost(author=2, id="a"), NewPost(author=2, id="b")])
     with pytest.raises(PostUnknown):
-        await feed.find("b")
-    assert (await feed.find("a")).ref == "x"
+        await feed.posts.find("b")
+    assert (await feed.posts.find("a")).ref == "x"
 
 
 async def test_a_later_post_is_shown_when_its_moment_comes(feed, app, sql):
@@ -70,18 +73,18 @@ async def test_a_later_post_is_shown_when_its_moment_comes(feed, app, sql):
     await feed.post(1, "c")
     assert await drain(app) == {"done": 2}
     assert await ids(feed, 7) == ["b", "c", "a"], "it is new when it is shown"
-    assert not (await feed.find("b")).is_waiting
-    assert (await feed.verify()).is_equal
+    assert not (await feed.posts.find("b")).is_waiting
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_each_handler_of_deletions_has_a_queue_of_its_own(make_feed, registry, app):
     feed, told = make_feed(), []
 
-    @feed.on_post_deleted
+    @feed.posts.on_deleted
     async def drop_comments(post: PostDeleted):
         told.append(("comments", post.id, post.author, post.ref))
 
-    @feed.on_post_deleted
+    @feed.posts.on_deleted
     async def drop_likes(post: PostDeleted):
         told.append(("likes", post.id, post.author, post.ref))
 
@@ -103,20 +106,20 @@ async def test_each_handler_of_deletions_has_a_queue_of_its_own(make_feed, regis
 
 async def test_marker_and_unread(feed):
     await feed.follow(7, 1)
-    assert (await feed.unread(7)).count == 0
-    await feed.posts(
+    assert (await feed.pages.unread(7)).count == 0
+    await feed.posts.add(
         [NewPost(author=1, id=f"p{n:03}", at=NOON + timedelta(seconds=n)) for n in range(150)]
     )
-    unread = await feed.unread(7)
+    unread = await feed.pages.unread(7)
     assert (unread.count, unread.has_more) == (100, True)
     page = await feed.page(7, 5)
-    marker = await feed.set_marker(7, page.next)
-    assert (marker.post, (await feed.unread(7)).count) == ("p145", 4)
-    assert (await feed.set_marker(7)).post == "p149"
-    assert (await feed.set_marker(7, page.next)).post == "p149", "never back"
-    assert (await feed.unread(7)).count == 0
+    marker = await feed.pages.set_marker(7, page.next)
+    assert (marker.post, (await feed.pages.unread(7)).count) == ("p145", 4)
+    assert (await feed.pages.set_marker(7)).post == "p149"
+    assert (await feed.pages.set_marker(7, page.next)).post == "p149", "never back"
+    assert (await feed.pages.unread(7)).count == 0
     await feed.post(1, "new")
-    assert await ids(feed, 7, since=(await feed.marker(7)).place) == ["new"]
+    assert await ids(feed, 7, since=(await feed.pages.marker(7)).position) == ["new"]
 
 
 async def test_lists_are_paged_latest_first_with_totals(feed, sql):
@@ -124,59 +127,62 @@ async def test_lists_are_paged_latest_first_with_totals(feed, sql):
     await sql("UPDATE headrace.feed_follow SET followed_at = now() - author * interval '1 minute'")
     seen, cursor = [], None
     while True:
-        people = await feed.following(7, 10, cursor=cursor)
+        people = await feed.follows.following(7, 10, cursor=cursor)
         assert people.total == 25
         seen += [person.id for person in people.people]
         cursor = people.next
         if cursor is None:
             break
     assert seen == list(range(1, 26))
-    await feed.mute(7, [3, 4])
-    await feed.block(7, 5)
-    assert {person.id for person in (await feed.barred(7, Bar.MUTE)).people} == {3, 4}
-    assert (await feed.barred(7, Bar.BLOCK)).total == 1
+    await feed.follows.mute(7, [3, 4])
+    await feed.follows.block(7, 5)
+    assert {person.id for person in (await feed.follows.list_kind(7, MuteOrBlock.MUTE)).people} == {
+        3,
+        4,
+    }
+    assert (await feed.follows.list_kind(7, MuteOrBlock.BLOCK)).total == 1
 
 
 async def test_an_authors_own_posts_are_paged(feed):
-    await feed.posts(
+    await feed.posts.add(
         [NewPost(author=1, id=f"p{n}", at=NOON + timedelta(seconds=n)) for n in range(5)]
     )
-    page = await feed.author_posts(1, 3)
+    page = await feed.pages.author_posts(1, 3)
     assert [post.id for post in page.posts] == ["p4", "p3", "p2"]
-    page = await feed.author_posts(1, 3, cursor=page.next)
+    page = await feed.pages.author_posts(1, 3, cursor=page.next)
     assert [post.id for post in page.posts] == ["p1", "p0"]
     assert page.next is None
 
 
 async def test_imports_of_any_size(feed):
     new = (NewPost(author=1 + n % 3, id=f"p{n}", at=NOON) for n in range(2_500))
-    assert await feed.import_posts(new) == 2_500
+    assert await feed.posts.import_all(new) == 2_500
     follows = [(viewer, author, NOON) for viewer in range(10, 30) for author in (1, 2, "2")]
-    assert await feed.import_follows(follows) == 40
+    assert await feed.follows.import_all(follows) == 40
     assert len(await ids(feed, 29, limit=200)) == 200
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_a_watcher_is_told_of_what_is_new_once(feed):
     await feed.follow(7, 1)
     await feed.post(1, "old")
-    watch = await feed.watch(7)
-    assert (await watch.look()).posts == []
+    watch = await feed.pages.watch(7)
+    assert (await watch.poll()).posts == []
     await feed.post(1, "a")
     await feed.post(2, "other")
-    assert [post.id for post in (await watch.look()).posts] == ["a"]
-    assert (await watch.look()).posts == []
+    assert [post.id for post in (await watch.poll()).posts] == ["a"]
+    assert (await watch.poll()).posts == []
     await feed.post(1, "b")
-    again = await feed.watch(7, since=watch.place)
-    assert [post.id for post in (await again.look()).posts] == ["b"]
+    again = await feed.pages.watch(7, since=watch.position)
+    assert [post.id for post in (await again.poll()).posts] == ["b"]
 
 
 async def test_old_posts_are_read_from_postgresql(make_feed):
     feed = make_feed(index_for_s=86_400.0 * 30)
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     await feed.follow(7, 1)
     now = datetime.now(UTC)
-    await feed.posts(
+    await feed.posts.add(
         [NewPost(author=1, id=f"d{day:03}", at=now - timedelta(days=day)) for day in range(100)]
     )
     page = await feed.page(7, 20)
@@ -184,20 +190,20 @@ async def test_old_posts_are_read_from_postgresql(make_feed):
     page = await feed.page(7, 20, cursor=page.next)
     assert page.is_slow
     assert [post.id for post in page.posts] == [f"d{day:03}" for day in range(20, 40)]
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     assert len((await feed.page(7, 200)).posts) == 100
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 @pytest.mark.slow
 async def test_an_old_post_makes_slow_only_pages_of_those_who_follow_its_author(make_feed):
     """Posts from before the index, of one author: added, or left behind by a floor that rose."""
     feed = make_feed(index_for_s=86_400.0 * 30, shards=2)
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     now = datetime.now(UTC)
     for viewer in (1, 2, 3, 4):
         await feed.follow(viewer, viewer)
-        await feed.posts(
+        await feed.posts.add(
             [
                 NewPost(author=viewer, id=f"p{viewer}-{d}", at=now - timedelta(days=d))
                 for d in (1, 9)
@@ -210,12 +216,12 @@ async def test_an_old_post_makes_slow_only_pages_of_those_who_follow_its_author(
     await feed.follow(2, 1)
     assert await ids(feed, 2, limit=9) == ["p2-1", "p1-1", "p2-9", "p1-9", "old"]
     await feed.delete("p3-9")
-    await Sweeper.of(make_feed(index_for_s=86_400.0 * 5, shards=2)).trim()
+    await Sweeper(make_feed(index_for_s=86_400.0 * 5, shards=2)).trim()
     slow = [(await feed.page(viewer)).is_slow for viewer in (1, 2, 3, 4)]
     assert slow == [True, True, True, True]
     assert await ids(feed, 4) == ["p4-1", "p4-9"]
     await feed.delete("p4-9")
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     slow = [(await feed.page(viewer)).is_slow for viewer in (1, 2, 3, 4)]
     assert slow == [True, True, False, False]
 
@@ -225,34 +231,34 @@ async def test_what_is_too_old_for_the_index_is_trimmed_from_it(make_feed, engin
     await older.follow(7, 1)
     now = datetime.now(UTC)
     days = [NewPost(author=1, id=f"d{day:02}", at=now - timedelta(days=day)) for day in range(30)]
-    await older.posts(days)
+    await older.posts.add(days)
     before = len(await engines.valkey.command("KEYS", f"{engines.valkey.prefix}:*"))
-    await Sweeper.of(feed).trim()
-    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
+    await Sweeper(feed).trim()
+    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
     assert 11 <= await engines.valkey.command("ZCARD", f"{prefix}p:1") <= 12
     assert len(await engines.valkey.command("KEYS", f"{prefix}b:*")) < before / 2
     assert await ids(feed, 7, limit=50) == [post.id for post in days]
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_posts_older_than_they_are_kept_go(make_feed):
     feed = make_feed(index_for_s=86_400.0 * 30, keep_for_s=86_400.0 * 60)
-    await feed.rebuild_now(clean=True)
+    await feed.index.rebuild_now(clean=True)
     await feed.follow(7, 1)
     now = datetime.now(UTC)
-    await feed.posts(
+    await feed.posts.add(
         [NewPost(author=1, id=f"d{day}", at=now - timedelta(days=day)) for day in (1, 50, 70)]
     )
-    await feed._index.retain()
+    await feed.index.retain()
     assert await ids(feed, 7) == ["d1", "d50"]
 
 
 async def test_bounds(make_feed):
     feed = make_feed(follows_max=3)
     await feed.follow(7, [1, 2])
-    with pytest.raises(TooManyFollows, match="more than 3"):
+    with pytest.raises(TooManyFollows, match="limit of 3"):
         await feed.follow(7, [3, 4])
-    assert (await feed.following(7)).total == 2
+    assert (await feed.follows.following(7)).total == 2
     for bad in (0, -1, 2**63, True, 1.5, "", "a b", "x" * 129, None, "0", "-5", "007", "9" * 30):
         with pytest.raises(InvalidFeedId):
             await feed.page(bad)
@@ -268,13 +274,13 @@ async def test_bounds(make_feed):
             await feed.page(7, bad)
     for bad in (0, -1, "5", 2**70):
         with pytest.raises(InvalidLimit, match="sample"):
-            await feed.verify(sample=bad)
+            await feed.index.verify(sample=bad)
     with pytest.raises(InvalidPost, match="time zone"):
         await feed.post(1, "a", at=datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidPost, match="twice"):
-        await feed.posts([NewPost(author=1, id="a")] * 2)
+        await feed.posts.add([NewPost(author=1, id="a")] * 2)
     page = await feed.page(7)
-    for bad in ("", "nonsense", (await feed.set_marker(7)).place or "x"):
+    for bad in ("", "nonsense", (await feed.pages.set_marker(7)).position or "x"):
         with pytest.raises(CursorInvalid):
             await feed.page(8, cursor=bad)
     assert page.posts == []
@@ -283,7 +289,7 @@ async def test_bounds(make_feed):
 async def test_wrong_types_are_refused_in_our_words(feed):
     """Never in those of a driver, and nothing is done."""
     for bad in (b"ab", bytearray(b"a"), None, 1.5, object()):
-        for verb in (feed.follow, feed.unfollow, feed.mute, feed.unblock):
+        for verb in (feed.follow, feed.unfollow, feed.follows.mute, feed.follows.unblock):
             with pytest.raises(InvalidFeedId):
                 await verb(7, bad)
         with pytest.raises(InvalidFeedId):
@@ -292,61 +298,61 @@ async def test_wrong_types_are_refused_in_our_words(feed):
         with pytest.raises(InvalidPost, match="expected a moment"):
             await feed.post(1, "a", at=bad)
         with pytest.raises(InvalidFollow):
-            await feed.import_follows([(7, 1, bad)])
+            await feed.follows.import_all([(7, 1, bad)])
     with pytest.raises(InvalidFollow):
-        await feed.import_follows([(7, 1, datetime(2026, 1, 1))])  # noqa: DTZ001
+        await feed.follows.import_all([(7, 1, datetime(2026, 1, 1))])  # noqa: DTZ001
     for bad in (5, b"x", "\ud800"):
         with pytest.raises(InvalidPost, match="ref"):
             await feed.post(1, "a", ref=bad)
     for bad in (["a"], "ab", [None], [{"author": 1, "id": "a"}]):
         with pytest.raises(InvalidPost, match="expected a NewPost"):
-            await feed.posts(bad)
+            await feed.posts.add(bad)
     with pytest.raises(InvalidFeedId):
-        await feed.posts(5)
+        await feed.posts.add(5)
     for bad in (5, b"x"):
         with pytest.raises(CursorInvalid):
             await feed.page(7, cursor=bad)
-    assert (await feed.following(7)).total == 0
-    assert (await feed.author_posts(1)).posts == []
+    assert (await feed.follows.following(7)).total == 0
+    assert (await feed.pages.author_posts(1)).posts == []
 
 
 async def test_a_moment_too_far_ahead_is_refused_and_nothing_is_posted(feed):
     far = datetime.now(UTC) + timedelta(days=400)
     with pytest.raises(InvalidPost, match=r"'b'.*within a year"):
-        await feed.posts([NewPost(author=1, id="a"), NewPost(author=1, id="b", at=far)])
+        await feed.posts.add([NewPost(author=1, id="a"), NewPost(author=1, id="b", at=far)])
     with pytest.raises(PostUnknown):
-        await feed.find("a")
+        await feed.posts.find("a")
 
 
 async def test_nobody_can_have_a_cursor_of_a_name_that_was_never_met(feed):
     await feed.follow(7, [1, 2])
-    await feed.posts([NewPost(author=1, id="a"), NewPost(author=2, id="b")])
+    await feed.posts.add([NewPost(author=1, id="a"), NewPost(author=2, id="b")])
     page = await feed.page(7, 1)
     for told in (page.next, page.newest, "x", ""):
         for asked in (
             feed.page("nobody", cursor=told),
             feed.page("nobody", since=told),
-            feed.author_posts("nobody", cursor=told),
-            feed.following("nobody", cursor=told),
-            feed.set_marker("nobody", told),
-            feed.watch("nobody", since=told),
+            feed.pages.author_posts("nobody", cursor=told),
+            feed.follows.following("nobody", cursor=told),
+            feed.pages.set_marker("nobody", told),
+            feed.pages.watch("nobody", since=told),
         ):
             with pytest.raises(CursorInvalid):
                 await asked
-    assert await feed._reading._names.find("nobody") is None
+    assert await feed.pages._ids.find("nobody") is None
 
 
 @pytest.mark.slow
 async def test_mutes_and_blocks_are_bounded(feed, sql):
     await feed.follow(7, [1, 2])
-    for kind in Bar:
+    for kind in MuteOrBlock:
         await sql(
-            "INSERT INTO headrace.feed_bar (viewer, author, kind)"
+            "INSERT INTO headrace.feed_mute_block (viewer, author, kind)"
             f" SELECT 7, n, '{kind}' FROM generate_series(1001, 10999) n"
         )
-        with pytest.raises(TooManyBars, match=f"{kind} more than 10000"):
-            await feed.bar(7, [1, 2], kind, is_set=True)
-        assert await feed.bar(7, [1], kind, is_set=True) == 1
-        assert await feed.bar(7, [1, 1001], kind, is_set=True) == 0
-        assert (await feed.barred(7, kind)).total == 10_000
-        assert await feed.bar(7, [1, 2], kind, is_set=False) == 1
+        with pytest.raises(TooManyMutesBlocks, match=f"limit of 10000 {kind}s"):
+            await feed.follows.set_kind(7, [1, 2], kind, is_set=True)
+        assert await feed.follows.set_kind(7, [1], kind, is_set=True) == 1
+        assert await feed.follows.set_kind(7, [1, 1001], kind, is_set=True) == 0
+        assert (await feed.follows.list_kind(7, kind)).total == 10_000
+        assert await feed.follows.set_kind(7, [1, 2], kind, is_set=False) == 1

@@ -12,20 +12,20 @@ from headrace.feed.errors import InvalidFeedId
 
 async def codes(feed, viewer, post):
     """Whether it is shown, and the reasons."""
-    why = await feed.why(viewer, post)
+    why = await feed.pages.why(viewer, post)
     return why.is_shown, [reason.code for reason in why.reasons]
 
 
 async def test_every_reason_that_keeps_a_post_away_is_told_at_once(feed):
     later = datetime.now(UTC) + timedelta(hours=1)
     await feed.post(1, "later", at=later)
-    await feed.mute(7, 1)
-    await feed.block(7, 1)
-    await feed.block(1, 7)
+    await feed.follows.mute(7, 1)
+    await feed.follows.block(7, 1)
+    await feed.follows.block(1, 7)
     is_shown, found = await codes(feed, 7, "later")
     assert not is_shown
     assert found == ["waits", "not_followed", "muted", "blocked", "blocked_by_author"]
-    why = await feed.why(7, "later")
+    why = await feed.pages.why(7, "later")
     assert why.reasons[0].at == why.at
     assert all(reason.at for reason in why.reasons if reason.code != "not_followed")
 
@@ -40,32 +40,32 @@ async def test_the_post_itself_is_found_among_those_of_its_moment(feed):
 
 
 async def test_an_index_that_lacks_a_change_is_told(feed, sweeper):
-    await feed.ready()
+    await feed.index.ready()
     await feed.post(1, "a")
-    await store.follows.follow(feed.postgres, 7, [1], ats=[None], follows_max=10)
+    await store.follow(feed.postgres, 7, [1], ats=[None], follows_max=10)
     assert await codes(feed, 7, "a") == (False, ["index_behind"])
     await sweeper.run_once(older_s=0)
     assert await codes(feed, 7, "a") == (True, ["followed"])
-    await store.posts.delete_posts(feed.postgres, ["a"])
+    await store.delete_posts(feed.postgres, ["a"])
     assert await codes(feed, 7, "a") == (False, ["unknown"])
 
 
 async def test_an_index_that_shows_too_much_is_told(feed):
     await feed.post(1, "a")
     await feed.follow(7, 1)
-    await store.follows.unfollow(feed.postgres, 7, [1])
+    await store.unfollow(feed.postgres, 7, [1])
     assert await codes(feed, 7, "a") == (True, ["not_followed", "index_behind"])
 
 
 async def test_without_an_index_it_is_asked_of_postgresql_and_says_so(feed, engines):
     await feed.follow(7, 1)
     await feed.post(1, "a")
-    await engines.valkey.command("DEL", f"{engines.valkey.prefix}:{{f2:0}}:m")
-    why = await feed.why(7, "a")
+    await engines.valkey.command("DEL", f"{engines.valkey.prefix}:{{f:0}}:m")
+    why = await feed.pages.why(7, "a")
     assert (why.is_shown, why.is_slow) == (True, True)
 
 
 @pytest.mark.parametrize(("viewer", "post"), [("b b", "a"), (7, "a b"), (7, "x" * 65)])
 async def test_ids_that_mean_nothing_are_refused(feed, viewer, post):
     with pytest.raises(InvalidFeedId):
-        await feed.why(viewer, post)
+        await feed.pages.why(viewer, post)

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from origin import Origin
+from tests.kit.waiting import wait_true
 
-from headrace.fetch import Fetch, FetchConfig, Item, Run, http, starts
+from headrace.fetch import Fetch, FetchConfig, Item, Run, http
 from headrace.fetch.cli import fetch as fetch_command
 from headrace.fetch.model import FINAL_STATES
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
-from headrace.testing.waiting import wait_true
 from headrace.web.model import WebConfig
 from headrace.web.server import create_api
 from headrace.web.tokens import Tokens
@@ -27,7 +27,7 @@ JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 
 
 class Shop:
-    """A customer, its host and the room; `items` is what the app's handler was told."""
+    """A customer, its host and the room; `items` is what the app's handler received."""
 
     def __init__(self, fetch: Fetch, jobs: Jobs, postgres, folder: Path, origin: Origin) -> None:
         self.fetch = fetch
@@ -47,13 +47,13 @@ class Shop:
         """The run when all its items are published and delivered."""
 
         async def ask() -> Run | None:
-            found = await self.fetch.run(run.run)
+            found = await self.fetch.runs.get(run.run)
             return found if found.state in FINAL_STATES else None
 
         found = await wait_true(ask, what=f"run {run.run} done")
 
         async def is_quiet() -> bool:
-            rows = await self.jobs.queues()
+            rows = await self.jobs.queues.all()
             return not any(q.ready + q.leased + q.scheduled for q in rows)
 
         await wait_true(is_quiet, what="all delivered")
@@ -63,14 +63,16 @@ class Shop:
         return await self.wait_done(await self.run(text, **options))
 
     def told(self) -> list[tuple[str, str, int]]:
-        """(action, item, version), since last asked."""
+        """(action, item, version), since the last call."""
         told = sorted((item.action, item.id, item.version) for item in self.items)
         self.items.clear()
         return told
 
 
 class Process:
-    """Another process of the same site: its own registry, handlers and settings; works while entered."""
+    """Another process of the same site: its own registry, handlers and settings; works while
+    entered.
+    """
 
     def __init__(self, shop: Shop, blobs, config: FetchConfig, *handlers) -> None:
         registry = Registry()
@@ -134,11 +136,11 @@ async def shop(postgres, blobs, config, origin, tmp_path):
         found.items.append(item)
 
     fetch.on_item(publish)
-    await fetch.set_customer("shop", starts_max=100_000, window_s=60, connections=50)
+    await fetch.customers.set("shop", starts_max=100_000, window_s=60, connections=50)
     yield found
     await fetch.close()
-    # What a late request still owes its lane, of the next test's name.
-    paying = list(starts._paying)
+    # Debts of a late request would charge the lane of the next test's customer.
+    paying = [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == "TokenDebts._pay"]
     for task in paying:
         task.cancel()
     await asyncio.gather(*paying, return_exceptions=True)

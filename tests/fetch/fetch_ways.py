@@ -1,7 +1,8 @@
 """The verbs of fetch through each way in: Python, HTTP, the commands as they are typed.
 
-`await way.do("run", {"customer": "shop", "text": "id,name"})` gives what JSON can hold, the same on each
-way; what is refused raises `Refused` with the status and the code. A verb that has no answer gives None.
+`await way.do("run", {"customer": "shop", "text": "id,name"})` gives what JSON can hold, the same
+on each way; what is refused raises `Refused` with the status and the code. A verb that has no
+answer gives None.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from urllib.parse import quote
 
 import msgspec
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.fetch.cli import fetch as fetch_command
 from headrace.fetch.model import SentItem
 from headrace.kernel.errors import error_table
-from ways_in import PythonVerbs, Refused, plain
 
 WAYS = ("python", "http", "commands")
 
@@ -29,13 +30,13 @@ class PythonWay(PythonVerbs):
         self._folder = folder
 
     async def set_customer(self, *, customer, **limits):
-        return await self._fetch.set_customer(customer, **limits)
+        return await self._fetch.customers.set(customer, **limits)
 
     async def customers(self):
-        return await self._fetch.customers()
+        return await self._fetch.customers.all()
 
     async def customer(self, *, customer):
-        return await self._fetch.customer(customer)
+        return await self._fetch.customers.get(customer)
 
     async def run(self, *, customer, text, dry_run=False):
         file = self._folder / "upload"
@@ -43,58 +44,58 @@ class PythonWay(PythonVerbs):
         return await self._fetch.run_catalogue(file, customer, is_dry_run=dry_run)
 
     async def confirm(self, *, run):
-        return await self._fetch.confirm_run(run)
+        return await self._fetch.runs.confirm(run)
 
     async def discard(self, *, run):
-        return await self._fetch.discard_run(run)
+        return await self._fetch.runs.discard(run)
 
     async def run_shown(self, *, run):
-        return await self._fetch.run(run)
+        return await self._fetch.runs.get(run)
 
     async def runs(self, *, customer):
-        return await self._fetch.runs(customer)
+        return await self._fetch.runs.newest(customer)
 
     async def changes(self, *, run):
-        return await self._fetch.changes(run)
+        return await self._fetch.runs.changes(run)
 
     async def problems(self, *, run, lang="en"):
-        problems = await self._fetch.problems(run, lang=lang)
-        photos = await self._fetch.photo_problems(run, lang=lang)
+        problems = await self._fetch.reports.problems(run, lang=lang)
+        photos = await self._fetch.reports.photo_problems(run, lang=lang)
         return {"problems": [p for _, p in problems], "photos": [p for _, p in photos]}
 
     async def csv(self, *, run, lang="en"):
-        await self._fetch.run(run)
+        await self._fetch.runs.get(run)
         return "".join([part async for part in self._fetch.reports.csv(run, lang=lang)])
 
     async def page(self, *, run, lang="en"):
         return await self._fetch.reports.page(run, lang=lang)
 
     async def item(self, *, customer, item):
-        return await self._fetch.item(customer, item)
+        return await self._fetch.items.get(customer, item)
 
     async def send_items(self, *, items):
         return await self._fetch.send_items(msgspec.convert(items, list[SentItem]))
 
     async def results(self, *, after=0, limit=100):
-        return await self._fetch.results(after=after, results_max=limit)
+        return await self._fetch.items.results(after=after, results_max=limit)
 
     async def newest_results(self, *, before=None, limit=100):
-        return await self._fetch.newest_results(before=before, results_max=limit)
+        return await self._fetch.items.newest_results(before=before, results_max=limit)
 
     async def why(self, *, url):
-        return await self._fetch.why(url)
+        return await self._fetch.links.why(url)
 
     async def hosts(self, *, customer):
-        return await self._fetch.hosts(customer=customer)
+        return await self._fetch.hosts.page(customer=customer)
 
     async def consumers(self):
-        return await self._fetch.consumers()
+        return await self._fetch.consumers.all()
 
     async def replay(self, *, name):
-        return {"consumer": name, "items": await self._fetch.replay(name)}
+        return {"consumer": name, "items": await self._fetch.consumers.replay(name)}
 
     async def remove_consumer(self, *, name):
-        await self._fetch.remove_consumer(name)
+        await self._fetch.consumers.remove(name)
 
     async def webhooks(self):
         return await self._fetch.webhooks.list()
@@ -226,7 +227,9 @@ class HttpWay:
 
 
 class JsonTerminal:
-    """The terminal of a command under `--json`: runs verbs on the test's loop, keeps what is shown."""
+    """The terminal of a command under `--json`: runs verbs on the test's loop, keeps what is
+    shown.
+    """
 
     is_json = True
 

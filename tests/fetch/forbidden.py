@@ -1,4 +1,6 @@
-"""Every form of a forbidden address that was found in the wild or in a standard, for several tests."""
+"""Every form of a forbidden address that was found in the wild or in a standard, for several
+tests.
+"""
 
 from __future__ import annotations
 

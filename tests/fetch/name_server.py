@@ -13,7 +13,8 @@ class NameServer(asyncio.DatagramProtocol):
     """Answers from `records[name]`: addresses, or a name for a CNAME; counts the questions.
 
     `turns[name]` are the answers of one look after the other, the last of them for good; names of
-    `silent` are not answered before `speak`; `lost[name]` questions are dropped, `broken[name]` fail (SERVFAIL).
+    `silent` are not answered before `speak`; `lost[name]` questions are dropped, `broken[name]`
+    fail (SERVFAIL).
     """
 
     def __init__(self) -> None:

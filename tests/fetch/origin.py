@@ -28,8 +28,8 @@ def photo(name: str, *, kind: str = "JPEG", size: tuple[int, int] = (64, 48)) ->
 class Answer:
     """One response; `raw` goes out as it is, and the connection is closed after it.
 
-    `hangs`: after `raw` nothing more comes. `drip_s`: a byte of `raw`, that long nothing, the next byte.
-    `goes_on`: after `raw` these bytes come again and again, as long as somebody reads.
+    `hangs`: after `raw` nothing more comes. `drip_s`: a byte of `raw`, that long nothing, the next
+    byte. `goes_on`: after `raw` these bytes come again and again, as long as somebody reads.
     """
 
     status: int = 200

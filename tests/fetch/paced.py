@@ -1,4 +1,6 @@
-"""A host that takes its time, can be jammed, breaks kept connections, and logs when each request came."""
+"""A host that takes its time, can be jammed, breaks kept connections, and logs when each request
+came.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ LOOK_S = 0.01
 
 
 class PacedOrigin(Origin):
-    """Answers a path after `delays_s[path]` (or of its longest prefix there), nothing while it is jammed.
+    """Answers a path after `delays_s[path]` (or of its longest prefix there), nothing while it is
+    jammed.
 
-    `dies_after[path]`: the request for it is read, and the connection closed without an answer, so often.
+    `dies_after[path]`: the request for it is read, and the connection closed without an answer, so
+    often.
     """
 
     def __init__(self) -> None:
@@ -28,7 +32,9 @@ class PacedOrigin(Origin):
         self.open_now = 0
         self.open_most = 0
         self.late_s = 0.0
-        """By how much its clock was late at most: a request may have come that long before it was noted."""
+        """By how much its clock was late at most: a request may arrive that long before it was
+        noted.
+        """
         self._looking: asyncio.TimerHandle | None = None
         self.held_now = 0
         """Requests that `hold` keeps."""
@@ -50,7 +56,7 @@ class PacedOrigin(Origin):
         self._looking = loop.call_later(LOOK_S, self._look, now_s + LOOK_S)
 
     def jam(self) -> None:
-        """From now on nothing is answered."""
+        """Stop responding."""
         self._free.clear()
 
     def hold(self, prefix: str) -> None:
@@ -70,7 +76,7 @@ class PacedOrigin(Origin):
         await super().close()
 
     def most_in_window(self, window_s: float) -> int:
-        """The most requests in any window, as far as its clock can tell."""
+        """The most requests in any window, by its own clock."""
         return most_in_window(self.times(), window_s - self.late_s)
 
     def times(self, prefix: str = "") -> list[float]:

@@ -1,4 +1,4 @@
-"""The receiver of a webhook on loopback: verifies what comes, answers as it is told to, keeps it all."""
+"""Receiver of a webhook on loopback: verifies and stores messages, responds as planned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Received:
         return json.loads(self.body)
 
     def is_signed_with(self, secret: str) -> bool:
-        """By the letter of Standard Webhooks, written anew here."""
+        """Independent implementation of the Standard Webhooks check."""
         key = base64.b64decode(secret.removeprefix("whsec_"))
         head = f"{self.headers['webhook-id']}.{self.headers['webhook-timestamp']}."
         wanted = hmac.new(key, head.encode() + self.body, hashlib.sha256).digest()
@@ -33,7 +33,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Answers `planned` one by one, then 204; `taken` is what it said 2xx to."""
+    """Answers `planned` one by one, then 204; `taken` lists the messages with a 2xx response."""
 
     planned: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     posts: list[Received] = field(default_factory=list)

@@ -20,8 +20,9 @@ MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 LINKS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 PACKAGE = 'xmlns="http://schemas.openxmlformats.org/package/2006/relationships"'
 STYLES = (
-    f"<styleSheet {MAIN}><cellXfs><xf numFmtId='0'/><xf numFmtId='14'/><xf numFmtId='22'/></cellXfs>"
-    "</styleSheet>"
+    f"<styleSheet {MAIN}><cellXfs>"
+    "<xf numFmtId='0'/><xf numFmtId='14'/><xf numFmtId='22'/>"
+    "</cellXfs></styleSheet>"
 )
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.fetch.body import HELD_BYTES_MAX, Body
+from headrace.fetch.curl import HELD_BYTES_MAX, Body
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 150_000, HELD_BYTES_MAX, HELD_BYTES_MAX * 3 + 5])

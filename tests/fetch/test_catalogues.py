@@ -23,7 +23,7 @@ from headrace.fetch.errors import (
     RunUnknown,
 )
 from headrace.fetch.model import RunState
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
 
 
 def rows(count: int, start: int = 0) -> str:
@@ -52,7 +52,7 @@ async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
     )
     run = await shop.run(text)
     assert (run.rows, run.new, run.invalid, run.unchanged) == (9, 3, 6, 0)
-    found = [p for _, p in await shop.fetch.problems(run.run)]
+    found = [p for _, p in await shop.fetch.reports.problems(run.run)]
     assert [(p.row, p.item, p.field, p.code) for p in found] == [
         (2, None, "id", "missing"),
         (3, None, "id", "invalid_id"),
@@ -66,7 +66,7 @@ async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
         (9, "many", "photos", "too_many_photos"),
     ]
     assert all(p.text and p.line == p.row + 1 for p in found)
-    item = await shop.fetch.item("shop", "links")
+    item = await shop.fetch.items.get("shop", "links")
     assert item.fields == {"name": "Links", "price": "1990.50"}
     assert [p.outcome for p in item.photos] == [
         "refused:forbidden_address",
@@ -81,7 +81,7 @@ async def test_an_invalid_row_leaves_its_item_as_it_was(shop):
     await shop.run(HEAD + "a,A,5,\nb,B,5,\n")
     run = await shop.run(HEAD + "a,,5,\nb,B,5,\n")
     assert (run.gone, run.unchanged, run.invalid) == (0, 1, 1)
-    assert (await shop.fetch.item("shop", "a")).fields["name"] == "A"
+    assert (await shop.fetch.items.get("shop", "a")).fields["name"] == "A"
 
 
 @pytest.mark.parametrize(
@@ -98,32 +98,32 @@ async def test_an_alarming_catalogue_is_held_until_confirmed(shop, text, reason)
     held = await shop.run(text)
     assert held.state is RunState.HELD
     assert held.reason.startswith(reason)
-    assert not (await shop.fetch.item("shop", "i19")).is_gone
-    applied = await shop.fetch.confirm_run(held.run)
+    assert not (await shop.fetch.items.get("shop", "i19")).is_gone
+    applied = await shop.fetch.runs.confirm(held.run)
     assert applied.state in (RunState.APPLIED, RunState.DONE)
-    is_gone = (await shop.fetch.item("shop", "i19")).is_gone
+    is_gone = (await shop.fetch.items.get("shop", "i19")).is_gone
     assert is_gone == (reason != "truncated")
     with pytest.raises(RunNotHeld):
-        await shop.fetch.confirm_run(held.run)
+        await shop.fetch.runs.confirm(held.run)
 
 
 async def test_a_held_run_is_superseded_by_a_good_one(shop):
     await shop.run(HEAD + rows(20))
     held = await shop.run(HEAD + rows(1))
     await shop.run(HEAD + rows(21))
-    assert (await shop.fetch.run(held.run)).state is RunState.SUPERSEDED
+    assert (await shop.fetch.runs.get(held.run)).state is RunState.SUPERSEDED
     with pytest.raises(RunNotHeld):
-        await shop.fetch.confirm_run(held.run)
+        await shop.fetch.runs.confirm(held.run)
     assert await count(shop, "fetch_staged") == 0
 
 
 async def test_a_dry_run_says_what_would_change_and_changes_nothing(shop):
     await shop.run(HEAD + rows(20))
-    jobs_before = [q.ready for q in await shop.jobs.queues()]
+    jobs_before = [q.ready for q in await shop.jobs.queues.all()]
     dry = await shop.run(HEAD + rows(1) + rows(2, 100), is_dry_run=True)
     assert (dry.state, dry.new, dry.gone, dry.unchanged) == (RunState.DRY, 2, 19, 1)
-    assert [q.ready for q in await shop.jobs.queues()] == jobs_before
-    assert not (await shop.fetch.item("shop", "i19")).is_gone
+    assert [q.ready for q in await shop.jobs.queues.all()] == jobs_before
+    assert not (await shop.fetch.items.get("shop", "i19")).is_gone
     assert await count(shop, "fetch_staged") == 0
 
 
@@ -131,21 +131,21 @@ async def test_a_broken_file_is_a_refused_run_and_the_next_good_one_works(shop):
     await shop.run(HEAD + rows(5))
     with pytest.raises(CatalogueBroken):
         await shop.run((HEAD + rows(5)).encode() + b"i9,\xff\xff,5,\n")
-    last = (await shop.fetch.runs("shop"))[0]
+    last = (await shop.fetch.runs.newest("shop"))[0]
     assert (last.state, last.unchanged) == (RunState.REFUSED, 0)
     assert "line 7" in last.reason
     with pytest.raises(NotACatalogue):
         await shop.run("hello\n")
-    assert (await shop.fetch.runs("shop"))[0].run == last.run
+    assert (await shop.fetch.runs.newest("shop"))[0].run == last.run
     assert (await shop.run(HEAD + rows(5))).unchanged == 5
     assert await count(shop, "fetch_staged") == 0
 
 
 async def test_a_file_over_the_bound_is_refused(shop):
     object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 100_000)
-    with pytest.raises(CatalogueTooLarge, match=r"over 97\.66 KB"):
+    with pytest.raises(CatalogueTooLarge, match=r"larger than 97\.66 KB"):
         await shop.run(HEAD + rows(20_000))
-    assert (await shop.fetch.runs("shop"))[0].state is RunState.REFUSED
+    assert (await shop.fetch.runs.newest("shop"))[0].state is RunState.REFUSED
 
 
 async def test_unknown_names_and_senseless_limits(shop):
@@ -154,10 +154,10 @@ async def test_unknown_names_and_senseless_limits(shop):
     with pytest.raises(CustomerUnknown, match="headrace fetch customer set nobody"):
         await shop.fetch.run_catalogue(path, "nobody")
     with pytest.raises(RunUnknown):
-        await shop.fetch.run(10**9)
+        await shop.fetch.runs.get(10**9)
     for starts, window, connections in ((0, 60, 1), (1, 0, 1), (1, 60, 0), (10**9, 60, 1)):
         with pytest.raises(InvalidRate):
-            await shop.fetch.set_customer(
+            await shop.fetch.customers.set(
                 "shop", starts_max=starts, window_s=window, connections=connections
             )
 
@@ -200,7 +200,7 @@ async def test_a_reading_that_died_is_abandoned_and_its_rows_cleared(shop):
         refused=["{}"],
     )
     await shop.run(HEAD + rows(3))
-    assert (await shop.fetch.run(dead)).state is RunState.ABANDONED
+    assert (await shop.fetch.runs.get(dead)).state is RunState.ABANDONED
     assert await count(shop, "fetch_staged") == 0
 
 
@@ -222,7 +222,7 @@ async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
         await session.connection.execute("DROP TRIGGER fail_at_the_end ON headrace.fetch_run")
     assert await count(shop, "fetch_item") == 0
     assert await count(shop, "fetch_change") == 0
-    assert not any(q.ready for q in await shop.jobs.queues())
+    assert not any(q.ready for q in await shop.jobs.queues.all())
     again = await shop.run(text)
     assert (again.new, again.items_pending) == (2, 2)
 
@@ -230,7 +230,7 @@ async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
 async def test_many_customers_run_catalogues_at_once(shop):
     names = [f"c{n}" for n in range(14)]
     for name in names:
-        await shop.fetch.set_customer(name, starts_max=10, window_s=1, connections=1)
+        await shop.fetch.customers.set(name, starts_max=10, window_s=1, connections=1)
     path = shop.folder / "many.csv"
     path.write_text(HEAD + rows(300))
     runs = await asyncio.gather(*(shop.fetch.run_catalogue(path, name) for name in names))
@@ -245,23 +245,23 @@ async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
         shop.fetch.config,
         applying=None,
         sampling=None,
-        judging=None,
-        in_line_s=0.2,
+        current_rules=None,
+        wait_s_max=0.2,
     )
-    async with AsyncExitStack() as places:
+    async with AsyncExitStack() as permits:
         for n in range(RUNS_AT_ONCE):
-            await places.enter_async_context(line.place(f"c{n}"))
+            await permits.enter_async_context(line.permit(f"c{n}"))
         with pytest.raises(RunsBusy, match="customer 'shop'") as caught:
             await line.run(path, Order(customer="shop", file_name="x.csv"))
         assert caught.value.retry_after_s
-        assert await shop.fetch.runs() == []
+        assert await shop.fetch.runs.newest() == []
     assert (await shop.run(HEAD + rows(1))).new == 1
 
 
 async def test_a_fifo_is_refused_and_not_waited_for(shop):
     path = shop.folder / "fifo.csv"
     os.mkfifo(path)
-    with pytest.raises(NotACatalogue, match="no regular file"):
+    with pytest.raises(NotACatalogue, match="not a regular file"):
         await asyncio.wait_for(shop.fetch.run_catalogue(path, "shop"), 60)
 
 

@@ -9,10 +9,10 @@ import pytest
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules
 from headrace.fetch.readers import Fault, RawRow, Truncated
 from headrace.fetch.schemas import FieldRule, Schema
 from headrace.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
+from headrace.fetch.validation import Rules
 
 HEAD = "id,name,price,photos\n"
 RULES = b"rules"
@@ -94,7 +94,7 @@ async def test_a_row_with_a_fault_is_told_in_every_run(shop):
     text = f"{HEAD}a,A,5,ftp://x/y.jpg\nb,B,5,\n"
     for _ in range(3):
         run = await shop.run(text)
-        assert [p.code for _, p in await shop.fetch.problems(run.run)] == ["scheme"]
+        assert [p.code for _, p in await shop.fetch.reports.problems(run.run)] == ["scheme"]
     assert await hashed(shop) == 1
 
 
@@ -103,13 +103,16 @@ async def test_rows_of_one_id_far_apart_are_told_and_the_first_counts(shop):
     rows = "".join(f"i{n},Item {n},5,\n" for n in range(ROWS_AT_ONCE + 10))
     for text in (f"{HEAD}{rows}i0,Another,5,\n", f"{HEAD}{rows}i0,Item 0,5,\n"):
         run = await shop.run(text)
-        (problem,) = [p for _, p in await shop.fetch.problems(run.run)]
+        (problem,) = [p for _, p in await shop.fetch.reports.problems(run.run)]
         assert (problem.code, problem.row, run.invalid) == ("duplicate_id", ROWS_AT_ONCE + 11, 1)
-        assert (await shop.fetch.item("shop", "i0")).fields["name"] == "Item 0"
+        assert (await shop.fetch.items.get("shop", "i0")).fields["name"] == "Item 0"
 
 
 async def test_a_fault_that_was_read_ahead_of_a_chunk_that_is_not_stored_is_looked_at(caplog):
-    """The next chunk is read while one is stored; where both fail the first is raised, and the other is no loose end."""
+    """The next chunk is read while one is stored.
+
+    Where both fail the first is raised, and the other is no loose end.
+    """
 
     def rows():
         for number in range(1, ROWS_AT_ONCE + 1):

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
+from headrace.fetch.cli.catalogues import finish_run
 from headrace.fetch.cli.text import describe_run, duration, progress_line
-from headrace.fetch.cli.waiting import finish_run
 from headrace.fetch.errors import RunUnfinished
 from headrace.fetch.model import Customer, RunState, SampledPhoto
 from headrace.fetch.sampling import expected_s
 from headrace.fetch.store.runs import pace_of
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 NEVER = "0 0 1 1 *"
@@ -61,7 +61,7 @@ async def test_a_url_is_run_like_a_file(command, shop):
     assert "1 rows of csv: 1 new" in told
     none = shop.origin.url("/none.csv")
     told = (await command("catalogue", "run", none, "--customer", "shop"))[1]
-    assert "refused (failed:http_404: the host answers 404)\n  no file came" in told
+    assert "refused (failed:http_404: the host responded 404)\n  no file fetched" in told
     refused = await command("catalogue", "run", "http://10.0.0.1/x", "--customer", "shop")
     assert refused[0] == "fetch.url_refused"
 
@@ -89,7 +89,7 @@ async def test_what_a_file_would_change_and_a_run_changed(command, shop):
         ["gone", "c"],
         ["new", "d"],
     ]
-    assert (await shop.fetch.item("shop", "a")).fields["name"] == "A"
+    assert (await shop.fetch.items.get("shop", "a")).fields["name"] == "A"
     run = await shop.run(file.read_text())
     code, told = await command("catalogue", "diff", str(run.run), "--limit", "2")
     assert f"catalogue diff {run.run} --after=c" in told
@@ -111,21 +111,21 @@ async def test_a_dry_run_tries_some_photos_within_the_rate(client, command, shop
     assert len(run["sample"]["photos"]) == 20
     assert shop.origin.statuses()[200] >= 19
     assert run["sample"]["expected_s"] >= 0
-    lane = await shop.jobs.get_lane("fetch", "shop")
+    lane = await shop.jobs.lanes.get("fetch", "shop")
     assert lane.starts_live == 20
     file = shop.folder / "dry.csv"
     file.write_text(text)
     code, told = await command("catalogue", "run", str(file), "--customer", "shop", "--dry-run")
     assert code == 0
-    assert "20 of them were tried:" in told
-    assert "the real run would take about" in told
-    assert (await shop.fetch.runs("shop"))[0].state is RunState.DRY
+    assert "sample of 20 photos:" in told
+    assert "expected time of the real run: about" in told
+    assert (await shop.fetch.runs.newest("shop"))[0].state is RunState.DRY
     found = (await client.get("/v1/fetch/runs")).json()["runs"]
     assert [one["state"] for one in found] == ["dry", "dry"]
 
 
 async def test_a_dry_run_beyond_the_rate_samples_what_it_may(shop):
-    await shop.fetch.set_customer("shop", starts_max=2, window_s=86_400, connections=1)
+    await shop.fetch.customers.set("shop", starts_max=2, window_s=86_400, connections=1)
     links = "|".join(shop.origin.url(f"/photo/{n}") for n in range(5))
     dry = await shop.run(f"{HEAD}a,A,5,{links}\n", is_dry_run=True)
     assert len(dry.sample.photos) == 2
@@ -168,7 +168,7 @@ def test_durations_are_said_as_people_do():
 
 
 async def test_a_run_shows_its_pace_and_when_it_will_be_done(shop):
-    await shop.fetch.set_customer("shop", starts_max=60, window_s=60, connections=5)
+    await shop.fetch.customers.set("shop", starts_max=60, window_s=60, connections=5)
     links = "|".join(shop.origin.url(f"/photo/{n}") for n in range(30))
     run = await shop.run(f"{HEAD}a,A,5,{links}\n")
     assert (run.photos_per_s, run.eta_s) == (None, None)
@@ -179,10 +179,11 @@ async def test_a_run_shows_its_pace_and_when_it_will_be_done(shop):
     )
     await run_sql(
         shop,
-        "INSERT INTO headrace.fetch_pace VALUES (:run, date_trunc('minute', now()) - interval '2 min', 50)",
+        "INSERT INTO headrace.fetch_pace"
+        " VALUES (:run, date_trunc('minute', now()) - interval '2 min', 50)",
         run=run.run,
     )
-    paced = await shop.fetch.run(run.run)
+    paced = await shop.fetch.runs.get(run.run)
     assert paced.photos_per_s == pytest.approx(0.5, rel=0.05)
     assert paced.eta_s == pytest.approx(60, rel=0.05)
     assert "photos/s, done in" in progress_line(paced)

@@ -1,4 +1,4 @@
-"""Who is told about items: nobody's absence loses one, and nobody is told an old version."""
+"""Consumers: an absence loses no item, and no consumer receives an old version."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.consumers import Consumers, deliveries
 from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown
 from headrace.fetch.model import RunState
 from headrace.fetch.publishing import absent_wait_s
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 DUE_NOW = compile_query(
@@ -50,7 +50,7 @@ class Consumer:
 
 async def wait_published(shop, run) -> None:
     async def ask() -> bool:
-        return (await shop.fetch.run(run.run)).state is RunState.DONE
+        return (await shop.fetch.runs.get(run.run)).state is RunState.DONE
 
     await wait_true(ask, what="the run is published")
 
@@ -59,7 +59,7 @@ async def wait_items_waiting(shop, count: int) -> None:
     """Until so many deliveries wait for a later look, and none is under way."""
 
     async def ask() -> bool:
-        found = await shop.jobs.queue("fetch.item")
+        found = await shop.jobs.queues.get("fetch.item")
         return (found.ready, found.leased, found.scheduled) == (0, 0, count)
 
     await wait_true(ask, what=f"{count} deliveries wait")
@@ -93,7 +93,7 @@ async def test_an_old_delivery_brings_the_newest_version_once(shop, process):
         await hurry(shop)
         await wait_items_waiting(shop, 0)
         assert site.told == [("publish", "a", 2)]
-        first = (await shop.fetch.results(after=0))[0]
+        first = (await shop.fetch.items.results(after=0))[0]
         ids = await Consumers(shop.postgres, shop.jobs).ids()
         await shop.jobs.enqueue_many(deliveries([(first.seq, first.customer)], ids))
         await wait_items_waiting(shop, 0)
@@ -111,7 +111,7 @@ async def test_a_worker_that_has_the_consumer_wakes_what_waits_for_it(shop, proc
     back = process(site)
     async with back:
         await back.fetch.declare_consumers()
-        await wait_true(lambda: len(site.told) == 2, what="it is told without waiting")
+        await wait_true(lambda: len(site.told) == 2, what="it is delivered without waiting")
         await hurry(shop)
         await wait_items_waiting(shop, 0)
     assert sorted(site.told) == [("publish", "a", 1), ("publish", "b", 1)]
@@ -137,10 +137,10 @@ async def test_a_renamed_handler_leaves_its_deliveries_until_a_person_decides(sh
         await wait_published(shop, await shop.run(HEAD + "a,A2,5,\n"))
         await wait_items_waiting(shop, 1)
         assert new.told == [("publish", "a", 2)]
-        await shop.fetch.remove_consumer("site.publish")
+        await shop.fetch.consumers.remove("site.publish")
         await hurry(shop)
         await wait_items_waiting(shop, 0)
-    assert [c.name for c in await shop.fetch.consumers()] == ["site.publish_item"]
+    assert [c.name for c in await shop.fetch.consumers.all()] == ["site.publish_item"]
     assert old.told == [("publish", "a", 1)]
 
 
@@ -150,7 +150,7 @@ async def test_removed_deliveries_stay_dropped_when_the_name_comes_back(shop, pr
     async with process():
         await wait_published(shop, await shop.run(HEAD + "a,A,5,\n"))
         await wait_items_waiting(shop, 1)
-    await shop.fetch.remove_consumer("site.publish")
+    await shop.fetch.consumers.remove("site.publish")
     capsys.readouterr()
     back = process(site)
     await back.fetch.declare_consumers()
@@ -160,7 +160,7 @@ async def test_removed_deliveries_stay_dropped_when_the_name_comes_back(shop, pr
         await hurry(shop)
         await wait_items_waiting(shop, 0)
         assert site.told == []
-        assert await shop.fetch.replay("site.publish") == 1
+        assert await shop.fetch.consumers.replay("site.publish") == 1
         await wait_items_waiting(shop, 0)
     assert site.told == [("publish", "a", 1)]
 
@@ -170,43 +170,43 @@ async def test_items_that_are_to_be_told_again_were_told(shop, process):
     async with process(site):
         await wait_published(shop, await shop.run(HEAD + "a,A,5,\nb,B,5,\n"))
         await wait_items_waiting(shop, 0)
-    assert await shop.fetch.replay("site.publish") == 2
-    [found] = await shop.fetch.consumers()
+    assert await shop.fetch.consumers.replay("site.publish") == 2
+    [found] = await shop.fetch.consumers.all()
     assert found.items == 2
 
 
 async def test_a_replay_tells_what_is_published_once_more(shop, process):
-    await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
+    await shop.fetch.customers.set("other", starts_max=10, window_s=1, connections=1)
     site = Consumer("publish")
     async with process(site):
         await wait_published(shop, await shop.run(HEAD + "a,A,5,\nb,B,5,\nc,C,5,\n"))
         await wait_published(shop, await shop.run(HEAD + "a,A2,5,\nb,B,5,\n"))
         await wait_items_waiting(shop, 0)
         site.told.clear()
-        assert await shop.fetch.replay("site.publish", customer="other") == 0
-        assert await shop.fetch.replay("site.publish", customer="shop") == 2
+        assert await shop.fetch.consumers.replay("site.publish", customer="other") == 0
+        assert await shop.fetch.consumers.replay("site.publish", customer="shop") == 2
         await wait_items_waiting(shop, 0)
         assert sorted(site.told) == [("publish", "a", 2), ("publish", "b", 1)]
         site.told.clear()
         await wait_published(shop, await shop.run(HEAD + "a,A2,5,\n"))
         await wait_items_waiting(shop, 0)
     assert site.told == [("unpublish", "b", 2)]
-    assert (await shop.fetch.consumers())[0].items == 3
+    assert (await shop.fetch.consumers.all())[0].items == 3
 
 
 async def test_unknown_names(shop):
     for name in ("nobody", "", "\x00", "x" * 500):
         with pytest.raises(ConsumerUnknown):
-            await shop.fetch.replay(name)
+            await shop.fetch.consumers.replay(name)
         with pytest.raises(ConsumerUnknown):
-            await shop.fetch.remove_consumer(name)
+            await shop.fetch.consumers.remove(name)
     with pytest.raises(CustomerUnknown):
-        await shop.fetch.replay("site.publish", customer="nobody")
+        await shop.fetch.consumers.replay("site.publish", customer="nobody")
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 async def test_whatever_a_handler_raises_costs_its_own_job_a_try(shop, process, capsys, error):
-    """One of 40 items is poison: the process lives, the others are told once, its job tries again."""
+    """One of 40 items fails its handler: the others are delivered once, its job is retried."""
     site = Consumer("publish", poison={"i7": error})
     async with process(site) as other:
         run = await shop.run(HEAD + "".join(f"i{n},A,5,\n" for n in range(40)))
@@ -229,12 +229,12 @@ async def test_calls_that_hang_hold_their_own_places_for_a_bounded_time(
     async with process(site, config=replace(config, handler_timeout_s=1.0)):
         run = await shop.run(HEAD + "".join(f"i{n},A,5,\n" for n in range(120)))
         await wait_published(shop, run)
-        await wait_true(lambda: len(site.told) == 115, what="all others are told")
+        await wait_true(lambda: len(site.told) == 115, what="all others are delivered")
         printed = []
 
         def has_given_up() -> bool:
             printed.append(capsys.readouterr().out)
-            return "".join(printed).count("it ran over fetch.handler_timeout (1 s)") >= 5
+            return "".join(printed).count("the handler exceeded fetch.handler_timeout (1 s)") >= 5
 
         await wait_true(has_given_up, what="the calls that hang are given up")
         stuck.clear()

@@ -1,4 +1,4 @@
-"""What a host that asks for patience may cost: the cap of Retry-After, and the deadline of items."""
+"""Cost of a slow host: the cap of Retry-After, and the deadline of items."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 import pytest
 from origin import Answer, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import store
 from headrace.fetch.model import RunState, SentItem
-from headrace.fetch.store.photos import Decision
-from headrace.testing.waiting import wait_true
+from headrace.fetch.store.outcomes import Decision
 
 HEAD = "id,name,price,photos\n"
 OLD = compile_query(
@@ -23,12 +23,12 @@ OLD = compile_query(
 
 
 async def results_of(shop, item: str):
-    found = await shop.fetch.results(results_max=1000)
+    found = await shop.fetch.items.results(results_max=1000)
     return [(r.version, r.action, [p.outcome for p in r.photos]) for r in found if r.id == item]
 
 
 async def decide(shop, run, item: str, url: str, outcome: str) -> None:
-    await store.photos.decide(shop.postgres, [Decision(run.run, "shop", item, url, outcome)])
+    await store.outcomes.decide(shop.postgres, [Decision(run.run, "shop", item, url, outcome)])
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ async def test_a_host_may_ask_for_15_minutes_at_most(shop, status, value):
     await shop.run(f"{HEAD}a,A,5,{shop.origin.url(path)}\n")
 
     async def paused():
-        hosts = await shop.fetch.hosts(customer="shop")
+        hosts = await shop.fetch.hosts.page(customer="shop")
         return hosts[0].paused_until if hosts else None
 
     until = await wait_true(paused, what="the host's wish is kept")
@@ -59,10 +59,10 @@ async def test_an_item_is_published_at_its_deadline_with_the_photos_it_has(shop,
     await asyncio.gather(*(shop.fetch.upkeep.publish_late() for _ in range(3)))
     assert await results_of(shop, "a") == [(1, "publish", ["failed:http_404", "failed:late"])]
     assert await results_of(shop, "b") == [(1, "publish", ["failed:late"])]
-    assert await results_of(shop, "c") == [], "it waits for no photo but for its publishing"
-    late = await shop.fetch.run(run.run)
+    assert await results_of(shop, "c") == [], "it waits only for its publication"
+    late = await shop.fetch.runs.get(run.run)
     assert (late.state, late.items_late, late.items_pending) == (RunState.APPLIED, 2, 3)
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.photo_problems(run.run)]
+    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
     assert sorted(told) == [("a", "failed:http_404"), ("a", "failed:late"), ("b", "failed:late")]
     sheet = await client.get(f"/v1/fetch/runs/{run.run}/errors?format=csv&lang=ru")
     assert "к сроку" in sheet.text
@@ -86,12 +86,12 @@ async def test_late_photos_make_a_further_version_and_faults_do_not(shop, proces
     assert await results_of(shop, "b") == [(1, "publish", ["failed:late"])]
     assert [version for version, _, _ in await results_of(shop, "c")] == [1, 2]
     assert (done.state, done.new, done.changed, done.unchanged) == (RunState.DONE, 3, 0, 0)
-    kinds = {change.kind for change in await shop.fetch.changes(run.run)}
+    kinds = {change.kind for change in await shop.fetch.runs.changes(run.run)}
     assert kinds == {"new"}
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.photo_problems(run.run)]
+    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
     assert sorted(told) == [("b", "failed:http_404"), ("c", "failed:http_404")]
     await shop.fetch.upkeep.publish_late()
-    assert len(await shop.fetch.results(results_max=100)) == 5
+    assert len(await shop.fetch.items.results(results_max=100)) == 5
     again = await shop.run(f"{HEAD}a,A,5,{good}\nb,B,5,{bad}\nc,C,5,{good}|{bad}\n")
     assert (again.unchanged, again.changed) == (3, 0)
 
@@ -102,15 +102,15 @@ async def test_an_older_version_is_never_published_late(shop):
     await shop.fetch.send_items([SentItem(customer="shop", item="a", gone=True)])
     await shop.fetch.upkeep.publish_late()
     assert await results_of(shop, "a") == []
-    assert (await shop.fetch.run(first.run)).items_late == 0
+    assert (await shop.fetch.runs.get(first.run)).items_late == 0
 
 
 async def test_a_last_good_copy_is_no_missing_photo(shop):
     url = shop.origin.url("/photo/1")
     run = await shop.run(f"{HEAD}a,A,5,{url}\n")
-    stored = store.photos.NewPhoto("0" * 64, "photos/x.jpg", "jpg", len(photo("x")), 64, 48)
+    stored = store.outcomes.NewPhoto("0" * 64, "photos/x.jpg", "jpg", len(photo("x")), 64, 48)
     decision = Decision(run.run, "shop", "a", url, "stored", stored, '"1"')
-    await store.photos.decide(shop.postgres, [decision])
+    await store.outcomes.decide(shop.postgres, [decision])
     run = await shop.run(f"{HEAD}a,A,5,{url}|{shop.origin.url('/photo/2')}\n")
     await shop.postgres.run(OLD, age_s=7 * 3600)
     await shop.fetch.upkeep.publish_late()

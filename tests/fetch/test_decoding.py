@@ -1,4 +1,7 @@
-"""The child that decodes: sound photos pass, hostile ones cost their own outcome, and a new child is there."""
+"""The child that decodes.
+
+Sound photos pass, hostile ones cost their own outcome, and a new child is there.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from pathlib import Path
 import pytest
 from origin import Answer, photo
 from PIL import Image
+from tests.kit.waiting import wait_true
 
 from headrace.fetch.decoding import DecodeLimits, Decoder, DecoderDown
 from headrace.fetch.images import NotAPhoto, inspect_image
-from headrace.testing.waiting import wait_true
 
 KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}
 LIMITS = DecodeLimits()
@@ -64,7 +67,7 @@ def damaged(data: bytes, seed: int) -> bytes:
     return data[:at] + rng.randbytes(3000) + data[at + 3000 :]
 
 
-async def refusal(decoding: Decoder, data: bytes, kind: str) -> str:
+async def refusal_reason(decoding: Decoder, data: bytes, kind: str) -> str:
     with pytest.raises(NotAPhoto) as refused:
         await decoding.decode(data, kind)
     return refused.value.outcome
@@ -95,21 +98,23 @@ async def test_damage_behind_a_good_header_is_found(decoding, kind):
     """The packing of the others has no checks: what comes is a picture, if another one."""
     data = damaged(photo("damage", kind=kind, size=(900, 700)), 3)
     inspect_image(data)
-    assert await refusal(decoding, data, KINDS[kind]) == "refused:undecodable"
+    assert await refusal_reason(decoding, data, KINDS[kind]) == "refused:undecodable"
     await decoding.decode(photo("after it"), "jpg")
 
 
 async def test_a_png_that_lies_about_its_rows_is_refused(decoding):
-    assert await refusal(decoding, png(2000, 2000, b"\0" * 600), "png") == "refused:undecodable"
+    assert (
+        await refusal_reason(decoding, png(2000, 2000, b"\0" * 600), "png") == "refused:undecodable"
+    )
 
 
 async def test_bombs_are_refused_and_leave_the_child_usable(decoding):
     bomb = png(30_000, 30_000, b"\0" * 1000)
-    assert await refusal(decoding, bomb, "png") == "refused:too_many_pixels"
+    assert await refusal_reason(decoding, bomb, "png") == "refused:too_many_pixels"
     wide = png(7000, 7000, b"\0" * (7000 * 21_001))
     await decoding.decode(wide, "png")
     many = animation("GIF", LIMITS.frames_max + 20, (8, 8))
-    assert await refusal(decoding, many, "gif") == "refused:too_many_frames"
+    assert await refusal_reason(decoding, many, "gif") == "refused:too_many_frames"
     pid = decoding.child_pid
     await decoding.decode(photo("still there"), "jpg")
     assert decoding.child_pid == pid
@@ -118,7 +123,7 @@ async def test_bombs_are_refused_and_leave_the_child_usable(decoding):
 async def test_out_of_memory_is_that_photo_s_fault_alone():
     small = Decoder(1.0, DecodeLimits(memory_bytes_max=150 * 2**20))
     wide = png(7000, 7000, b"\0" * (7000 * 21_001))
-    assert await refusal(small, wide, "png") == "refused:undecodable"
+    assert await refusal_reason(small, wide, "png") == "refused:undecodable"
     await small.decode(photo("after it"), "jpg")
     await small.close()
 
@@ -128,7 +133,7 @@ async def test_a_photo_that_takes_too_long_ends_its_child_and_is_refused():
     wide = png(7000, 7000, b"\0" * (7000 * 21_001))
     await impatient.decode(photo("first"), "jpg")
     pid = impatient.child_pid
-    assert await refusal(impatient, wide, "png") == "refused:undecodable"
+    assert await refusal_reason(impatient, wide, "png") == "refused:undecodable"
     await impatient.decode(photo("after it"), "jpg")
     assert impatient.child_pid != pid
     await impatient.close()
@@ -204,5 +209,5 @@ async def test_a_run_says_which_photos_cannot_be_decoded(shop, process, config):
     async with process(config=replace(config, decode_share=1.0)):
         run = await shop.run_to_end("id,name,price,photos\n" + rows)
     assert run.photos_by_outcome == {"refused:undecodable": 1, "stored": 1}
-    (problem,) = await shop.fetch.photo_problems(run.run)
-    assert "decoded" in problem[1].text
+    (problem,) = await shop.fetch.reports.photo_problems(run.run)
+    assert "damaged" in problem[1].text

@@ -1,4 +1,7 @@
-"""The diff against a plain model: catalogues, items sent by themselves, held runs and confirmations."""
+"""The diff against a plain model.
+
+Catalogues, items sent by themselves, held runs and confirmations.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,8 @@ def item_of(customer: str, item: str, variant: int | None) -> SentItem:
 
 ITEMS = compile_query(
     "items",
-    "-- Items of a customer.\nSELECT item, fields, is_gone, version, photos FROM headrace.fetch_item"
+    "-- Items of a customer.\n"
+    "SELECT item, fields, is_gone, version, photos FROM headrace.fetch_item"
     " WHERE customer = :customer",
 )
 
@@ -143,7 +147,7 @@ def require_counted(run, kinds: list[str]) -> None:
 @given(plan=steps)
 async def test_items_are_what_a_plain_model_says(shop, plan):
     customer = f"c{next(NAMES)}"
-    await shop.fetch.set_customer(customer, starts_max=10, window_s=1, connections=1)
+    await shop.fetch.customers.set(customer, starts_max=10, window_s=1, connections=1)
     model, held = Model(), None
     for at, (word, named) in enumerate(plan, 1):
         if word == "send":
@@ -164,12 +168,12 @@ async def test_items_are_what_a_plain_model_says(shop, plan):
                 require_counted(run, model.catalogue(named, at))
                 assert run.invalid == len(named) - valid
         elif held is not None and held[2] > model.applied_at:
-            run = await shop.fetch.confirm_run(held[0])
+            run = await shop.fetch.runs.confirm(held[0])
             require_counted(run, model.catalogue(held[1], held[2]))
             held = None
         elif held is not None:
             with pytest.raises(RunNotHeld):
-                await shop.fetch.confirm_run(held[0])
+                await shop.fetch.runs.confirm(held[0])
             held = None
         await require_equal(shop, customer, model)
 
@@ -181,7 +185,7 @@ async def test_a_run_shows_item_by_item_what_changed(shop):
         is_dry_run=True,
         is_sampled=False,
     )
-    found = await shop.fetch.changes(dry.run)
+    found = await shop.fetch.runs.changes(dry.run)
     assert [(change.item, change.kind, change.fields) for change in found] == [
         ("a", "changed", ["name", "price"]),
         ("b", "changed", ["photos"]),
@@ -189,7 +193,7 @@ async def test_a_run_shows_item_by_item_what_changed(shop):
         ("d", "changed", ["price"]),
         ("e", "new", []),
     ]
-    behind = await shop.fetch.changes(dry.run, after="b", rows_max=2)
+    behind = await shop.fetch.runs.changes(dry.run, after="b", rows_max=2)
     assert [change.item for change in behind] == ["c", "d"]
     assert dry.sample is None
 
@@ -198,7 +202,7 @@ async def test_of_dry_runs_the_last_five_are_kept(shop):
     dry = [
         await shop.run(f"{HEAD}a,A,{n},\n", is_dry_run=True, is_sampled=False) for n in range(1, 8)
     ]
-    found = await shop.fetch.runs("shop")
+    found = await shop.fetch.runs.newest("shop")
     assert [run.run for run in found] == [run.run for run in reversed(dry[2:])]
     kept = compile_query("kept", "-- Of a test.\nSELECT count(*) FROM headrace.fetch_change")
     assert await shop.postgres.value(kept) == 5

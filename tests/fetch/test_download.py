@@ -1,4 +1,6 @@
-"""Downloads from hosts that misbehave: each ends in its outcome, and no forbidden socket is opened."""
+"""Downloads from hosts that misbehave: each ends in its outcome, and no forbidden socket is
+opened.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from dataclasses import replace
 import pytest
 from forbidden import LOOPBACK_HOSTS
 from origin import Answer, Origin, photo
+from tests.kit.waiting import wait_true
 
 from headrace.fetch import FetchConfig
-from headrace.fetch.download import Downloader, _retry_after_s, _Trip
-from headrace.fetch.hop import Bounds, Known
-from headrace.fetch.starts import Starts
-from headrace.testing.waiting import wait_true
+from headrace.fetch.curl import Bounds, Validators
+from headrace.fetch.download import Downloader, _Attempt, _retry_after_s
+from headrace.fetch.rate_tokens import RateTokens
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ async def test_a_photo_arrives_whole_with_its_validators(downloader, origin):
 
 async def test_a_known_photo_is_asked_conditionally(downloader, origin):
     first = await downloader.download(origin.url("/photo/1"))
-    again = await downloader.download(origin.url("/photo/1"), Known(first.etag))
+    again = await downloader.download(origin.url("/photo/1"), Validators(first.etag))
     assert again.outcome == "unchanged"
     assert origin.requests("/photo/1") == [200, 304]
 
@@ -185,7 +187,7 @@ async def test_a_silent_host_is_left_however_busy_this_process_is(config, origin
 
     try:
         asking = asyncio.create_task(downloader.download(origin.url("/never")))
-        await wait_true(lambda: origin.requests("/never"), what="it is asked")
+        await wait_true(lambda: origin.requests("/never"), what="it is requested")
         spin()
         found = await asyncio.wait_for(asking, 60)
         assert found.outcome == "failed:timeout"
@@ -199,7 +201,8 @@ async def test_a_port_nobody_listens_on_and_a_name_that_is_none(config, origin):
     await origin.close()
     try:
         assert (await downloader.download(url)).outcome == "failed:connect"
-        nowhere = f"http://nowhere.invalid:{origin.port if origin._server.sockets else config.allow_ports[0]}/"
+        port = origin.port if origin._server.sockets else config.allow_ports[0]
+        nowhere = f"http://nowhere.invalid:{port}/"
         assert (await downloader.download(nowhere)).outcome == "failed:dns"
     finally:
         await downloader.close()
@@ -221,7 +224,9 @@ async def test_a_connection_to_one_host_at_a_time_is_bounded(config, origin):
 
 @pytest.mark.parametrize("host", LOOPBACK_HOSTS)
 async def test_the_canary_is_never_reached(canary, host, monkeypatch):
-    """Literal, by name and by redirect from an allowed network; also with a proxy in the environment."""
+    """Literal, by name and by redirect from an allowed network; also with a proxy in the
+    environment.
+    """
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, canary.url(""))
     public = Downloader(FetchConfig(allow_ports=(canary.port, 80), classes=(2.0,)))
@@ -239,8 +244,8 @@ async def test_the_socket_hook_alone_keeps_a_forbidden_peer_away(canary):
     opened = Downloader(FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(canary.port,)))
     target = _judged(opened, canary.url("/a.jpg"))
     try:
-        with pytest.raises(Exception, match="only public hosts") as ended:
-            await public._ask(target, _Trip(Known(), Bounds(2.0, 1000), Starts()))
+        with pytest.raises(Exception, match="use a public host") as ended:
+            await public._request(target, _Attempt(Validators(), Bounds(2.0, 1000), RateTokens()))
         assert ended.value.outcome == "refused:forbidden_address"
         assert canary.connections == 0
     finally:

@@ -1,6 +1,8 @@
-"""No way leads to a forbidden address: every known form of one, on every hop, by literal, by name, by a kept connection.
+"""No way leads to a forbidden address: every known form of one, on every hop, by literal, by name,
+by a kept connection.
 
-Only 127.0.0.2 is open. A canary listens on 127.0.0.1 and ::1, which many of the forms mean: it must see nothing.
+Only 127.0.0.2 is open. A canary listens on 127.0.0.1 and ::1, which many of the forms mean: it
+must see nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from name_server import NameServer
 from origin import Answer, Origin
 
 from headrace.fetch import FetchConfig
-from headrace.fetch.download import Downloader, _Trip
+from headrace.fetch.curl import Bounds, Exchange, Validators
+from headrace.fetch.download import Downloader, _Attempt
 from headrace.fetch.guard import Policy, judge_url
-from headrace.fetch.hop import Bounds, Hop, Known
-from headrace.fetch.starts import Starts
+from headrace.fetch.rate_tokens import RateTokens
 
 BOUNDS = Bounds(5.0, 1_000_000)
 
@@ -35,7 +37,7 @@ async def names():
 
 @pytest.fixture
 async def origin():
-    """The only host that may be asked."""
+    """The only allowed host."""
     origin = Origin()
     await origin.start("127.0.0.2")
     yield origin
@@ -44,7 +46,9 @@ async def origin():
 
 @pytest.fixture
 async def canaries(origin):
-    """They must never be connected to; on the origin's port, so that no rule of ports protects them."""
+    """They must never be connected to; on the origin's port, so that no rule of ports protects
+    them.
+    """
     reached = []
 
     async def note(_reader, writer) -> None:
@@ -115,34 +119,34 @@ async def test_a_name_that_turns_between_two_hops_is_judged_again(
     origin.answers["/1"] = [Answer(302, headers={"Location": "/2"})]
     origin.answers["/2"] = [Answer(404)]
     assert (await downloader.download(begin)).outcome == "failed:http_404"
-    downloader._names._kept.clear()
+    downloader._dns._cache.clear()
     assert (await downloader.download(begin)).outcome == "refused:forbidden_address"
     assert len(origin.log) == 2
     assert canaries == []
 
 
 async def test_a_kept_connection_is_judged_before_each_request(downloader, origin):
-    """The second judge: what was allowed when it was opened is asked nothing once it is not."""
+    """The second hook: a connection that is no longer allowed sends nothing."""
     assert (await downloader.download(origin.url("/photo/1"))).outcome == "received"
     target = judge_url(origin.url("/photo/2"), downloader.policy)
     downloader.policy = Policy(ports=frozenset({origin.port}))
-    with pytest.raises(Exception, match="only public hosts") as ended:
-        await downloader._ask(target, _Trip(Known(), BOUNDS, Starts()))
+    with pytest.raises(Exception, match="use a public host") as ended:
+        await downloader._request(target, _Attempt(Validators(), BOUNDS, RateTokens()))
     assert ended.value.outcome == "refused:forbidden_address"
     assert [path for path, _ in origin.log] == ["/photo/1"]
 
 
 @pytest.mark.parametrize("address", FORBIDDEN_ADDRESSES)
 def test_both_hooks_refuse_every_form(address):
-    hop = Hop(Policy(), BOUNDS, Starts())
+    hop = Exchange(Policy(), BOUNDS, RateTokens())
     assert hop.before_request(address, "", 80, 0) == pycurl.PREREQFUNC_ABORT
     assert not hop.is_sent
-    hop = Hop(Policy(), BOUNDS, Starts())
+    hop = Exchange(Policy(), BOUNDS, RateTokens())
     family = ipaddress.ip_address(address).version
     assert hop.open_socket(0, (family, 1, 6, (address.encode(), 80))) == pycurl.SOCKET_BAD
     assert hop.stopped[0] == "refused:forbidden_address"
 
 
 def test_a_peer_that_is_no_address_is_refused():
-    hop = Hop(Policy(), BOUNDS, Starts())
+    hop = Exchange(Policy(), BOUNDS, RateTokens())
     assert hop.before_request("", "", 80, 0) == pycurl.PREREQFUNC_ABORT

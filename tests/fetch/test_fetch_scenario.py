@@ -1,4 +1,4 @@
-"""One life of a customer's catalogues, told alike by Python, HTTP and the command line: `scenario_fetch.toml`."""
+"""One life of a customer's catalogues through Python, HTTP and the command line: equal results."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fetch_ways import WAYS, CommandWay, HttpWay, PythonWay, Refused
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.fetch import Fetch, FetchConfig, Item, http
@@ -21,7 +22,6 @@ from headrace.fetch.model import RunState
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
-from headrace.testing.waiting import wait_true
 from headrace.web.model import WebConfig
 from headrace.web.server import create_api
 from headrace.web.tokens import Tokens
@@ -111,13 +111,13 @@ class Telling:
 
     async def _wait(self, *, run) -> None:
         async def is_over() -> bool:
-            if (await self._room.fetch.run(run)).state is not RunState.DONE:
+            if (await self._room.fetch.runs.get(run)).state is not RunState.DONE:
                 return False
-            queues = await self._room.jobs.queues()
+            queues = await self._room.jobs.queues.all()
             return not any(q.ready + q.leased + q.scheduled for q in queues)
 
-        await wait_true(is_over, what=f"run {run} is over and told")
-        await self._room.fetch._speeds.flush()
+        await wait_true(is_over, what=f"run {run} is over and delivered")
+        await self._room.fetch._host_stats.flush()
 
     def _filled(self, value):
         """`value` with what was kept in the place of its names."""
@@ -148,7 +148,9 @@ def require_part(answer, expected, path="answer"):
 
 
 def without_chance(value, name=""):
-    """An answer without what differs from run to run: moments, measured times, secrets, numbers in sentences."""
+    """An answer without what differs from run to run: moments, measured times, secrets, numbers in
+    sentences.
+    """
     if name in BY_CHANCE or name.endswith(("_at", "_s", "_until")):
         return None if value is None else f"<{name}>"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The same room through HTTP and the command line: one answer, and bad input named with a way out."""
+"""HTTP and the command line: equal results, and errors that name bad input and a remedy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from headrace.fetch.cli import describe_run
 from headrace.fetch.errors import InvalidRate
-from headrace.fetch.model import OUTCOME_CODES, parse_rate
-from headrace.fetch.texts import Texts
+from headrace.fetch.i18n import Texts
+from headrace.fetch.model import parse_rate
+from headrace.fetch.outcomes import OUTCOME_CODES
 from headrace.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
@@ -119,7 +120,7 @@ async def test_a_body_over_the_bound_is_refused_and_nothing_is_kept(client, shop
     object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 1000)
     answer = await client.post("/v1/fetch/customers/shop/catalogues", content=b"x" * 5000)
     assert (answer.status_code, answer.json()["code"]) == (413, "fetch.catalogue_too_large")
-    assert await shop.fetch.runs() == []
+    assert await shop.fetch.runs.newest() == []
 
 
 async def test_a_call_without_a_token_or_scope_is_refused(client, postgres):
@@ -146,7 +147,7 @@ async def test_commands_from_customer_to_run(command, shop, tmp_path):
     code, text = await command("catalogue", "run", str(file), "--customer", "cli", "--no-wait")
     assert code == 0
     assert "1 new, 0 changed, 0 unchanged, 1 invalid" in text
-    run = (await shop.fetch.runs("cli"))[0]
+    run = (await shop.fetch.runs.newest("cli"))[0]
     assert "price" in (await command("catalogue", "errors", str(run.run)))[1]
     assert (await command("run", "show", str(run.run)))[1] == describe_run(run)
     assert "c.csv" in (await command("catalogue", "ls"))[1]
@@ -159,9 +160,9 @@ async def test_commands_from_customer_to_run(command, shop, tmp_path):
     code, text = await command("catalogue", "run", str(file), "--customer", "cli")
     assert code == "fetch.run_held"
     assert "empty" in text
-    held = (await shop.fetch.runs("cli"))[0]
+    held = (await shop.fetch.runs.newest("cli"))[0]
     assert (await command("catalogue", "confirm", str(held.run), "--no-wait"))[0] == 0
-    assert (await shop.fetch.item("cli", "a")).is_gone
+    assert (await shop.fetch.items.get("cli", "a")).is_gone
 
 
 async def test_commands_about_one_url(command, shop, origin):
@@ -171,7 +172,7 @@ async def test_commands_about_one_url(command, shop, origin):
     code, text = await command("photo", "http://169.254.169.254/x")
     assert code == 1
     assert text.startswith("refused:forbidden_address")
-    assert "no run has asked it" in (await command("why", origin.url("/photo/1")))[1]
+    assert "no run has requested it" in (await command("why", origin.url("/photo/1")))[1]
     assert "refused:userinfo" in (await command("why", "http://u@example.com/"))[1]
 
 
@@ -207,20 +208,23 @@ async def test_photos_that_failed_are_listed_with_the_problems(client, command, 
     found = (await client.get(f"/v1/fetch/runs/{run.run}/errors")).json()
     (photo,) = found["photos"]
     assert (photo["item"], photo["outcome"]) == ("a", "failed:http_404")
-    assert photo["text"] == "there is nothing at this link (404)"
+    assert photo["text"] == "there is no photo at this link (404): correct the link"
     assert "use a public host" in found["problems"][0]["text"]
     path = f"/v1/fetch/runs/{run.run}/errors?photos_after={photo['position']}"
     assert (await client.get(path)).json()["photos"] == []
     code, text = await command("catalogue", "errors", str(run.run))
     assert code == 0
-    assert f"{shop.origin.url('/none')}: there is nothing at this link (404)" in text
+    assert (
+        f"{shop.origin.url('/none')}: there is no photo at this link (404): correct the link"
+        in text
+    )
     told = describe_run(run)
     assert f"2 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in told
     why = (await command("why", shop.origin.url("/none")))[1]
-    assert "asks again" in why
+    assert "requested again" in why
     refused = (await command("why", "http://10.0.0.1/x.jpg"))[1]
     assert "fetch.allow_networks" in refused
-    assert "not asked while it is refused" in refused
+    assert "not requested while the URL is refused" in refused
 
 
 async def test_the_upload_of_a_catalogue_is_described_with_its_body(client):
@@ -249,5 +253,5 @@ async def test_what_is_refused_names_its_remedy(client, command):
 def test_every_outcome_is_said_in_words():
     for outcome in (*OUTCOME_CODES, "failed:http_418", "refused:redirect_host", "failed:protocol"):
         words = Texts.load().outcome(outcome)
-        assert words.startswith(("the ", "what came", "there is"))
+        assert words.startswith(("the ", "there is"))
         assert "_" not in words.partition("fetch.")[0]

@@ -1,4 +1,7 @@
-"""Held runs: what holds a catalogue, what a held run says it would change, and in which order they are confirmed."""
+"""Held runs.
+
+What holds a catalogue, what a held run says it would change, and in which order they are confirmed.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ import asyncio
 import gzip
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.catalogues import Order
 from headrace.fetch.errors import RunNotHeld
 from headrace.fetch.model import RunState, SentItem
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 BAD_ID = "\u200bhidden,Bad,5,\n"
 LEFT = compile_query(
     "left",
-    "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM headrace.fetch_need",
+    "-- What held and superseded runs leave of links to ask.\n"
+    "SELECT count(*) FROM headrace.fetch_need",
 )
 STAGED = compile_query(
     "staged",
@@ -50,17 +54,17 @@ async def test_a_held_run_says_what_it_would_change_and_confirming_compares_anew
     assert held.state is RunState.HELD
     assert (held.rows, held.new, held.changed, held.unchanged, held.invalid) == (3, 0, 1, 1, 1)
     assert (held.gone, held.photos, held.photos_pending) == (28, 1, 1)
-    found = await shop.fetch.changes(held.run)
+    found = await shop.fetch.runs.changes(held.run)
     assert kinds(found)[:2] == [("i00", "changed"), ("i02", "gone")]
     assert found[0].fields == ["name", "photos"]
     assert await shop.postgres.value(LEFT) == 0
     # What is sent meanwhile is newer: of two items the run now says nothing.
     for item in ("i00", "i02"):
         await shop.fetch.send_items([SentItem(customer="shop", item=item, fields={"name": "New"})])
-    applied = await shop.fetch.confirm_run(held.run)
+    applied = await shop.fetch.runs.confirm(held.run)
     assert (applied.changed, applied.unchanged, applied.gone) == (0, 2, 27)
-    assert ("i02", "gone") not in kinds(await shop.fetch.changes(held.run))
-    assert (await shop.fetch.item("shop", "i00")).fields["name"] == "New"
+    assert ("i02", "gone") not in kinds(await shop.fetch.runs.changes(held.run))
+    assert (await shop.fetch.items.get("shop", "i00")).fields["name"] == "New"
 
 
 async def test_a_held_runs_photos_are_counted_once(shop, worker):
@@ -69,7 +73,7 @@ async def test_a_held_runs_photos_are_counted_once(shop, worker):
     held = await shop.run(f"{HEAD}i00,Item 0,5,{shop.origin.url('/photo/1')}|{refused}\n")
     assert (held.photos, held.photos_pending) == (2, 1)
     assert held.photos_by_outcome == {"refused:forbidden_address": 1}
-    done = await shop.wait_done(await shop.fetch.confirm_run(held.run))
+    done = await shop.wait_done(await shop.fetch.runs.confirm(held.run))
     assert done.photos_by_outcome == {"refused:forbidden_address": 1, "stored": 1}
     assert (done.photos, done.photos_pending) == (2, 0)
 
@@ -80,7 +84,7 @@ async def test_the_command_shows_what_a_held_run_would_change(shop, command):
     code, text = await command("catalogue", "diff", str(held.run))
     assert code == 0
     assert "20 gone, if it is confirmed" in text
-    assert "would be asked" in text
+    assert "would be requested" in text
     assert "new      i50" in text
     assert "gone     i19" in text
 
@@ -94,9 +98,9 @@ async def test_items_whose_rows_lost_their_ids_are_not_unpublished_unasked(shop)
     held = await shop.run(HEAD + rows(18) + 2 * BAD_ID)
     assert held.state is RunState.HELD
     assert held.reason.startswith("unreadable: 2 rows have no readable id, and 2 published items")
-    assert not (await shop.fetch.item("shop", "i19")).is_gone
-    await shop.fetch.confirm_run(held.run)
-    assert (await shop.fetch.item("shop", "i19")).is_gone
+    assert not (await shop.fetch.items.get("shop", "i19")).is_gone
+    await shop.fetch.runs.confirm(held.run)
+    assert (await shop.fetch.items.get("shop", "i19")).is_gone
     again = await shop.run(HEAD + rows(17) + 2 * BAD_ID)
     assert (again.state, again.gone) == (RunState.APPLIED, 1), "as many were confirmed"
     assert (await shop.run(HEAD + rows(16) + 3 * BAD_ID)).state is RunState.HELD
@@ -106,28 +110,28 @@ async def test_a_later_held_run_takes_the_place_of_the_one_before(shop):
     """A file that comes every hour and is broken leaves one run to look at, and one set of rows."""
     await shop.run(HEAD + rows(30))
     held = [(await shop.run(HEAD + rows(1, n))).run for n in (3, 4, 5)]
-    states = [(await shop.fetch.run(run)).state for run in held]
+    states = [(await shop.fetch.runs.get(run)).state for run in held]
     assert states == [RunState.SUPERSEDED, RunState.SUPERSEDED, RunState.HELD]
     assert await shop.postgres.value(STAGED) == 1
     for run in held[:2]:
-        with pytest.raises(RunNotHeld, match="a later one took its place"):
-            await shop.fetch.confirm_run(run)
-    await shop.fetch.confirm_run(held[2])
-    left = [n for n in range(30) if not (await shop.fetch.item("shop", f"i{n:02}")).is_gone]
+        with pytest.raises(RunNotHeld, match="a later run replaced it"):
+            await shop.fetch.runs.confirm(run)
+    await shop.fetch.runs.confirm(held[2])
+    left = [n for n in range(30) if not (await shop.fetch.items.get("shop", f"i{n:02}")).is_gone]
     assert left == [5]
     await shop.run(HEAD + rows(1, 4))
-    assert not (await shop.fetch.item("shop", "i04")).is_gone, "run again it counts"
+    assert not (await shop.fetch.items.get("shop", "i04")).is_gone, "run again it counts"
 
 
 async def test_the_held_run_of_another_customer_stays(shop):
-    await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
+    await shop.fetch.customers.set("other", starts_max=10, window_s=1, connections=1)
     await shop.run(HEAD + rows(30))
     held = (await shop.run(HEAD + rows(1))).run
     path = shop.folder / "other.csv"
     path.write_text(HEAD)
     assert (await shop.fetch.run_catalogue(path, "other")).state is RunState.HELD
-    assert (await shop.fetch.run(held)).state is RunState.HELD
-    await shop.fetch.confirm_run(held)
+    assert (await shop.fetch.runs.get(held)).state is RunState.HELD
+    await shop.fetch.runs.confirm(held)
 
 
 async def test_a_run_whose_transaction_is_not_over_yet_is_not_taken_for_dead(shop):
@@ -143,7 +147,7 @@ async def test_a_run_whose_transaction_is_not_over_yet_is_not_taken_for_dead(sho
         assert not second.done()
     told = await second
     assert (told.new, told.unchanged) == (1, 30), "it was compared with what the first one made"
-    assert (await shop.fetch.run(first.run)).state is RunState.APPLIED
+    assert (await shop.fetch.runs.get(first.run)).state is RunState.APPLIED
 
 
 async def _waits_for_a_lock(shop):
@@ -168,7 +172,7 @@ async def test_a_file_read_again_after_its_process_died_is_compared_anew(shop):
     order = Order(customer="shop", file_name="again.csv", run_id=run)
     for _ in range(2):
         await shop.fetch.sources._catalogues.run(path, order)
-        held = await shop.fetch.run(run)
+        held = await shop.fetch.runs.get(run)
         assert (held.state, held.gone) == (RunState.HELD, 29)
         await shop.postgres.run(PROCESS_DIED, run_id=run)
 
@@ -204,12 +208,12 @@ async def test_a_table_cut_inside_its_last_cell_is_held_where_the_last_one_ended
     assert (held.state, held.changed, held.fault.code) == (RunState.HELD, 1, "truncated_end")
     assert held.reason.startswith("truncated: line 3: the last line has no line break")
     assert "строка 3: в последней строке" in await shop.fetch.reports.page(held.run, lang="ru")
-    assert (await shop.fetch.item("shop", "b")).fields["price"] == "2990"
-    await shop.fetch.confirm_run(held.run)
+    assert (await shop.fetch.items.get("shop", "b")).fields["price"] == "2990"
+    await shop.fetch.runs.confirm(held.run)
     again = await shop.run(text_of("a,A,1990\nb,B,39"))
     assert (again.state, again.changed) == (RunState.APPLIED, 1), "such a file was confirmed"
-    await shop.fetch.undo_run(again.run)
-    await shop.fetch.undo_run(held.run)
+    await shop.fetch.runs.undo(again.run)
+    await shop.fetch.runs.undo(held.run)
     assert (await shop.run(cut)).state is RunState.HELD, "what was undone does not count"
 
 

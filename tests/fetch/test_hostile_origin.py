@@ -1,9 +1,9 @@
-"""Hosts that do their worst, through the whole room: each case ends in its outcome, and those beside it are
-served meanwhile.
+"""Hosts that do their worst, through the whole room: each case ends in its outcome, and those
+beside it are served meanwhile.
 
-Two customers: one whose catalogue is nothing but attacks, on hosts in 127.0.0.2, and one with honest photos on
-127.0.0.3. Only these two addresses are open. A canary listens on 127.0.0.1 and ::1, which every forbidden link
-means: it must never see a connection.
+Two customers: one whose catalogue is nothing but attacks, on hosts in 127.0.0.2, and one with
+honest photos on 127.0.0.3. Only these two addresses are open. A canary listens on 127.0.0.1 and
+::1, which every forbidden link means: it must never see a connection.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pytest
 from forbidden import FORBIDDEN_ADDRESSES, LOOPBACK_HOSTS
 from name_server import NameServer
 from origin import Answer, Origin, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 HURRY = compile_query(
     "hurry",
-    "-- What waits for its backoff is due, but for a call's own class: no attempt is spared.\n"
+    "-- What waits for its backoff is due, except a call's own class: no attempt is spared.\n"
     "WITH ready AS (UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
     " lanes AS (UPDATE headrace.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
     " SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM lanes)",
@@ -121,7 +121,7 @@ CASES = {
     "with-a-password": (redirect("http://u:p@127.0.0.2/"), "refused:redirect_userinfo"),
     "to-another-port": (redirect("http://127.0.0.2:22/"), "refused:redirect_port"),
     "nowhere": (Answer(302), "refused:redirect_without_location"),
-    # It only says no
+    # It only responds no
     "missing": (Answer(404), "failed:http_404"),
     "forbidden": (Answer(403), "failed:http_403"),
     "broken": (Answer(500), "failed:http_500"),
@@ -192,7 +192,7 @@ class Market:
 
     async def offer(self, customer: str, urls: list[str]):
         """One item a link."""
-        await self._shop.fetch.set_customer(
+        await self._shop.fetch.customers.set(
             customer, starts_max=100_000, window_s=60, connections=300
         )
         rows = [f"{customer}-{n},Item {n},5,{url}" for n, url in enumerate(urls)]
@@ -205,12 +205,14 @@ class Market:
         return {row["url"]: row["outcome"] for row in await self._shop.postgres.all(LINKS)}
 
     async def wait_decided(self, run, *, hurries: bool = True):
-        """The run when each of its photos is decided; waits for backoff are cut short where it hurries."""
+        """The run when each of its photos is decided; waits for backoff are cut short where it
+        hurries.
+        """
 
         async def ask():
             if hurries:
                 await self._shop.postgres.value(HURRY)
-            found = await self._shop.fetch.run(run.run)
+            found = await self._shop.fetch.runs.get(run.run)
             return found if found.photos_pending == 0 else None
 
         return await wait_true(ask, what="every photo decided")
@@ -268,7 +270,9 @@ async def test_no_form_of_a_forbidden_address_is_ever_connected(
 async def test_a_name_that_turns_inward_between_look_and_connection_finds_nobody(
     market, origin, honest, canary, names
 ):
-    """Rebinding: the answer that is judged is the one connected to, and each later look is judged again."""
+    """Rebinding: the answer that is judged is the one connected to, and each later look is judged
+    again.
+    """
     names.turns = {
         "turns.test": [["127.0.0.3"], ["127.0.0.1"]],
         "back.test": [["127.0.0.1"], ["127.0.0.3"]],
@@ -291,7 +295,7 @@ async def test_names_that_are_never_answered_delay_nobody(market, honest, names)
     attack = await market.offer(
         "attacker", [f"http://{name}:{honest.port}/x" for name in names.silent]
     )
-    await wait_true(lambda: len(names.silent & set(names.asked)) > 20, what="names are asked for")
+    await wait_true(lambda: len(names.silent & set(names.asked)) > 20, what="names are resolved")
     fast = await market.offer("honest", [honest.url(f"/photo/{n}") for n in range(FAST_ITEMS)])
     await market.wait_decided(fast)
     assert (await market.wait_decided(attack)).photos_by_outcome.keys() <= {
@@ -302,7 +306,9 @@ async def test_names_that_are_never_answered_delay_nobody(market, honest, names)
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "inner.test", "led.test"])
 async def test_the_canary_would_tell_of_a_guard_that_lets_through(canary, names, host):
-    """The planted bug: our own networks are open, so each way that the tests above try leads to it."""
+    """The planted bug: our own networks are open, so each way that the tests above try leads to
+    it.
+    """
     names.records = {"inner.test": ["::1"], "led.test": ["127.0.0.1"]}
     careless = Downloader(
         FetchConfig(

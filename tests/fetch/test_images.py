@@ -1,4 +1,6 @@
-"""The header reader agrees with a real decoder on every format, and refuses what is no whole photo."""
+"""The header reader agrees with a real decoder on every format, and refuses what is no whole
+photo.
+"""
 
 from __future__ import annotations
 

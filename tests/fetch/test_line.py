@@ -7,10 +7,10 @@ import hashlib
 
 import pytest
 from origin import Answer, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.model import PHOTO_RETRIES
-from headrace.testing.waiting import wait_true
 
 PHOTOS_DUE = compile_query(
     "photos_due",
@@ -76,7 +76,7 @@ async def test_another_order_asks_whether_photos_changed_and_notices_one_that_di
     run = await shop.run_to_end(catalogue(shop, [("a", "A", ["/photo/2", "/photo/1"])]))
     assert run.photos_by_outcome == {"stored": 1, "unchanged": 1}
     assert shop.origin.requests("/photo/1") == [200, 304]
-    item = await shop.fetch.item("shop", "a")
+    item = await shop.fetch.items.get("shop", "a")
     assert item.photos[0].sha256 == hashlib.sha256(photo("/photo/2-new")).hexdigest()
 
 
@@ -167,8 +167,8 @@ async def test_a_handler_that_fails_is_called_again_and_versions_stay_in_order(s
 async def test_results_are_polled_in_order_and_never_skip(shop):
     rows = [(f"i{n}", f"Item {n}", []) for n in range(30)]
     await shop.run_to_end(catalogue(shop, rows))
-    first = await shop.fetch.results(after=0, results_max=10)
-    rest = await shop.fetch.results(after=first[-1].seq, results_max=100)
+    first = await shop.fetch.items.results(after=0, results_max=10)
+    rest = await shop.fetch.items.results(after=first[-1].seq, results_max=100)
     assert [r.seq for r in first + rest] == sorted(r.seq for r in first + rest)
     assert {r.id for r in first + rest} == {f"i{n}" for n in range(30)}
 
@@ -191,13 +191,15 @@ async def test_a_yml_catalogue_takes_the_same_way(shop):
 
 
 async def test_an_object_store_that_is_down_uses_up_no_try_and_no_request(shop, blobs):
-    """A file where the store's folder was: each photo is asked for once, then waits, and ends stored."""
+    """A file where the store's folder was: each photo is requested once, then waits, and ends
+    stored.
+    """
     away = blobs.folder.with_name("away")
     blobs.folder.rename(away)
     blobs.folder.write_text("not a folder")
     paths = [f"/photo/{n}" for n in range(5)]
     run = await shop.run(catalogue(shop, [("a", "A", paths)]))
-    await wait_true(lambda: len(shop.origin.log) == 5, what="every photo is asked for once")
+    await wait_true(lambda: len(shop.origin.log) == 5, what="every photo is requested once")
     looks = 0
 
     async def looked_often() -> bool:

@@ -1,4 +1,4 @@
-"""Limits as the seller's own log counts them: redirects, second sends, jams, pauses, connections."""
+"""Limits in the seller's own log: redirects, repeated sends, jams, pauses, connections."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from name_server import NameServer
 from origin import Answer, photo
 from paced import PacedOrigin
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
-from headrace.fetch.asking import LATE_MAX, Asked, Back, pause_s
 from headrace.fetch.download import Downloader
-from headrace.fetch.lanes import LaneReach
+from headrace.fetch.photo_fetch import Fetched, pause_s
+from headrace.fetch.rate_tokens import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.robots import crawl_delay_s
 from headrace.fetch.routing import TimeClass
-from headrace.fetch.starts import LEAD_S_MAX, NotStarted, Starts
 from headrace.jobs.errors import LaneExhausted
-from headrace.testing.waiting import wait_true
 
 DUE = compile_query(
     "due",
@@ -68,76 +66,9 @@ def rows(shop, paths, *, item: str = "i") -> str:
 
 
 async def limit(shop, starts_max: int, window_s: float, connections: int = 50) -> None:
-    await shop.fetch.set_customer(
+    await shop.fetch.customers.set(
         "shop", starts_max=starts_max, window_s=window_s, connections=connections
     )
-
-
-# ---- starts, with a real lane
-
-
-async def test_the_first_request_is_the_jobs_own_and_further_ones_are_spent(shop):
-    await limit(shop, 3, 60.0)
-    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
-    await starts.take()
-    assert starts.send()
-    assert not starts.send(), "a second request has no start yet"
-    for _ in range(2):
-        await starts.take()
-        assert starts.send()
-    with pytest.raises(LaneExhausted):
-        await starts.take()
-    assert starts.sent == 3
-
-
-async def test_a_start_that_is_late_goes_back_unless_it_went_back_before(shop):
-    await limit(shop, 2, 60.0)
-    reach = LaneReach(shop.jobs)
-    lane = (await reach.starts("shop", wait_max_s=0))._lane
-    with pytest.raises(NotStarted):
-        await Starts(lane, time.monotonic() - 1).take()
-    paid = Starts(lane, time.monotonic() - 1, may_return=False)
-    await paid.take()
-    assert paid.before_s > time.monotonic()
-    with pytest.raises(LaneExhausted):
-        await Starts(lane, time.monotonic() - 1, may_return=False).take()
-
-
-async def test_a_start_that_would_leave_late_goes_back_in_time(shop, monkeypatch):
-    await limit(shop, 1, 60.0)
-    lane = (await LaneReach(shop.jobs).starts("shop", wait_max_s=0))._lane
-    ends_s = time.monotonic() + 60
-    monkeypatch.setattr(Starts, "lead_s", 120.0)
-    with pytest.raises(NotStarted):
-        await Starts(lane, ends_s).take()
-    await Starts(lane, ends_s, may_return=False).take()
-    starts = Starts(lane, ends_s)
-    assert starts.send(), "what is there already may leave"
-    assert Starts.lead_s <= LEAD_S_MAX
-
-
-async def test_who_comes_back_soon_gives_the_start_back(shop):
-    """A job that is snoozed keeps it, and one request that was allowed is never made."""
-    await limit(shop, 1, 60.0)
-    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
-    asking, job = shop.fetch._photos._asking, SimpleNamespace(id=1)
-    for _ in range(LATE_MAX):
-        assert job.id not in asking._late or asking._late[job.id] < LATE_MAX
-        assert await asking._later(job, starts, 0.0) == Back(), "this process was late"
-    assert asking._late[job.id] == LATE_MAX
-    assert await asking._later(job, starts, 0.01) == Back(), "there was no place"
-    assert await asking._later(job, starts, 5.0) == Back(5.0), "the host is jammed"
-    starts.before_s = time.monotonic() + 60
-    assert starts.send()
-    assert await asking._later(job, starts, 0.01) == Back(0.01), "it is spent"
-
-
-async def test_without_a_lane_nothing_is_counted():
-    starts = Starts()
-    for _ in range(3):
-        await starts.take()
-        assert starts.send()
-    assert starts.sent == 3
 
 
 # ---- downloads
@@ -163,13 +94,13 @@ async def test_a_second_send_over_a_dead_connection_is_a_request_of_its_own(down
 
 async def test_a_second_send_without_a_start_is_not_made(shop, downloader, origin):
     await limit(shop, 2, 60.0)
-    reach = LaneReach(shop.jobs)
-    first = await reach.starts("shop", wait_max_s=0)
-    await downloader.download(origin.url("/photo/1"), starts=first)
+    reach = LaneClient(shop.jobs)
+    first = await reach.tokens("shop", wait_max_s=0)
+    await downloader.download(origin.url("/photo/1"), tokens=first)
     origin.dies_after["/photo/2"] = 1
     with pytest.raises(LaneExhausted):
         await downloader.download(
-            origin.url("/photo/2"), starts=await reach.starts("shop", wait_max_s=0)
+            origin.url("/photo/2"), tokens=await reach.tokens("shop", wait_max_s=0)
         )
     assert len(origin.times("/photo/2")) == 1
 
@@ -177,9 +108,9 @@ async def test_a_second_send_without_a_start_is_not_made(shop, downloader, origi
 async def test_a_chain_that_had_to_stop_goes_on_where_it_was(shop, downloader, origin):
     await limit(shop, 1, 60.0)
     origin.answers["/a"] = [Answer(302, headers={"Location": "/photo/b"})]
-    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
+    tokens = await LaneClient(shop.jobs).tokens("shop", wait_max_s=0)
     with pytest.raises(LaneExhausted):
-        await downloader.download(origin.url("/a"), starts=starts)
+        await downloader.download(origin.url("/a"), tokens=tokens)
     found = await downloader.download(origin.url("/a"))
     assert found.outcome == "received"
     assert found.hops == [origin.url("/a"), origin.url("/photo/b")]
@@ -189,12 +120,14 @@ async def test_a_chain_that_had_to_stop_goes_on_where_it_was(shop, downloader, o
 async def test_a_full_host_is_not_waited_for_longer_than_the_start_is_good(shop, config, origin):
     origin.jam()
     busy = Downloader(config)
-    lane = (await LaneReach(shop.jobs).starts("shop", wait_max_s=0))._lane
+    lane = (await LaneClient(shop.jobs).tokens("shop", wait_max_s=0))._lane
     try:
         waiting = [asyncio.create_task(busy.download(origin.url(f"/photo/{n}"))) for n in range(8)]
         await wait_true(lambda: len(origin.came) == 8, what="all places are taken")
-        with pytest.raises(NotStarted):
-            await busy.download(origin.url("/photo/8"), starts=Starts(lane, time.monotonic() + 0.1))
+        with pytest.raises(TokenExpired):
+            await busy.download(
+                origin.url("/photo/8"), tokens=RateTokens(lane, time.monotonic() + 0.1)
+            )
         assert not any(one.done() for one in waiting), "it did not wait for a place, for up to 8 s"
         origin.release()
         assert {d.outcome for d in await asyncio.gather(*waiting)} == {"received"}
@@ -218,7 +151,7 @@ async def test_a_full_host_is_not_waited_for_longer_than_the_start_is_good(shop,
     ],
 )
 def test_what_asks_all_photos_to_wait(outcome, retry_after_s, pause):
-    assert pause_s(Asked(outcome, "", retry_after_s=retry_after_s)) == pause
+    assert pause_s(Fetched(outcome, "", retry_after_s=retry_after_s)) == pause
 
 
 @pytest.mark.parametrize(
@@ -258,7 +191,9 @@ async def test_redirects_and_second_sends_keep_the_window(shop, origin):
 
 
 async def jammed_run(shop, origin, *, jam_s: float, photos: int) -> None:
-    """A host is silent for `jam_s`, then answers all at once: no window is over the limit, then or later."""
+    """A host is silent for `jam_s`, then answers all at once: no window is over the limit, then or
+    later.
+    """
     await limit(shop, 10, 1.0, connections=20)
     run = await shop.run(rows(shop, [f"/photo/{n}" for n in range(photos)]))
     await wait_true(lambda: len(origin.came) >= 10, what="it runs")
@@ -275,7 +210,7 @@ async def jammed_run(shop, origin, *, jam_s: float, photos: int) -> None:
     assert (await done).photos_by_outcome == {"stored": photos}
     assert origin.most_in_window(1.0) <= 10
     during = [at for at in origin.times() if jammed_s < at < jammed_s + jam_s]
-    assert len(during) <= 10 + 8 * (jam_s / 0.5 + 1), "places bound what a silent host is asked"
+    assert len(during) <= 10 + 8 * (jam_s / 0.5 + 1), "the pool limits requests to a silent host"
 
 
 @pytest.mark.slow
@@ -295,7 +230,9 @@ async def test_a_long_jam_grants_no_burst(shop, origin):
 async def test_a_timeout_moves_a_photo_on_and_costs_no_try(shop, origin):
     origin.hold("/photo/slow")
     run = await shop.run(rows(shop, ["/photo/slow", "/photo/fast"]))
-    await wait_true(lambda: len(origin.times("/photo/slow")) == 2, what="the next class asks")
+    await wait_true(
+        lambda: len(origin.times("/photo/slow")) == 2, what="the next class requests it"
+    )
     origin.release()
     assert (await shop.wait_done(run)).photos_by_outcome == {"stored": 2}
     assert len(origin.times("/photo/slow")) == 2
@@ -305,10 +242,10 @@ async def test_a_timeout_moves_a_photo_on_and_costs_no_try(shop, origin):
 
 async def _host(shop):
     async def ask():
-        found = await shop.fetch.hosts()
+        found = await shop.fetch.hosts.page()
         return found if found and sum(found[0].photos_by_outcome.values()) > 2 else None
 
-    return await wait_true(ask, what="the host was told of")
+    return await wait_true(ask, what="the host was recorded")
 
 
 @pytest.mark.slow
@@ -330,16 +267,16 @@ async def test_a_retry_after_stops_all_photos_of_the_host(shop, origin):
     origin.refusal = Answer(429, headers={"Retry-After": "2"})
     run = await shop.run(rows(shop, [f"/photo/{n}" for n in range(20)]))
     done = asyncio.create_task(shop.wait_done(run))
-    await wait_true(lambda: origin.statuses()[429] > 0, what="it said so")
+    await wait_true(lambda: origin.statuses()[429] > 0, what="it responded so")
     origin.refusal = None
     while not done.done():
-        # The backoff of the photos that it told; the others wait for the pause all the same.
+        # The backoff of the photos with that response; the others wait for the pause all the same.
         await asyncio.wait([done], timeout=0.5)
         await shop.postgres.value(DUE)
     assert (await done).photos_by_outcome == {"stored": 20}
     first_s, *later_s = origin.times()
     early = [at for at in later_s if at < first_s + 2 - origin.late_s]
-    assert len(early) < 8, "only what was under way when it was said"
+    assert len(early) < 8, "only requests already running"
 
 
 @pytest.mark.slow
@@ -368,7 +305,7 @@ async def _told(_item) -> None:
 
 @pytest.fixture
 async def names():
-    """A name server that knows no hurry."""
+    """A slow name server."""
     transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
         NameServer, local_addr=("127.0.0.1", 0)
     )
@@ -386,7 +323,7 @@ class Crowd:
 
     async def begin(self, customer: str, host: str, paths: list[str]) -> None:
         """A customer's catalogue: an item a photo."""
-        await self.fetch.set_customer(customer, starts_max=1000, window_s=1.0, connections=50)
+        await self.fetch.customers.set(customer, starts_max=1000, window_s=1.0, connections=50)
         lines = [f"i{n},Item,http://{host}:{self.port}{path}" for n, path in enumerate(paths)]
         path = self.folder / f"{customer}.csv"
         path.write_text("\n".join(["id,name,photos", *lines, ""]))
@@ -394,9 +331,9 @@ class Crowd:
 
     async def expect(self, customer: str, host: str, needed_s: float) -> None:
         """Let this host be known to need that class."""
-        speeds = self.fetch._speeds
+        speeds = self.fetch._host_stats
         for _ in range(3):
-            speeds.note(
+            speeds.record(
                 customer,
                 f"{host}:{self.port}",
                 outcome="failed:timeout",
@@ -408,7 +345,9 @@ class Crowd:
 
 
 HANGING = {"127.0.2.1": None, "127.0.2.2": 240.0, "mute.example": None}
-"""Hosts that answer nothing, the last not even its name, and the class that each is known to need."""
+"""Hosts that answer nothing, the last not even its name, and the class that each is known to need.
+
+"""
 PHOTOS_HANGING, PLACES = 60, 40
 """Of each host, and of each class in this test: one such host has more than a class has places."""
 
@@ -416,7 +355,7 @@ PHOTOS_HANGING, PLACES = 60, 40
 @pytest.mark.slow
 async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, names, monkeypatch):
     """30 % of the customers hang, in every class and in DNS; the others' items come meanwhile."""
-    monkeypatch.setattr(TimeClass, "places", PLACES)
+    monkeypatch.setattr(TimeClass, "concurrency", PLACES)
     origin = PacedOrigin()
     addresses = [host for host in HANGING if host[0].isdigit()]
     await origin.start("127.0.0.1", *addresses, *(f"127.0.1.{n}" for n in range(1, 8)))
@@ -453,7 +392,7 @@ async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, na
                 paths = [f"/photo/{number}-{n}" for n in range(10)]
                 await crowd.begin(f"fast{number}", f"127.0.1.{number + 1}", paths)
             fast = Counter({f"fast{number}": 10 for number in range(7)})
-            # The shortest class ends after 60 s: who waited for a place that hangs would come later.
+            # The shortest class ends after 60 s: a job behind a hanging connection would be later.
             await wait_true(lambda: came >= fast, what="the others' items", deadline_s=50)
             assert came == fast, "nothing that hangs is decided"
             assert origin.held_now >= 2
@@ -461,32 +400,6 @@ async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, na
             names.speak()
     finally:
         await origin.close()
-
-
-# ---- what a late or silent request costs, and classes that go
-
-
-async def test_a_request_that_left_late_is_charged_again(shop):
-    await limit(shop, 10, 60.0)
-    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
-    starts.before_s = time.monotonic() - 0.1
-    assert starts.send(), "libcurl has connected: what it sends now is late and leaves all the same"
-
-    async def is_charged() -> bool:
-        return await spent(shop) == 2
-
-    await wait_true(is_charged, what="a second start is taken")
-
-
-SPENT = compile_query(
-    "spent",
-    "-- Starts that the lane of shop counts.\n"
-    "SELECT coalesce((SELECT sum(n) FROM unnest(n) AS n), 0) FROM headrace.lane WHERE name = 'shop'",
-)
-
-
-async def spent(shop) -> int:
-    return int(await shop.postgres.value(SPENT))
 
 
 @pytest.mark.slow

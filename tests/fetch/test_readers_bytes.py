@@ -1,4 +1,4 @@
-"""Any bytes end in rows or in a typed error, and a good file that is cut anywhere never reads as whole."""
+"""Any bytes produce rows or a typed error, and a cut file never reads as complete."""
 
 from __future__ import annotations
 
@@ -10,81 +10,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules, read_chunk
 from headrace.fetch.mappings import parse_mapping
 from headrace.fetch.readers import FORMAT_NAMES, Truncated, open_catalogue
+from headrace.fetch.validation import Rules, read_chunk
 from headrace.kernel.errors import InvalidInput, TooLarge
 
 RULES = Rules(Policy())
 MAPPING = parse_mapping({"id": "id", "rows": "items", "photos": ["photos", "a.@b"]})
+SIGNS = (
+    "id name photos items 1 A é &amp; &a; ]]> \" ' \\ \\u0000 \\ud800"
+    " { } [ ] : , ; | < > / NaN 1e999"
+)
+TAGS = "<Ads> <Ad> </Ad> <Id>1</Id> <rss> <channel> <item> <g:id> <feed> <entry> <yml_catalog> <!--"
 PIECES = [
     *(
-        "id",
-        "name",
-        "photos",
-        "items",
-        "1",
-        "A",
-        "é",
-        "\ud800",
-        "\x00",
-        "\ufeff",
-        "&amp;",
-        "&a;",
-        "]]>",
-    ),
-    *(
-        '"',
-        "'",
-        "\\",
-        "\\u0000",
-        "\\ud800",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ",",
-        ";",
-        "\t",
-        "\n",
-        "\r\n",
-        "|",
-    ),
-    *(
-        "<",
-        ">",
-        "/",
-        "<Ads>",
-        "<Ad>",
-        "</Ad>",
-        "<Id>1</Id>",
-        "<rss>",
-        "<channel>",
-        "<item>",
-        "<g:id>",
-    ),
-    *(
-        "<feed>",
-        "<entry>",
-        "<yml_catalog>",
+        *SIGNS.split(),
+        *TAGS.split(),
         "<offers>",
-        "<offer id='1'>",
-        "<!--",
         "<![CDATA[",
         "<?xml",
-    ),
-    *(
-        '{"id": 1, "name": "A"}',
-        '{"items": [',
-        "NaN",
-        "1e999",
         "-",
         "null",
-        "id,name\n",
-        "1,A\n",
-        "sep=;\n",
+        "<offer id='1'>",
     ),
+    *("\ud800", "\x00", "\ufeff", "\t", "\n", "\r\n", "id,name\n", "1,A\n", "sep=;\n"),
+    *('{"id": 1, "name": "A"}', '{"items": ['),
 ]
 DOCUMENTS = st.one_of(
     st.binary(max_size=300),
@@ -130,7 +80,9 @@ def test_a_table_in_another_encoding_is_told_so_with_its_line(tmp_path, text):
     path.write_bytes(text.encode("cp866"))
     line = 1 if "цвет" in text or "артикул" in text else 2
     for options in ({}, {"format_name": "csv"}):
-        with pytest.raises(InvalidInput, match=f"line {line}: the text is no UTF-8") as refused:
+        with pytest.raises(
+            InvalidInput, match=f"line {line}: the text is not valid UTF-8"
+        ) as refused:
             list(open_catalogue(path, bytes_max=10**6, **options).rows)
         assert "mapping" in refused.value.text
         assert "\N{REPLACEMENT CHARACTER}" not in refused.value.text

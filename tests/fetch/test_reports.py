@@ -1,4 +1,7 @@
-"""Reports: harmless in a spreadsheet and a browser, whole however long, in the reader's language."""
+"""Reports.
+
+Harmless in a spreadsheet and a browser, whole however long, in the reader's language.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from hypothesis import strategies as st
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
-from headrace.fetch.holding import HoldLimits, hold_reason
+from headrace.fetch.i18n import Texts, languages, placeholders, preferred
 from headrace.fetch.model import (
-    OUTCOME_CODES,
     PhotoProblem,
     RowProblem,
     Run,
     RunState,
 )
+from headrace.fetch.outcomes import OUTCOME_CODES
 from headrace.fetch.reports import (
     BOM,
     COLUMNS,
@@ -40,7 +43,7 @@ from headrace.fetch.reports import (
     page_of,
     safe_cell,
 )
-from headrace.fetch.texts import Texts, languages, placeholders, preferred
+from headrace.fetch.safety_hold import HoldLimits, hold_reason
 
 SOURCES = Path(__file__).parents[2] / "src" / "headrace" / "fetch"
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")
@@ -164,7 +167,7 @@ def test_the_page_says_what_there_is_and_that_there_is_more():
 
 def documents() -> dict[str, dict]:
     return {
-        lang: tomllib.loads(files("headrace.fetch.texts").joinpath(f"{lang}.toml").read_text())
+        lang: tomllib.loads(files("headrace.fetch.i18n").joinpath(f"{lang}.toml").read_text())
         for lang in languages()
     }
 
@@ -207,8 +210,8 @@ def test_sentences_show_the_limits_of_the_deployment_as_people_write_them():
     assert "within 30 s" in texts.outcome("failed:timeout")
     russian = Texts.load("ru", FetchConfig(photo_max_bytes=512 * 2**10))
     assert "больше 512 КБ" in russian.outcome("refused:too_large")
-    assert "over 1 GB" in texts.file(FileFault("too_large", values={"bytes": 2**30}))
-    assert "over 64 KB" in texts.row("name", "field_too_large", {"most": 64 * 1024})
+    assert "larger than 1 GB" in texts.file(FileFault("too_large", values={"bytes": 2**30}))
+    assert "larger than 64 KB" in texts.row("name", "field_too_large", {"most": 64 * 1024})
 
 
 def file_faults_in_code():
@@ -240,7 +243,7 @@ async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, c
     answer = await client.post(path, params={"lang": "ru"}, content=broken_json)
     assert answer.json()["detail"].startswith("строка 2: ")
     assert '"id": 2' in answer.json()["detail"]
-    run = (await shop.fetch.runs())[0]
+    run = (await shop.fetch.runs.newest())[0]
     assert (run.state, run.fault.code, run.fault.line) == ("refused", "malformed_json", 2)
     held = await shop.run('id,name\n1,A\n2,"B\n')
     assert (held.state, held.fault.code, held.fault.line) == ("held", "truncated_quote", 3)
@@ -256,7 +259,7 @@ async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, c
 
 
 def faults_in_code():
-    """(code, names of its values, None where they are no literal) of each fault that the code tells."""
+    """(code, names of its values, None where they are no literal) of each fault in the source."""
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "Fault":
@@ -273,7 +276,7 @@ def test_every_fault_of_a_row_has_a_sentence_and_the_values_that_it_shows():
     found = list(faults_in_code())
     assert len(found) > 10
     for code, values in found:
-        assert code in sentences, f"{code}: give it a sentence in each file of fetch/texts"
+        assert code in sentences, f"{code}: give it a sentence in each file of fetch/i18n"
         if values is not None:
             missing = placeholders(sentences[code]) - values - {"field"}
             assert not missing, f"{code}: its sentence shows {missing}, which no fault gives"
@@ -282,7 +285,7 @@ def test_every_fault_of_a_row_has_a_sentence_and_the_values_that_it_shows():
 def test_a_sentence_shows_its_values_or_falls_back():
     texts = Texts.load("en")
     told = texts.of_row(problem(values={"length": 1200, "most": 1000}))
-    assert told == "the field price has 1,200 characters, at most 1,000 are taken"
+    assert told == "the field price has 1,200 characters, at most 1,000 are allowed"
     assert texts.of_row(problem(text="as it was kept")) == "as it was kept"
     assert texts.of_row(problem(code="made_up", text="as it was kept")) == "as it was kept"
     assert "made_up" in texts.of_row(problem(code="made_up", values={"a": 1}))
@@ -297,14 +300,14 @@ LIMITS = HoldLimits(share=0.3, items=20)
 
 
 def test_why_a_run_is_held_is_said_in_words():
-    reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, is_truncated=None)
+    reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, truncated=None)
     told = Texts.load("ru").reason(reason)
     assert (told.count("3"), told.count("50")) == (1, 1)
     for lang in languages():
         for reason in (
-            hold_reason(LIMITS, rows_valid=70, published=100, missing=31, is_truncated=None),
-            hold_reason(LIMITS, rows_valid=0, published=5, missing=5, is_truncated=None),
-            hold_reason(LIMITS, rows_valid=1, published=5, missing=4, is_truncated="line 7"),
+            hold_reason(LIMITS, rows_valid=70, published=100, missing=31, truncated=None),
+            hold_reason(LIMITS, rows_valid=0, published=5, missing=5, truncated=None),
+            hold_reason(LIMITS, rows_valid=1, published=5, missing=4, truncated="line 7"),
             "would be held, empty: no valid row",
             "its process ended",
         ):
@@ -347,12 +350,12 @@ async def test_a_report_is_whole_however_long(shop):
         ("3", "", "id"),
     ]
     assert rows[-1]["link"] == "http://h.example/2500"
-    assert rows[-1]["text"] == "there is nothing at this link (404)"
+    assert rows[-1]["text"] == "there is no photo at this link (404): correct the link"
     russian = [part async for part in shop.fetch.reports.csv(run.run, lang="ru")]
-    assert "ничего нет" in russian[-1]
+    assert "нет фотографии" in russian[-1]
     page = await shop.fetch.reports.page(run.run, lang="ru")
-    assert page.count("ничего нет") == 1000
+    assert page.count("нет фотографии") == 1000
     with pytest.raises(RunUnknown):
         await shop.fetch.reports.page(999)
     with pytest.raises(LanguageUnknown):
-        await shop.fetch.problems(run.run, lang="xx")
+        await shop.fetch.reports.problems(run.run, lang="xx")

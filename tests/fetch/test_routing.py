@@ -1,4 +1,4 @@
-"""The class that a photo starts in: the rule by itself, and on the mix of hosts that it was made for."""
+"""Timeout classes: the rule alone, and on the mix of hosts that it was made for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.fetch.routing import (
     RECENT,
     Classes,
     TimeClass,
-    faded,
+    decayed,
     host_of,
     parse_classes,
 )
@@ -117,7 +117,7 @@ def test_whatever_was_measured_some_listed_class_is_answered(weights, times_s):
 def test_a_class_that_is_added_takes_over_as_it_is_measured():
     weights = {30.0: 10.0}
     wider = Classes((1.0, 5.0, 10.0, 30.0))
-    assert wider.starting(weights).name == "30s", "nobody knows yet that 10 s would do"
+    assert wider.starting(weights).name == "30s", "no measurement shows yet that 10 s suffice"
     for _ in range(4 * RECENT):
         weights = learned(weights, wider.enough_for(7.0).time_s)
     assert wider.starting(weights).name == "10s"
@@ -133,12 +133,12 @@ def test_a_host_that_got_faster_comes_back():
         weights = learned(weights, 1.0)
         photos += 1
     assert photos <= 4 * RECENT
-    assert faded(50.0, age_s=6 * 3600, half_life_s=6 * 3600, new=0) == 25.0
+    assert decayed(50.0, age_s=6 * 3600, half_life_s=6 * 3600, new=0) == 25.0
 
 
 def learned(weights: dict[float, float], needed_s: float) -> dict[float, float]:
     """The weights after one more download."""
-    after = {s: faded(w, age_s=0, half_life_s=1, new=1) for s, w in weights.items()}
+    after = {s: decayed(w, age_s=0, half_life_s=1, new=1) for s, w in weights.items()}
     after[needed_s] = after.get(needed_s, 0.0) + 1
     return after
 

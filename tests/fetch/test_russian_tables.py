@@ -1,21 +1,22 @@
-"""Tables as Russian Excel writes them: encodings, `;`, headings, titles, prices with their currency."""
+"""Tables as Russian Excel writes them.
+
+Encodings, `;`, headings, titles, prices with their currency.
+"""
 
 # ruff: noqa: RUF001 - Cyrillic is meant
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
+from reading import read
 
 from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules, judge_row, problem_of
-from headrace.fetch.readers import RawRow, Truncated, open_catalogue
-from headrace.fetch.readers.encoding import find_encoding
-from headrace.fetch.readers.naming import known_names
-from headrace.fetch.synonyms import field_of
-from headrace.fetch.texts import Texts, languages
+from headrace.fetch.i18n import Texts, languages
+from headrace.fetch.mappings import field_of, known_names
+from headrace.fetch.readers import RawRow, Truncated
+from headrace.fetch.readers.detect import find_encoding
+from headrace.fetch.validation import Rules, problem_of, validate_row
 
 RULES = Rules(Policy())
 TABLE = (
@@ -37,16 +38,9 @@ RUSSIAN = (
 )
 
 
-def read(folder: Path, data: bytes, **options):
-    path = folder / "file"
-    path.write_bytes(data)
-    catalogue = open_catalogue(path, bytes_max=10**9, **options)
-    return catalogue.format, list(catalogue.rows)
-
-
 def price(text: str) -> dict[str, str]:
     """The price and currency of a row with this price."""
-    row, faults = judge_row(row_of(price=text), RULES)
+    row, faults = validate_row(row_of(price=text), RULES)
     assert not faults, faults
     fields = msgspec.json.decode(row.fields)
     return {name: fields[name] for name in ("price", "currency") if name in fields}
@@ -189,7 +183,7 @@ def test_a_price_as_russian_sellers_write_it(text, kept):
     "text", ["от 500 руб.", "10 штук", "5 руб. 50 коп.", "10-20 руб.", "₽", "руб. 5 руб."]
 )
 def test_what_is_no_single_price_is_a_fault(text):
-    _, faults = judge_row(row_of(price=text), RULES)
+    _, faults = validate_row(row_of(price=text), RULES)
     assert [fault.code for fault in faults] == ["invalid_number"]
 
 
@@ -197,7 +191,7 @@ def test_what_is_no_single_price_is_a_fault(text):
 def test_one_comma_before_three_digits_is_a_fault(text):
     """Such a comma parts thousands or decimals: a price of 1,990 was kept as 1.990."""
     row = row_of(price=text)
-    _, [fault] = judge_row(row, RULES)
+    _, [fault] = validate_row(row, RULES)
     assert (fault.field, fault.code) == ("price", "ambiguous_number")
     for lang in languages():
         assert "1990.50" in Texts.load(lang).of_row(problem_of(row, "1", fault))
@@ -227,7 +221,7 @@ async def test_a_russian_table_is_published(shop):
     table = TABLE.replace("₽", "руб.").replace("https://shop.example/", shop.origin.url("/photo/"))
     run = await shop.run_to_end(table.encode("cp1251"))
     assert (run.format, run.new, run.invalid, run.photos) == ("csv", 1, 0, 2)
-    item = await shop.fetch.item("shop", "A-1")
+    item = await shop.fetch.items.get("shop", "A-1")
     assert item.fields["name"] == VALUES["name"]
     assert (item.fields["price"], item.fields["currency"]) == ("10000.50", "RUB")
     assert item.fields["цвет"] == "красный"

@@ -7,21 +7,20 @@ import time
 import pytest
 
 from headrace.fetch.errors import InvalidSchema
+from headrace.fetch.field_types import matcher
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules, judge_row
-from headrace.fetch.kinds import matcher
+from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import RowProblem
 from headrace.fetch.readers import RawRow
-from headrace.fetch.schema_rules import parse_schema, require_category
-from headrace.fetch.schemas import Schema, Schemas
-from headrace.fetch.texts import Texts, languages
+from headrace.fetch.schemas import Schema, Schemas, parse_schema, require_category
+from headrace.fetch.validation import Rules, validate_row
 
 
 def judged(rule: dict, value):
     """(code, value in its form) of a field under one rule."""
     schemas = Schemas({"default": parse_schema({"fields": {"f": rule}})}, Policy())
     values = {"name": "A", "f": value} if value is not None else {"name": "A"}
-    faults = schemas.judge(values, [])
+    faults = schemas.validate(values, [])
     return faults[0].code if faults else None, values.get("f")
 
 
@@ -99,7 +98,7 @@ CARS = {
 
 
 def codes(rules: Rules, raw: RawRow) -> list[tuple[str, str]]:
-    return [(fault.field, fault.code) for fault in judge_row(raw, rules)[1]]
+    return [(fault.field, fault.code) for fault in validate_row(raw, rules)[1]]
 
 
 def test_rows_are_judged_by_the_schema_of_their_category():
@@ -135,7 +134,7 @@ def test_what_always_holds_can_be_asked_otherwise():
 def test_others_may_be_dropped():
     schema = parse_schema({"others": "drop", "fields": {"size": {"type": "integer"}}})
     rules = Rules(Policy(), {"default": schema})
-    found, faults = judge_row(row({"size": "1 0", "junk": "x", "category": "c"}), rules)
+    found, faults = validate_row(row({"size": "1 0", "junk": "x", "category": "c"}), rules)
     assert (found.fields, faults) == (b'{"category":"c","name":"A","size":"10"}', [])
 
 
@@ -201,7 +200,7 @@ def test_every_fault_of_a_schema_is_told():
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 201, "a\x00", "\ud800"])
 def test_a_category_that_no_row_could_have_is_refused(name):
-    with pytest.raises(InvalidSchema, match="cannot be one"):
+    with pytest.raises(InvalidSchema, match="is not valid"):
         require_category(name)
 
 
@@ -231,7 +230,7 @@ def test_every_fault_of_a_schema_has_a_sentence_in_every_language():
     }
     schema = parse_schema({"fields": {name: rule for name, (rule, _) in rules.items()}})
     values = {name: value for name, (_, value) in rules.items() if value is not None}
-    _, faults = judge_row(row(values), Rules(Policy(), {"default": schema}))
+    _, faults = validate_row(row(values), Rules(Policy(), {"default": schema}))
     assert {fault.field for fault in faults} == set(rules)
     for lang in languages():
         texts = Texts.load(lang)
@@ -247,7 +246,7 @@ def test_every_fault_of_a_schema_has_a_sentence_in_every_language():
 
 def test_a_schema_that_asks_nothing_is_refused_as_an_empty_file():
     for data in ({}, {"fields": {}}):
-        with pytest.raises(InvalidSchema, match="nothing is asked"):
+        with pytest.raises(InvalidSchema, match="the schema is empty"):
             parse_schema(data)
     for data in ({"others": "drop"}, {"category_fields": ["kind"]}):
         assert not parse_schema(data).fields
@@ -270,4 +269,4 @@ def test_half_a_letter_is_refused_in_words_that_can_be_printed(data):
 
 
 def test_an_empty_schema_asks_what_always_holds():
-    assert Schemas({"default": Schema()}, Policy()).judge({"name": "A"}, []) == []
+    assert Schemas({"default": Schema()}, Policy()).validate({"name": "A"}, []) == []

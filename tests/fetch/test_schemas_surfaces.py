@@ -1,4 +1,4 @@
-"""Schemas and mappings through Python, HTTP and the command line, and runs that are judged by them."""
+"""Schemas and mappings through Python, HTTP and the command line, and their effect on runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = "id,name,category,year\n"
 
 
 async def problems(shop, run) -> list[tuple[str | None, str, str]]:
-    return [(p.item, p.field, p.code) for _, p in await shop.fetch.problems(run.run)]
+    return [(p.item, p.field, p.code) for _, p in await shop.fetch.reports.problems(run.run)]
 
 
 async def test_a_schema_is_one_through_python_http_and_commands(shop, client, command, tmp_path):
@@ -144,12 +144,12 @@ async def test_a_run_judges_each_row_by_its_category(shop):
     run = await shop.run(text)
     assert (run.new, run.invalid) == (2, 2)
     assert await problems(shop, run) == [*(("a", "year", "too_small"), ("b", "year", "missing"))]
-    told = [p.text for _, p in await shop.fetch.problems(run.run)]
+    told = [p.text for _, p in await shop.fetch.reports.problems(run.run)]
     assert told == [
-        "the field year is 1850, at least 1900 is needed",
+        "the field year is 1850, the minimum is 1900",
         "the field year is missing: fill it in",
     ]
-    assert (await shop.fetch.item("shop", "d")).fields["year"] == "2000"
+    assert (await shop.fetch.items.get("shop", "d")).fields["year"] == "2000"
 
 
 async def test_a_schema_that_changed_judges_the_same_rows_anew(shop):
@@ -167,7 +167,7 @@ async def test_a_run_reads_by_a_mapping(shop, client, command, tmp_path):
     table = b"Code;Caption;Pic 2;Pic 1;Junk\n7;Table;ftp://x/2;ftp://x/1;j\n"
     run = await shop.run(table, mapping="sheet")
     assert (run.format, run.new) == ("csv", 1)
-    item = await shop.fetch.item("shop", "7")
+    item = await shop.fetch.items.get("shop", "7")
     assert item.fields == {"name": "Table"}
     assert [photo.url for photo in item.photos] == ["ftp://x/1", "ftp://x/2"]
     path = "/v1/fetch/customers/shop/catalogues?mapping="

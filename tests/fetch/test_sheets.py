@@ -1,4 +1,7 @@
-"""Spreadsheets read like tables; damaged, protected and hostile ones are refused and leave no process."""
+"""Spreadsheets read like tables.
+
+Damaged, protected and hostile ones are refused and leave no process.
+"""
 
 # ruff: noqa: RUF001 - Cyrillic is meant
 from __future__ import annotations
@@ -14,23 +17,16 @@ import zlib
 from pathlib import Path
 
 import pytest
+from reading import read
 from sheets import Raw, formula, number, ods, sheet_xml, xlsx
 
-from headrace.fetch.decoding import sheets as decoding
-from headrace.fetch.decoding.sheets import SheetRow, SheetUnreadable, sheet_rows
+from headrace.fetch.decoding import client as decoding
+from headrace.fetch.decoding.client import SheetRow, SheetUnreadable, sheet_rows
 from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.mappings import parse_mapping
-from headrace.fetch.readers import open_catalogue
 
 HEADER = ("Артикул*", "Название", "Цена, руб.", "Фото 1", "Фото 2", "Вес")
 ROW = ("A-1", "Стол", "10 000,50", "https://shop.example/1.jpg", "https://shop.example/2.jpg", 5)
-
-
-def read(folder: Path, data: bytes, **options):
-    path = folder / "file"
-    path.write_bytes(data)
-    catalogue = open_catalogue(path, bytes_max=10**9, **options)
-    return catalogue.format, list(catalogue.rows)
 
 
 def book(rows, *, merged=()) -> bytes:
@@ -168,7 +164,7 @@ def test_what_is_no_sheet_of_items_is_refused(tmp_path, data, words):
 
 
 def test_a_sheet_is_no_other_format(tmp_path):
-    with pytest.raises(NotACatalogue, match="leave the format out"):
+    with pytest.raises(NotACatalogue, match="do not set a format"):
         read(tmp_path, book([HEADER, ROW]), format_name="csv")
     with pytest.raises(NotACatalogue, match="damaged"):
         read(tmp_path, b"id,name\n1,A\n", format_name="sheet")
@@ -177,17 +173,19 @@ def test_a_sheet_is_no_other_format(tmp_path):
 BOMB = sheet_xml({1: ["id", "name"], 2: ["1", "A"]})
 
 
+def _bomb(last):
+    return xlsx({"A": BOMB.replace("</sheetData>", f"{last}</sheetData>")})
+
+
 @pytest.mark.parametrize(
     "data",
     [
         # Cells so far apart that the whole area between them needs 400 GB
-        xlsx({"A": BOMB.replace("</sheetData>", '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row></sheetData>')}),
+        _bomb('<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'),
         # 1.2 GB of one letter in 1.2 MB
-        xlsx({"A": BOMB.replace("</sheetData>", "<!--" + "x" * 1_200_000_000 + "--></sheetData>")})
-        if os.environ.get("LARGE_BOMB")
-        else xlsx({"A": BOMB.replace("</sheetData>", "<!--" + "x" * 40_000_000 + "--></sheetData>")}),
+        _bomb(f"<!--{'x' * (1_200_000_000 if os.environ.get('LARGE_BOMB') else 40_000_000)}-->"),
     ],
-)  # fmt: skip
+)
 def test_a_bomb_is_refused_within_its_limits(monkeypatch, data):
     limits = {"memory_bytes_max": 400 * 2**20, "unpacked_bytes_max": 30_000_000}
     with pytest.raises(SheetUnreadable) as refused:
@@ -226,7 +224,7 @@ async def test_a_sheet_is_published_over_every_way_in(shop, command, client):
     data = book([HEADER, [*ROW[:3], *links, 5]])
     run = await shop.run_to_end(data, name="price.xlsx")
     assert (run.format, run.new, run.invalid, run.photos) == ("sheet", 1, 0, 2)
-    item = await shop.fetch.item("shop", "A-1")
+    item = await shop.fetch.items.get("shop", "A-1")
     assert (item.fields["price"], item.fields["name"]) == ("10000.50", "Стол")
     answer = await client.post("/v1/fetch/customers/shop/catalogues", content=data)
     assert (answer.status_code, answer.json()["unchanged"]) == (202, 1)

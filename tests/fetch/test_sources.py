@@ -1,4 +1,4 @@
-"""Catalogues brought from a URL, on a schedule or once, by a real worker from a host on loopback."""
+"""A real worker fetches catalogues by URL from a loopback host, on a schedule or once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
@@ -13,9 +14,8 @@ from headrace.fetch import FetchConfig
 from headrace.fetch.errors import CustomerUnknown, SourceUnknown, UnknownFormat, UrlRefused
 from headrace.fetch.model import LIMITER, RunState
 from headrace.fetch.sources import cron_name, shown_name
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
 from headrace.jobs.errors import CronUnknown, InvalidCron
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 TEXT = f"{HEAD}a,A,5,\nb,B,5,\n".encode()
@@ -41,7 +41,7 @@ async def bring(shop):
 
 async def ended(shop, run):
     async def ask():
-        found = await shop.fetch.run(run.run)
+        found = await shop.fetch.runs.get(run.run)
         waits = (RunState.BRINGING, RunState.READING)
         return found if found.state not in waits else None
 
@@ -64,10 +64,10 @@ async def test_a_file_is_brought_and_run_as_if_it_were_uploaded(shop, body, head
     assert (made.tried_at, made.outcome, made.next_at.month) == (None, None, 1)
     found = await bring(shop)
     assert (found.outcome, found.failures) == ("applied", 0)
-    run = await shop.fetch.run(found.run)
+    run = await shop.fetch.runs.get(found.run)
     assert (run.new, run.file_name) == (2, shop.origin.url("/shop.csv"))
     assert shop.origin.headers["/shop.csv"]["accept"] == "*/*"
-    assert (await shop.jobs.get_lane(LIMITER, "shop")).starts_live == 1
+    assert (await shop.jobs.lanes.get(LIMITER, "shop")).starts_live == 1
 
 
 @pytest.mark.usefixtures("worker")
@@ -80,18 +80,18 @@ async def test_a_file_that_did_not_change_asks_only_links_that_are_due(shop):
     shop.origin.answers["/late.jpg"] = [Answer(404)]
     await add(shop)
     first = await bring(shop)
-    await shop.wait_done(await shop.fetch.run(first.run))
+    await shop.wait_done(await shop.fetch.runs.get(first.run))
     again = await bring(shop)
     assert again.outcome == "unchanged"
     assert shop.origin.headers["/shop.csv"]["if-none-match"] == '"1"'
-    run = await shop.fetch.run(again.run)
+    run = await shop.fetch.runs.get(again.run)
     assert (run.format, run.rows, run.gone) == ("same", 0, 0)
     # It failed in the run before, so it sits out this one and is asked by the next.
     last = await bring(shop)
-    await shop.wait_done(await shop.fetch.run(last.run))
+    await shop.wait_done(await shop.fetch.runs.get(last.run))
     assert shop.origin.requests("/late.jpg") == [404, 404]
     assert shop.origin.requests("/shop.csv") == [200, 304, 304]
-    assert not (await shop.fetch.item("shop", "b")).is_gone
+    assert not (await shop.fetch.items.get("shop", "b")).is_gone
 
 
 @pytest.mark.usefixtures("worker")
@@ -101,7 +101,7 @@ async def test_the_same_bytes_without_validators_are_not_read_again(shop):
     await bring(shop)
     assert (await bring(shop)).outcome == "unchanged"
     assert (await bring(shop)).outcome == "unchanged"
-    idle = [run for run in await shop.fetch.runs("shop") if run.format == "same"]
+    idle = [run for run in await shop.fetch.runs.newest("shop") if run.format == "same"]
     assert len(idle) == 1, "of runs that had nothing to do the last one is kept"
 
 
@@ -114,7 +114,7 @@ async def test_validators_are_sent_only_while_they_say_something(shop):
     found = await bring(shop)
     assert "if-none-match" not in shop.origin.headers["/shop.csv"]
     assert found.outcome == "applied"
-    assert (await shop.fetch.item("shop", "a")).fields["name"] == "A"
+    assert (await shop.fetch.items.get("shop", "a")).fields["name"] == "A"
     await bring(shop)
     assert shop.origin.headers["/shop.csv"]["if-none-match"] == '"1"'
     await add(shop, "/shop.csv?v=2")
@@ -156,7 +156,7 @@ async def test_what_asking_again_cannot_mend_waits_for_the_schedule(shop, answer
     failed = await bring(shop)
     assert (failed.outcome, failed.failures) == (outcome, 1)
     assert failed.text
-    status = await shop.jobs.queue("fetch.catalogue")
+    status = await shop.jobs.queues.get("fetch.catalogue")
     assert status.scheduled == 0
     mended = await bring(shop)
     assert (mended.outcome, mended.failures) == ("applied", 0)
@@ -170,7 +170,7 @@ async def test_a_passing_fault_is_tried_again_with_backoff(shop):
     assert (failed.outcome, failed.failures) == ("failed:http_503", 1)
 
     async def scheduled():
-        return (await shop.jobs.queue("fetch.catalogue")).scheduled == 1
+        return (await shop.jobs.queues.get("fetch.catalogue")).scheduled == 1
 
     await wait_true(scheduled, what="another try")
     await due_now(shop)
@@ -218,7 +218,7 @@ async def test_a_dry_run_of_a_url_changes_nothing(shop):
     tried = {photo.url[-6:]: photo.outcome for photo in found.sample.photos}
     assert tried == {"hoto/1": "stored", "ne.jpg": "failed:http_404"}
     assert found.sample.expected_s >= 0
-    assert (await shop.fetch.runs("shop"))[0].items_pending == 0
+    assert (await shop.fetch.runs.newest("shop"))[0].items_pending == 0
 
 
 async def test_a_file_over_the_bound_is_refused(shop, process):
@@ -242,7 +242,7 @@ async def test_a_file_is_never_brought_twice_at_once(shop, database_url, process
             await shop.fetch.sources.bring("shop")
 
             async def waits():
-                status = await shop.jobs.queue("fetch.catalogue")
+                status = await shop.jobs.queues.get("fetch.catalogue")
                 return status.scheduled == 1 and not status.ready + status.leased
 
             await wait_true(waits, what="the file ordered to wait, the other to be left out")
@@ -330,7 +330,7 @@ async def test_through_http(client, shop):
     again = await client.post(path, json={"url": url}, headers=key)
     assert once.json()["state"] == "bringing"
     assert again.json() == once.json()
-    assert (await ended(shop, await shop.fetch.run(once.json()["run"]))).new == 2
+    assert (await ended(shop, await shop.fetch.runs.get(once.json()["run"]))).new == 2
     bad = await client.post(path, json={"url": url, "cron": NEVER, "typo": 1})
     assert (bad.status_code, bad.json()["code"]) == (422, "fetch.invalid_source")
     assert (await client.delete("/v1/fetch/customers/shop/source")).status_code == 204
@@ -348,4 +348,4 @@ async def test_an_upload_with_a_key_is_run_once(client, shop):
     assert first.json()["state"] == "applied"
     other = await client.post(path, content=TEXT + b"c,C,5,\n", headers=key)
     assert other.json()["code"] == "web.idempotency_mismatch"
-    assert len(await shop.fetch.runs("shop")) == 1
+    assert len(await shop.fetch.runs.newest("shop")) == 1

@@ -1,4 +1,4 @@
-"""TLS faults of a seller's host are told apart, in outcomes, reports and `fetch why`."""
+"""TLS faults of a seller's host are distinguished in outcomes, reports and `fetch why`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tls_hosts import TlsHosts
 
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
-from headrace.fetch.model import is_temporary
+from headrace.fetch.outcomes import is_temporary
 
 FAULTS = {
     "expired": "failed:tls_expired",
@@ -22,7 +22,7 @@ FAULTS = {
 SENTENCES = {
     "expired": ("has expired", "истёк"),
     "wrong_name": ("another name", "другого имени"),
-    "self_signed": ("signed by itself", "самоподписанный"),
+    "self_signed": ("self-signed", "самоподписанный"),
     "incomplete": ("intermediate certificate", "промежуточный сертификат"),
 }
 

@@ -6,11 +6,11 @@ import gzip
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.errors import InvalidCustomer, RunNotUndoable, RunUnknown
 from headrace.fetch.model import UNDOABLE_RUNS, RunState, SentItem
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 LIMITS = {"starts_max": 100_000, "window_s": 60, "connections": 50}
@@ -64,16 +64,16 @@ async def test_other_ids_for_everything_are_held(shop):
 
 async def test_the_limits_are_those_of_the_customer_or_of_the_deployment(shop, client, command):
     await shop.run(HEAD + rows(100))
-    await shop.fetch.set_customer("shop", **LIMITS, hold_share=0.01, hold_items=0)
+    await shop.fetch.customers.set("shop", **LIMITS, hold_share=0.01, hold_items=0)
     assert (await shop.run(HEAD + rows(98))).state is RunState.HELD
-    kept = await shop.fetch.set_customer("shop", **LIMITS)
+    kept = await shop.fetch.customers.set("shop", **LIMITS)
     assert (kept.hold_share, kept.hold_items) == (0.01, 0), "left out: as it is"
     answer = await client.put("/v1/fetch/customers/shop", json={**LIMITS, "hold_share": 1})
     assert answer.json()["hold_share"] == 1
     assert (await shop.run(HEAD + rows(2))).gone == 98, "1 turns the limits off"
     code, text = await command("customer", "set", "shop", "--hold-share", "default")
     assert (code, "share" in text) == (0, False)
-    await shop.fetch.set_customer("shop", **LIMITS, hold_items=None)
+    await shop.fetch.customers.set("shop", **LIMITS, hold_items=None)
     object.__setattr__(shop.fetch.config, "hold_share", 0.0)
     object.__setattr__(shop.fetch.config, "hold_items", 0)
     assert (await shop.run(HEAD + rows(1))).state is RunState.HELD
@@ -83,12 +83,12 @@ async def test_the_limits_are_those_of_the_customer_or_of_the_deployment(shop, c
 async def test_bad_limits_are_refused(shop, client, command):
     for bad in ({"hold_share": 1.5}, {"hold_share": -1}, {"hold_items": -1}, {"refresh_s": 60}):
         with pytest.raises(InvalidCustomer):
-            await shop.fetch.set_customer("shop", **LIMITS, **bad)
+            await shop.fetch.customers.set("shop", **LIMITS, **bad)
         answer = await client.put("/v1/fetch/customers/shop", json={**LIMITS, **bad})
         assert (answer.status_code, answer.json()["code"]) == (422, "fetch.invalid_customer")
     for words in (("--hold-share", "30%"), ("--hold-items", "few"), ("--refresh", "1m")):
         assert (await command("customer", "set", "shop", *words))[0] == "fetch.invalid_customer"
-    found = await shop.fetch.customer("shop")
+    found = await shop.fetch.customers.get("shop")
     assert (found.hold_share, found.hold_items, found.refresh_s) == (None, None, None)
 
 
@@ -132,7 +132,7 @@ async def test_a_body_shorter_than_its_content_length_changes_nothing(shop):
     run = await shop.fetch.bring_catalogue("shop", shop.origin.url("/cut.csv"))
 
     async def tried():
-        found = await shop.fetch.run(run.run)
+        found = await shop.fetch.runs.get(run.run)
         return found if found.reason else None
 
     found = await wait_true(tried, what="the file was asked for")
@@ -150,16 +150,16 @@ async def test_undo_puts_items_back_as_new_versions(shop):
     assert (bad.new, bad.changed, bad.gone) == (5, 22, 8)
     shop.told()
     asked = shop.origin.requests("/photo/1")
-    undo = await shop.wait_done(await shop.fetch.undo_run(bad.run))
+    undo = await shop.wait_done(await shop.fetch.runs.undo(bad.run))
     assert await state_of(shop) == before
     assert (undo.format, undo.rows, undo.new, undo.changed, undo.gone) == ("undo", 35, 8, 22, 5)
     told = shop.told()
     assert sorted({action for action, _, _ in told}) == ["edit", "publish", "unpublish"]
     assert len(told) == 35
     assert all(version == 3 for action, _, version in told if action != "unpublish")
-    assert (await shop.fetch.item("shop", "i000")).photos[0].key is not None
+    assert (await shop.fetch.items.get("shop", "i000")).photos[0].key is not None
     assert shop.origin.requests("/photo/1") == asked, "no photo that is stored is asked for again"
-    assert (await shop.fetch.run(bad.run)).undone_by == undo.run
+    assert (await shop.fetch.runs.get(bad.run)).undone_by == undo.run
     same = await shop.run_to_end(HEAD + rows(30, photo=one))
     assert (same.unchanged, same.new, same.changed, same.gone) == (30, 0, 0, 0)
 
@@ -168,10 +168,10 @@ async def test_an_undo_before_the_results_are_out_leaves_nothing_of_the_run(shop
     await shop.run_to_end(HEAD + rows(30))
     shop.told()
     bad = await shop.run(HEAD + rows(22) + "new,New,5,\n")
-    await shop.wait_done(await shop.fetch.undo_run(bad.run))
+    await shop.wait_done(await shop.fetch.runs.undo(bad.run))
     await shop.wait_done(bad)
     newest = {}
-    for result in await shop.fetch.results(results_max=1000):
+    for result in await shop.fetch.items.results(results_max=1000):
         newest[result.id] = result.action
     assert newest.pop("new", "unpublish") == "unpublish"
     assert set(newest.values()) <= {"publish", "edit"}
@@ -183,7 +183,7 @@ async def test_items_sent_since_stay_as_they_were_sent(shop):
     bad = await shop.run(HEAD + rows(20, price=6) + rows(1, 50))
     for item in ("i001", "i050", "i029"):
         await shop.fetch.send_items([SentItem(customer="shop", item=item, fields={"name": "Sent"})])
-    await shop.fetch.undo_run(bad.run)
+    await shop.fetch.runs.undo(bad.run)
     found = await state_of(shop)
     assert len(found) == 31
     assert [k for k, v in found.items() if "Sent" in v[0]] == ["i001", "i029", "i050"]
@@ -199,14 +199,14 @@ async def test_runs_are_undone_from_the_newest_back(shop):
     kept = [row["run_id"] for row in await shop.postgres.all(BEFORE)]
     assert kept == runs[-UNDOABLE_RUNS:], "of no others is the earlier content kept"
     with pytest.raises(RunNotUndoable, match=f"run {runs[-1]} was applied since"):
-        await shop.fetch.undo_run(runs[-2])
+        await shop.fetch.runs.undo(runs[-2])
     for run, state in list(zip(runs, states[:1] + states, strict=False))[: -UNDOABLE_RUNS - 1 : -1]:
-        undo = await shop.fetch.undo_run(run)
+        undo = await shop.fetch.runs.undo(run)
         assert await state_of(shop) == state
-        with pytest.raises(RunNotUndoable, match=f"run {undo.run} did so already"):
-            await shop.fetch.undo_run(run)
+        with pytest.raises(RunNotUndoable, match=f"run {undo.run} has already undone it"):
+            await shop.fetch.runs.undo(run)
     with pytest.raises(RunNotUndoable, match="only the last 5 catalogues"):
-        await shop.fetch.undo_run(runs[1])
+        await shop.fetch.runs.undo(runs[1])
     again = await shop.run(texts[-1])
     assert again.state in (RunState.APPLIED, RunState.DONE)
     assert await state_of(shop) == states[-1]
@@ -219,11 +219,11 @@ async def test_what_cannot_be_undone_says_why(shop, client, command):
     [sent] = await shop.fetch.send_items([SentItem(customer="shop", item="s")])
     for run, why in ((dry, "it is dry"), (held, "it is held"), (sent, "only a run of a whole")):
         with pytest.raises(RunNotUndoable, match=why):
-            await shop.fetch.undo_run(run.run)
+            await shop.fetch.runs.undo(run.run)
         answer = await client.post(f"/v1/fetch/runs/{run.run}/undo")
         assert (answer.status_code, answer.json()["code"]) == (409, "fetch.run_not_undoable")
     with pytest.raises(RunUnknown):
-        await shop.fetch.undo_run(999)
+        await shop.fetch.runs.undo(999)
     assert (await client.post("/v1/fetch/runs/99999999999999999999/undo")).status_code == 404
     assert (await command("run", "undo", "999", "--no-wait"))[0] == "fetch.run_unknown"
 
@@ -232,8 +232,8 @@ async def test_an_undo_supersedes_what_was_held(shop):
     await shop.run(HEAD + rows(30))
     bad = await shop.run(HEAD + rows(20))
     held = await shop.run(HEAD + rows(1))
-    await shop.fetch.undo_run(bad.run)
-    assert (await shop.fetch.run(held.run)).state is RunState.SUPERSEDED
+    await shop.fetch.runs.undo(bad.run)
+    assert (await shop.fetch.runs.get(held.run)).state is RunState.SUPERSEDED
 
 
 async def test_undo_over_http_and_as_a_command(shop, client, command):
@@ -281,7 +281,7 @@ async def test_a_file_from_a_url_that_was_undone_is_not_applied_again(shop):
 
     bad = await bring()
     assert len(await state_of(shop)) == 20
-    await shop.fetch.undo_run(bad.run)
+    await shop.fetch.runs.undo(bad.run)
     assert (await bring()).outcome == "unchanged"
     assert await state_of(shop) == wanted
     shop.origin.answers["/shop.csv"] = [Answer(200, (HEAD + rows(25)).encode())]

@@ -1,4 +1,4 @@
-"""Failed links sit out catalogues and are asked again within a day; good photos are refreshed where that is set."""
+"""Failed links skip catalogues and are requested again within a day; good photos are refreshed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from origin import Answer, photo
 from headrace.engines.sql import compile_query
 from headrace.fetch import store
 from headrace.fetch.model import PHOTO_RETRIES
-from headrace.fetch.store.photos import Decision
+from headrace.fetch.store.outcomes import Decision
 
 HEAD = "id,name,price,photos\n"
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 WAIT_S = 23.5 * HOUR_S
-"""As `fetch_recheck_wait` says."""
+"""The value of `fetch_recheck_wait_v1`."""
 SWEEP_S = 900.0
 
 
@@ -31,7 +31,7 @@ class Link:
     asked_at_s: float | None = None
 
     def run(self, number: int, now_s: float, *, is_sweep: bool = False) -> bool:
-        """Whether round `number`, or a sweep after it, asks the link."""
+        """Whether round `number`, or a sweep after it, requests the link."""
         if self.asked_at_s is not None:
             is_over = now_s - self.asked_at_s >= WAIT_S
             if not self.failures or not (is_over or (not is_sweep and self.due <= number)):
@@ -43,7 +43,7 @@ class Link:
 
 
 def asked_in(week_s: float, gap_s: float, link: Link, *, jitter: random.Random | None = None):
-    """The moments at which a link is asked by catalogues every `gap_s` and sweeps in between."""
+    """Times at which catalogues every `gap_s`, and sweeps in between, request a link."""
     rounds = [
         (n + (jitter.uniform(0, 0.06) if jitter else 0)) * gap_s for n in range(int(week_s / gap_s))
     ]
@@ -87,7 +87,8 @@ def test_a_repair_is_noticed_within_a_day(gap_h):
 PUBLISHED = compile_query(
     "published",
     "-- What workers would have done: every change is published.\n"
-    "WITH changes AS (UPDATE headrace.fetch_change SET published_at = now() WHERE published_at IS NULL)"
+    "WITH changes AS (UPDATE headrace.fetch_change SET published_at = now()"
+    " WHERE published_at IS NULL)"
     " UPDATE headrace.fetch_run SET state = 'done' WHERE state = 'applied'",
 )
 AGED = compile_query(
@@ -101,7 +102,7 @@ AGED = compile_query(
 )
 NEEDS = compile_query(
     "needs",
-    "-- What a run asks for.\nSELECT item, url FROM headrace.fetch_need WHERE run_id = :run_id",
+    "-- Requests of a run.\nSELECT item, url FROM headrace.fetch_need WHERE run_id = :run_id",
 )
 STATES = compile_query(
     "states",
@@ -112,7 +113,7 @@ STATES = compile_query(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_sql_and_the_rule_agree(shop, seed):
-    """Rounds at uneven times over links of many fates; SQL asks exactly what the rule asks."""
+    """Rounds at uneven times over many links: SQL requests exactly what the rule requests."""
     rng = random.Random(seed)
     fates = {shop.origin.url(f"/{n}.jpg"): rng.choice([0.0, 0.3, 0.9, 1.0]) for n in range(12)}
     text = "id,name,price,photos\n" + "".join(
@@ -149,7 +150,7 @@ async def test_sql_and_the_rule_agree(shop, seed):
             for url in decisions
         ]
         if outcomes:
-            await store.photos.decide(shop.postgres, outcomes)
+            await store.outcomes.decide(shop.postgres, outcomes)
         await shop.postgres.run(PUBLISHED)
         for row in await shop.postgres.all(STATES):
             link = links[row["url"]]
@@ -168,14 +169,16 @@ RECHECKS = compile_query(
 
 async def links_run(shop):
     """The newest run, if it is one of links."""
-    [run] = await shop.fetch.runs(runs_max=1)
+    [run] = await shop.fetch.runs.newest(runs_max=1)
     return run if run.format == "links" else None
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 async def test_a_dead_link_is_asked_again_without_a_catalogue(shop):
-    """Four requests the first time, one each later time; a repair edits the items that have the link."""
+    """Four requests the first time, one each later time; a repair edits the items that have the
+    link.
+    """
     url, good = shop.origin.url("/dead"), shop.origin.url("/photo/1")
     shop.origin.answers["/dead"] = [Answer(404)]
     await shop.run_to_end(f"{HEAD}a,A,5,{url}|{good}\nb,B,5,{url}\nc,C,5,{good}\n")
@@ -191,7 +194,7 @@ async def test_a_dead_link_is_asked_again_without_a_catalogue(shop):
     assert shop.told() == []
     shop.origin.answers["/dead"] = [photo_answer()]
     await shop.fetch.upkeep.recheck_links()
-    assert (await links_run(shop)).run == run.run, "it was asked just now"
+    assert (await links_run(shop)).run == run.run, "it was requested just now"
     await shop.postgres.run(AGED, age_s=DAY_S)
     await shop.fetch.upkeep.recheck_links()
     run = await shop.wait_done(await links_run(shop))
@@ -211,7 +214,7 @@ async def test_a_link_that_failed_the_last_time_has_one_try(shop):
     shop.origin.answers["/busy"] = [Answer(503)]
     text = f"{HEAD}a,A,5,{shop.origin.url('/busy')}\n"
     run = await shop.run(text)
-    await store.photos.decide(
+    await store.outcomes.decide(
         shop.postgres, [Decision(run.run, "shop", "a", shop.origin.url("/busy"), "failed:http_503")]
     )
     await shop.wait_done(run)
@@ -226,7 +229,7 @@ async def test_a_link_that_failed_the_last_time_has_one_try(shop):
 async def test_links_that_no_item_has_are_looked_at_once(shop):
     url = shop.origin.url("/dead")
     first = await shop.run(f"{HEAD}a,A,5,{url}\nb,B,5,\n")
-    await store.photos.decide(
+    await store.outcomes.decide(
         shop.postgres, [Decision(first.run, "shop", "a", url, "failed:http_404")]
     )
     await shop.postgres.run(PUBLISHED)
@@ -241,7 +244,7 @@ async def test_links_that_no_item_has_are_looked_at_once(shop):
 async def test_items_that_a_run_is_about_wait_for_it(shop):
     url = shop.origin.url("/dead")
     first = await shop.run(f"{HEAD}a,A,5,{url}\n")
-    await store.photos.decide(
+    await store.outcomes.decide(
         shop.postgres, [Decision(first.run, "shop", "a", url, "failed:http_404")]
     )
     await shop.postgres.run(AGED, age_s=DAY_S)
@@ -251,7 +254,7 @@ async def test_items_that_a_run_is_about_wait_for_it(shop):
     await shop.fetch.upkeep.recheck_links()
     assert (await links_run(shop)).photos_pending == 1
     await shop.fetch.upkeep.recheck_links()
-    assert len(await shop.fetch.runs()) == 2, "asked once"
+    assert len(await shop.fetch.runs.newest()) == 2, "requested once"
 
 
 @pytest.mark.slow
@@ -269,7 +272,7 @@ async def test_a_photo_that_changed_behind_its_link_is_noticed_where_that_is_set
     await shop.fetch.upkeep.recheck_links()
     run = await shop.wait_done(await links_run(shop))
     assert (run.photos_by_outcome, shop.told()) == ({"unchanged": 1}, [])
-    assert shop.origin.requests("/photo/1") == [200, 304], "asked with its ETag"
+    assert shop.origin.requests("/photo/1") == [200, 304], "requested with its ETag"
     await shop.fetch.upkeep.recheck_links()
     assert (await links_run(shop)).run == run.run, "not sooner than that"
     shop.origin.versions["/photo/1"] = "2"
@@ -277,12 +280,12 @@ async def test_a_photo_that_changed_behind_its_link_is_noticed_where_that_is_set
     await shop.fetch.upkeep.recheck_links()
     await shop.wait_done(await links_run(shop))
     assert shop.told() == [("edit", "a", 2)]
-    await shop.fetch.set_customer("shop", **limits, window_s=60, refresh_s=0)
+    await shop.fetch.customers.set("shop", **limits, window_s=60, refresh_s=0)
     await shop.postgres.run(AGED, age_s=8 * DAY_S)
     object.__setattr__(shop.fetch.config, "refresh_s", DAY_S)
-    runs = len(await shop.fetch.runs())
+    runs = len(await shop.fetch.runs.newest())
     await shop.fetch.upkeep.recheck_links()
-    assert len(await shop.fetch.runs()) == runs, "the customer's own setting counts"
+    assert len(await shop.fetch.runs.newest()) == runs, "the customer's own setting counts"
 
 
 async def test_a_sweep_asks_for_no_more_than_half_of_the_customers_rate(shop):
@@ -293,10 +296,10 @@ async def test_a_sweep_asks_for_no_more_than_half_of_the_customers_rate(shop):
         Decision(first.run, "shop", f"i{n:02}", url, "failed:http_404" if n > 40 else "unchanged")
         for n, url in enumerate(urls)
     ]
-    await store.photos.decide(shop.postgres, decided)
+    await store.outcomes.decide(shop.postgres, decided)
     await shop.postgres.run(PUBLISHED)
     await shop.postgres.run(AGED, age_s=8 * DAY_S)
-    await shop.fetch.set_customer(
+    await shop.fetch.customers.set(
         "shop", starts_max=60, window_s=900.0, connections=1, refresh_s=DAY_S
     )
     await shop.fetch.upkeep.recheck_links()

@@ -11,19 +11,21 @@ import pytest
 from forbidden import FORBIDDEN_ADDRESSES
 from name_server import NameServer
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig, store
 from headrace.fetch.errors import UrlRefused, WebhookUnknown
 from headrace.fetch.model import WEBHOOK_QUEUE, Customer, Result
-from headrace.fetch.posting import Poster, PostFailed
-from headrace.fetch.service.webhooks import Webhooks
+from headrace.fetch.service.customers import Webhooks
+from headrace.fetch.sql import SQL
 from headrace.fetch.store.results import NewResult
-from headrace.fetch.store.sql import SQL
-from headrace.fetch.webhooks import (
+from headrace.fetch.webhook_delivery import (
     MESSAGE_BYTES_MAX,
+    PostFailed,
+    WebhookClient,
     WebhookJob,
-    WebhookSending,
+    WebhookSender,
     headers_of,
     message_of,
     new_secret,
@@ -32,7 +34,6 @@ from headrace.fetch.webhooks import (
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, Task
 from headrace.jobs.model import JobFilter
 from headrace.jobs.worker import Worker
-from headrace.testing.waiting import wait_true
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 DUE_NOW = compile_query(
@@ -89,11 +90,11 @@ class Hooks:
         self.jobs = Jobs(postgres, JOBS, self.registry)
         self.registry.bind(lambda: self.jobs)
         self.postgres = postgres
-        self.poster = Poster(config)
-        self.sending = WebhookSending(postgres, self.jobs, self.poster)
-        self.webhooks = Webhooks(postgres, self.jobs, self.poster, self.sending)
+        self.client = WebhookClient(config)
+        self.sender = WebhookSender(postgres, self.jobs, self.client)
+        self.webhooks = Webhooks(postgres, self.jobs, self.client, self.sender)
         self.registry.add(
-            Task(queue=WEBHOOK_QUEUE, handler=self.sending.deliver, timeout="5m", concurrency=5)
+            Task(queue=WEBHOOK_QUEUE, handler=self.sender.deliver, timeout="5m", concurrency=5)
         )
 
     async def set(self, url: str) -> str | None:
@@ -106,10 +107,10 @@ class Hooks:
             return await self.publish_in(tx, *ids, version=version)
 
     async def publish_in(self, tx, *ids: str, version: int = 1) -> list[int]:
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         new = [NewResult("shop", i, version, "publish", "{}", []) for i in ids]
         seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]
-        await self.sending.wake(tx, {"shop"})
+        await self.sender.notify(tx, {"shop"})
         return seqs
 
 
@@ -135,9 +136,9 @@ async def hooks(postgres, config):
     """The webhooks, no worker."""
     hooks = Hooks(postgres, config)
     limits = {"starts_max": 10, "window_s": 1, "connections": 1}
-    await store.customers.set_customer(postgres, Customer(customer="shop", **limits))
+    await store.catalogues.set_customer(postgres, Customer(customer="shop", **limits))
     yield hooks
-    await hooks.poster.close()
+    await hooks.client.close()
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ async def wait_taken(hooks, receiver, results: int) -> None:
     await wait_true(lambda: len(receiver.told()) >= results, what=f"{results} results are taken")
 
     async def is_idle() -> bool:
-        queue = await hooks.jobs.queue("fetch.webhook")
+        queue = await hooks.jobs.queues.get("fetch.webhook")
         return queue.ready + queue.leased + queue.scheduled == 0
 
     await wait_true(is_idle, what="the webhook rests")
@@ -165,7 +166,7 @@ async def wait_waiting(hooks) -> None:
     """Until what failed waits for its next time."""
 
     async def ask() -> bool:
-        queue = await hooks.jobs.queue("fetch.webhook")
+        queue = await hooks.jobs.queues.get("fetch.webhook")
         return (queue.ready, queue.leased, queue.scheduled) == (0, 0, 1)
 
     await wait_true(ask, what="the message waits for its next try")
@@ -204,7 +205,7 @@ async def test_a_receiver_that_is_away_loses_nothing(hooks, receiver):
     assert (found.failures, found.last_status, found.waiting) == (1, 500, 130)
     assert found.next_at is not None
     await hooks.postgres.run(DUE_NOW)
-    await wait_true(lambda: not receiver.planned, what="it is asked again")
+    await wait_true(lambda: not receiver.planned, what="it is sent again")
     await wait_waiting(hooks)
     await hooks.postgres.run(DUE_NOW)
     await wait_taken(hooks, receiver, 130)
@@ -216,12 +217,12 @@ async def test_a_receiver_that_is_away_loses_nothing(hooks, receiver):
 
 async def test_no_more_is_read_than_a_message_carries(hooks):
     async with hooks.postgres.transaction() as tx:
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         large = msgspec.json.encode({"text": "x" * 300_000}).decode()
         new = [NewResult("shop", f"i{n}", 1, "publish", large, []) for n in range(6)]
         seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]
     for rows_max, bytes_max, count in ((100, 2**20, 3), (2, 2**20, 2), (100, 1, 1)):
-        found = await store.webhooks.untold_results(
+        found = await store.results.unsent_results(
             hooks.postgres, "shop", after=seqs[0], rows_max=rows_max, bytes_max=bytes_max
         )
         assert [one.seq for one in found] == seqs[1 : 1 + count]
@@ -287,11 +288,11 @@ async def test_rotation_replay_trial_and_removal(hooks, receiver):
 async def test_results_published_while_it_goes_to_rest_are_told(hooks, receiver):
     """A publisher that has not committed holds the webhook: the turn ends only after it is seen."""
     await hooks.set(receiver.url)
-    turn = (await store.webhooks.find_webhooks(hooks.postgres, customer="shop"))[0].turn
+    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
 
     async def rest() -> bool:
         async with hooks.postgres.transaction() as tx:
-            return await store.webhooks.end_turn(tx, "shop", turn)
+            return await store.results.end_turn(tx, "shop", turn)
 
     async with hooks.postgres.transaction() as tx:
         await hooks.publish_in(tx, "a")
@@ -303,24 +304,24 @@ async def test_results_published_while_it_goes_to_rest_are_told(hooks, receiver)
 
 async def test_a_result_after_the_rest_makes_a_job_of_the_next_turn(hooks, receiver):
     await hooks.set(receiver.url)
-    turn = (await store.webhooks.find_webhooks(hooks.postgres, customer="shop"))[0].turn
+    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
     async with hooks.postgres.transaction() as tx:
-        assert await store.webhooks.end_turn(tx, "shop", turn)
+        assert await store.results.end_turn(tx, "shop", turn)
     await hooks.publish("a")
     await hooks.publish("b")
-    queue = await hooks.jobs.queue(WEBHOOK_QUEUE)
+    queue = await hooks.jobs.queues.get(WEBHOOK_QUEUE)
     assert queue.ready == 2, "one of the first turn, one of the next for both results"
 
 
 async def test_a_webhook_whose_job_was_lost_gets_another(hooks, receiver):
     await hooks.set(receiver.url)
     await hooks.publish("a")
-    await hooks.sending.wake_all()
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 1, "one is there already"
+    await hooks.sender.notify_all()
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1, "one is there already"
     await hooks.jobs.bulk("delete", JobFilter(queue=WEBHOOK_QUEUE, state="ready"))
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 0
-    await hooks.sending.wake_all()
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 1
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 0
+    await hooks.sender.notify_all()
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1
 
 
 @pytest.mark.usefixtures("working")
@@ -366,7 +367,7 @@ async def test_where_nothing_may_be_sent(hooks, config, receiver):
     for name in ("nobody", "\x00", ""):
         with pytest.raises(WebhookUnknown):
             await hooks.webhooks.get(name)
-    strict = Poster(replace(config, allow_networks=()))
+    strict = WebhookClient(replace(config, allow_networks=()))
     with pytest.raises(PostFailed, match="this machine"):
         await strict.post(receiver.url.replace("127.0.0.1", "localhost"), [], b"{}")
     await strict.close()
@@ -375,7 +376,7 @@ async def test_where_nothing_may_be_sent(hooks, config, receiver):
 
 async def test_a_receiver_that_hangs_or_is_not_there_is_given_up(hooks, config, receiver):
     receiver.is_hanging = True
-    poster = Poster(replace(config, webhook_timeout_s=0.2))
+    poster = WebhookClient(replace(config, webhook_timeout_s=0.2))
     with pytest.raises(PostFailed):
         await poster.post(receiver.url, [], b"{}")
     url = receiver.url
@@ -391,7 +392,7 @@ async def test_a_name_that_leads_inside_is_never_connected_to(config, receiver):
         NameServer, local_addr=("127.0.0.1", 0)
     )
     name_servers = f"127.0.0.1:{names.port}"
-    poster = Poster(replace(config, allow_networks=(), name_servers=name_servers))
+    poster = WebhookClient(replace(config, allow_networks=(), name_servers=name_servers))
     for address in FORBIDDEN_ADDRESSES:
         host = f"h{len(names.records)}.example"
         names.records[host] = ["93.184.215.14", address]

@@ -1,4 +1,4 @@
-"""What docs/fetch.md tells receivers to write verifies what we send, and nothing else."""
+"""The receiver code of docs/fetch.md verifies what we send, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.fetch.webhooks import headers_of, new_secret
+from headrace.fetch.webhook_delivery import headers_of, new_secret
 
 GUIDE = Path(__file__).parents[2] / "docs" / "fetch.md"
 BODY = b'{"type":"fetch.results","results":[]}'

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
-from headrace.cli.checkup import check_webhooks
+from headrace.cli.doctor import check_webhooks
 from headrace.engines.sql import compile_query
-from headrace.testing.waiting import wait_true
 
 LIMITS = {"starts_max": 100_000, "window_s": 60.0, "connections": 50}
 
@@ -65,9 +65,9 @@ async def test_a_webhook_by_commands(command, shop, receiver):
     code, text = await command("customer", "set", "shop", "--webhook", receiver.url)
     assert code == 0
     assert "secret: whsec_" in text
-    assert (await shop.fetch.customer("shop")).connections == 50, "limits stay as they are"
+    assert (await shop.fetch.customers.get("shop")).connections == 50, "limits stay as they are"
     assert receiver.url in (await command("webhook", "show", "shop"))[1]
-    assert "taken, in" in (await command("webhook", "test", "shop"))[1]
+    assert "accepted, in" in (await command("webhook", "test", "shop"))[1]
     receiver.planned.append((500, {}))
     assert (await command("webhook", "test", "shop"))[0] == 1
     assert "whsec_" in (await command("webhook", "rotate", "shop"))[1]
@@ -78,7 +78,7 @@ async def test_a_webhook_by_commands(command, shop, receiver):
 
 NOT_TAKEN = compile_query(
     "not_taken",
-    "-- It has failed for long, or is gone.\n"
+    "-- It has failed for long, or does not exist.\n"
     "UPDATE headrace.fetch_webhook SET failures = :failures,"
     " disabled_at = CASE WHEN :is_gone::boolean THEN now() END",
 )
@@ -87,17 +87,17 @@ NOT_TAKEN = compile_query(
 @pytest.mark.parametrize(
     ("failures", "is_gone", "state", "told"),
     [
-        (0, False, "ok", "1 take their results"),
-        (9, False, "warn", "their receivers take nothing: shop (1)"),
-        (1, True, "warn", "answered 410: shop (1)"),
+        (0, False, "ok", "1 accept their results"),
+        (9, False, "warn", "deliveries fail: shop (1)"),
+        (1, True, "warn", "returned 410: shop (1)"),
     ],
 )
 async def test_the_doctor_tells_of_receivers_that_take_nothing(
     shop, postgres, receiver, *, failures, is_gone, state, told
 ):
-    house = SimpleNamespace(services=lambda: {"fetch": shop.fetch})
+    house = SimpleNamespace(installed_fetch=lambda: shop.fetch)
     assert await check_webhooks(house) == []
-    await shop.fetch.set_customer("shop", **LIMITS, webhook=receiver.url)
+    await shop.fetch.customers.set("shop", **LIMITS, webhook=receiver.url)
     await postgres.run(NOT_TAKEN, failures=failures, is_gone=is_gone)
     (found,) = await check_webhooks(house)
     assert (found.state, told in found.text) == (state, True)
@@ -107,11 +107,11 @@ async def test_the_doctor_tells_of_receivers_that_take_nothing(
 @pytest.mark.usefixtures("worker")
 async def test_what_runs_publish_reaches_the_receiver(shop, command, receiver):
     receiver.planned.append((410, {}))
-    await shop.fetch.set_customer("shop", **LIMITS, webhook=receiver.url)
+    await shop.fetch.customers.set("shop", **LIMITS, webhook=receiver.url)
     await shop.run_to_end("id,name,price,photos\na,A,5,\nb,B,5,\n")
     assert "disabled" in (await command("webhook", "ls"))[1]
-    await shop.fetch.set_customer("shop", **LIMITS, webhook=receiver.url)
+    await shop.fetch.customers.set("shop", **LIMITS, webhook=receiver.url)
     await shop.run_to_end("id,name,price,photos\na,A2,5,\n")
     await wait_true(lambda: len(receiver.told()) == 4, what="all four results are taken")
-    polled = await shop.fetch.results()
+    polled = await shop.fetch.items.results()
     assert receiver.told() == [(r.seq, r.action, r.id, r.version) for r in polled]

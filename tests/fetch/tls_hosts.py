@@ -1,4 +1,6 @@
-"""Sellers' hosts on loopback with every kind of TLS certificate, and the root that a client trusts."""
+"""Sellers' hosts on loopback with every kind of TLS certificate, and the root that a client
+trusts.
+"""
 
 from __future__ import annotations
 

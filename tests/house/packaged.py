@@ -1,8 +1,10 @@
-"""The package as others get it: built from this tree, and environments that hold exactly what an extra names.
+"""The package as others get it.
+
+Built from this tree, and environments that hold exactly what an extra names.
 
 Nothing is downloaded: an environment's libraries are links to those that run the tests, of the
-distributions that `headrace[EXTRA]` asks for and of what they ask for in turn. So a library that is used
-and not named is missing there, as it would be for a user.
+distributions that `headrace[EXTRA]` asks for and of what they ask for in turn. So a library that is
+used and not named is missing there, as it would be for a user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The judges of the feed's figures: the brute-force page is one, and the plot says what was measured."""
+"""The judges of the feed's figures.
+
+The brute-force page is one, and the plot says what was measured.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,12 @@ async def test_what_is_copied_is_the_world(running_engines, database_url, postgr
     await stage_follows(cell, world)
     await stage_posts(cell, world)
     for viewer in world.follows:
-        rows = await store.posts.page(postgres, viewer, before=None, after=None, rows_max=PER_PAGE)
+        rows = await store.page(postgres, viewer, before=None, after=None, rows_max=PER_PAGE)
         assert [post for _, post, _ in rows] == world.page_of(viewer)
-    [post] = await store.posts.find_posts(postgres, world.ids_of([0]))
+    [post] = await store.find_posts(postgres, world.ids_of([0]))
     assert (post.author, post.score) == (world.author[0] + FIRST_AUTHOR, world.scores[0])
     assert (post.is_waiting, post.visible_at) == (False, moment_of(post.score))
-    authors = await store.changes.entities_after(postgres, Kind.POSTS, after=0, rows_max=50_000)
+    authors = await store.entities_after(postgres, Kind.POSTS, after=0, rows_max=50_000)
     assert authors == sorted(set((world.author + FIRST_AUTHOR).tolist()))
 
 

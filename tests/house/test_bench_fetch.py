@@ -1,4 +1,7 @@
-"""The judges of fetch's figures and its simulated hosts: each says what it is there for, and nothing else."""
+"""The judges of fetch's figures and its simulated hosts.
+
+Each says what it is there for, and nothing else.
+"""
 
 from __future__ import annotations
 

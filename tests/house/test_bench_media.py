@@ -1,4 +1,7 @@
-"""The judges of media's figures: tracks that tell whether they are right, a full disk, how a crowd is parted."""
+"""The judges of media's figures.
+
+Tracks that tell whether they are right, a full disk, how a crowd is parted.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from bench.media_ranges import stages_of
 from bench.media_slow import parts, tcp_memory_kib, tcp_memory_max_kib
 from bench.media_store import make_full_disk, size_of
 
-from headrace.media.store.layout import (
+from headrace.media.cache.layout import (
     ENTRY,
     HEAD_BYTES,
     SET_BYTES,

@@ -146,7 +146,7 @@ def refusing_postgres():
 
 @pytest.mark.slow
 def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
-    """Each gets as far as PostgreSQL, which lets nobody in, or is stopped by the last thing before it begins."""
+    """Each command fails at PostgreSQL, which refuses it, or at the last check before start."""
     settings = settings_of_example()
     assert {"HEADRACE_APP", "HEADRACE_POSTGRES_URL", "HEADRACE_MEDIA_LISTEN"} <= settings.keys()
     module = settings["HEADRACE_APP"].partition(":")[0]
@@ -164,8 +164,12 @@ def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
         }
         ran = subprocess.run(
             [sys.executable, "-c", RUN_EACH, json.dumps(list(commands.values())), module],
-            cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert ran.returncode == 0, ran.stderr
     for words, (code, said) in zip(commands.values(), json.loads(ran.stdout), strict=True):
         assert code == ends.get(words[0], (7,))[0], f"{words}: {said}"
@@ -176,8 +180,15 @@ def test_the_compose_file_runs_every_role():
     compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
     commands = {name: service.get("command", "") for name, service in compose["services"].items()}
     assert set(commands) == {
-        "postgres", "valkey", "migrate", "api", "agent", "scheduler", "flusher", "media",
-    }  # fmt: skip
+        "postgres",
+        "valkey",
+        "migrate",
+        "api",
+        "agent",
+        "scheduler",
+        "flusher",
+        "media",
+    }
     assert "HEADRACE_MEDIA_PUBLIC_URL" in compose["services"]["media"]["environment"]
     for name in ("migrate", "api", "agent", "scheduler", "flusher", "media"):
         words = f"headrace {commands[name]}".split(" ${")[0]

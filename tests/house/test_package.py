@@ -1,4 +1,4 @@
-"""Wheel and sdist hold all that is needed, and an extra brings all that its rooms need and no more."""
+"""Wheel and sdist contain all required files, and an extra installs exactly what its rooms need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import zipfile
 
 import packaged
 import pytest
-
-from headrace.testing.processes import HeadraceProcess
+from tests.kit.processes import HeadraceProcess
 
 pytestmark = pytest.mark.slow
 ROOMS = {

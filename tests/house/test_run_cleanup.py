@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from headrace.testing.processes import is_alive, wait_until
+from tests.kit.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, asks nobody else for anything, and leaves no page out."""
+"""The documentation builds without warnings, contacts no other host, and includes all pages."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from headrace.testing.processes import HeadraceProcess, descendants
-from run_cleanup import MEMORY_VARIABLE
+from tests.kit.processes import HeadraceProcess, descendants
+from tests.kit.run_cleanup import MEMORY_VARIABLE
 
 FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
 

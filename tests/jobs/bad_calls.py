@@ -1,8 +1,8 @@
 """The corpus of bad input of jobs: what is called, and with which status and code it is refused.
 
-CALLS are verbs of `surfaces`, refused alike by Python, HTTP and the commands; where one of them says it
-otherwise, `told` is a dict with its own word and that of the rest as `else`, None where it cannot be said there at all.
-Names with a `$` are values of the place in which all this is tried.
+CALLS are verbs of `surfaces`, refused alike by Python, HTTP and the commands; where one of them
+says it otherwise, `told` is a dict with its own word and that of the rest as `else`, None where it
+cannot be said there at all. Names with a `$` are values of the place in which all this is tried.
 """
 
 from __future__ import annotations

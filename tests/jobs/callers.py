@@ -1,7 +1,8 @@
 """Callers with transactions of their own, one a driver or framework, all with the same few verbs.
 
-Each is a context manager over a database's URL. `tx` is what a user passes; `run` is a statement of the
-caller's own in the same transaction; `savepoint` is a block that is rolled back to its start if it raises.
+Each is a context manager over a database's URL. `tx` is what a user passes; `run` is a statement of
+the caller's own in the same transaction; `savepoint` is a block that is rolled back to its start if
+it raises.
 """
 
 from __future__ import annotations

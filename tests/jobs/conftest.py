@@ -1,4 +1,7 @@
-"""Fixtures of the jobs room: a service on a fresh database, and workers that stop with their test."""
+"""Fixtures of the jobs room.
+
+A service on a fresh database, and workers that stop with their test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What must hold in the lanes' books at any moment, whoever was killed: for tests that end with a look at them."""
+"""What must hold in the lanes' books at any moment, whoever was killed.
+
+For tests that end with a look at them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ _BOOKS = """
     ), counted AS (
         SELECT limiter, lane, queue, waiting AS n FROM headrace.lane_queue
     ), leased AS (
-        SELECT l.limiter, u.lane, count(*) AS n FROM headrace.job_lease l, unnest(l.ids, l.lanes) AS u(id, lane)
+        SELECT l.limiter, u.lane, count(*) AS n
+        FROM headrace.job_lease l, unnest(l.ids, l.lanes) AS u(id, lane)
         WHERE l.limiter IS NOT NULL AND u.id <> ALL(l.settled) GROUP BY 1, 2
     )
-    SELECT 'waiting + journal = rows' AS rule, limiter, lane, coalesce(w.n, 0) + coalesce(e.n, 0) AS found,
-           coalesce(r.n, 0) AS expected
-    FROM counted w FULL JOIN rows r USING (limiter, lane, queue) FULL JOIN journal e USING (limiter, lane, queue)
+    SELECT 'waiting + journal = rows' AS rule, limiter, lane,
+           coalesce(w.n, 0) + coalesce(e.n, 0) AS found, coalesce(r.n, 0) AS expected
+    FROM counted w FULL JOIN rows r USING (limiter, lane, queue)
+    FULL JOIN journal e USING (limiter, lane, queue)
     WHERE coalesce(w.n, 0) + coalesce(e.n, 0) <> coalesce(r.n, 0)
     UNION ALL
     SELECT 'in flight = leased', coalesce(l.limiter, d.limiter), coalesce(l.name, d.lane),
@@ -35,7 +40,8 @@ _BOOKS = """
     SELECT 'armed without work', w.limiter, w.lane, w.waiting, 0 FROM headrace.lane_queue w
     WHERE w.ready_at < 'infinity' AND w.waiting <= 0
     UNION ALL
-    SELECT 'a queue of a lane that is not there', w.limiter, w.lane, w.waiting, 0 FROM headrace.lane_queue w
+    SELECT 'a queue of a lane that is not there', w.limiter, w.lane, w.waiting, 0
+    FROM headrace.lane_queue w
     WHERE NOT EXISTS (SELECT FROM headrace.lane l WHERE l.limiter = w.limiter AND l.name = w.lane)
     UNION ALL
     SELECT 'a log as long as its counts', l.limiter, l.name, cardinality(l.at), cardinality(l.n)

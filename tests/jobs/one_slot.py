@@ -1,24 +1,24 @@
-"""A slot's runner in a test's own process: give it work, see what it says, let nothing be said twice."""
+"""A slot's runner in the test's process, with a check that no job is settled twice."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
 import msgspec
+from tests.kit.waiting import wait_true
 
+from headrace.jobs.messages import Ack, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Left, Ready, Settled, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 class Slot:
-    """A runner and what it said."""
+    """A runner and its messages."""
 
-    def __init__(self, registry, board=None):
+    def __init__(self, registry, status=None):
         self.said = []
         self.runner = SlotRunner(
-            registry, say=self._hear, config=JobsConfig(retry_first_s=1.0), board=board
+            registry, send=self._receive, config=JobsConfig(retry_first_s=1.0), status=status
         )
         self.outcomes = {}
         self.calls = 0
@@ -26,7 +26,7 @@ class Slot:
         self.on_spend = lambda spend: SpendAnswer(spend.call, 0.0)
 
     def give(self, payloads, *, queue="q", **columns):
-        """Give jobs 1, 2, ... under a new lease; its id."""
+        """Give jobs under a new lease. Return their ids."""
         lease_id = len(self._leases) + 1
         first = sum(len(work.ids) for work in self._leases.values()) + 1
         work = work_of(queue, payloads, lease_id=lease_id, first=first, **columns)
@@ -35,33 +35,33 @@ class Slot:
         return list(work.ids)
 
     async def wait_settled(self, jobs):
-        """Until every one of `jobs` has its outcome."""
+        """Wait until all `jobs` have an outcome. Return the outcomes."""
         await wait_true(lambda: self.outcomes.keys() >= set(jobs), what="all jobs are settled")
         return [self.outcomes[job][0] for job in jobs]
 
-    def _hear(self, message):
+    def _receive(self, message):
         self.said.append(message)
         if isinstance(message, Spend):
             if (answer := self.on_spend(message)) is not None:
                 self.runner.answer(answer)
-        elif isinstance(message, Settled):
+        elif isinstance(message, Ack):
             self._note(message)
 
-    def _note(self, settled):
-        self.calls += settled.calls
-        if settled.ids is None:
-            rows = dict.fromkeys(self._leases[settled.lease_id].ids, ("done", None, "", None, None))
+    def _note(self, ack):
+        self.calls += ack.calls
+        if ack.ids is None:
+            rows = dict.fromkeys(self._leases[ack.lease_id].ids, ("done", None, "", None, None))
         else:
-            jobs = len(settled.ids)
+            jobs = len(ack.ids)
             rows = dict(
                 zip(
-                    settled.ids,
+                    ack.ids,
                     zip(
-                        settled.words,
-                        settled.delays_s,
-                        settled.errors,
-                        settled.results or [None] * jobs,
-                        settled.queues or [None] * jobs,
+                        ack.kinds,
+                        ack.delays_s,
+                        ack.errors,
+                        ack.results or [None] * jobs,
+                        ack.queues or [None] * jobs,
                         strict=True,
                     ),
                     strict=True,
@@ -91,9 +91,9 @@ def work_of(queue, payloads, *, lease_id=1, first=1, **columns):
 
 
 @asynccontextmanager
-async def running_slot(registry, board=None):
-    """A started slot, which has stopped with nothing open when the block ends."""
-    slot = Slot(registry, board)
+async def running_slot(registry, status=None):
+    """A started slot; at the end of the block it stops and must have no open job."""
+    slot = Slot(registry, status)
     await slot.runner.start()
     yield slot
     if not any(isinstance(message, Left) for message in slot.said):

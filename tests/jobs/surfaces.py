@@ -1,7 +1,10 @@
-"""The verbs of jobs through each way in: Python, HTTP on a real socket, the commands as they are typed.
+"""The verbs of jobs through each way in.
 
-`await surface.do("enqueue", {"queue": "mail", "priority": 0})` gives what JSON can hold, the same on each surface;
-what is refused raises `Refused` with the status and the code. A verb that has no answer gives None.
+Python, HTTP on a real socket, the commands as they are typed.
+
+`await surface.do("enqueue", {"queue": "mail", "priority": 0})` gives what JSON can hold, the same
+on each surface; what is refused raises `Refused` with the status and the code. A verb that has no
+answer gives None.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.jobs import NewJob, cli, http
 from headrace.jobs.crons import NewCron
@@ -26,7 +30,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 UNLIMITED = dict.fromkeys(("starts_max", "window_s", "concurrency"))
@@ -78,20 +81,20 @@ class PythonSurface(PythonVerbs):
         return {"lease_id": lease, "expires_at": expires_at}
 
     async def queues(self):
-        return await self._jobs.queues()
+        return await self._jobs.queues.all()
 
     async def queue(self, *, queue):
-        return await self._jobs.queue(queue)
+        return await self._jobs.queues.get(queue)
 
     async def set_queue(self, *, queue, **changes):
-        await self._jobs.set_queue(queue, create=True, **changes)
-        return await self._jobs.queue(queue)
+        await self._jobs.queues.set(queue, create=True, **changes)
+        return await self._jobs.queues.get(queue)
 
     async def pause_queue(self, *, queue):
-        return await self._jobs.pause_queue(queue)
+        return await self._jobs.queues.pause(queue)
 
     async def resume_queue(self, *, queue):
-        return await self._jobs.resume_queue(queue)
+        return await self._jobs.queues.resume(queue)
 
     async def lanes(self, *, limiter, limit=100):
         return await self._jobs.lanes.list(limiter, lanes_max=limit)
@@ -146,7 +149,7 @@ class PythonSurface(PythonVerbs):
         return await self._jobs.crons.remove(name)
 
     async def minutes(self, *, queue):
-        return await self._jobs.minutes(queue)
+        return await self._jobs.queues.minutes(queue)
 
     async def fleet(self):
         return await self._jobs.fleet.state()
@@ -458,7 +461,8 @@ async def client_of(postgres, jobs):
         running.result()
     host, port = ready.result()
     headers = {"authorization": f"Bearer {token.text}"}
-    # verify=False: reading the authorities, 20 ms of CPU a client, is for no one on a plain address.
+    # verify=False: reading the authorities, 20 ms of CPU a client, is for no one on a plain
+    # address.
     async with httpx.AsyncClient(
         base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
     ) as client:

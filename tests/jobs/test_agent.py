@@ -1,4 +1,4 @@
-"""`headrace agent` as a fleet sees it: it reports itself, follows the plan, counts, and says what it is."""
+"""`headrace agent` in a fleet: it registers, reports its slots, follows the plan and counts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import signal
 
 import pytest
+from tests.kit.processes import HeadraceProcess, descendants, is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
-from headrace.jobs.agent.succession import Record, Succession, file_name, start_time
+from headrace.jobs.agent.host_lock import HostLock, LockRecord, file_name, start_time
 from headrace.jobs.errors import AgentRuns
-from headrace.testing.processes import HeadraceProcess, descendants, is_alive
-from headrace.testing.waiting import wait_true
 
 APPLICATION = '''
 """Two queues."""
@@ -42,7 +42,7 @@ HOST = compile_query("host", "-- A host.\nSELECT * FROM headrace.host WHERE name
 
 @pytest.fixture
 def jobs(postgres):
-    """The service of a process that only enqueues and looks."""
+    """The jobs service of a process that runs no jobs."""
     registry = Registry()
     for queue in ("one", "two"):
 
@@ -89,7 +89,7 @@ async def _has_capacity(postgres, name):
 
 
 async def slots_of(postgres, name):
-    """What the host says of its slots: a queue each, None where it floats."""
+    """The reported queue of each slot of a host; None for floating slots."""
     row = await find_host(postgres, name)
     return sorted(str(slot["queue"]) for slot in json.loads(row["slots"])) if row else []
 
@@ -101,7 +101,7 @@ async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgr
     assert (await find_host(postgres, "h1"))["kind"] == "agent"
     await wait_true(lambda: _has_capacity(postgres, "h1"))
     await wait_true(lambda: _says(postgres, ["None", "None"]))
-    rows = await jobs.declare_queues()
+    rows = await jobs.queues.declare()
     await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})
     await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]))
     await _plan(postgres, "h1", {rows["two"].id: 2})
@@ -138,7 +138,7 @@ async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, post
     for agent in agents:
         agent.signal(signal.SIGTERM)
         assert agent.wait_exit() == 0
-    assert await find_host(postgres, "h1") is None, "it took its row away"
+    assert await find_host(postgres, "h1") is None, "it deleted its row"
 
 
 @pytest.mark.slow
@@ -164,30 +164,30 @@ def test_any_host_name_is_a_file_name(name):
 
 
 async def test_a_lock_that_nobody_holds_is_taken_with_what_was_left(tmp_path):
-    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    first = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     first.note_host(7)
     first.note_slots([os.getpid()])
     os.close(first.descriptor)
-    second = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    second = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     assert second.former.host_ids == [7]
     assert second.former.slots == [(os.getpid(), start_time(os.getpid()))]
     second.release()
-    third = await Succession.take(tmp_path, "h1", wait_max_s=1)
-    assert third.former == Record(), "a release leaves nothing"
+    third = await HostLock.take(tmp_path, "h1", wait_max_s=1)
+    assert third.former == LockRecord(), "a release leaves nothing"
     third.release()
 
 
 async def test_a_lock_file_that_cannot_be_read_is_no_obstacle(tmp_path):
     (tmp_path / "h1.lock").write_bytes(b"\xff not json")
-    taken = await Succession.take(tmp_path, "h1", wait_max_s=1)
-    assert taken.former == Record()
+    taken = await HostLock.take(tmp_path, "h1", wait_max_s=1)
+    assert taken.former == LockRecord()
     taken.release()
 
 
 @pytest.mark.slow
-async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(tmp_path):
-    """A child of a handler holds it, whose pid nobody recorded."""
-    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+async def test_a_new_agent_starts_after_the_lease_time_if_a_former_slot_keeps_the_lock(tmp_path):
+    """A child process of a handler holds it, and the file does not record its pid."""
+    first = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -196,7 +196,7 @@ async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(
     os.ftruncate(first.descriptor, len(data))
     os.close(first.descriptor)
     try:
-        heir = await Succession.take(tmp_path, "h1", wait_max_s=0.2)
+        heir = await HostLock.take(tmp_path, "h1", wait_max_s=0.2)
         assert heir.former.host_ids == [3]
         with pytest.raises(AgentRuns):
             await _taken_by_another(tmp_path)
@@ -207,18 +207,18 @@ async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(
 
 
 async def _taken_by_another(folder):
-    """Take the lock as another process would see it: held by one that is not itself."""
+    """Take the lock in a process that pretends to be another agent."""
     descriptor = os.open(folder / "h1.lock", os.O_RDWR)
     parent = os.getppid()
     record = f'{{"agent":[{parent},{start_time(parent)}]}}'.encode()
     os.pwrite(descriptor, record, 0)
     os.ftruncate(descriptor, len(record))
     os.close(descriptor)
-    await Succession.take(folder, "h1", wait_max_s=0.2)
+    await HostLock.take(folder, "h1", wait_max_s=0.2)
 
 
 async def _plan(postgres, host, slots):
-    """Write a plan as a scheduler would."""
+    """Write a plan in place of the scheduler."""
     rows = ", ".join(f"('{host}', {queue}, {count})" for queue, count in slots.items())
     texts = ["DELETE FROM headrace.fleet_slot"]
     if rows:
@@ -250,4 +250,4 @@ def _metrics(folder):
 
 def _counted(folder):
     lines = [line.split() for line in _metrics(folder).splitlines()]
-    return sum(float(words[1]) for words in lines if words[0] == "jobs_run_seconds_count")
+    return sum(float(kinds[1]) for kinds in lines if kinds[0] == "jobs_run_seconds_count")

@@ -1,4 +1,7 @@
-"""Alerts: each rule's edge, patience both ways, hosts that go missing; and what a webhook is sent."""
+"""Alerts: each rule's edge, patience both ways, hosts that go missing.
+
+And what a webhook is sent.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headrace.jobs import store
+from headrace.jobs.fleet.alert_webhook import USE, AlertSender, WebhookFailed, send_alert
 from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
     QUEUE_RULES,
+    AlertEvaluator,
+    FleetObservation,
     Limits,
-    QueueSight,
-    Sight,
-    Watch,
+    QueueObservation,
 )
 from headrace.jobs.fleet.scheduler import Scheduler
-from headrace.jobs.fleet.telling import Teller
-from headrace.jobs.fleet.webhook import USE, WebhookFailed, send_alert
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.resilience import Backoff
+from headrace.kernel.signing import derive_key
 
 LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
 SECRET = "a root secret of at least thirty-two characters"
@@ -33,7 +35,7 @@ WELL = {"active": 10, "leased": 1, "oldest_age_s": 0.0, "done": 100, "failed": 0
 
 
 def seen(**changes):
-    return QueueSight(**{**WELL, **changes})
+    return QueueObservation(**{**WELL, **changes})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_minimum_that_does_not_hold_says_why():
     assert broken(seen(slots=2, slots_min=2), None, LIMITS) is None
     text = broken(seen(slots=1, slots_min=2), None, LIMITS)
     assert "1 of its minimum of 2 slots" in text
-    assert "by memory and cores" in text
+    assert "they lack memory or cores" in text
     assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, LIMITS)
 
 
@@ -86,7 +88,7 @@ def told(watch, sights):
     """What changed at which evaluation, at one every 5 s."""
     found = []
     for index, queue in enumerate(sights):
-        sight = Sight(at_s=index * 5.0, queues={"mail": queue}, hosts={})
+        sight = FleetObservation(at_s=index * 5.0, queues={"mail": queue}, hosts={})
         found += [(index, change.rule, change.is_raised) for change in watch.observe(sight)]
     return found
 
@@ -95,23 +97,26 @@ def test_an_alert_takes_patience_both_ways():
     bad, good = seen(oldest_age_s=1000.0), seen()
     rule = QUEUE_RULES["oldest_waits"]
     raised = [bad] * rule.raise_after
-    assert told(Watch(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
+    assert told(AlertEvaluator(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
         "never often enough in a row"
     )
     edges = [good, bad] * 20
-    assert told(Watch(LIMITS), edges) == []
+    assert told(AlertEvaluator(LIMITS), edges) == []
     cleared = [good] * rule.clear_after
-    assert told(Watch(LIMITS), [*raised, *edges, *cleared]) == [
+    assert told(AlertEvaluator(LIMITS), [*raised, *edges, *cleared]) == [
         (rule.raise_after - 1, "oldest_waits", True),
         (rule.raise_after - 1 + len(edges) + rule.clear_after, "oldest_waits", False),
     ]
 
 
 def test_growth_is_seen_over_ten_minutes():
-    """From 400 to 1,600 in the tenth minute: raised half a minute after it began, not when we began to look."""
+    """From 400 to 1,600 in the tenth minute.
+
+    Raised half a minute after it began, not when we began to look.
+    """
     sights = [seen(active=400)] * 120 + [seen(active=1600)] * 200
     patience = QUEUE_RULES["active_grows"]
-    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(Watch(LIMITS), sights)
+    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(AlertEvaluator(LIMITS), sights)
     assert raised_index == 120 + patience.raise_after - 1
     assert not is_raised
     assert cleared_index == 240 + patience.clear_after - 1, "ten minutes later it grows no more"
@@ -120,7 +125,7 @@ def test_growth_is_seen_over_ten_minutes():
 def hosts_told(watch, rounds):
     found = []
     for index, hosts in enumerate(rounds):
-        changes = watch.observe(Sight(at_s=index * 5.0, queues={}, hosts=hosts))
+        changes = watch.observe(FleetObservation(at_s=index * 5.0, queues={}, hosts=hosts))
         found += [(index, change.subject, change.is_raised) for change in changes]
     return found
 
@@ -128,55 +133,55 @@ def hosts_told(watch, rounds):
 def test_a_missing_agent_is_told_until_it_is_back():
     alive, silent, swept = {"a": False}, {"a": True}, {}
     rounds = [alive, silent, swept, swept, swept, alive, alive, alive]
-    found = hosts_told(Watch(LIMITS), rounds)
+    found = hosts_told(AlertEvaluator(LIMITS), rounds)
     assert found == [(HOST_RAISE_AFTER, "a", True), (6, "a", False)]
 
 
 def test_an_agent_that_left_properly_is_not_missed():
-    assert hosts_told(Watch(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
+    assert hosts_told(AlertEvaluator(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
 
 
 def test_a_new_leader_goes_on_with_what_is_open():
-    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
     assert watch.open_counts[HOST_RULE] == 1
     assert hosts_told(watch, [{}] * 5) == [], "still missing, and known"
     assert hosts_told(watch, [{"a": False}] * 2) == [(1, "a", False)]
 
 
 def test_a_host_that_never_comes_back_is_forgotten():
-    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
     found = hosts_told(watch, [{}] * 800)
     assert [change[1:] for change in found] == [("a", False)]
 
 
 async def test_alerts_are_kept_until_they_are_old(postgres, sql):
-    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
-    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "again") is None
-    assert [a.text for a in await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9)]
-    assert await store.alerts.count_open_alerts(postgres) == 1
-    cleared = await store.alerts.clear_alert(postgres, "at_max", "mail")
+    assert await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
+    assert await store.fleet.raise_alert(postgres, "at_max", "mail", "again") is None
+    assert [a.text for a in await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9)]
+    assert await store.fleet.count_open_alerts(postgres) == 1
+    cleared = await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert cleared.cleared_at is not None
-    assert await store.alerts.clear_alert(postgres, "at_max", "mail") is None
-    assert await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9) == []
-    assert await store.alerts.count_open_alerts(postgres) == 0
+    assert await store.fleet.clear_alert(postgres, "at_max", "mail") is None
+    assert await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9) == []
+    assert await store.fleet.count_open_alerts(postgres) == 0
     await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
-    assert await store.alerts.drop_alerts(postgres, kept_s=7 * 86400) == 1
+    assert await store.fleet.drop_alerts(postgres, kept_s=7 * 86400) == 1
 
 
 async def test_the_webhook_is_told_of_each_change_once(postgres):
     async def untold():
-        rows = await store.alerts.untold_alerts(postgres, age_s=60, alerts_max=9)
+        rows = await store.fleet.unsent_alerts(postgres, age_s=60, alerts_max=9)
         return [(alert, is_raise) for alert, is_raise in rows]
 
-    await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     [(alert, is_raise)] = await untold()
     assert is_raise
-    await store.alerts.clear_alert(postgres, "at_max", "mail")
+    await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert [is_raise for _, is_raise in await untold()] == [True], "first that it was raised"
-    await store.alerts.note_told(postgres, alert.id, is_raise=True)
+    await store.fleet.mark_sent(postgres, alert.id, is_raise=True)
     [(alert, is_raise)] = await untold()
     assert not is_raise
-    await store.alerts.note_told(postgres, alert.id, is_raise=False)
+    await store.fleet.mark_sent(postgres, alert.id, is_raise=False)
     assert await untold() == []
 
 
@@ -216,7 +221,7 @@ def receiver():
 @pytest.fixture
 async def alert(postgres):
     """An alert as it was just raised."""
-    return await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    return await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
 
 
 async def test_a_post_is_signed(receiver, alert):
@@ -253,13 +258,13 @@ async def test_nobody_listens(alert):
 async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs, receiver, alert):
     jobs.config = dataclasses.replace(jobs.config, alerts_webhook_url=receiver.url)
     scheduler = Scheduler(postgres, jobs, name="here", secret=SECRET)
-    await scheduler.tell_alerts()
+    await scheduler.send_alerts()
     assert receiver.taken == [], "another leads"
     await scheduler.planner.run_once()
-    await scheduler.tell_alerts()
-    await store.alerts.clear_alert(postgres, alert.rule, alert.subject)
+    await scheduler.send_alerts()
+    await store.fleet.clear_alert(postgres, alert.rule, alert.subject)
     for _ in range(3):
-        await scheduler.tell_alerts()
+        await scheduler.send_alerts()
     states = [json.loads(body)["state"] for _, _, body in receiver.taken]
     assert states == ["raised", "cleared"]
 
@@ -275,23 +280,25 @@ def events(receiver):
 async def test_an_event_that_is_refused_holds_up_no_other(postgres, receiver, status):
     receiver.refused, receiver.refused_with = ("bad",), status
     for subject in ("bad", "good", "fine"):
-        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
-    at_once = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))
-    await at_once.tell_due()
+        await store.fleet.raise_alert(postgres, "at_max", subject, "it needs more")
+    at_once = AlertSender(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))
+    await at_once.send_due()
     assert events(receiver) == [("bad", "raised"), ("good", "raised"), ("fine", "raised")]
-    await store.alerts.clear_alert(postgres, "at_max", "good")
-    await at_once.tell_due()
+    await store.fleet.clear_alert(postgres, "at_max", "good")
+    await at_once.send_due()
     assert events(receiver) == [("good", "cleared"), ("bad", "raised")], "the fresh one first"
     receiver.refused = ()
-    await at_once.tell_due()
-    await at_once.tell_due()
+    await at_once.send_due()
+    await at_once.send_due()
     assert events(receiver) == [("bad", "raised")]
 
 
 async def test_each_event_waits_for_its_own_time(postgres, receiver):
     receiver.refused = ("bad",)
-    later = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(600.0, 600.0))
+    later = AlertSender(
+        postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(600.0, 600.0)
+    )
     for subject in ("bad", "good"):
-        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
-        await later.tell_due()
+        await store.fleet.raise_alert(postgres, "at_max", subject, "it needs more")
+        await later.send_due()
         assert events(receiver) == [(subject, "raised")]

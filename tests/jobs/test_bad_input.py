@@ -215,7 +215,7 @@ async def test_a_limit_that_is_too_great_is_told_its_bound(jobs, number):
 
 
 async def test_queues_never_declared(jobs):
-    for verb in (jobs.queue, jobs.pause_queue, jobs.resume_queue):
+    for verb in (jobs.queues.get, jobs.queues.pause, jobs.queues.resume):
         with pytest.raises(QueueUnknown):
             await verb("nobody")
         for name in ("\0", "\ud800"):
@@ -272,7 +272,8 @@ class Place:
             " AND c.relnamespace = 'headrace'::regnamespace AND c.relname <> 'token' ORDER BY 1"
         )
         parts = " UNION ALL ".join(
-            f"SELECT '{table['name']}' AS name, md5(string_agg(t::text, ',' ORDER BY t::text)) AS sum"
+            f"SELECT '{table['name']}' AS name,"
+            " md5(string_agg(t::text, ',' ORDER BY t::text)) AS sum"
             f" FROM headrace.{table['name']} t"
             for table in tables
         )

@@ -1,4 +1,4 @@
-"""Batches in a slot: one call for all, and where it raises nobody pays for a neighbour."""
+"""Batches in a slot: one call for all jobs; a job that raises does not fail its neighbors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from one_slot import running_slot
 
 from headrace.jobs import Batch, Cancel, Fail, Registry, Retry, Snooze
-from headrace.jobs.slots.messages import Settled, SpendAnswer
+from headrace.jobs.messages import Ack, SpendAnswer
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ async def test_a_batch_that_returns_is_done_in_one_word(registry, slot):
     jobs = slot.give(list(range(100)))
     assert await slot.wait_settled(jobs) == ["done"] * 100
     assert seen == list(range(100))
-    (settled,) = [message for message in slot.said if isinstance(message, Settled)]
-    assert (settled.ids, settled.calls) == (None, 1)
-    assert settled.run_s > 0
+    (ack,) = [message for message in slot.said if isinstance(message, Ack)]
+    assert (ack.ids, ack.calls) == (None, 1)
+    assert ack.run_s > 0
 
 
 async def test_each_job_of_a_batch_has_its_own_word(registry, slot):
@@ -56,9 +56,9 @@ async def test_each_job_of_a_batch_has_its_own_word(registry, slot):
         batch[4].send_to("other")
         batch[5].done({"n": 1})
 
-    words = ["retry", "fail", "snooze", "cancel", "moved", "done", "done"]
+    kinds = ["retry", "fail", "snooze", "cancel", "moved", "done", "done"]
     jobs = slot.give(["a", "b", "c", "d", "e", "f", "silent"])
-    assert await slot.wait_settled(jobs) == words
+    assert await slot.wait_settled(jobs) == kinds
     assert slot.outcomes[1][1:3] == (3.0, "busy")
     assert slot.outcomes[2][2] == "no use"
     assert slot.outcomes[3][1] == 60.0
@@ -90,9 +90,9 @@ async def test_one_bad_job_never_fails_its_neighbours(registry, slot, bad, is_as
             work(batch)
 
     jobs = slot.give(list(range(10)), attempts=[5 if n == 3 else 0 for n in range(10)])
-    words = await slot.wait_settled(jobs)
+    kinds = await slot.wait_settled(jobs)
     bad_words = {n: "fail" if n == 3 else "retry" for n in bad}
-    assert words == [bad_words.get(n, "done") for n in range(10)]
+    assert kinds == [bad_words.get(n, "done") for n in range(10)]
     assert max(runs.values()) <= 5
     assert slot.outcomes[min(bad) + 1][2] == "ValueError: bad"
 
@@ -108,23 +108,23 @@ async def test_words_said_before_a_raise_are_kept(registry, slot):
                 raise ValueError("bad")
             job.done()
 
-    words = await slot.wait_settled(slot.give(list(range(10))))
-    assert words == ["done"] * 5 + ["retry"] + ["done"] * 4
+    kinds = await slot.wait_settled(slot.give(list(range(10))))
+    assert kinds == ["done"] * 5 + ["retry"] + ["done"] * 4
     assert [runs[n] for n in range(5)] == [1] * 5
     assert runs[5] <= 5
 
 
 @pytest.mark.parametrize(
-    ("raised", "word"),
+    ("raised", "kind"),
     [(Retry(2.0), "retry"), (Snooze(9), "snooze"), (Fail("no"), "fail"), (Cancel("off"), "cancel")],
 )
-async def test_a_raised_word_is_meant_for_all_that_were_not_spoken_of(registry, slot, raised, word):
+async def test_a_raised_word_is_meant_for_all_that_were_not_spoken_of(registry, slot, raised, kind):
     @registry.task("q", batch=10)
     async def handle(batch: Batch[int]):
         batch[0].done()
         raise raised
 
-    assert await slot.wait_settled(slot.give([1, 2, 3])) == ["done", word, word]
+    assert await slot.wait_settled(slot.give([1, 2, 3])) == ["done", kind, kind]
     assert slot.calls == 1
 
 
@@ -134,20 +134,20 @@ async def test_a_batch_over_its_timeout_is_taken_apart(registry, slot):
         if 2 in batch.payloads:
             await asyncio.Event().wait()
 
-    words = await slot.wait_settled(slot.give([0, 1, 2]))
-    assert words == ["done", "done", "retry"]
+    kinds = await slot.wait_settled(slot.give([0, 1, 2]))
+    assert kinds == ["done", "done", "retry"]
     assert slot.outcomes[3][2] == "it ran over its timeout of 0.02 s"
 
 
 async def test_taking_apart_is_bounded_and_always_blames_one(registry, slot):
-    """All jobs hang: after one was found, and as much time as a call may take, the rest go back."""
+    """All jobs hang: once one was blamed and one timeout has passed, the others are snoozed."""
 
     @registry.task("q", batch=16, timeout="20ms")
     async def handle(batch: Batch[int]):
         await asyncio.Event().wait()
 
-    words = await slot.wait_settled(slot.give(list(range(16))))
-    assert words == ["retry"] + ["snooze"] * 15
+    kinds = await slot.wait_settled(slot.give(list(range(16))))
+    assert kinds == ["retry"] + ["snooze"] * 15
     assert slot.calls == 5
 
 
@@ -170,8 +170,8 @@ async def test_payloads_that_do_not_fit_spare_their_neighbours(registry, slot):
     async def handle(batch: Batch[int]):
         seen.extend(batch.payloads)
 
-    words = await slot.wait_settled(slot.give([1, "x", 3]))
-    assert words == ["done", "fail", "done"]
+    kinds = await slot.wait_settled(slot.give([1, "x", 3]))
+    assert kinds == ["done", "fail", "done"]
     assert seen == [1, 3]
     assert slot.outcomes[2][2].startswith("the payload does not fit the task")
 
@@ -199,7 +199,7 @@ async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry
 
 
 async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
-    """The answer of a lane is good for its slack; who was stopped after it hands the jobs back."""
+    """A start is valid for the limiter's slack; a slot paused for longer returns the jobs."""
     runs = []
 
     @registry.task("q", batch=10)
@@ -216,8 +216,8 @@ async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
 
     deadline_s = time.monotonic() + 60
     jobs = slot.give([0, 1], lanes=["a", "a"], start_before_s=deadline_s)
-    words = await slot.wait_settled(jobs)
-    assert words == ["returned", "retry"]
+    kinds = await slot.wait_settled(jobs)
+    assert kinds == ["returned", "retry"]
     assert runs == [[0, 1], [1]]
 
 

@@ -1,4 +1,7 @@
-"""Sync code on the bridge: the same verbs, from any thread, after a fork, and no wait at the end."""
+"""Sync code on the bridge.
+
+The same verbs, from any thread, after a fork, and no wait at the end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from headrace.jobs import JobState, NewJob
 from headrace.jobs.bridge import AwaitInstead, BridgeClosed
 from headrace.jobs.errors import InvalidTask, QueueUnknown
 from headrace.jobs.tasks import Task
-from headrace.kernel.trace import current_traceparent, new_traceparent
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 APP = """
 import os, sys
@@ -102,7 +105,7 @@ async def test_every_verb_of_tasks_and_rooms(app, mail, sql):
         assert app.sync.jobs.takes.take("mail", 1).jobs[0].payload == {"to": "ann"}
         assert mail.sync.job(to="gus") == mail.job(to="gus")
         with pytest.raises(QueueUnknown):
-            app.sync.jobs.queue("none")
+            app.sync.jobs.queues.get("none")
         with pytest.raises(AttributeError):
             mail.sync.no_such_verb()
         with pytest.raises(AttributeError):
@@ -228,7 +231,9 @@ def test_a_task_without_an_app_says_so():
 
 @pytest.mark.slow
 async def test_a_forked_child_has_a_bridge_of_its_own(script, sql):
-    out = await asyncio.to_thread(script, """
+    out = await asyncio.to_thread(
+        script,
+        """
 import warnings
 # Python 3.12 and newer warn of every fork beside a thread; the bridge is what makes this one safe.
 warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
@@ -245,14 +250,18 @@ for _ in range(3):
 show(mail.sync.enqueue(to="parent"))
 assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
 show(mail.sync.enqueue(to="parent"))
-""")  # fmt: skip
+""",
+    )
     assert len(set(out)) == 6
     assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 6
 
 
 @pytest.mark.slow
 async def test_the_end_of_the_process_waits_for_nothing_that_hangs(script):
-    out = await asyncio.to_thread(script, closes_all=False, text="""
+    out = await asyncio.to_thread(
+        script,
+        closes_all=False,
+        text="""
 import asyncio, atexit, threading, time
 def told():
     print(time.monotonic() - began_s)
@@ -267,7 +276,8 @@ threading.Thread(target=hang, daemon=True).start()
 holding = app.engines.postgres.session()
 app.sync.run(holding.__aenter__())
 began_s = time.monotonic()
-""")  # fmt: skip
+""",
+    )
     # The thread that hangs may be told before or after.
     [waited_s] = [float(line) for line in out if line[0].isdigit()]
     assert waited_s < 20, "its session would hold it up for ever"
@@ -275,20 +285,26 @@ began_s = time.monotonic()
 
 @pytest.mark.slow
 async def test_one_loop_after_another(script, sql):
-    out = await asyncio.to_thread(script, closes_all=False, text="""
+    out = await asyncio.to_thread(
+        script,
+        closes_all=False,
+        text="""
 import asyncio
 async def main(number):
     return [await mail.enqueue(to="loop") for _ in range(2)]
 print(*asyncio.run(main(1)), *asyncio.run(main(2)), mail.sync.enqueue(to="sync"))
 print(*asyncio.run(main(3)))
-""")  # fmt: skip
+""",
+    )
     assert len(set(out)) == len(out) == 7
     assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 7
 
 
 @pytest.mark.slow
 async def test_django_commits_jobs_with_its_rows(script, sql):
-    out = await asyncio.to_thread(script, """
+    out = await asyncio.to_thread(
+        script,
+        """
 from callers import use_django
 use_django(os.environ["PG"])
 from django.db import connection, models, transaction
@@ -318,7 +334,8 @@ try:
 except Exception as error:
     print(error.code)
 connection.close()
-""")  # fmt: skip
+""",
+    )
     assert out == ["IntegrityError", "postgres.transaction_unfit"]
     rows = await sql("SELECT payload FROM headrace.job_ready")
     assert [row["payload"] for row in rows] == [b'{"to":"kept"}']

@@ -1,17 +1,20 @@
-"""Bulk retry, cancel and delete: in bounded steps, with keys, groups and lanes as in the single verbs."""
+"""Bulk retry, cancel and delete.
+
+In bounded steps, with keys, groups and lanes as in the single verbs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
+from lease_steps import claim_lane_jobs, claim_one, live_manager, settle
 
 from headrace.jobs import JobState, NewGroup, NewJob
 from headrace.jobs.errors import InvalidFilter, JobNotWaiting, QueueUnknown
-from headrace.jobs.handling import Outcome
 from headrace.jobs.model import JobFilter
-from headrace.jobs.service import steering
+from headrace.jobs.outcomes import Outcome
+from headrace.jobs.service import bulk
 
 FAIL = Outcome("fail", None, "peer: 503")
 
@@ -24,13 +27,13 @@ async def queue_id(jobs, registry):
     async def handle(job: dict | None): ...
 
     registry.queue("other")
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def fail_all(desk, queue_id, count):
@@ -153,8 +156,8 @@ async def test_age_and_ids_choose(jobs, desk, queue_id, sql):
 
 
 async def test_steps_are_bounded_and_go_on(jobs, queue_id, monkeypatch):
-    monkeypatch.setattr(steering, "JOBS_PER_STEP", 10)
-    monkeypatch.setattr(steering, "BULK_S", 0.0)
+    monkeypatch.setattr(bulk, "JOBS_PER_STEP", 10)
+    monkeypatch.setattr(bulk, "BULK_S", 0.0)
     await jobs.enqueue_many([NewJob(queue="q")] * 25)
     first = await jobs.bulk("cancel", JobFilter(queue="q"))
     assert (first.changed, first.more) == (10, True)
@@ -189,7 +192,7 @@ async def test_many_at_once_and_workers_beside(jobs, desk, queue_id, broken_inva
     assert await broken_invariants() == []
     kept = (await jobs.bulk("retry", JobFilter(queue="q"), dry_run=True)).matched
     assert kept == steered[0].changed + steered[1].changed + claimed
-    status = await jobs.queue("q")
+    status = await jobs.queues.get("q")
     assert (status.ready, status.leased) == (0, 0)
 
 

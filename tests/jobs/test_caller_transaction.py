@@ -16,13 +16,13 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.kit.waiting import wait_true
 
-from headrace.engines.borrowed import ConnectionUnknown, TransactionUnfit
+from headrace.engines.caller_transaction import ConnectionUnknown, TransactionUnfit
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
 from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidJob, QueueUnknown
-from headrace.testing.waiting import wait_true
 
 LEFT = [
     "mine",
@@ -162,8 +162,10 @@ async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
     ids = await jobs.enqueue_many(new, tx=caller.tx)
     assert len(set(ids)) == 10_000
     await caller.commit()
-    rows = await sql("SELECT (SELECT count(*) FROM headrace.job_ready) AS ready,"
-                     " (SELECT count(*) FROM headrace.lane_job) AS lanes")  # fmt: skip
+    rows = await sql(
+        "SELECT (SELECT count(*) FROM headrace.job_ready) AS ready,"
+        " (SELECT count(*) FROM headrace.lane_job) AS lanes"
+    )
     assert rows[0]["ready"] + rows[0]["lanes"] == 10_000
     job = await jobs.job(ids[9])
     assert (job.run_at, job.lane, job.priority) == (soon, 'lane "2"', 9)
@@ -176,10 +178,10 @@ async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
     )
     await caller.run(SAVE)
     await jobs.enqueue_groups([group], tx=caller.tx)
-    await jobs.set_lane("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    await jobs.lanes.set("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
     await caller.run(BACK)
     ids = await jobs.enqueue_groups([group, group], tx=caller.tx)
-    await jobs.set_lane("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    await jobs.lanes.set("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
     assert await sql(WAITING) == []
     await caller.commit()
     assert [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")] == ids
@@ -264,8 +266,10 @@ async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, brid
             caller.commit()
 
     await asyncio.to_thread(work)
-    rows = await sql("SELECT count(*) AS n FROM headrace.job_ready UNION ALL"
-                     " SELECT count(*) FROM headrace.lane_job")  # fmt: skip
+    rows = await sql(
+        "SELECT count(*) AS n FROM headrace.job_ready UNION ALL"
+        " SELECT count(*) FROM headrace.lane_job"
+    )
     assert [row["n"] for row in rows] == [8_000, 8_000]
 
 

@@ -1,4 +1,4 @@
-"""How many slots a host can hold: the rule, and what it reads of the machine."""
+"""The capacity of a host in slots: the rule, and the readings of the machine."""
 
 from __future__ import annotations
 
@@ -176,7 +176,10 @@ def test_cores_are_within_the_quota_of_the_group(tmp_path, cgroup, files, quota)
     ],
 )
 def test_pressure_is_that_of_the_group(tmp_path, cgroup, files, is_measured, pressure):
-    psi = "some avg10=1.00 avg60={}.00 avg300=2.00 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    psi = (
+        "some avg10=1.00 avg60={}.00 avg300=2.00 total=9\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
     root = machine(tmp_path, cgroup, {name: psi.format(share) for name, share in files.items()})
     if is_measured:
         (root / "proc" / "pressure").mkdir()

@@ -1,28 +1,31 @@
-"""Claims: several leases in one call, with the acks of others; who gets nothing; what is looked at ahead."""
+"""Claims: several leases in one call, with the acks of others; who gets nothing.
+
+What is looked at ahead.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, settle, told
+from lease_steps import claim_one, live_manager, settle, told
 
 from headrace.jobs import JobState, NewGroup, NewJob
-from headrace.jobs.handling import Outcome
-from headrace.jobs.leases import Scan
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.outcomes import Outcome
 
 
 @pytest.fixture
 async def queue_id(jobs, registry):
     """The id of a queue `q`."""
     registry.task("q", retries=7)(_nothing)
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:
@@ -36,7 +39,7 @@ async def fill(registry, count, **options):
 
 async def test_one_claim_serves_several_slots(registry, desk, queue_id, sql):
     ids = await fill(registry, 25)
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=5, batch=10)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=5, batch=10)
     assert [len(lease.ids) for lease in claims.leases] == [10, 10, 5]
     assert [job_id for lease in claims.leases for job_id in lease.ids] == ids
     assert (claims.retries, claims.slack_s, claims.moved) == (7, None, 0)
@@ -44,7 +47,7 @@ async def test_one_claim_serves_several_slots(registry, desk, queue_id, sql):
     for lease in claims.leases:
         desk.settle(told(lease))
     assert desk.unsettled == 25
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=5, batch=10)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=5, batch=10)
     assert (claims.leases, claims.lost, desk.unsettled, desk.leases_held) == ([], (), 0, 0)
     assert await sql("SELECT id FROM headrace.job_lease") == []
 
@@ -52,17 +55,17 @@ async def test_one_claim_serves_several_slots(registry, desk, queue_id, sql):
 async def test_no_more_leases_than_asked_for(registry, desk, queue_id, sql):
     ids = await fill(registry, 9)
     await sql(f"UPDATE headrace.job_ready SET losses = 1 WHERE id IN ({ids[0]}, {ids[4]})")
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=2, batch=3)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=2, batch=3)
     assert [list(lease.ids) for lease in claims.leases] == [ids[:1], ids[1:4]]
     assert list(claims.leases[0].losses) == [1]
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=5, batch=3)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=5, batch=3)
     assert [list(lease.ids) for lease in claims.leases] == [ids[4:5], ids[5:8], ids[8:]]
 
 
 async def test_a_job_that_killed_its_process_is_claimed_alone(
     jobs, registry, desk, *, queue_id, sql, postgres, config
 ):
-    doomed = await living_desk(postgres, config, [queue_id])
+    doomed = await live_manager(postgres, config, [queue_id])
     await fill(registry, 3)
     assert len((await claim_one(doomed, queue_id)).ids) == 3
     await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")
@@ -80,7 +83,7 @@ async def test_acks_of_every_kind_ride_on_a_claim(jobs, registry, desk, queue_id
     leases = [await claim_one(desk, queue_id, 1) for _ in range(4)]
     for lease in leases:
         desk.settle(told(lease))
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=10)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=1, batch=10)
     assert desk.unsettled == 0
     assert await sql("SELECT key FROM headrace.job_unique") == []
     [callback] = claims.leases[0].payloads
@@ -129,7 +132,7 @@ async def test_the_waiting_ack_does_not_need_a_claim(registry, desk, queue_id):
 
 
 async def test_every_eighth_claim_serves_the_lowest_priority(registry, desk, queue_id):
-    scan = Scan()
+    scan = ClaimCursor()
     [last] = await fill(registry, 1, priority=9)
     await fill(registry, 50, priority=0)
     seen = [(await claim_one(desk, queue_id, 1, scan)).ids[0] for _ in range(8)]
@@ -139,7 +142,7 @@ async def test_every_eighth_claim_serves_the_lowest_priority(registry, desk, que
 async def test_a_persons_retries_win(jobs, registry, desk, queue_id, sql):
     await fill(registry, 1)
     await sql(f"INSERT INTO headrace.queue_override (queue, retries) VALUES ({queue_id}, 1)")
-    claims = await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=1)
+    claims = await desk.claim_ready(queue_id, ClaimCursor(), leases_max=1, batch=1)
     assert claims.retries == 1
 
 
@@ -180,7 +183,7 @@ async def test_a_lossy_lane_job_is_alone(registry, desk, queue_id, sql, broken_i
 
 async def test_work_ahead(jobs, registry, desk, queue_id):
     registry.task("other")(_nothing)
-    other_id = (await jobs.declare_queues())["other"].id
+    other_id = (await jobs.queues.declare())["other"].id
     both = [queue_id, other_id]
     ahead = await desk.queues_with_work(both)
     assert (ahead.queue_ids, ahead.next_s) == (frozenset(), None)
@@ -198,7 +201,7 @@ async def test_work_ahead(jobs, registry, desk, queue_id):
     assert 20 < ahead.next_s < 51
     await fill(registry, 1, priority=9)
     assert (await desk.queues_with_work(both)).ready == {queue_id}
-    await jobs.pause_queue("q")
+    await jobs.queues.pause("q")
     assert (await desk.queues_with_work(both)).queue_ids == frozenset()
 
 

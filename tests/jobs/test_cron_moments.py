@@ -1,4 +1,7 @@
-"""When a cron comes: by the fields, in its zone, through changes of the clock; and what is no cron."""
+"""When a cron comes: by the fields, in its zone, through changes of the clock.
+
+And what is no cron.
+"""
 
 from __future__ import annotations
 

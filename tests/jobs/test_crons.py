@@ -36,7 +36,7 @@ def make_due(sql):
 
 
 async def waiting(jobs, queue="reports"):
-    return (await jobs.queue(queue)).ready
+    return (await jobs.queues.get(queue)).ready
 
 
 async def test_a_cron_comes_once_at_its_moment(jobs, report, make_due):

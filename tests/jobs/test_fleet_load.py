@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.kit.queue_counts import add_counts
 
-from headrace.jobs.fleet.load import QueueLoad
-from queue_counts import add_counts
+from headrace.jobs.fleet.state import QueueLoad
 
 
 def load(**figures):
@@ -48,7 +48,7 @@ async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
     @registry.task("idle")
     async def idle(job: dict | None): ...
 
-    queue_id = (await jobs.declare_queues())["mail"].id
+    queue_id = (await jobs.queues.declare())["mail"].id
     counts = {"done": 3, "failed": 1, "claimed": 5}
     counts |= {"run_s": 4.0, "wait_s": 5.0, "wait_max_s": 1.5, "slot_s": 60.0}
     await sql("UPDATE headrace.migration SET applied_at = now() - interval '1 d'")

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.fleet.facts import QueueCounts
 from headrace.jobs.fleet.plan import Move
+from headrace.jobs.fleet.state import QueueCounts
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ async def queue_ids(jobs, registry):
     @registry.task("photos", batch=10)
     async def photos(batch): ...
 
-    return {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    return {name: row.id for name, row in (await jobs.queues.declare()).items()}
 
 
 async def add_host(postgres, name, queue_ids, **report):
-    host_id = await store.hosts.add_host(postgres, name, list(queue_ids.values()), 30)
+    host_id = await store.leases.add_host(postgres, name, list(queue_ids.values()), 30)
     fields = {"capacity": 10, "load_per_core": 0.5, "slots": [], **report}
     assert await store.fleet.report_host(postgres, host_id, **fields)
     return host_id
@@ -81,7 +81,7 @@ async def test_hosts_that_report_at_once_count_each_report_once(postgres, queue_
     ids = list(queue_ids.values())
     await asyncio.gather(*(report(ids[::step]) for step in (1, -1, 1, -1)))
     # Those that came while another folded are left for the next.
-    await store.minutes.fold_counts(postgres, rows_max=1000)
+    await store.fleet.fold_counts(postgres, rows_max=1000)
     queues = await store.fleet.fleet_queues(postgres, {})
     assert [queue.calls for queue in queues] == [120, 120]
 
@@ -94,7 +94,7 @@ async def test_what_waits_is_counted_up_to_a_bound(jobs, postgres, queue_ids):
     assert found[queue_ids["photos"]] == (0, 0.0)
     found = await store.fleet.fleet_waiting(postgres, count_max=20)
     assert found[queue_ids["mail"]][0] == 20
-    await jobs.pause_queue("mail")
+    await jobs.queues.pause("mail")
     assert queue_ids["mail"] not in await store.fleet.fleet_waiting(postgres, count_max=20)
 
 
@@ -105,7 +105,8 @@ async def test_of_lanes_counts_what_may_start(jobs, postgres, queue_ids, sql):
     await sql("DELETE FROM headrace.lane_event")
     await sql(
         "INSERT INTO headrace.lane (limiter, name, starts_max, window_s, concurrency) VALUES"
-        " ('mail', 'l0', 3, 60, NULL), ('mail', 'l1', NULL, NULL, 1), ('mail', 'l2', NULL, NULL, NULL)"
+        " ('mail', 'l0', 3, 60, NULL), ('mail', 'l1', NULL, NULL, 1),"
+        " ('mail', 'l2', NULL, NULL, NULL)"
         " ON CONFLICT (limiter, name) DO UPDATE SET starts_max = excluded.starts_max,"
         " window_s = excluded.window_s, concurrency = excluded.concurrency"
     )
@@ -143,7 +144,7 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
         )
 
     told: list[str] = []
-    listener = await postgres.connect_alone()
+    listener = await postgres.connect_unpooled()
     await listener.add_listener("headrace_fleet", lambda *message: told.append(message[3]))
     move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
     assert await write({"a": {"mail": 2, "photos": 1}}, move) == 1
@@ -160,7 +161,7 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
     assert not await store.fleet.set_draining(postgres, "nobody")
     [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=10)
     assert (decision.version, decision.host, decision.after) == (1, "a", 2)
-    await store.hosts.remove_host(postgres, host_id)
+    await store.leases.remove_host(postgres, host_id)
 
 
 async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sql):

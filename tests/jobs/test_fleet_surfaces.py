@@ -1,4 +1,7 @@
-"""The fleet, crons and minute statistics over HTTP and the command line: the same verbs, errors with their codes."""
+"""The fleet, crons and minute statistics over HTTP and the command line.
+
+The same verbs, errors with their codes.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import cli, http, store
-from headrace.jobs.fleet.facts import QueueCounts
 from headrace.jobs.fleet.scheduler import Planner
+from headrace.jobs.fleet.state import QueueCounts
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from queue_counts import add_counts
 
 
 @pytest.fixture
@@ -30,15 +33,15 @@ async def fleet(postgres, jobs, registry, sql):
     @registry.task("mail")
     async def mail(job: dict | None): ...
 
-    queue_id = (await jobs.declare_queues())["mail"].id
+    queue_id = (await jobs.queues.declare())["mail"].id
     await sql("UPDATE headrace.queue SET slots_min = 2")
-    host_id = await store.hosts.add_host(postgres, "a:1", [queue_id], 30)
+    host_id = await store.leases.add_host(postgres, "a:1", [queue_id], 30)
     slots = [{"queue": "mail", "pid": 7, "busy_s": 1.0}]
     await store.fleet.report_host(postgres, host_id, capacity=5, load_per_core=0.5, slots=slots)
     counts = {"done": 8, "failed": 2, "claimed": 10, "wait_s": 5.0, "wait_max_s": 1.5}
     await add_counts(postgres, queue_id, **counts)
     await store.fleet.add_counts(postgres, host_id, [QueueCounts(queue_id=queue_id, ended=10)])
-    await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     await Planner(postgres, jobs, "me").run_once()
     # It leads on, however long the test takes.
     await sql("UPDATE headrace.fleet_plan SET leads_until = now() + interval '1 h'")
@@ -55,7 +58,7 @@ async def api(postgres, jobs, fleet):
         config=dataclasses.replace(loaded, sections={"web": web}),
         engines=SimpleNamespace(postgres=postgres, valkey=None, blobs=None),
         services=lambda: {"jobs": jobs},
-        routes=lambda: [*http.fleet.ROUTES, *http.crons.ROUTES],
+        routes=lambda: [*http.fleet.ROUTES],
         secret="a root secret of at least thirty-two characters",
     )
     token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
@@ -183,7 +186,10 @@ async def test_a_cron_of_code_can_rest_and_no_more(api, sql):
 
 
 async def run_command(jobs, *words):
-    """Run a command of the room on `jobs` in a thread; returns its document and text, or an error's code."""
+    """Run a command of the room on `jobs` in a thread.
+
+    Returns its document and text, or an error's code.
+    """
     loop, shown = asyncio.get_running_loop(), []
     terminal = SimpleNamespace(
         is_json=True,

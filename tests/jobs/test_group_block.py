@@ -1,15 +1,18 @@
-"""Groups filled while they are open: the callback comes once, after the block and after the last member."""
+"""Groups filled while they are open.
+
+The callback comes once, after the block and after the last member.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob, QueueUnknown
 from headrace.jobs.errors import GroupClosed, InvalidJob, InvalidTask
-from headrace.jobs.service.sweeping import Sweeping
-from headrace.testing.waiting import wait_true
+from headrace.jobs.service.sweep import Sweeper
 
 
 @pytest.fixture
@@ -240,7 +243,7 @@ async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks,
     await jobs.sweep()
     assert await _groups(sql) == [group.id, sealed, ended.id]
     await sql("UPDATE headrace.job_group SET opened_at = opened_at - interval '8 d'")
-    await Sweeping(postgres, jobs.config, jobs.lanes).run_once()
+    await Sweeper(postgres, jobs.config, jobs.lanes).run_once()
     assert await _groups(sql) == [sealed, ended.id]
     with pytest.raises(GroupClosed):
         await member.enqueue(n=4, group=group)

@@ -1,16 +1,19 @@
-"""Groups: the callback comes exactly once, with the right counts, however members end and whoever settles."""
+"""Groups.
+
+The callback comes exactly once, with the right counts, however members end and whoever settles.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, told
+from lease_steps import claim_one, live_manager, told
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
-from headrace.jobs.handling import DONE, Outcome
-from headrace.jobs.settling import said_of
-from headrace.testing.waiting import wait_true
+from headrace.jobs.acks import outcomes_by_job
+from headrace.jobs.outcomes import DONE, Outcome
 
 
 @pytest.fixture
@@ -120,8 +123,8 @@ async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
 
 async def claim(jobs, postgres, queue, jobs_max):
     """Claim as a host of its own would."""
-    queues = await jobs.declare_queues()
-    desk = await living_desk(postgres, jobs.config, [queues[queue].id])
+    queues = await jobs.queues.declare()
+    desk = await live_manager(postgres, jobs.config, [queues[queue].id])
     return await claim_one(desk, queues[queue].id, jobs_max)
 
 
@@ -131,6 +134,6 @@ async def settle(postgres, lease, outcomes=DONE):
         fared = await store.leases.settle(postgres, whole=[lease.lease_id], losses_max=3)
     else:
         message = told(lease, outcomes)
-        said = {lease.lease_id: said_of(message, message.ids)}
+        said = {lease.lease_id: outcomes_by_job(message, message.ids)}
         fared = await store.leases.settle(postgres, jobs=said, losses_max=3)
     return not fared.lost and not fared.busy

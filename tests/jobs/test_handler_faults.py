@@ -1,39 +1,39 @@
-"""Whatever a handler raises or says, its jobs end up settled and the worker goes on."""
+"""Whatever a handler raises or sets, its jobs are settled and the worker continues."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
-from headrace.jobs import Batch, Fail, JobInHand, Retry, Snooze
-from headrace.jobs.handling import Outcome, outcome_of
+from headrace.jobs import Batch, Fail, JobContext, Retry, Snooze
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
-from headrace.testing.waiting import wait_true
+from headrace.jobs.outcomes import Outcome, outcome_of
 
 
 class Mute(Exception):
-    """Has no text that could be read."""
+    """An error whose text cannot be read."""
 
     def __str__(self) -> str:
         raise KeyError("no text")
 
 
 class Careless(Retry):
-    """A subclass that does not call what it comes from."""
+    """A subclass that does not call its base class."""
 
     def __init__(self) -> None:
         self.after_s = "abc"
 
 
 class Unspoken(Snooze):
-    """A snooze that never says how long."""
+    """A snooze without a delay."""
 
     def __init__(self) -> None: ...
 
 
 class Odd(BaseException):
-    """No `Exception`."""
+    """A `BaseException` that is no `Exception`."""
 
 
 def _retry_abc():
@@ -133,8 +133,8 @@ async def test_words_of_another_type_are_taken_as_text(registry, working, sql):
     async def handle(batch: Batch[int]):
         for job in batch:
             runs.append(job.payload)
-            word = job.fail if job.payload % 2 else job.retry
-            word(why=given[job.payload // 2])
+            kind = job.fail if job.payload % 2 else job.retry
+            kind(why=given[job.payload // 2])
 
     ids = await handle.enqueue_many(list(range(10)))
     jobs = handle.jobs()
@@ -149,7 +149,7 @@ async def test_words_of_another_type_are_taken_as_text(registry, working, sql):
 
 @pytest.mark.parametrize("batch", [None, 5])
 async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, sql, batch):
-    """A handler can reach `outcome` itself, past the words."""
+    """A handler can assign `outcome` itself, without the methods."""
 
     def spoil(jobs):
         for job in jobs:
@@ -164,7 +164,7 @@ async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, s
     else:
 
         @registry.task("q", retries=0)
-        async def handle(job: JobInHand[dict]):
+        async def handle(job: JobContext[dict]):
             spoil([job])
 
     ids = await handle.enqueue_many([{"n": n} for n in range(2)])
@@ -175,13 +175,13 @@ async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, s
 
 
 def test_what_is_said_is_checked_when_it_is_said():
-    job = JobInHand(1, {}, lease_id=1)
-    for say in (Snooze, Retry, job.retry, job.snooze):
+    job = JobContext(1, {}, lease_id=1)
+    for send in (Snooze, Retry, job.retry, job.snooze):
         with pytest.raises(TypeError, match="after_s: expected seconds, got a str"):
-            say("abc")
-    for say in (Snooze, job.snooze):
+            send("abc")
+    for send in (Snooze, job.snooze):
         with pytest.raises(TypeError, match="NoneType"):
-            say(None)
+            send(None)
     assert job.outcome is None
 
 

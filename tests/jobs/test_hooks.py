@@ -1,4 +1,4 @@
-"""Start and stop hooks of a slot, and what is put around its handler calls."""
+"""Start and stop hooks of a slot, and middlewares around its handler calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, Registry, Retry
 from headrace.jobs.errors import SlotHookFailed
+from headrace.jobs.messages import Ack, Left, Ready, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Left, Ready, Settled, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def work_of(queue, payloads, lease_id=1):
 
 
 async def run_all(registry, *works):
-    """Run the works one after the other in a slot of its own; what it said, but `Ready` and `Left`."""
+    """Run the works one by one in a new slot. Return its acks."""
     said = []
-    slot = SlotRunner(registry, say=said.append, config=JobsConfig())
+    slot = SlotRunner(registry, send=said.append, config=JobsConfig())
     await slot.start()
     for work in works:
         slot.give(work)
@@ -48,7 +48,7 @@ async def run_all(registry, *works):
     await slot.stop(5.0)
     assert isinstance(said[0], Ready)
     assert isinstance(said[-1], Left)
-    return [message for message in said if isinstance(message, Settled)]
+    return [message for message in said if isinstance(message, Ack)]
 
 
 async def test_hooks_run_before_the_first_and_after_the_last_job(registry):
@@ -91,7 +91,7 @@ async def test_a_start_hook_that_raises_ends_the_slot(registry, raised):
         raise raised
 
     registry.on_slot_start(lambda: seen.append("next"))
-    slot = SlotRunner(registry, say=seen.append, config=JobsConfig())
+    slot = SlotRunner(registry, send=seen.append, config=JobsConfig())
     with pytest.raises(SlotHookFailed, match=r"start hook '.*open_pool' raised.*"):
         await slot.start()
     assert seen == []
@@ -127,7 +127,7 @@ async def test_middlewares_are_around_every_call_in_their_order(registry):
     async def batch(jobs: Batch[int]):
         seen.append(list(jobs.payloads))
 
-    settled = await run_all(
+    ack = await run_all(
         registry,
         work_of("single", [{"n": 1}], 1),
         work_of("sync", [{"n": 1}], 2),
@@ -149,8 +149,8 @@ async def test_middlewares_are_around_every_call_in_their_order(registry):
         "inner left",
         "outer got None",
     ]
-    assert [one.results for one in settled] == [[b"2"], [b"false"], ()]
-    assert settled[2].ids is None
+    assert [one.results for one in ack] == [[b"2"], [b"false"], ()]
+    assert ack[2].ids is None
 
 
 async def test_what_a_handler_raises_passes_through_middlewares(registry):
@@ -175,22 +175,22 @@ async def test_what_a_handler_raises_passes_through_middlewares(registry):
     def handle(n: int):
         raise Retry(7) if n else ValueError("bad")
 
-    words = {}
-    for settled in await run_all(registry, work_of("q", [{"n": 0}, {"n": 1}])):
-        words |= dict(
+    kinds = {}
+    for ack in await run_all(registry, work_of("q", [{"n": 0}, {"n": 1}])):
+        kinds |= dict(
             zip(
-                settled.ids,
-                zip(settled.words, settled.delays_s, settled.errors, strict=True),
+                ack.ids,
+                zip(ack.kinds, ack.delays_s, ack.errors, strict=True),
                 strict=True,
             )
         )
-    assert words[100][2] == "ValueError: bad"
-    assert words[101][:2] == ("retry", 7.0)
+    assert kinds[100][2] == "ValueError: bad"
+    assert kinds[101][:2] == ("retry", 7.0)
     assert caught == [
         "headrace-handler",
         "ValueError('bad')",
         "headrace-handler",
-        "Retry('the handler asked for a retry')",
+        "Retry('the handler requested a retry')",
     ]
 
 
@@ -218,6 +218,6 @@ async def test_a_middleware_may_answer_for_the_handler(registry):
     async def handle(n: int):
         seen.append(n)
 
-    settled = await run_all(registry, work_of("q", [{"n": 0}, {"n": 1}]))
-    assert sum(2 if one.ids is None else len(one.ids) for one in settled) == 2
+    ack = await run_all(registry, work_of("q", [{"n": 0}, {"n": 1}]))
+    assert sum(2 if one.ids is None else len(one.ids) for one in ack) == 2
     assert seen == [1]

@@ -1,15 +1,18 @@
-"""Lists of jobs in every state: pages by id, filters, bounded searches, and plans that read no table whole."""
+"""Lists of jobs in every state.
+
+Pages by id, filters, bounded searches, and plans that read no table whole.
+"""
 
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_one, living_desk, settle
+from lease_steps import claim_one, live_manager, settle
 
 from headrace.jobs import NewJob
 from headrace.jobs.errors import InvalidFilter, QueueUnknown
-from headrace.jobs.handling import Outcome
 from headrace.jobs.model import JobFilter
-from headrace.jobs.service import steering
+from headrace.jobs.outcomes import Outcome
+from headrace.jobs.service import bulk
 
 
 @pytest.fixture
@@ -22,14 +25,14 @@ async def queue_ids(jobs, registry):
     @registry.task("post", keep_done="1h", keep_result=True)
     async def post(job: dict | None): ...
 
-    rows = await jobs.declare_queues()
+    rows = await jobs.queues.declare()
     return {name: rows[name].id for name in ("mail", "post")}
 
 
 @pytest.fixture
 async def of_each_state(jobs, queue_ids, postgres, config):
     """One job in each state by its name, of queue `post`."""
-    desk = await living_desk(postgres, config, queue_ids.values())
+    desk = await live_manager(postgres, config, queue_ids.values())
     ids = {}
     for state, word in {"done": "done", "failed": "fail", "quarantined": "quarantined"}.items():
         ids[state] = await jobs.enqueue(NewJob(queue="post"))
@@ -124,7 +127,7 @@ async def test_lanes_are_listed_by_priority_and_place(jobs, queue_ids):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3, 1000])
 async def test_pages_miss_and_repeat_nothing(jobs, queue_ids, monkeypatch, window, sql):
-    monkeypatch.setattr(steering, "WINDOW_ROWS", window)
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", window)
     ids = await jobs.enqueue_many(
         [
             NewJob(queue="mail", lane="x" if n % 3 == 0 else None, after_s=60 if n % 2 else None)
@@ -153,8 +156,8 @@ async def test_pages_miss_and_repeat_nothing(jobs, queue_ids, monkeypatch, windo
 
 
 async def test_a_search_that_costs_too_much_is_cut_off(jobs, queue_ids, monkeypatch):
-    monkeypatch.setattr(steering, "WINDOW_ROWS", 2)
-    monkeypatch.setattr(steering, "SEARCH_S", 0.0)
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", 2)
+    monkeypatch.setattr(bulk, "SEARCH_S", 0.0)
     [first] = await jobs.enqueue_many([NewJob(queue="mail")])
     await jobs.enqueue_many([NewJob(queue="mail", after_s=60)] * 5)
     page = await jobs.find(queue="mail", state="ready")
@@ -217,7 +220,7 @@ async def test_no_page_reads_a_table_whole(jobs, queue_ids, sql, postgres):
         {},
     ):
         await jobs.find(**wanted, jobs_max=10)
-    await jobs.queues()
+    await jobs.queues.all()
     await jobs.why(ids[-1])
     await sql("SELECT pg_stat_force_next_flush()")
     scans = await sql(

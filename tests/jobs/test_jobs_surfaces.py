@@ -1,4 +1,7 @@
-"""One life of jobs, told alike by Python, HTTP and the command line: `scenario.toml`, step by step."""
+"""One life of jobs, told alike by Python, HTTP and the command line.
+
+`scenario.toml`, step by step.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from urllib.parse import quote
 import pytest
 from click.testing import CliRunner
 from surfaces import SURFACES, Refused, surface_on
+from tests.kit.queue_counts import add_counts
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, QueueUnknown, Registry, cli, store
-from queue_counts import add_counts
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
 END_LEASES = compile_query(
@@ -37,7 +40,7 @@ class Meanwhile:
 
     async def a_host_comes(self, *, host, queues, capacity, slots):
         known = await store.queues.find_queues(self._postgres, queues)
-        host_id = await store.hosts.add_host(self._postgres, host, [q.id for q in known], 3600)
+        host_id = await store.leases.add_host(self._postgres, host, [q.id for q in known], 3600)
         self._hosts[host] = host_id
         await store.fleet.report_host(
             self._postgres, host_id, capacity=capacity, load_per_core=0.5, slots=slots
@@ -113,7 +116,10 @@ def require_part(answer, expected, path="answer"):
 
 
 def without_chance(value, name=""):
-    """An answer without what differs from run to run: moments, ages, cursors, numbers in sentences."""
+    """An answer without what differs from run to run.
+
+    Moments, ages, cursors, numbers in sentences.
+    """
     if isinstance(value, dict):
         return {k: without_chance(v, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -163,7 +169,7 @@ async def test_every_way_in_tells_the_same_life(running_engines, config):
 @pytest.mark.parametrize("lane", ["a/b", "https://shop.example/x?y=1", "a%2Fb", "/", "ж/\N{SEAL}"])
 async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
     place = {"limiter": "hosts/of us", "lane": lane}
-    await jobs.set_lane(**place, starts_max=1, window_s=60, concurrency=None)
+    await jobs.lanes.set(**place, starts_max=1, window_s=60, concurrency=None)
     async with surface_on("http", postgres, jobs) as surface:
         found = await surface.do("set_lane", {**place, "starts_max": 5, "window_s": 60.0})
         assert (found["lane"], found["starts_max"]) == (lane, 5)
@@ -177,7 +183,7 @@ async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
             await surface.do("lane", {**place, "lane": f"{lane}/"})
         with pytest.raises(Refused, match=r"web\.not_found"):
             await surface.ask("GET", "/v1%2Flimiters")
-    assert (await jobs.get_lane(**place)).follows_limiter
+    assert (await jobs.lanes.get(**place)).follows_limiter
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_each_wrong_word_of_add_is_told_by_its_name(words, told):
 
 async def test_setting_a_queue_that_is_not_there_tells_how_to_make_it(jobs):
     with pytest.raises(QueueUnknown, match=r"queues set NAME --create.*\?create=true"):
-        await jobs.set_queue("nope", retries=1)
+        await jobs.queues.set("nope", retries=1)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""Lanes share what is handed out by their weights, however small the claims are, and none waits for ever."""
+"""Lanes share the claimed jobs by weight, even in small claims, and no lane waits for ever."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from desk_hands import living_desk, settle
+from lease_steps import live_manager, settle
 
 from headrace.jobs import NewJob
 
@@ -17,13 +17,13 @@ async def queues(jobs, registry):
     """Ids of two queues of one limiter."""
     registry.task("q", limiter="l")(_nothing)
     registry.task("p", limiter="l")(_nothing)
-    return {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    return {name: row.id for name, row in (await jobs.queues.declare()).items()}
 
 
 @pytest.fixture
 async def desk(postgres, config, queues):
     """A desk of a living host."""
-    return await living_desk(postgres, config, queues.values())
+    return await live_manager(postgres, config, queues.values())
 
 
 async def _nothing(job: dict | None) -> None:

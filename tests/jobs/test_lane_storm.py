@@ -9,13 +9,13 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from desk_hands import living_desk, told
+from lease_steps import live_manager, told
 
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import NewJob
+from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import JobNotWaiting, LaneUnknown
-from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.jobs.leases import Scan
+from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
 
 LANES = ("u", "v", "w", "x", None)
 STORM_S = 3.0
@@ -38,7 +38,7 @@ async def _nothing(job: dict | None) -> None:
 
 
 class Storm:
-    """Desks that claim and settle at random while others enqueue, cancel, spend and change limits."""
+    """Desks that claim and settle at random while others enqueue, cancel, spend and set limits."""
 
     def __init__(self, jobs, postgres, config, ids):
         self.jobs, self.postgres, self.config, self.ids = jobs, postgres, config, ids
@@ -69,8 +69,8 @@ class Storm:
     async def work(self):
         """One host after the other; each dies in the end with what it holds."""
         while not self.is_over:
-            desk = await living_desk(self.postgres, self.config, self.ids.values())
-            scans = {queue_id: Scan() for queue_id in self.ids.values()}
+            desk = await live_manager(self.postgres, self.config, self.ids.values())
+            scans = {queue_id: ClaimCursor() for queue_id in self.ids.values()}
             for _ in range(self.dice.randint(10, 40)):
                 queue_id = self.dice.choice(list(self.ids.values()))
                 size = {"leases_max": self.dice.randint(1, 3), "batch": self.dice.randint(1, 6)}
@@ -99,7 +99,8 @@ class Storm:
 
     async def disturb(self):
         while not self.is_over:
-            # A lane may not be there yet; a machine that stands still for a second makes a lock late.
+            # A lane may not be there yet; a machine that stands still for a second makes a lock
+            # late.
             with suppress(LaneUnknown, PostgresBusy):
                 await self.change_something()
             await self.jobs.sweep()
@@ -140,7 +141,7 @@ async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invarian
     registry.task("a", limiter="l", lane="optional")(_nothing)
     registry.task("b", limiter="l", lane="optional")(_nothing)
     registry.task("far", limiter="far", lane="optional")(_nothing)
-    ids = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    ids = {name: row.id for name, row in (await jobs.queues.declare()).items()}
     await sql("UPDATE headrace.queue SET keep_done_s = 3600")
     storm = Storm(jobs, postgres, config, ids)
     async with asyncio.timeout(60):
@@ -165,7 +166,7 @@ async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invarian
 
 async def _drained(jobs, postgres, config, *, ids, sql):
     """Finish everything; how often each job was kept as ended."""
-    desk = await living_desk(postgres, config, ids.values())
+    desk = await live_manager(postgres, config, ids.values())
     async with asyncio.timeout(60):
         while True:
             await sql("UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()")
@@ -173,7 +174,7 @@ async def _drained(jobs, postgres, config, *, ids, sql):
             found = 0
             for queue_id in ids.values():
                 for claims in (
-                    await desk.claim_ready(queue_id, Scan(), leases_max=20, batch=50),
+                    await desk.claim_ready(queue_id, ClaimCursor(), leases_max=20, batch=50),
                     await desk.claim_lanes(queue_id, leases_max=20, batch=50),
                 ):
                     found += len(claims.leases)

@@ -1,4 +1,7 @@
-"""Lanes: strict windows at handler start, concurrency, pauses, several queues; the books always balance."""
+"""Lanes: strict windows at handler start, concurrency, pauses, several queues.
+
+The books always balance.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import dataclasses
 import time
 
 import pytest
-from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
+from lease_steps import claim_lane_jobs, live_manager, settle
+from tests.kit.waiting import wait_true
 
-from headrace.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
+from headrace.jobs import Batch, JobContext, Jobs, JobState, NewJob, Registry
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
-from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.testing.waiting import wait_true
+from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 
@@ -23,8 +26,8 @@ async def desk(jobs, registry, postgres, config):
     """A desk of a living host, with queues `a` and `b` of one limiter."""
     for queue in ("a", "b"):
         registry.task(queue, limiter="fetch")(_nothing)
-    queues = await jobs.declare_queues()
-    return await living_desk(postgres, config, [row.id for row in queues.values()])
+    queues = await jobs.queues.declare()
+    return await live_manager(postgres, config, [row.id for row in queues.values()])
 
 
 async def _nothing(job: dict | None) -> None:
@@ -32,7 +35,7 @@ async def _nothing(job: dict | None) -> None:
 
 
 async def claim(jobs, desk, queue="a", jobs_max=100):
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
     return await claim_lane_jobs(desk, queues[queue].id, jobs_max)
 
 
@@ -53,11 +56,11 @@ async def test_windows_hold_at_handler_start(registry, jobs, working, config, br
             starts.setdefault(job.lane, []).append(time.monotonic())
 
     @registry.task("single", concurrency=4, limiter="fetch")
-    async def single(job: JobInHand[dict]):
+    async def single(job: JobContext[dict]):
         starts.setdefault(job.payload["lane"], []).append(time.monotonic())
 
     for lane in "wxyz":
-        await jobs.set_lane("fetch", lane, starts_max=5, window_s=1.0, concurrency=None)
+        await jobs.lanes.set("fetch", lane, starts_max=5, window_s=1.0, concurrency=None)
         await jobs.enqueue_many([batched.job({}, lane=lane) for _ in range(9)])
         await jobs.enqueue_many([_in_lane(single, lane) for _ in range(9)])
     async with working(config), working(config):
@@ -73,10 +76,10 @@ def _in_lane(task, lane):
 
 
 async def test_a_claim_gives_no_more_than_the_window(jobs, registry, desk, broken_invariants):
-    await jobs.set_lane("fetch", "x", starts_max=3, window_s=60, concurrency=None)
+    await jobs.lanes.set("fetch", "x", starts_max=3, window_s=60, concurrency=None)
     await fill(registry, 5, queue="a")
     await fill(registry, 5, queue="b")
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
     claims = await desk.claim_lanes(queues["a"].id, leases_max=1, batch=100)
     [first] = claims.leases
     assert (len(first.ids), first.lanes[0], claims.slack_s) == (3, "x", 1.0)
@@ -90,16 +93,16 @@ async def test_a_claim_gives_no_more_than_the_window(jobs, registry, desk, broke
 
 
 async def test_unstarted_jobs_give_their_grants_back(jobs, registry, desk, broken_invariants):
-    await jobs.set_lane("fetch", "x", starts_max=3, window_s=60, concurrency=2)
+    await jobs.lanes.set("fetch", "x", starts_max=3, window_s=60, concurrency=2)
     await fill(registry, 3)
     lease = await claim(jobs, desk)
     assert len(lease.ids) == 2
     await settle(desk, lease, UNSTARTED)
-    lane = await jobs.get_lane("fetch", "x")
+    lane = await jobs.lanes.get("fetch", "x")
     assert (lane.waiting, lane.inflight, lane.starts_live) == (3, 0, 0)
     again = await claim(jobs, desk)
     await settle(desk, again, RETURNED)
-    lane = await jobs.get_lane("fetch", "x")
+    lane = await jobs.lanes.get("fetch", "x")
     assert (lane.waiting, lane.inflight, lane.starts_live) == (3, 0, 2)
     assert len((await claim(jobs, desk)).ids) == 1
     assert await broken_invariants() == []
@@ -113,7 +116,7 @@ async def test_a_late_lease_is_handed_back_by_the_worker(jobs, registry, working
     async def late(batch: Batch[dict]):
         seen.extend(batch)
 
-    await jobs.set_lane("l", "x", starts_max=5, window_s=60, concurrency=None)
+    await jobs.lanes.set("l", "x", starts_max=5, window_s=60, concurrency=None)
     await sql("UPDATE headrace.lane SET slack_s = 0")
     await jobs.enqueue_many([late.job({}, lane="x") for _ in range(3)])
     async with working(config):
@@ -121,7 +124,7 @@ async def test_a_late_lease_is_handed_back_by_the_worker(jobs, registry, working
         assert seen == []
         await sql("UPDATE headrace.lane SET slack_s = 5")
         await wait_true(lambda: len(seen) == 3)
-    assert (await jobs.get_lane("l", "x")).starts_live == 3
+    assert (await jobs.lanes.get("l", "x")).starts_live == 3
 
 
 async def _has_started(sql):
@@ -141,7 +144,7 @@ async def test_concurrency_holds_and_is_freed(jobs, registry, working, broken_in
         running -= 1
         finished += 1
 
-    await jobs.set_lane("c", "x", starts_max=None, window_s=None, concurrency=2)
+    await jobs.lanes.set("c", "x", starts_max=None, window_s=None, concurrency=2)
     await jobs.enqueue_many(
         [NewJob(queue="full", payload={"number": n}, lane="x") for n in range(20)]
     )
@@ -158,13 +161,13 @@ async def test_a_paused_lane_waits_and_a_resumed_one_is_woken(jobs, registry, wo
     async def quiet(job: dict | None):
         seen.append(job)
 
-    await jobs.set_lane("p", "x", **NO_LIMITS, paused=True)
+    await jobs.lanes.set("p", "x", **NO_LIMITS, paused=True)
     job_id = await quiet.enqueue({}, lane="x")
     async with working(dataclasses.replace(config, poll_s=600.0)) as worker:
         await wait_true(lambda: worker.is_listening)
         await wait_true(lambda: _reason(jobs, job_id, "lane_paused"))
         assert seen == []
-        await jobs.set_lane("p", "x", **NO_LIMITS)
+        await jobs.lanes.set("p", "x", **NO_LIMITS)
         await wait_true(lambda: seen)
 
 
@@ -173,7 +176,7 @@ async def _reason(jobs, job_id, reason):
 
 
 async def test_weight_and_quantum_share_a_claim(jobs, registry, desk):
-    await jobs.set_lane("fetch", "heavy", **NO_LIMITS, weight=3)
+    await jobs.lanes.set("fetch", "heavy", **NO_LIMITS, weight=3)
     for lane in ("heavy", "light"):
         await fill(registry, 50, lane=lane)
     lease = await claim(jobs, desk)
@@ -216,7 +219,7 @@ async def test_a_cancelled_lane_job_leaves_the_books_right(jobs, registry, desk,
 
 
 async def test_big_limits_keep_a_short_log(jobs, registry, desk, sql):
-    await jobs.set_lane("fetch", "x", starts_max=1000, window_s=600, concurrency=None)
+    await jobs.lanes.set("fetch", "x", starts_max=1000, window_s=600, concurrency=None)
     await fill(registry, 60)
     for _ in range(6):
         await claim(jobs, desk)
@@ -226,22 +229,25 @@ async def test_big_limits_keep_a_short_log(jobs, registry, desk, sql):
 
 
 async def test_a_longer_window_counts_what_was_forgotten(jobs, registry, desk):
-    await jobs.set_lane("fetch", "x", starts_max=2, window_s=0.001, concurrency=None)
+    await jobs.lanes.set("fetch", "x", starts_max=2, window_s=0.001, concurrency=None)
     await fill(registry, 6)
     assert len((await claim(jobs, desk)).ids) == 2
-    await jobs.set_lane("fetch", "x", starts_max=2, window_s=60, concurrency=None)
+    await jobs.lanes.set("fetch", "x", starts_max=2, window_s=60, concurrency=None)
     assert await claim(jobs, desk) is None
-    await jobs.set_lane("fetch", "x", **NO_LIMITS)
+    await jobs.lanes.set("fetch", "x", **NO_LIMITS)
     assert len((await claim(jobs, desk)).ids) == 4
-    await jobs.set_lane("fetch", "x", starts_max=9, window_s=60, concurrency=None)
+    await jobs.lanes.set("fetch", "x", starts_max=9, window_s=60, concurrency=None)
     await fill(registry, 1)
     assert await claim(jobs, desk) is None
 
 
 async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, broken_invariants):
-    """Enqueue, claim and settle at once on few lanes: the counts agree, nothing is lost or doubled."""
+    """Enqueue, claim and settle at once on few lanes.
+
+    The counts agree, nothing is lost or doubled.
+    """
     for lane in "xyz":
-        await jobs.set_lane("fetch", lane, starts_max=50_000, window_s=1, concurrency=7)
+        await jobs.lanes.set("fetch", lane, starts_max=50_000, window_s=1, concurrency=7)
     done = []
 
     async def produce():
@@ -258,7 +264,7 @@ async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, brok
                 continue
             some = dict.fromkeys(lease.ids[1:], DONE)
             some[lease.ids[0]] = Outcome(word)
-            done.extend(job_id for job_id, outcome in some.items() if outcome.word == "done")
+            done.extend(job_id for job_id, outcome in some.items() if outcome.kind == "done")
             assert await settle(desk, lease, some)
             empty = 0
 
@@ -278,7 +284,7 @@ async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, brok
 
 async def test_a_lane_that_nobody_used_is_unknown(jobs):
     with pytest.raises(LaneUnknown):
-        await jobs.get_lane("fetch", "nobody")
+        await jobs.lanes.get("fetch", "nobody")
 
 
 @pytest.mark.usefixtures("desk")
@@ -287,10 +293,10 @@ async def test_a_queue_with_lanes_keeps_its_limiter(registry, postgres, config):
     other = Registry()
     other.task("a", limiter="other")(_nothing)
     with pytest.raises(LimiterFixed):
-        await Jobs(postgres, config, other).declare_queues()
+        await Jobs(postgres, config, other).queues.declare()
     other = Registry()
     other.task("b", limiter="other")(_nothing)
-    assert (await Jobs(postgres, config, other).declare_queues())["b"].limiter == "other"
+    assert (await Jobs(postgres, config, other).queues.declare())["b"].limiter == "other"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +314,6 @@ async def test_a_queue_with_lanes_keeps_its_limiter(registry, postgres, config):
 )
 async def test_limits_that_mean_nothing_are_refused(jobs, change):
     with pytest.raises(InvalidJob):
-        await jobs.set_lane("fetch", "x", **{**NO_LIMITS, **change})
+        await jobs.lanes.set("fetch", "x", **{**NO_LIMITS, **change})
     with pytest.raises(LaneUnknown):
-        await jobs.get_lane("fetch", "x")
+        await jobs.lanes.get("fetch", "x")

@@ -1,48 +1,49 @@
-"""Leases: fencing, partial settling, what a sweep gives back, scan marks."""
+"""Leases: fencing, partial settling, sweeps, cursor marks."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, settle, told
+from lease_steps import claim_one, live_manager, settle, told
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobState, LeaseLost, store
-from headrace.jobs.handling import DONE, RETURNED, Outcome
-from headrace.jobs.leases import Desk, Scan
-from headrace.testing.waiting import wait_true
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.leases import LeaseManager
+from headrace.jobs.outcomes import DONE, RETURNED, Outcome
 
 
 @pytest.fixture
-async def desk(jobs, registry, postgres, config):
-    """A desk of a living host, with a queue `q`."""
+async def manager(jobs, registry, postgres, config):
+    """The lease manager of a live host, with a queue `q`."""
     registry.task("q")(_nothing)
-    queues = await jobs.declare_queues()
-    return await living_desk(postgres, config, [queues["q"].id])
+    queues = await jobs.queues.declare()
+    return await live_manager(postgres, config, [queues["q"].id])
 
 
 async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 
-async def claim(jobs, desk, jobs_max=10):
-    queues = await jobs.declare_queues()
-    return await claim_one(desk, queues["q"].id, jobs_max)
+async def claim(jobs, manager, jobs_max=10):
+    queues = await jobs.queues.declare()
+    return await claim_one(manager, queues["q"].id, jobs_max)
 
 
 async def expire_hosts(sql):
     await sql("UPDATE headrace.host SET expires_at = now() - interval '1 s'")
 
 
-async def test_a_returned_lease_refuses_its_old_holder(jobs, registry, desk, sql, postgres):
+async def test_a_returned_lease_refuses_its_old_holder(jobs, registry, manager, sql, postgres):
     job_id = await registry.get("q").enqueue({"n": 1})
-    lease = await claim(jobs, desk)
+    lease = await claim(jobs, manager)
     async with postgres.transaction() as tx:
         await jobs.lock_lease(tx, lease.lease_id)
     await expire_hosts(sql)
     swept = await jobs.sweep()
     assert (swept.leases_returned, swept.jobs_returned, swept.more) == (1, 1, False)
-    assert not await settle(desk, lease)
+    assert not await settle(manager, lease)
     async with postgres.transaction() as tx:
         with pytest.raises(LeaseLost):
             await jobs.lock_lease(tx, lease.lease_id)
@@ -51,19 +52,21 @@ async def test_a_returned_lease_refuses_its_old_holder(jobs, registry, desk, sql
     assert (await jobs.sweep()).leases_returned == 0
 
 
-async def test_an_expired_host_claims_nothing_and_cannot_renew(jobs, registry, desk, sql, postgres):
+async def test_an_expired_host_claims_nothing_and_cannot_renew(
+    jobs, registry, manager, sql, postgres
+):
     await registry.get("q").enqueue({})
     await expire_hosts(sql)
-    assert await claim(jobs, desk) is None
-    assert not await store.hosts.renew_host(postgres, desk.host_id, 30)
+    assert await claim(jobs, manager) is None
+    assert not await store.leases.renew_host(postgres, manager.host_id, 30)
     assert (await jobs.sweep()).hosts_dropped == 1
 
 
-async def test_a_job_lost_three_times_is_quarantined(jobs, registry, desk, sql, postgres):
+async def test_a_job_lost_three_times_is_quarantined(jobs, registry, manager, sql, postgres):
     job_id = await registry.get("q").enqueue({}, unique="poison")
     for _ in range(3):
-        queues = await jobs.declare_queues()
-        doomed = await living_desk(postgres, desk.config, [queues["q"].id])
+        queues = await jobs.queues.declare()
+        doomed = await live_manager(postgres, manager.config, [queues["q"].id])
         assert await claim(jobs, doomed) is not None
         await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")
         await jobs.sweep()
@@ -73,12 +76,12 @@ async def test_a_job_lost_three_times_is_quarantined(jobs, registry, desk, sql, 
     assert await sql("SELECT key FROM headrace.job_unique") == []
 
 
-async def test_settling_in_parts_and_twice_changes_nothing_twice(jobs, registry, desk, sql):
+async def test_settling_in_parts_and_twice_changes_nothing_twice(jobs, registry, manager, sql):
     ids = await registry.get("q").enqueue_many([{"n": n} for n in range(4)])
-    lease = await claim(jobs, desk)
+    lease = await claim(jobs, manager)
     fail = Outcome("fail", None, "no")
     for _ in range(2):
-        assert await settle(desk, lease, {ids[0]: DONE, ids[1]: fail})
+        assert await settle(manager, lease, {ids[0]: DONE, ids[1]: fail})
     assert [job.id for job in (await jobs.find(state="failed")).jobs] == [ids[1]]
     assert (await jobs.job(ids[0])).state is JobState.GONE
     assert (await jobs.job(ids[2])).state is JobState.LEASED
@@ -87,9 +90,9 @@ async def test_settling_in_parts_and_twice_changes_nothing_twice(jobs, registry,
     assert [(await jobs.job(i)).state.value for i in ids] == ["gone", "failed", "ready", "ready"]
 
 
-async def test_a_handlers_own_transaction_holds_its_lease(jobs, registry, desk, sql, postgres):
+async def test_a_handlers_own_transaction_holds_its_lease(jobs, registry, manager, sql, postgres):
     await registry.get("q").enqueue({})
-    lease = await claim(jobs, desk)
+    lease = await claim(jobs, manager)
     async with postgres.transaction() as tx:
         await jobs.lock_lease(tx, lease.lease_id)
         await expire_hosts(sql)
@@ -98,51 +101,52 @@ async def test_a_handlers_own_transaction_holds_its_lease(jobs, registry, desk, 
 
 
 async def test_a_lease_whose_claim_was_never_answered_is_given_back(
-    jobs, registry, desk, postgres, config
+    jobs, registry, manager, postgres, config
 ):
     job_id = await registry.get("q").enqueue({})
-    forgetful = Desk(postgres, config, desk.host_id)
+    forgetful = LeaseManager(postgres, config, manager.host_id)
     await claim(jobs, forgetful)
-    await desk.return_unknown()
+    await manager.return_unknown()
     assert (await jobs.job(job_id)).state is JobState.LEASED
-    await desk.return_unknown()
+    await manager.return_unknown()
     assert (await jobs.job(job_id)).state is JobState.READY
 
 
 async def test_the_lowest_priority_gets_its_turn():
-    scan = Scan()
-    orders = [scan.next_order() for _ in range(16)]
+    cursor = ClaimCursor()
+    orders = [cursor.next_order() for _ in range(16)]
     assert [order[0] for order in orders] == ([0] * 7 + [9]) * 2
 
 
-class Unhurried(Scan):
-    """As if no time went by: on a slow machine a second is over soon, and each look is a costly one."""
+class Unhurried(ClaimCursor):
+    """A cursor with a fixed time, so that a slow machine does not drop its marks."""
 
     def note(self, claims, *, jobs_max, now_s, took_s=0.0, leases_max=None):
         super().note(claims, jobs_max=jobs_max, now_s=1.0, leases_max=leases_max)
 
 
-async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, desk):
+async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, manager):
     await registry.get("q").enqueue_many([{"n": n} for n in range(5)])
-    queues, scan = await jobs.declare_queues(), Unhurried()
-    first = scan.marks[5]
-    await claim_one(desk, queues["q"].id, 2, scan)
-    lease = await claim_one(desk, queues["q"].id, 2, scan)
-    assert scan.marks[5] == (lease.run_ats[-1], lease.ids[-1])
-    late = await claim_one(desk, queues["q"].id, 2, scan)
+    queues, cursor = await jobs.queues.declare(), Unhurried()
+    first = cursor.marks[5]
+    await claim_one(manager, queues["q"].id, 2, cursor)
+    lease = await claim_one(manager, queues["q"].id, 2, cursor)
+    assert cursor.marks[5] == (lease.run_ats[-1], lease.ids[-1])
+    late = await claim_one(manager, queues["q"].id, 2, cursor)
     assert len(late.ids) == 1
-    # It used its one lease, so it may have ended before a job whose process died: the next one shows that none is left.
-    assert await claim_one(desk, queues["q"].id, 2, scan) is None
-    assert scan.marks[5] == first
+    # It used its one lease, so it may have stopped at a job that needs its own lease: the next
+    # claim shows that none is left.
+    assert await claim_one(manager, queues["q"].id, 2, cursor) is None
+    assert cursor.marks[5] == first
 
 
-async def test_many_claimers_share_without_doubling(jobs, registry, postgres, config, desk):
+async def test_many_claimers_share_without_doubling(jobs, registry, postgres, config, manager):
     ids = await registry.get("q").enqueue_many([{"n": n} for n in range(500)])
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
 
     async def drain():
-        own, scan, found = Desk(postgres, config, desk.host_id), Scan(), []
-        while lease := await claim_one(own, queues["q"].id, 7, scan):
+        own, cursor, found = LeaseManager(postgres, config, manager.host_id), ClaimCursor(), []
+        while lease := await claim_one(own, queues["q"].id, 7, cursor):
             found += lease.ids
             own.settle(told(lease))
         await own.flush()
@@ -189,11 +193,11 @@ async def test_failed_jobs_are_forgotten_in_time(jobs, registry, sql):
     assert (await jobs.job(new)).state is JobState.CANCELLED
 
 
-async def test_returned_jobs_keep_their_place(jobs, registry, desk):
+async def test_returned_jobs_keep_their_place(jobs, registry, manager):
     ids = await registry.get("q").enqueue_many([{"n": n} for n in range(2)])
-    lease = await claim(jobs, desk, 1)
-    assert await settle(desk, lease, RETURNED)
-    assert list((await claim(jobs, desk, 1)).ids) == ids[:1]
+    lease = await claim(jobs, manager, 1)
+    assert await settle(manager, lease, RETURNED)
+    assert list((await claim(jobs, manager, 1)).ids) == ids[:1]
 
 
 async def _is_gone(jobs, job_id):

@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import (
     Batch,
     Cancel,
     Fail,
-    JobInHand,
+    JobContext,
     Jobs,
     JobState,
     NewJob,
@@ -23,9 +24,8 @@ from headrace.jobs import (
     Snooze,
 )
 from headrace.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
-from headrace.jobs.hints import BURST, GAP_S, Hints, Ration
-from headrace.kernel.trace import current_traceparent, new_traceparent
-from headrace.testing.waiting import wait_true
+from headrace.jobs.notify import BURST, GAP_S, Notifier, NotifyRate
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 
 class Photo(msgspec.Struct):
@@ -184,7 +184,7 @@ async def test_priority_and_time_order_the_jobs(jobs, registry, working):
     async with working():
         await wait_true(lambda: len(order) == 3)
     assert order == ["first", "second", "last"]
-    status = await jobs.queue("ordered")
+    status = await jobs.queues.get("ordered")
     assert (status.ready, status.scheduled, status.leased) == (0, 1, 0)
 
 
@@ -272,12 +272,12 @@ async def test_a_paused_queue_hands_out_nothing(jobs, registry, working):
         seen.append(number)
 
     async with working() as worker:
-        await jobs.pause_queue("stoppable")
+        await jobs.queues.pause("stoppable")
         job_id = await handle.enqueue(number=1)
         await wait_true(lambda: worker.statistics()["leases_held"] == 0)
         assert (await jobs.why(job_id)).reason == "queue_paused"
         assert seen == []
-        await jobs.resume_queue("stoppable")
+        await jobs.queues.resume("stoppable")
         await wait_true(lambda: seen)
 
 
@@ -290,7 +290,7 @@ async def test_a_payload_of_another_app_that_does_not_fit_fails_without_its_neig
     async def handle(batch: Batch[Photo]):
         seen.extend(job.payload.number for job in batch)
 
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     elsewhere = Jobs(postgres, jobs.config, Registry())
     bad, good = await elsewhere.enqueue_many(
         [NewJob(queue="typed", payload=p) for p in ({"number": "x"}, {"number": 7})]
@@ -328,11 +328,11 @@ async def test_a_job_is_sent_on_to_another_queue(jobs, registry, working):
     seen = []
 
     @registry.task("first", retries=0)
-    async def first(job: JobInHand[dict]):
+    async def first(job: JobContext[dict]):
         job.send_to("second")
 
     @registry.task("second", version=2, upgrade={1: lambda old: old | {"upgraded": True}})
-    async def second(job: JobInHand[dict]):
+    async def second(job: JobContext[dict]):
         seen.append((job.id, job.payload))
 
     job_id = await first.enqueue({"a": 1}, unique="k")
@@ -418,9 +418,9 @@ async def _is_cancelled(jobs, job_id):
 
 async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry):
     registry.task("q")(_nothing)
-    queue_id = (await jobs.declare_queues())["q"].id
-    hints, before = Hints(postgres), asyncio.all_tasks()
-    hints.tell_later({queue_id})
+    queue_id = (await jobs.queues.declare())["q"].id
+    hints, before = Notifier(postgres), asyncio.all_tasks()
+    hints.notify_later({queue_id})
     [trailing] = asyncio.all_tasks() - before
     while hints._trailing:
         await asyncio.sleep(0)
@@ -430,7 +430,7 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
 
 
 def test_hints_of_a_queue_go_out_a_few_at_once_and_one_a_gap_in_the_long_run():
-    ration, now_s = Ration(), 1_000.0
+    ration, now_s = NotifyRate(), 1_000.0
     for _ in range(BURST):
         assert ration.wait_s(1, now_s) <= 0
         ration.take(1, now_s)

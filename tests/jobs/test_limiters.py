@@ -1,9 +1,12 @@
-"""Limiters: limits of all lanes that have none of their own, declared or set, live; idle lanes cost nothing."""
+"""Limiters: limits of all lanes that have none of their own, declared or set, live.
+
+Idle lanes cost nothing.
+"""
 
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_lane_jobs, living_desk, settle
+from lease_steps import claim_lane_jobs, live_manager, settle
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
@@ -15,13 +18,13 @@ NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 async def queue_id(jobs, registry):
     """The id of a queue `q` of limiter `l`."""
     registry.task("q", limiter="l")(_nothing)
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:
@@ -88,7 +91,7 @@ async def test_a_persons_word_outlives_what_code_declares(jobs):
 async def test_a_change_that_was_cut_short_is_finished_by_a_sweep(jobs, desk, queue_id, postgres):
     await fill(jobs, 1)
     await claim_lane_jobs(desk, queue_id)
-    assert await store.lanes.set_limiter(
+    assert await store.queues.set_limiter(
         postgres,
         "l",
         starts_max=5,
@@ -100,19 +103,19 @@ async def test_a_change_that_was_cut_short_is_finished_by_a_sweep(jobs, desk, qu
     assert (await jobs.lanes.get("l", "x")).starts_max is None
     await jobs.sweep()
     assert (await jobs.lanes.get("l", "x")).starts_max == 5
-    assert await store.lanes.unspread_limiters(postgres) == []
+    assert await store.queues.unspread_limiters(postgres) == []
 
 
 async def test_spreading_goes_in_steps(jobs, desk, queue_id, postgres):
     for n in range(7):
         await fill(jobs, 1, f"lane{n}")
     await claim_lane_jobs(desk, queue_id)
-    await store.lanes.set_limiter(
+    await store.queues.set_limiter(
         postgres, "l", starts_max=5, window_s=10, slack_s=0.25, concurrency=1, is_set=True
     )
     after, steps = "", 0
     while after is not None:
-        after = await store.lanes.spread_limiter(postgres, "l", after=after, lanes_max=3)
+        after = await store.queues.spread_limiter(postgres, "l", after=after, lanes_max=3)
         steps += 1
     assert steps == 3
     assert {lane.starts_max for lane in await jobs.lanes.list("l")} == {5}

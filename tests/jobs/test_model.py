@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs import Batch, Cancel, Fail, JobInHand, JobState, Registry, Retry, Snooze, Task
+from headrace.jobs import Batch, Cancel, Fail, JobContext, JobState, Registry, Retry, Snooze, Task
 from headrace.jobs.cli import parse_rate
 from headrace.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
-from headrace.jobs.handling import (
+from headrace.jobs.model import MOVES
+from headrace.jobs.outcomes import (
     DONE,
     Outcome,
     bounded_text,
+    final_outcome,
     outcome_of,
-    settled_outcome,
 )
-from headrace.jobs.model import MOVES
-from headrace.kernel.backoff import Backoff
+from headrace.kernel.resilience import Backoff
 
 BACKOFF = Backoff(2.0, 60.0)
 
@@ -47,14 +47,14 @@ def test_every_state_says_where_it_may_go():
 
 @given(attempt=st.integers(1, 40), retries=st.integers(0, 30))
 def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
-    settled = settled_outcome(
+    settled = final_outcome(
         Outcome("retry", None, "why"), attempt=attempt, retries=retries, backoff=BACKOFF
     )
     assert settled.error == "why"
     if attempt > retries:
-        assert (settled.word, settled.after_s) == ("fail", None)
+        assert (settled.kind, settled.after_s) == ("fail", None)
     else:
-        assert settled.word == "retry"
+        assert settled.kind == "retry"
         assert settled.after_s is not None
         assert 1.0 <= settled.after_s <= 60.0
 
@@ -62,7 +62,7 @@ def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
 def test_what_raised_errors_mean():
     assert outcome_of(Retry(3, "busy")) == Outcome("retry", 3.0, "busy")
     assert outcome_of(Fail("no")) == Outcome("fail", None, "no")
-    assert outcome_of(Snooze(5)).word == "snooze"
+    assert outcome_of(Snooze(5)).kind == "snooze"
     assert outcome_of(Cancel("off")) == Outcome("cancel", None, "off")
     assert outcome_of(LaneExhausted("a", 1, 7.0)).after_s == 7.0
     assert outcome_of(KeyError("x")) == Outcome("retry", None, "KeyError: 'x'", "KeyError: 'x'\n")
@@ -80,26 +80,26 @@ NO_DELAYS = [-1, float("nan"), float("inf"), 1e30, 10**400]
 
 @pytest.mark.parametrize("given_s", NO_DELAYS)
 def test_a_delay_that_means_nothing_is_the_handlers_error(given_s):
-    job = JobInHand(1, None, lease_id=7)
+    job = JobContext(1, None, lease_id=7)
     for say in (Retry, Snooze, job.retry, job.snooze):
         with pytest.raises((TypeError, ValueError), match="after_s: expected seconds"):
             say(given_s)
     assert job.outcome is None
-    assert outcome_of(Bare(given_s)).word == "retry"
+    assert outcome_of(Bare(given_s)).kind == "retry"
     exhausted = LaneExhausted("a", 1, 7.0)
     exhausted.retry_after_s = given_s
-    assert outcome_of(exhausted).word == "retry"
-    said = settled_outcome(
+    assert outcome_of(exhausted).kind == "retry"
+    said = final_outcome(
         Outcome("snooze", given_s), attempt=1, retries=5, backoff=Backoff(3.0, 3.0)
     )
-    assert said.word == "retry"
+    assert said.kind == "retry"
     assert said.after_s is not None
     assert 1.5 <= said.after_s <= 3.0
 
 
 @pytest.mark.parametrize(("given_s", "kept_s"), [(None, None), (0, 0.0), (2, 2.0)])
 def test_a_delay_is_kept(given_s, kept_s):
-    job = JobInHand(1, None, lease_id=7)
+    job = JobContext(1, None, lease_id=7)
     job.retry(given_s)
     assert job.outcome is not None
     assert job.outcome.after_s == kept_s

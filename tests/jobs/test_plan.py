@@ -12,9 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headrace.jobs.fleet.fill import divide, fill, first_served
 from headrace.jobs.fleet.placement import REPAIRS_MAX
-from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed, divide, fill, first_served, plan
 
 TAGS = st.sampled_from([None, None, None, "gpu", "ssd"])
 
@@ -216,7 +215,7 @@ def test_in_a_shortage_the_important_are_served_better(needs, capacity):
 
 def test_comfort_is_for_none_when_it_is_not_for_all():
     easy = plan([busy("a", 6), busy("b", 6)], fleet(4, 10), {})
-    assert {q: (s.floor, s.wish, s.slots) for q, s in easy.queues.items()} == {
+    assert {q: (s.floor, s.demand, s.slots) for q, s in easy.queues.items()} == {
         "a": (7, 10, 10),
         "b": (7, 10, 10),
     }
@@ -250,7 +249,7 @@ def test_a_backlog_gets_what_nobody_wishes_and_no_more():
     late = QueueNeed(queue="late", importance=9, active=1_000_000, handler_s=0.6)
     made = plan([late, busy("main", 60)], fleet(40), {})
     assert made.queues["late"].floor == 10
-    assert made.queues["main"].slots == made.queues["main"].wish == 80
+    assert made.queues["main"].slots == made.queues["main"].demand == 80
     assert made.queues["late"].slots == 320
     grown = plan([late, busy("main", 120)], fleet(40), made.slots)
     assert total(grown.slots) == {"late": 240, "main": 160}
@@ -325,7 +324,7 @@ def test_a_queue_with_a_tag_that_no_host_has_leaves_the_room_to_others():
     made = plan([busy("train", 50, tag="gpu", importance=0), busy("plain", 9)], fleet(2), {})
     assert made.queues["train"].slots == 0
     assert made.queues_short == ("train",)
-    assert made.queues["plain"].slots == made.queues["plain"].wish == 13
+    assert made.queues["plain"].slots == made.queues["plain"].demand == 13
 
 
 def test_an_overloaded_host_gets_the_next_slot_last():

@@ -27,9 +27,10 @@ def end(sql):
         await sql(f"""
             WITH ended AS (DELETE FROM headrace.job_ready WHERE id = {job_id} RETURNING *)
             INSERT INTO headrace.job_done
-                (id, queue, run_at, ended_at, drop_at, priority, attempt, losses, version, payload, result)
-            SELECT id, queue, run_at, now(), now() + interval '1 h', priority, attempt, losses, version,
-                   payload, {kept} FROM ended RETURNING id""")
+                (id, queue, run_at, ended_at, drop_at, priority, attempt, losses, version,
+                 payload, result)
+            SELECT id, queue, run_at, now(), now() + interval '1 h', priority, attempt, losses,
+                   version, payload, {kept} FROM ended RETURNING id""")
 
     return move
 

@@ -1,4 +1,4 @@
-"""A slot's runner: single jobs, lanes, results, and stopping; every job is settled exactly once."""
+"""A slot's runner: single jobs, lanes, results, stopping; every job is settled exactly once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 
 import pytest
 from one_slot import running_slot
+from tests.kit.waiting import wait_true
 
-from headrace.jobs import Batch, JobInHand, Registry, current_job
+from headrace.jobs import Batch, JobContext, Registry, current_job
 from headrace.jobs.errors import LaneExhausted, NoCurrentJob
-from headrace.jobs.slots.messages import Progress, Settled, SpendAnswer
-from headrace.testing.waiting import wait_true
+from headrace.jobs.messages import Ack, Progress, SpendAnswer
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_single_jobs_are_refilled_and_their_outcomes_said_together(registr
     assert (most, slot.runner.jobs_open, slot.runner.calls_running) == (5, 1, 1)
     gate.set()
     assert await slot.wait_settled(jobs) == ["done"] * 40
-    assert len([message for message in slot.said if isinstance(message, Settled)]) < 10
+    assert len([message for message in slot.said if isinstance(message, Ack)]) < 10
 
 
 async def test_sync_handlers_stay_in_their_threads(registry, slot):
@@ -74,8 +74,8 @@ async def test_a_thread_past_its_timeout_is_replaced(registry, slot):
         if number == 0:
             gate.wait(60)
 
-    words = await slot.wait_settled(slot.give([{"number": n} for n in range(3)]))
-    assert words == ["retry", "done", "done"]
+    kinds = await slot.wait_settled(slot.give([{"number": n} for n in range(3)]))
+    assert kinds == ["retry", "done", "done"]
     assert len(set(threads)) == 2
     gate.set()
 
@@ -114,7 +114,7 @@ async def test_a_handler_spends_further_starts_of_its_lane(registry, slot, is_as
     if is_async:
 
         @registry.task("q")
-        async def handle(job: JobInHand[dict]):
+        async def handle(job: JobContext[dict]):
             assert job.lane == "customer"
             await job.lane.spend(2, wait_max_s=5)
             raise (await _caught(job.lane.spend(1, wait_max_s=7)))
@@ -122,7 +122,7 @@ async def test_a_handler_spends_further_starts_of_its_lane(registry, slot, is_as
     else:
 
         @registry.task("q")
-        def handle(job: JobInHand[dict]):
+        def handle(job: JobContext[dict]):
             job.lane.spend_blocking(2, wait_max_s=5)
             job.lane.spend_blocking(1, wait_max_s=7)
 
@@ -190,7 +190,7 @@ async def test_results_are_kept_where_the_task_says_so(registry, slot):
     jobs = slot.give([{"n": 1}, {"n": 0}], queue="kept")
     assert await slot.wait_settled(jobs) == ["done", "fail"]
     assert slot.outcomes[1][3] == b'{"n":1}'
-    assert slot.outcomes[2][2].startswith("the result cannot be kept: expected what JSON can hold")
+    assert slot.outcomes[2][2].startswith("the result cannot be kept: expected a JSON value")
     (job,) = slot.give([{"n": 1}], queue="plain")
     assert await slot.wait_settled([job]) == ["done"]
     assert slot.outcomes[job][3] is None
@@ -212,8 +212,8 @@ async def test_stopping_lets_calls_end_and_hands_back_the_rest(registry, slot):
     slot.give([{"n": 9}])
     gate.set()
     await stopping
-    words = [slot.outcomes[job][0] for job in range(1, 8)]
-    assert words == ["done"] * 2 + ["returned"] * 3 + ["unstarted", "returned"]
+    kinds = [slot.outcomes[job][0] for job in range(1, 8)]
+    assert kinds == ["done"] * 2 + ["returned"] * 3 + ["unstarted", "returned"]
 
 
 @pytest.mark.parametrize("kind", ["async", "stubborn", "sync", "batch"])
@@ -251,9 +251,9 @@ async def test_stopping_cuts_what_outlives_the_grace_time(registry, slot, kind):
         asyncio.get_running_loop().call_later(0.2, gate.set)
     await slot.runner.stop(0.02)
     gate.set()
-    words = await slot.wait_settled(jobs)
+    kinds = await slot.wait_settled(jobs)
     first = {"batch": "done", "stubborn": "done"}.get(kind, "returned")
-    assert words == [first, "returned", "returned"]
+    assert kinds == [first, "returned", "returned"]
 
 
 async def test_a_queue_without_code_is_handed_back(slot):
@@ -264,7 +264,7 @@ async def test_a_queue_without_code_is_handed_back(slot):
 async def test_the_board_shows_who_runs(registry):
     shown = []
 
-    class Board:
+    class StatusBoard:
         def begin(self, job_id, jobs, timeout_s):
             shown.append((job_id, jobs, timeout_s))
 
@@ -286,7 +286,7 @@ async def test_the_board_shows_who_runs(registry):
     async def wide(n: int):
         gate.set() if n else await gate.wait()
 
-    async with running_slot(registry, Board()) as slot:
+    async with running_slot(registry, StatusBoard()) as slot:
         await slot.wait_settled(slot.give([{"n": 1}], queue="one"))
         await slot.wait_settled(slot.give([1, 2], queue="many"))
         await slot.wait_settled(slot.give([{"n": 0}, {"n": 1}], queue="wide"))

@@ -1,4 +1,7 @@
-"""The scheduler on a real database: who leads, what is planned from what hosts report, what is told of it."""
+"""The scheduler on a real database.
+
+Who leads, what is planned from what hosts report, what is told of it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,21 @@ import time
 
 import msgspec
 import pytest
+from tests.kit.queue_counts import add_counts
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.alerts import QUEUE_RULES
-from headrace.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
 from headrace.jobs.fleet.rates import Rate, Reading
-from headrace.jobs.fleet.scheduler import Planner, Scheduler, sight
-from headrace.testing.waiting import wait_true
-from queue_counts import add_counts
+from headrace.jobs.fleet.scheduler import Planner, Scheduler, observation
+from headrace.jobs.fleet.state import (
+    FleetSnapshot,
+    HostSnapshot,
+    QueueSnapshot,
+    plan_input,
+    readings,
+)
 
 
 @pytest.fixture
@@ -35,7 +44,7 @@ async def queue_ids(jobs, registry, sql):
     @registry.task("photos", batch=10)
     async def photos(batch): ...
 
-    found = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    found = {name: row.id for name, row in (await jobs.queues.declare()).items()}
     await sql("UPDATE headrace.queue SET importance = 1, slots_min = 2 WHERE name = 'mail'")
     return found
 
@@ -46,7 +55,7 @@ def add_host(postgres, queue_ids, sql):
 
     async def add(name, *, queues=("mail", "photos"), capacity=10, slots=()):
         ids = [queue_ids[queue] for queue in queues]
-        host_id = await store.hosts.add_host(postgres, name, ids, 30)
+        host_id = await store.leases.add_host(postgres, name, ids, 30)
         await store.fleet.report_host(
             postgres, host_id, capacity=capacity, load_per_core=0.1, slots=slots
         )
@@ -123,7 +132,7 @@ async def test_a_new_leader_without_a_window_leaves_the_map(
     await warm(Planner(postgres, jobs, "heir")).run_once()
     assert await slots_of(postgres, "mail") == {"a": 2}, "the minimum, from free slots"
     assert await slots_of(postgres, "photos") == {"a": 30}, "idle surplus stays until it is needed"
-    await store.hosts.remove_host(postgres, host_id)
+    await store.leases.remove_host(postgres, host_id)
 
 
 async def test_a_standby_takes_over_and_the_old_leader_is_refused(
@@ -258,7 +267,7 @@ async def test_all_of_it_runs_and_stops(postgres, jobs, registry, add_host, queu
     assert not (await store.fleet.find_plan(postgres)).is_led, "another may lead at once"
 
 
-QUEUE = QueueSeen(
+QUEUE = QueueSnapshot(
     id=1,
     name="mail",
     importance=5,
@@ -276,7 +285,7 @@ QUEUE = QueueSeen(
 
 
 def facts(queue, host, current=None):
-    return Facts(at_s=1.0, queues=[queue], hosts=[host], current=current or {})
+    return FleetSnapshot(at_s=1.0, queues=[queue], hosts=[host], current=current or {})
 
 
 @pytest.fixture
@@ -284,7 +293,7 @@ async def host(postgres, add_host):
     """A host with a slot that has run a call for 3 s."""
     await add_host("a", slots=[{"queue": "mail", "busy_s": 3.0}, {"queue": None}])
     [found] = await store.fleet.fleet_hosts(postgres, silent_s=10)
-    return HostSeen(shown=found.shown, queue_ids=frozenset({1}))
+    return HostSnapshot(shown=found.shown, queue_ids=frozenset({1}))
 
 
 async def test_calls_that_still_run_count_as_time_spent(host):
@@ -299,22 +308,22 @@ async def test_calls_that_still_run_count_as_time_spent(host):
 
 async def test_queues_that_people_work_ring_no_alert(host):
     strange = msgspec.structs.replace(QUEUE, id=9, name="moderation", calls=0)
-    assert sight(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
-    assert sight(facts(strange, host), None, {}).queues.keys() == set()
+    assert observation(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
+    assert observation(facts(strange, host), None, {}).queues.keys() == set()
     orphaned = msgspec.structs.replace(strange, calls=1)
-    assert sight(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
+    assert observation(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
 
 
 async def test_a_paused_queue_needs_nothing(host):
     paused = msgspec.structs.replace(QUEUE, is_paused=True)
-    asked = question(facts(paused, host), {"mail": Rate(50.0, 1.0)})
+    asked = plan_input(facts(paused, host), {"mail": Rate(50.0, 1.0)})
     [need] = asked.needs
     assert (need.slots_min, need.rate_per_s) == (0, 0.0)
 
 
 async def test_a_minimum_over_the_maximum_is_the_maximum(host):
     narrow = msgspec.structs.replace(QUEUE, slots_max=1)
-    [need] = question(facts(narrow, host), {}).needs
+    [need] = plan_input(facts(narrow, host), {}).needs
     assert (need.slots_min, need.slots_max) == (1, 1)
 
 
@@ -324,7 +333,7 @@ async def test_a_host_short_of_cpu_keeps_its_slots_and_gets_those_of_minimums(ho
     )
     idle = msgspec.structs.replace(QUEUE, slots_min=0)
     rooms = [
-        question(facts(queue, seen, {"a": {"mail": bound}}), {}).rooms[0].capacity
+        plan_input(facts(queue, seen, {"a": {"mail": bound}}), {}).rooms[0].capacity
         for queue, seen, bound in (
             (QUEUE, host, 0),
             (QUEUE, pressed, 0),

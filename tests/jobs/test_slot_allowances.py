@@ -1,4 +1,4 @@
-"""The maximum slots of a queue over a fleet of 40 hosts: the real store and state machine, simulated slots."""
+"""The maximum slots of a queue in a fleet of 40 hosts: real database, simulated slots."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from contextlib import suppress
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob, store
-from headrace.jobs.agent.allowances import Allowances
-from headrace.jobs.agent.choosing import Moment
-from headrace.jobs.agent.lines import Line, TaskFacts
-from headrace.jobs.agent.seats import Hand, Seat
+from headrace.jobs.acks import InFlightLease
+from headrace.jobs.agent.assignment import Allowances, Assignment
+from headrace.jobs.agent.queue_state import QueueState, TaskFacts
+from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
-from headrace.testing.waiting import wait_true
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
 HOSTS, FLOATS, STEPS = 40, 4, 2000
@@ -34,7 +34,7 @@ HELD = compile_query(
 
 
 class LateRunner:
-    """A connection that breaks: the statement is lost, or runs without its answer, now or later."""
+    """A broken connection: the statement runs without an answer, now or later."""
 
     def __init__(self, postgres, *, runs_now):
         self._postgres = postgres
@@ -51,41 +51,41 @@ class LateRunner:
 
 
 class SimulatedHost:
-    """One host row: lines, seats and allowances as an agent has them; a call is a `Hand` in a seat."""
+    """A host row with an agent's queues, slots and allowances; a call is a lease in a slot."""
 
     def __init__(self, name, host_id, facts):
         self.name, self.host_id = name, host_id
-        self.lines = {queue_id: Line(task, queue_id) for task, queue_id in facts}
-        self.seats = [Seat(None, is_open=True) for _ in range(FLOATS)]
-        self.allowances = Allowances(self.lines, self.seats, lambda: None)
+        self.queues = {queue_id: QueueState(task, queue_id) for task, queue_id in facts}
+        self.workers = [WorkerProxy(None, accepts_work=True) for _ in range(FLOATS)]
+        self.allowances = Allowances(self.queues, self.workers, lambda: None)
         self.leases = 0
 
-    def start(self, line):
-        """Begin a call in every seat that may work the queue."""
-        line.is_hinted = True
-        for seat in Moment(self.seats, [line], time.monotonic()).seats_for(line):
+    def start(self, queue):
+        """Start a call in every slot that may work the queue."""
+        queue.may_have_jobs = True
+        for worker in Assignment(self.workers, [queue], time.monotonic()).workers_for(queue):
             self.leases += 1
-            seat.line = line
-            seat.hands[self.leases] = Hand(line, self.leases, [1], [0], 0, 1)
-            seat.jobs_open += 1
+            worker.queue = queue
+            worker.leases[self.leases] = InFlightLease(self.leases, [1], [0], retries=0)
+            worker.jobs_open += 1
 
-    def end(self, seat):
-        """The call in a seat returns."""
-        seat.hands.clear()
-        seat.jobs_open = 0
+    def end(self, worker):
+        """End the calls in a slot."""
+        worker.leases.clear()
+        worker.jobs_open = 0
 
     def running(self, queue_id):
         """Slots in which calls of a queue run."""
-        return sum(bool(s.hands) and s.line.queue_id == queue_id for s in self.seats)
+        return sum(bool(s.leases) and s.queue.queue_id == queue_id for s in self.workers)
 
     def bind(self, slots):
-        """Follow the plan: bind seats, let the others float."""
+        """Follow the plan: bind slots, let the others float."""
         wanted = [
-            line for line in self.lines.values() for _ in range(slots.get(line.facts.queue, 0))
+            queue for queue in self.queues.values() for _ in range(slots.get(queue.facts.queue, 0))
         ]
-        for seat in self.seats:
-            seat.bound = wanted.pop() if wanted else None
-        self.seats += [Seat(None, bound=line, is_open=True) for line in wanted]
+        for worker in self.workers:
+            worker.bound = wanted.pop() if wanted else None
+        self.workers += [WorkerProxy(None, bound=queue, accepts_work=True) for queue in wanted]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def facts(jobs, registry):
         @registry.task(name, slots=(0, most))
         async def never_called(job=None): ...
 
-    rows = await jobs.declare_queues()
+    rows = await jobs.queues.declare()
     return [(TaskFacts.of(task), rows[task.queue].id) for task in registry]
 
 
@@ -106,14 +106,14 @@ def open_host(postgres, facts):
 
     async def opened(name):
         ids = [queue_id for _, queue_id in facts]
-        host_id = await store.hosts.add_host(postgres, name, ids, 3600, kind="agent")
+        host_id = await store.leases.add_host(postgres, name, ids, 3600, kind="agent")
         return SimulatedHost(name, host_id, facts)
 
     return opened
 
 
 class Fleet:
-    """Forty hosts, two schedulers, and everything that may go wrong between them and the store."""
+    """Forty hosts, two schedulers, and failures between them and the database."""
 
     def __init__(self, postgres, facts, open_host, chance):
         self.postgres, self.facts, self.open_host, self.chance = postgres, facts, open_host, chance
@@ -131,28 +131,28 @@ class Fleet:
             assert running <= MOSTS[task.queue], task.queue
 
     async def work(self):
-        """Some host begins what it may; after that some calls end."""
+        """Start calls on some host, then end some calls."""
         host = self.chance.choice(self.hosts)
-        host.start(self.chance.choice(list(host.lines.values())))
+        host.start(self.chance.choice(list(host.queues.values())))
         self.require_within()
         for host in self.hosts:
-            for seat in host.seats:
-                if seat.hands and self.chance.random() < 0.1:
-                    host.end(seat)
+            for worker in host.workers:
+                if worker.leases and self.chance.random() < 0.1:
+                    host.end(worker)
 
     async def renew(self):
-        """A host asks for what it needs."""
+        """Renew the allowances of some host."""
         host = self.chance.choice(self.hosts)
         await host.allowances.renew(self.postgres, host.host_id)
 
     async def lose_answer(self):
-        """The store changed, the host does not know."""
+        """Renew, but lose the database's answer."""
         host = self.chance.choice(self.hosts)
         with suppress(PostgresDown):
             await host.allowances.renew(LateRunner(self.postgres, runs_now=True), host.host_id)
 
     async def delay_call(self):
-        """The statement arrives much later, after others of the same host."""
+        """Delay a statement until after others of the same host."""
         host = self.chance.choice(self.hosts)
         runner = LateRunner(self.postgres, runs_now=False)
         with suppress(PostgresDown):
@@ -163,20 +163,20 @@ class Fleet:
             await self.postgres.all(query, **arguments)
 
     async def freeze(self):
-        """A host falls silent and its row expires; its calls run on until they are killed."""
+        """Let a host row expire while its calls still run."""
         host = self.hosts.pop(self.chance.randrange(len(self.hosts)))
         await self.postgres.run(AGE, host=host.host_id, age_s=0)
         self.frozen.append(host)
 
     async def bury(self):
-        """The slots of a silent host were killed in time; a new one has its name."""
+        """Replace an expired host, whose slots were killed."""
         if self.frozen:
             host = self.frozen.pop(0)
             await self.postgres.run(AGE, host=host.host_id, age_s=6)
             self.hosts.append(await self.open_host(host.name))
 
     async def plan(self):
-        """The leader plans; now and then another one leads, and the former one tries once more."""
+        """Write a plan; sometimes another scheduler leads, and the former leader tries again."""
         if self.chance.random() < 0.5:
             await store.fleet.stop_leading(self.postgres, self.leader)
             self.leader = "s1" if self.leader == "s0" else "s0"
@@ -219,8 +219,8 @@ async def test_forty_hosts_stay_within_the_maximum_and_use_all_of_it(postgres, f
     while fleet.frozen:
         await fleet.bury()
     for host in (*fleet.hosts, *fleet.hosts, *fleet.hosts):
-        for line in host.lines.values():
-            host.start(line)
+        for queue in host.queues.values():
+            host.start(queue)
             fleet.require_within()
         await host.allowances.renew(postgres, host.host_id)
     held = {row["queue"]: row["slots"] for row in await postgres.all(HELD)}
@@ -234,81 +234,81 @@ async def test_a_host_gives_up_before_another_receives(postgres, facts, open_hos
     few = next(queue_id for task, queue_id in facts if task.queue == "few")
     for host in (first, second):
         await host.allowances.renew(postgres, host.host_id)
-    assert (first.lines[few].allowance, second.lines[few].allowance) == (4, 1)
-    first.start(first.lines[few])
+    assert (first.queues[few].allowance, second.queues[few].allowance) == (4, 1)
+    first.start(first.queues[few])
     await sql(f"INSERT INTO headrace.fleet_slot VALUES ('b', {few}, 3)")
     await first.allowances.renew(postgres, first.host_id)
     await second.allowances.renew(postgres, second.host_id)
-    assert (first.lines[few].allowance, second.lines[few].allowance) == (2, 1)
-    for seat in first.seats[:2]:
-        first.end(seat)
+    assert (first.queues[few].allowance, second.queues[few].allowance) == (2, 1)
+    for worker in first.workers[:2]:
+        first.end(worker)
     await first.allowances.renew(postgres, first.host_id)
     await second.allowances.renew(postgres, second.host_id)
-    assert (first.lines[few].allowance, second.lines[few].allowance) == (2, 3)
+    assert (first.queues[few].allowance, second.queues[few].allowance) == (2, 3)
 
 
 @pytest.fixture
 async def pair(postgres, facts, open_host):
-    """Two hosts and their lines of the queues `few` and `many`; the first holds 4 of few's 5 slots, idle."""
+    """Two hosts with queues `few` and `many`; the first has an allowance of 4 of few's 5 slots."""
     ids = {task.queue: queue_id for task, queue_id in facts}
     first, second = await open_host("a"), await open_host("b")
     await first.allowances.renew(postgres, first.host_id)
-    assert first.lines[ids["few"]].allowance == 4
+    assert first.queues[ids["few"]].allowance == 4
     return first, second, ids["few"], ids["many"]
 
 
 async def test_a_lost_answer_leaves_a_host_with_what_it_gave_up(postgres, pair):
     first, second, few, many = pair
-    first.lines[many].allowance = 2
-    first.start(first.lines[many])
+    first.queues[many].allowance = 2
+    first.start(first.queues[many])
     with suppress(PostgresDown):
         await first.allowances.renew(LateRunner(postgres, runs_now=True), first.host_id)
     await second.allowances.renew(postgres, second.host_id)
-    assert second.lines[few].allowance == 3
-    for seat in first.seats:
-        first.end(seat)
-    first.start(first.lines[few])
+    assert second.queues[few].allowance == 3
+    for worker in first.workers:
+        first.end(worker)
+    first.start(first.queues[few])
     assert first.running(few) == 2
 
 
 async def test_a_call_that_arrives_late_takes_nothing_away(postgres, pair):
     first, second, few, many = pair
-    first.lines[many].allowance = 2
-    first.start(first.lines[many])
+    first.queues[many].allowance = 2
+    first.start(first.queues[many])
     runner = LateRunner(postgres, runs_now=False)
     with suppress(PostgresDown):
         await first.allowances.renew(runner, first.host_id)
-    first.lines[few].is_short = False
-    for seat in first.seats:
-        first.end(seat)
+    first.queues[few].is_short = False
+    for worker in first.workers:
+        first.end(worker)
     for slots in (2, 4):
-        first.seats[2].is_open = first.seats[3].is_open = slots == 4
+        first.workers[2].accepts_work = first.workers[3].accepts_work = slots == 4
         await first.allowances.renew(postgres, first.host_id)
-        assert first.lines[few].allowance == slots
-    first.start(first.lines[few])
+        assert first.queues[few].allowance == slots
+    first.start(first.queues[few])
     query, arguments = runner.late
     await postgres.all(query, **arguments)
     await second.allowances.renew(postgres, second.host_id)
-    assert (first.running(few), second.lines[few].allowance) == (4, 1)
+    assert (first.running(few), second.queues[few].allowance) == (4, 1)
 
 
 async def test_over_a_lowered_maximum_no_slot_gets_a_further_call(postgres, facts, open_host, jobs):
     host = await open_host("a")
     few = next(queue_id for task, queue_id in facts if task.queue == "few")
-    line = host.lines[few]
+    queue = host.queues[few]
     await host.allowances.renew(postgres, host.host_id)
-    host.start(line)
+    host.start(queue)
     assert host.running(few) == 4
-    await jobs.set_queue("few", slots_max=1)
+    await jobs.queues.set("few", slots_max=1)
     await host.allowances.renew(postgres, host.host_id)
-    for seat in host.seats[1:]:
-        host.end(seat)
-        host.start(line)
+    for worker in host.workers[1:]:
+        host.end(worker)
+        host.start(queue)
     assert host.running(few) == 1
-    await jobs.set_queue("few", slots_max=0)
+    await jobs.queues.set("few", slots_max=0)
     await host.allowances.renew(postgres, host.host_id)
-    host.end(host.seats[0])
-    host.start(line)
+    host.end(host.workers[0])
+    host.start(queue)
     assert host.running(few) == 0
 
 
@@ -319,11 +319,11 @@ async def test_an_idle_maximum_goes_to_the_host_with_a_free_slot(postgres, facts
     )
     await full.allowances.renew(postgres, full.host_id)
     await free.allowances.renew(postgres, free.host_id)
-    assert (full.lines[one].allowance, free.lines[one].allowance) == (1, 0)
-    full.start(full.lines[few])
+    assert (full.queues[one].allowance, free.queues[one].allowance) == (1, 0)
+    full.start(full.queues[few])
     await full.allowances.renew(postgres, full.host_id)
     await free.allowances.renew(postgres, free.host_id)
-    assert (full.lines[one].allowance, free.lines[one].allowance) == (0, 1)
+    assert (full.queues[one].allowance, free.queues[one].allowance) == (0, 1)
 
 
 async def test_a_worker_in_one_process_keeps_the_maximum(jobs, registry, working):
@@ -336,7 +336,7 @@ async def test_a_worker_in_one_process_keeps_the_maximum(jobs, registry, working
     @registry.task("once", slots=(0, 1))
     async def runs(job: dict) -> None: ...
 
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     await jobs.enqueue(NewJob(queue="never", payload={}))
     async with working():
         once = await jobs.enqueue(NewJob(queue="once", payload={}))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.jobs import InvalidJob, NewJob
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.intake import prepare_jobs
 from headrace.jobs.model import AT_AWAY_S_MAX
+from headrace.jobs.validation import prepare_jobs
 
 SPREAD_S = st.floats(0, 86_400.0)
 

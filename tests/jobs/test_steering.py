@@ -1,4 +1,7 @@
-"""Steering over HTTP and at the terminal, where it is more than the verbs: pages, cursors, waiting, what is shown."""
+"""Steering over HTTP and at the terminal, where it is more than the verbs.
+
+Pages, cursors, waiting, what is shown.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from surfaces import client_of
 from headrace.jobs import NewJob, cli
 from headrace.jobs.errors import InvalidTake
 from headrace.jobs.model import TakenOutcome
+from headrace.jobs.service import bulk
 from headrace.jobs.service import queues as queues_service
-from headrace.jobs.service import steering
 
 STATES = ("scheduled", "ready")
 """What becomes of a snoozed job and one that was sent on."""
@@ -27,7 +30,7 @@ async def queue(jobs, registry):
     @registry.task("q", aliases=["old"], slots=(1, 9), batch=7, keep_result=True)
     async def handle(job=None): ...
 
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     return "q"
 
 
@@ -78,12 +81,12 @@ async def test_a_cursor_belongs_to_its_list_and_filter(client, jobs):
     body = {"action": "cancel", "filter": {"queue": "q"}, "cursor": cursor}
     answer = await client.post("/v1/jobs/bulk", json=body)
     assert (answer.status_code, answer.json()["code"]) == (400, "cursor.invalid")
-    assert (await jobs.queue("q")).ready == 3
+    assert (await jobs.queues.get("q")).ready == 3
 
 
 async def test_a_bulk_action_goes_on_over_http(client, jobs, monkeypatch):
-    monkeypatch.setattr(steering, "JOBS_PER_STEP", 2)
-    monkeypatch.setattr(steering, "BULK_S", 0.0)
+    monkeypatch.setattr(bulk, "JOBS_PER_STEP", 2)
+    monkeypatch.setattr(bulk, "BULK_S", 0.0)
     await jobs.enqueue_many([NewJob(queue="q")] * 5)
     body = {"action": "delete", "filter": {"queue": "q"}}
     changed = []
@@ -96,8 +99,8 @@ async def test_a_bulk_action_goes_on_over_http(client, jobs, monkeypatch):
 
 
 async def test_the_command_goes_on_by_itself(jobs, queue, monkeypatch):
-    monkeypatch.setattr(steering, "JOBS_PER_STEP", 2)
-    monkeypatch.setattr(steering, "BULK_S", 0.0)
+    monkeypatch.setattr(bulk, "JOBS_PER_STEP", 2)
+    monkeypatch.setattr(bulk, "BULK_S", 0.0)
     await jobs.enqueue_many([NewJob(queue="q")] * 5)
     shown = await typed(jobs, "jobs", "bulk", "cancel", "--queue", "q")
     assert shown == ["2 of 2 jobs", "4 of 4 jobs", "cancel: 5 jobs"]
@@ -174,7 +177,7 @@ async def test_taking_by_hand(jobs, queue):
 
 
 async def test_every_word_can_be_typed(jobs, queue):
-    people = await jobs.set_queue("people", create=True)
+    people = await jobs.queues.set("people", create=True)
     for n in range(5):
         await jobs.enqueue(NewJob(queue="q", payload=n, priority=n))
     [shown] = await typed(jobs, "jobs", "take", "q", "-n", "5")
@@ -197,7 +200,7 @@ async def test_lanes_are_paused_and_spent_from_at_the_terminal(jobs, queue):
     assert "1 in 60 s" in shown
     assert await typed(jobs, "lanes", "spend", "q", "x") == ["begin in 0.000 s"]
     [told] = await typed(jobs, "lanes", "spend", "q", "x", "--wait", "1s")
-    assert told == "refused: nothing was taken"
+    assert told == "refused: nothing was consumed"
     await typed(jobs, "lanes", "limiter", "q", "--concurrency", "3")
     assert "by code" in (await typed(jobs, "lanes", "limiter", "q", "--as-declared"))[0]
 
@@ -237,11 +240,11 @@ async def test_counts_stop_at_a_bound(jobs, queue, monkeypatch):
     monkeypatch.setattr(queues_service, "COUNT_MAX", 4)
     for count, lane, after_s in ((2, None, None), (1, "x", None), (5, None, 60)):
         await jobs.enqueue_many([NewJob(queue="q", lane=lane, after_s=after_s)] * count)
-    status = await jobs.queue("q")
+    status = await jobs.queues.get("q")
     assert (status.ready, status.ready_is_capped) == (3, False)
     assert (status.scheduled, status.scheduled_is_capped) == (4, True)
     await jobs.enqueue(NewJob(queue="q", lane="x"))
-    assert (await jobs.queue("q")).ready_is_capped
-    [status] = await jobs.queues()
+    assert (await jobs.queues.get("q")).ready_is_capped
+    [status] = await jobs.queues.all()
     assert (status.ready, status.scheduled, status.ready_is_capped) == (4, 5, False)
     assert " 4+ " in (await typed(jobs, "queues", "show", "q"))[0]

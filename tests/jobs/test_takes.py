@@ -16,7 +16,7 @@ async def queues(jobs, registry):
     """Queues `q` and `next`; `q` keeps results."""
     registry.task("q", retries=1)(_nothing)
     registry.task("next")(_nothing)
-    return await jobs.declare_queues()
+    return await jobs.queues.declare()
 
 
 async def _nothing(job: dict | None) -> None:
@@ -57,7 +57,7 @@ async def test_a_take_of_nothing_leaves_nothing(jobs, sql):
     taken = await jobs.takes.take("q", 5)
     assert (taken.lease_id, taken.jobs, taken.expires_at) == (None, [], None)
     assert await sql("SELECT id FROM headrace.host") == []
-    await jobs.pause_queue("q")
+    await jobs.queues.pause("q")
     await fill(jobs)
     assert (await jobs.takes.take("q")).jobs == []
 
@@ -148,10 +148,10 @@ async def test_lanes_and_the_rest_take_turns(jobs):
 
 @pytest.mark.usefixtures("queues")
 async def test_an_agents_lease_is_not_for_takers(jobs, postgres, config, queues):
-    from desk_hands import claim_one, living_desk
+    from lease_steps import claim_one, live_manager
 
     [job_id] = await fill(jobs)
-    desk = await living_desk(postgres, config, [queues["q"].id])
+    desk = await live_manager(postgres, config, [queues["q"].id])
     lease = await claim_one(desk, queues["q"].id)
     with pytest.raises(LeaseLost):
         await jobs.takes.ack(lease.lease_id, {job_id: TakenOutcome()})

@@ -1,4 +1,7 @@
-"""What code declares: options and their bounds, what is stored of them, what a person sets over it, old names."""
+"""What code declares.
+
+Options and their bounds, what is stored of them, what a person sets over it, old names.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ import pytest
 
 from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
 from headrace.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
-from headrace.jobs.intake import Rows
-from headrace.jobs.refs import JobRef
+from headrace.jobs.handle import JobRef
+from headrace.jobs.model import JobColumns
+from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.tasks import CronDeclared, LimiterDeclared
 
@@ -64,9 +68,9 @@ def test_a_decorator_without_its_name_is_refused(registry):
 @pytest.mark.parametrize(
     ("handler", "options", "told"),
     [
-        (lambda at, to: None, {}, "takes at, which `enqueue` takes for its own options"),
-        (lambda unique, lane: None, {}, "takes unique, lane, which"),
-        (lambda tx: None, {}, "takes tx, which"),
+        (lambda at, to: None, {}, "takes at, options of `enqueue`"),
+        (lambda unique, lane: None, {}, "takes unique, lane, options of"),
+        (lambda tx: None, {}, "takes tx, options of"),
         (lambda *args: None, {}, r"takes only \*args"),
         (
             lambda *args, **kwargs: None,
@@ -169,8 +173,8 @@ async def test_what_code_declares_is_stored_and_follows_the_code(jobs, registry,
         keep_result=True,
     )(_batch)
     registry.queue("people", importance=1)
-    await jobs.declare_queues()
-    settings = await jobs.queue_settings("q")
+    await jobs.queues.declare()
+    settings = await jobs.queues.settings("q")
     assert msgspec.structs.asdict(settings) == {
         "queue": "q",
         "limiter": "q",
@@ -188,35 +192,35 @@ async def test_what_code_declares_is_stored_and_follows_the_code(jobs, registry,
         "aliases": [],
         "overridden": {},
     }
-    assert (await jobs.queue_settings("people")).importance == 1
+    assert (await jobs.queues.settings("people")).importance == 1
     newer = Registry()
     newer.task("q", retries=9)(handle)
-    await Jobs(postgres, config, newer).declare_queues()
-    settings = await jobs.queue_settings("q")
+    await Jobs(postgres, config, newer).queues.declare()
+    settings = await jobs.queues.settings("q")
     assert (settings.retries, settings.batch, settings.tag) == (9, 1, None)
     with pytest.raises(QueueUnknown):
-        await jobs.queue_settings("nobody\0")
+        await jobs.queues.settings("nobody\0")
 
 
 async def test_declaring_again_writes_nothing(jobs, registry, sql):
     registry.task("q")(handle)
     for _ in range(2):
-        await jobs.declare_queues()
+        await jobs.queues.declare()
     rows = await sql("SELECT declared_at, xmin::text FROM headrace.queue")
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     assert await sql("SELECT declared_at, xmin::text FROM headrace.queue") == rows
 
 
 async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
     registry.task("q", retries=3, slots=(2, 40), importance=3)(handle)
-    settings = await jobs.set_queue("q", slots_min=5, importance=9, paused=True)
+    settings = await jobs.queues.set("q", slots_min=5, importance=9, paused=True)
     assert (settings.slots_min, settings.importance, settings.paused) == (5, 9, True)
     assert settings.overridden == {"importance": 9, "slots_min": 5}
-    await jobs.declare_queues()
-    settings = await jobs.set_queue("q", importance=None, retries=0)
+    await jobs.queues.declare()
+    settings = await jobs.queues.set("q", importance=None, retries=0)
     assert settings.overridden == {"slots_min": 5, "retries": 0}
     assert (settings.importance, settings.retries, settings.paused) == (3, 0, True)
-    settings = await jobs.set_queue("q", slots_min=None, retries=None, paused=False)
+    settings = await jobs.queues.set("q", slots_min=None, retries=None, paused=False)
     assert (settings.overridden, settings.slots_min, settings.paused) == ({}, 2, False)
 
 
@@ -234,13 +238,13 @@ async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
 )
 async def test_settings_out_of_bounds_change_nothing(jobs, registry, changes):
     registry.task("q", slots=(2, 40))(handle)
-    before = await jobs.queue_settings("q")
+    before = await jobs.queues.settings("q")
     with pytest.raises(InvalidSetting) as caught:
-        await jobs.set_queue("q", **{"retries": 1, **changes})
+        await jobs.queues.set("q", **{"retries": 1, **changes})
     assert caught.value.problems[0].pointer in {f"/{name}" for name in [*changes, "slots_min"]}
-    assert await jobs.queue_settings("q") == before
+    assert await jobs.queues.settings("q") == before
     with pytest.raises(QueueUnknown):
-        await jobs.set_queue("nobody", retries=1)
+        await jobs.queues.set("nobody", retries=1)
 
 
 async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, postgres, config, sql):
@@ -250,21 +254,21 @@ async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, post
     newer = Registry()
     newer.task("new", retries=7, aliases=["older", "old"])(handle)
     after = Jobs(postgres, config, newer)
-    assert (await after.declare_queues())["new"].limiter == "old"
+    assert (await after.queues.declare())["new"].limiter == "old"
     for job_id in (waiting, lane):
         assert (await jobs.job(job_id)).queue == "new"
     # The old process goes on, and starts again.
     late = await jobs.enqueue(NewJob(queue="old"))
     again = Jobs(postgres, config, jobs.registry)
-    assert (await again.declare_queues())["old"].is_alias
+    assert (await again.queues.declare())["old"].is_alias
     later = await again.enqueue(NewJob(queue="older"))
     for job_id in (late, later):
         assert (await jobs.job(job_id)).queue == "new"
     assert [row["name"] for row in await sql("SELECT name FROM headrace.queue")] == ["new"]
-    settings = await after.queue_settings("old")
+    settings = await after.queues.settings("old")
     assert (settings.queue, settings.retries, settings.aliases) == ("new", 7, ["old", "older"])
-    await after.set_queue("old", paused=True)
-    assert (await after.queue_settings("new")).paused
+    await after.queues.set("old", paused=True)
+    assert (await after.queues.settings("new")).paused
 
 
 async def test_a_queue_with_lanes_stays_with_its_limiter(jobs, postgres, config):
@@ -273,7 +277,7 @@ async def test_a_queue_with_lanes_stays_with_its_limiter(jobs, postgres, config)
     other = Registry()
     other.task("q", limiter="shared")(handle)
     with pytest.raises(LimiterFixed):
-        await Jobs(postgres, config, other).declare_queues()
+        await Jobs(postgres, config, other).queues.declare()
 
 
 async def test_a_queue_without_code_can_be_enqueued_into(jobs, registry):
@@ -320,7 +324,7 @@ async def test_options_of_enqueue_many_hold_for_all_its_jobs(jobs, registry):
     ):
         with pytest.raises(InvalidTask, match=told):
             await people.enqueue_many([{}], **options)
-    with pytest.raises(InvalidTask, match=r"a job has its own options: say \['lane'\]"):
+    with pytest.raises(InvalidTask, match=r"a job has its own options: give \['lane'\]"):
         await people.enqueue_many([people.job({})], lane="a")
 
 
@@ -369,12 +373,12 @@ class Counted(Queues):
 
 def rows_of(queue):
     """One job of it."""
-    return Rows(queues=[queue], lanes=[None])
+    return JobColumns(queues=[queue], lanes=[None])
 
 
 async def test_first_enqueues_at_once_declare_once(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     asked = [asyncio.create_task(queues.ids(rows_of("a"))) for _ in range(50)]
     await asyncio.sleep(0)
     asked[0].cancel()
@@ -386,7 +390,7 @@ async def test_first_enqueues_at_once_declare_once(postgres, registry):
 
 async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     first = asyncio.create_task(queues.ids(rows_of("a")))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -397,7 +401,7 @@ async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, r
 
 async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     queues.fails = True
     answers = await asyncio.gather(
         *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True
@@ -454,7 +458,7 @@ async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry,
     async def send_mail(to: str) -> None: ...
 
     registry.queue("told")
-    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits jobs with a lane only"
+    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits only jobs with a lane"
     good = send_mail.job(to="ann", lane="smtp")
     with pytest.raises(InvalidJob, match=told):
         await send_mail.enqueue_many([good, send_mail.job(to="bob")])
@@ -468,12 +472,12 @@ async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry,
         await sql("SELECT id FROM headrace.job_ready UNION SELECT id FROM headrace.lane_job") == []
     )
     await send_mail.enqueue(to="ann", lane="smtp")
-    assert (await jobs.queue("mail")).needs_lane
+    assert (await jobs.queues.get("mail")).needs_lane
 
 
 async def test_who_does_not_have_the_code_is_refused_as_well(jobs, registry, postgres, config):
     registry.task("mail", lane="required")(handle)
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     elsewhere = Jobs(postgres, config, Registry())
     with pytest.raises(InvalidJob, match="/0/lane"):
         await elsewhere.enqueue(NewJob(queue="mail", payload={}))

@@ -1,20 +1,20 @@
-"""Payloads outlive the code that wrote them: old ones are brought up to date, newer ones left to newer code."""
+"""Payload versions: old payloads are upgraded, newer ones are left to newer code."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, InvalidJob, NewJob, Registry
 from headrace.jobs.errors import PayloadNewer
+from headrace.jobs.messages import Ack, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Settled, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 class Mail(msgspec.Struct):
-    """The shape of today."""
+    """The current version."""
 
     to: list[str]
     text: str
@@ -39,7 +39,7 @@ NOW = Mail(["ann", "bob"], "hi")
 
 
 def declare(registry, kind):
-    """A task of the kind, and what it was given."""
+    """Declare the task. Return it and the payloads that it received."""
     seen = []
     options = {"version": 4, "upgrade": UPGRADE}
     if kind == "batch":
@@ -67,7 +67,7 @@ def declare(registry, kind):
 async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     registry, said = Registry(), []
     _, seen = declare(registry, kind)
-    slot = SlotRunner(registry, say=said.append, config=JobsConfig())
+    slot = SlotRunner(registry, send=said.append, config=JobsConfig())
     await slot.start()
     payloads = [msgspec.json.encode(PAYLOADS[version]) for version in (1, 2, 3, 4)]
     broken = [b'{"body":"hi"}', b'{"of":"tomorrow"}', b'{"of":"today"}']
@@ -87,10 +87,10 @@ async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     )
     await wait_true(lambda: slot.jobs_open == 0)
     await slot.stop(1.0)
-    settled = [message for message in said if isinstance(message, Settled)]
-    words = {id_: word for one in settled for id_, word in zip(one.ids, one.words, strict=True)}
-    delays = {id_: s for one in settled for id_, s in zip(one.ids, one.delays_s, strict=True)}
-    assert words == {
+    ack = [message for message in said if isinstance(message, Ack)]
+    kinds = {id_: kind for one in ack for id_, kind in zip(one.ids, one.kinds, strict=True)}
+    delays = {id_: s for one in ack for id_, s in zip(one.ids, one.delays_s, strict=True)}
+    assert kinds == {
         **dict.fromkeys((1, 2, 3, 4), "done"),
         5: "retry",
         6: "snooze",
@@ -104,7 +104,7 @@ def test_a_newer_payload_is_told_as_such():
     handle, _ = declare(Registry(), "payload")
     assert handle.decode(msgspec.json.encode(PAYLOADS[1]), 1) == NOW
     assert handle.decode(msgspec.json.encode(PAYLOADS[4]), 4) == NOW
-    with pytest.raises(PayloadNewer, match="version 5 and this code knows 4"):
+    with pytest.raises(PayloadNewer, match="version 5, this code supports 4"):
         handle.decode(b"{}", 5)
 
 

@@ -1,13 +1,16 @@
-"""Why a job is where it is: each reason, told by real rows, and the order in which they are told."""
+"""Why a job is where it is.
+
+Each reason, told by real rows, and the order in which they are told.
+"""
 
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
+from lease_steps import claim_lane_jobs, claim_one, live_manager, settle
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.handling import Outcome
-from headrace.jobs.service import steering
+from headrace.jobs.outcomes import Outcome
+from headrace.jobs.service import jobs as jobs_service
 
 
 @pytest.fixture
@@ -17,13 +20,13 @@ async def queue_id(jobs, registry):
     @registry.task("q", limiter="lim", lane="optional")
     async def handle(job: dict | None): ...
 
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture
 async def host_id(postgres, queue_id):
     """A living host whose code knows the queue."""
-    return await store.hosts.add_host(postgres, "one", [queue_id], 30)
+    return await store.leases.add_host(postgres, "one", [queue_id], 30)
 
 
 async def report(postgres, host_id, *slots):
@@ -40,14 +43,14 @@ async def reason(jobs, job_id):
 async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
     job_id = await jobs.enqueue(NewJob(queue="q"))
     assert await reason(jobs, job_id) == "no_code"
-    other_id = await store.hosts.add_host(postgres, "other", [queue_id + 1], 30)
-    await store.hosts.add_host(postgres, "taker", [queue_id], 30, kind="taker")
+    other_id = await store.leases.add_host(postgres, "other", [queue_id + 1], 30)
+    await store.leases.add_host(postgres, "taker", [queue_id], 30, kind="taker")
     assert await reason(jobs, job_id) == "no_code"
     await sql(f"UPDATE headrace.queue SET tag = 'gpu' WHERE id = {queue_id}")
-    host_id = await store.hosts.add_host(postgres, "one", [queue_id], 30)
+    host_id = await store.leases.add_host(postgres, "one", [queue_id], 30)
     why = await jobs.why(job_id)
     assert why.reason == "no_tag"
-    assert "no host has tag gpu" in why.text
+    assert "no host with tag gpu" in why.text
     await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {other_id}")
     assert await reason(jobs, job_id) == "no_tag"
     await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {host_id}")
@@ -69,12 +72,12 @@ async def test_slots(jobs, host_id, postgres, sql):
     assert "the next free slot takes it" in (await jobs.why(job_id)).text
     await store.fleet.set_draining(postgres, "one")
     why = await jobs.why(job_id)
-    assert (why.reason, "drained" in why.text) == ("no_slot", True)
+    assert (why.reason, "draining" in why.text) == ("no_slot", True)
     await store.fleet.set_draining(postgres, "one", is_draining=False)
-    await jobs.set_queue("q", slots_max=0)
+    await jobs.queues.set("q", slots_max=0)
     why = await jobs.why(job_id)
     assert (why.reason, "--slots-max" in why.text) == ("no_slot", True)
-    await jobs.pause_queue("q")
+    await jobs.queues.pause("q")
     assert await reason(jobs, job_id) == "queue_paused"
 
 
@@ -85,12 +88,12 @@ async def test_how_many_go_before(jobs, host_id, monkeypatch):
     await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", priority=9)])
     assert "3 go before it" in (await jobs.why(job_id)).text
     assert "2 go before it" in (await jobs.why(first)).text
-    monkeypatch.setattr(steering, "AHEAD_MAX", 2)
+    monkeypatch.setattr(jobs_service, "AHEAD_MAX", 2)
     assert "2 or more go before it" in (await jobs.why(job_id)).text
 
 
 async def test_lanes(jobs, host_id, queue_id, postgres, config):
-    desk = await living_desk(postgres, config, [queue_id])
+    desk = await live_manager(postgres, config, [queue_id])
     ids = await jobs.enqueue_many([NewJob(queue="q", lane="a")] * 4)
     await jobs.lanes.set("lim", "a", starts_max=2, window_s=60, concurrency=1)
     assert "3 go before it in lane 'a'" in (await jobs.why(ids[3])).text
@@ -109,7 +112,7 @@ async def test_lanes(jobs, host_id, queue_id, postgres, config):
 
 
 async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config):
-    desk = await living_desk(postgres, config, [queue_id])
+    desk = await live_manager(postgres, config, [queue_id])
     later = await jobs.enqueue(NewJob(queue="q", after_s=60))
     why = await jobs.why(later)
     assert (why.reason, why.until_at) == ("not_due", (await jobs.job(later)).run_at)
@@ -130,8 +133,8 @@ async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config)
 async def test_a_job_that_runs_again_tells_its_last_error(
     jobs, host_id, queue_id, postgres, config
 ):
-    desk = await living_desk(postgres, config, [queue_id])
-    await jobs.set_queue("q", retries=5)
+    desk = await live_manager(postgres, config, [queue_id])
+    await jobs.queues.set("q", retries=5)
     plain, laned = await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", lane="a")])
     later = Outcome("retry", 60, f"RuntimeError: no peer\n{'x' * 900}")
     await settle(desk, await claim_one(desk, queue_id), {plain: later})

@@ -1,4 +1,4 @@
-"""A zygote and its slots as their agent knows them: real processes, spoken to over their sockets, without a database."""
+"""A zygote and its slots: real processes driven over their sockets, without a database."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
-from headrace.jobs.agent import control
-from headrace.jobs.agent.board import Board
-from headrace.jobs.agent.keeper import ZygoteKeeper
-from headrace.jobs.agent.links import SlotLink
+from headrace.jobs.agent import zygote_protocol
+from headrace.jobs.agent.worker_process import WorkerConnection
+from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.errors import ApplicationBroken
-from headrace.jobs.slots.messages import Left, Ready, Settled, Work
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
+from headrace.jobs.messages import Ack, Left, Ready, Work
+from headrace.jobs.slots.status_board import StatusBoard
 
 pytestmark = pytest.mark.slow
 APPLICATION = """
 import os
 from headrace import Headrace
-from headrace.jobs import Batch, JobInHand
+from headrace.jobs import Batch, JobContext
 
 app = Headrace()
 
@@ -36,7 +36,7 @@ def sizes(batch: Batch[dict]) -> None:
             job.fail("too small")
 
 @app.task("each", concurrency=7, limiter="shared")
-async def each(job: JobInHand[dict]) -> None: ...
+async def each(job: JobContext[dict]) -> None: ...
 
 @app.on_slot_start
 async def opened() -> None:
@@ -51,24 +51,24 @@ def closed() -> None:
 
 
 @pytest.fixture
-async def keeper(tmp_path, monkeypatch):
-    """A keeper whose zygote imports APPLICATION in a folder of its own."""
+async def zygote(tmp_path, monkeypatch):
+    """A client whose zygote imports APPLICATION in its own folder."""
     (tmp_path / "small_app.py").write_text(APPLICATION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://nobody@127.0.0.1:9/none")
     monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:9")
     monkeypatch.setenv("HEADRACE_JOBS_RETRY_FIRST", "7s")
-    board = Board.make()
+    board = StatusBoard.make()
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
     def command(options):
         return [sys.executable, "-m", "headrace", "zygote", *options, "small_app:app"]
 
-    keeper = ZygoteKeeper(command, board, lock)
-    keeper.board = board
-    running = asyncio.create_task(keeper.run())
-    keeper.running = running
-    yield keeper
+    zygote = ZygoteClient(command, board, lock)
+    zygote.board = board
+    running = asyncio.create_task(zygote.run())
+    zygote.running = running
+    yield zygote
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError, ApplicationBroken):
         await running
@@ -77,32 +77,32 @@ async def keeper(tmp_path, monkeypatch):
 
 
 class Talk:
-    """A slot at the other end of a socket."""
+    """A slot driven over its socket."""
 
-    def __init__(self, keeper, number):
-        self.heard = []
+    def __init__(self, zygote, number):
+        self.received = []
         self.is_lost = False
         self.exits = []
         self.pid = 0
-        self.link = SlotLink(self.heard.append, self._lose)
-        self._keeper = keeper
+        self.link = WorkerConnection(self.received.append, self._lose)
+        self._zygote = zygote
         self._number = number
 
     async def start(self):
         """Fork it and wait until it is ready."""
-        self._keeper.on_forked = self._note_forked
-        self._keeper.on_exited = self.exits.append
+        self._zygote.on_forked = self._note_forked
+        self._zygote.on_exited = self.exits.append
         ours, theirs = socket.socketpair()
         with theirs:
-            assert self._keeper.fork(self._number, theirs)
+            assert self._zygote.fork(self._number, theirs)
         await self.link.connect(ours)
         ready = await self.wait(Ready)
         assert ready.pid == self.pid
         return self
 
     async def wait(self, kind, count=1):
-        """The newest message of a kind, once there are `count`."""
-        of_kind = lambda: [m for m in self.heard if isinstance(m, kind)]  # noqa: E731
+        """Wait for `count` messages of a kind. Return the newest."""
+        of_kind = lambda: [m for m in self.received if isinstance(m, kind)]  # noqa: E731
         await wait_true(lambda: len(of_kind()) >= count)
         return of_kind()[-1]
 
@@ -115,7 +115,7 @@ class Talk:
 
 
 def work(queue, payloads):
-    """Work under lease 1, jobs from 1."""
+    """Work of lease 1 with jobs from id 1."""
     count = len(payloads)
     return Work(
         queue=queue,
@@ -131,29 +131,29 @@ def work(queue, payloads):
     )
 
 
-async def test_it_says_what_an_agent_must_know_of_the_application(keeper):
-    loaded = await asyncio.wait_for(keeper.wait_loaded(), 60)
+async def test_it_says_what_an_agent_must_know_of_the_application(zygote):
+    loaded = await asyncio.wait_for(zygote.wait_loaded(), 60)
     facts = {task.queue: task for task in loaded.tasks}
     assert (facts["sizes"].batch, facts["sizes"].importance, facts["sizes"].timeout_s) == (10, 2, 3)
     assert (facts["each"].concurrency, facts["each"].limiter) == (7, "shared")
     assert facts["each"].is_async
     assert not facts["sizes"].is_async
     assert loaded.settings["jobs.retry_first"] == "7s"
-    assert "jobs.poll" not in loaded.settings, "defaults are everyone's own"
+    assert "jobs.poll" not in loaded.settings, "defaults are not sent"
     assert (loaded.threads, loaded.sockets) == ([], []), "an app with all rooms leaves nothing open"
 
 
-async def test_a_slot_works_and_leaves_in_order(keeper, tmp_path):
-    await asyncio.wait_for(keeper.wait_loaded(), 60)
-    slot = await Talk(keeper, 4).start()
+async def test_a_slot_works_and_leaves_in_order(zygote, tmp_path):
+    await asyncio.wait_for(zygote.wait_loaded(), 60)
+    slot = await Talk(zygote, 4).start()
     slot.link.give(work("sizes", [b'{"bytes": 1}'] * 3))
-    settled = await slot.wait(Settled)
-    assert (settled.lease_id, settled.ids, settled.calls) == (1, None, 1)
+    ack = await slot.wait(Ack)
+    assert (ack.lease_id, ack.ids, ack.calls) == (1, None, 1)
     slot.link.give(work("sizes", [b'{"bytes": 1}', b'{"bytes": -1}']))
-    settled = await slot.wait(Settled, 2)
-    assert dict(zip(settled.ids, settled.words, strict=True)) == {1: "done", 2: "fail"}
-    assert keeper.board.read(4).jobs == 0
-    assert keeper.board.read(4).is_whole
+    ack = await slot.wait(Ack, 2)
+    assert dict(zip(ack.ids, ack.kinds, strict=True)) == {1: "done", 2: "fail"}
+    assert zygote.board.read(4).jobs == 0
+    assert zygote.board.read(4).is_whole
     slot.link.stop(1.0)
     await slot.wait(Left)
     await wait_true(lambda: slot.exits)
@@ -162,28 +162,28 @@ async def test_a_slot_works_and_leaves_in_order(keeper, tmp_path):
     assert hooks == ["start", str(slot.pid), "stop", str(slot.pid)]
 
 
-async def test_a_slot_whose_agent_is_gone_leaves(keeper):
-    await asyncio.wait_for(keeper.wait_loaded(), 60)
-    slot = await Talk(keeper, 0).start()
+async def test_a_slot_whose_agent_is_gone_leaves(zygote):
+    await asyncio.wait_for(zygote.wait_loaded(), 60)
+    slot = await Talk(zygote, 0).start()
     slot.link.close()
     await wait_true(lambda: slot.exits)
     assert slot.exits[0].status == 0
 
 
-async def test_a_killed_slot_is_reaped_and_told(keeper):
-    await asyncio.wait_for(keeper.wait_loaded(), 60)
-    slot = await Talk(keeper, 0).start()
+async def test_a_killed_slot_is_reaped_and_told(zygote):
+    await asyncio.wait_for(zygote.wait_loaded(), 60)
+    slot = await Talk(zygote, 0).start()
     os.kill(slot.pid, signal.SIGKILL)
     await wait_true(lambda: slot.exits)
     assert slot.exits[0].status == -signal.SIGKILL
     assert not Path(f"/proc/{slot.pid}").exists()
 
 
-async def test_slots_share_nothing_but_what_they_must(keeper):
+async def test_slots_share_nothing_but_what_they_must(zygote):
     """No descriptor of one slot is open in another."""
-    await asyncio.wait_for(keeper.wait_loaded(), 60)
-    first = await Talk(keeper, 0).start()
-    second = await Talk(keeper, 1).start()
+    await asyncio.wait_for(zygote.wait_loaded(), 60)
+    first = await Talk(zygote, 0).start()
+    second = await Talk(zygote, 1).start()
     sockets = [
         {
             str(entry.readlink())
@@ -195,39 +195,39 @@ async def test_slots_share_nothing_but_what_they_must(keeper):
     assert sockets[0].isdisjoint(sockets[1])
 
 
-async def test_a_dead_zygote_is_replaced(keeper):
-    loaded = await asyncio.wait_for(keeper.wait_loaded(), 60)
-    slot = await Talk(keeper, 0).start()
+async def test_a_dead_zygote_is_replaced(zygote):
+    loaded = await asyncio.wait_for(zygote.wait_loaded(), 60)
+    slot = await Talk(zygote, 0).start()
     os.kill(loaded.pid, signal.SIGKILL)
-    await wait_true(lambda: keeper.loaded.pid != loaded.pid)
+    await wait_true(lambda: zygote.loaded.pid != loaded.pid)
     assert is_alive(slot.pid)
     slot.link.give(work("sizes", [b'{"bytes": 1}']))
-    await slot.wait(Settled)
+    await slot.wait(Ack)
     slot.link.stop(0.1)
     await wait_true(lambda: slot.is_lost)
-    await Talk(keeper, 1).start()
+    await Talk(zygote, 1).start()
 
 
-async def test_an_import_that_fails_ends_the_agent(keeper, tmp_path, monkeypatch):
-    await asyncio.wait_for(keeper.wait_loaded(), 60)
+async def test_an_import_that_fails_ends_the_agent(zygote, tmp_path, monkeypatch):
+    await asyncio.wait_for(zygote.wait_loaded(), 60)
     (tmp_path / "small_app.py").write_text("1 / 0\n")
-    keeper.loaded = None
-    os.kill(keeper.pid, signal.SIGKILL)
+    zygote.loaded = None
+    os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(ApplicationBroken, match="ZeroDivisionError") as caught:
-        await asyncio.wait_for(asyncio.shield(keeper.running), 60)
+        await asyncio.wait_for(asyncio.shield(zygote.running), 60)
     assert caught.value.exit_code == 2
 
 
 def test_packets_carry_descriptors_that_no_program_inherits():
-    ours, theirs = control.make_pair()
+    ours, theirs = zygote_protocol.make_pair()
     with ours, theirs, socket.socket() as passed:
-        control.send(ours, control.Fork(3), [passed.fileno()])
-        order, link = control.receive_fork(theirs)
-        assert order == control.Fork(3)
+        zygote_protocol.send(ours, zygote_protocol.Fork(3), [passed.fileno()])
+        order, link = zygote_protocol.receive_fork(theirs)
+        assert order == zygote_protocol.Fork(3)
         assert not link.get_inheritable()
         link.close()
-        text = "x" * control.TEXT_CHARACTERS_MAX
-        control.send(theirs, control.Broken(text, 2))
-        assert control.receive_from_zygote(ours)[0].text == text
+        text = "x" * zygote_protocol.TEXT_CHARACTERS_MAX
+        zygote_protocol.send(theirs, zygote_protocol.Broken(text, 2))
+        assert zygote_protocol.receive_from_zygote(ours)[0].text == text
         theirs.close()
-        assert control.receive_from_zygote(ours) is None
+        assert zygote_protocol.receive_from_zygote(ours) is None

@@ -45,7 +45,7 @@ def test_a_flag_wins_over_the_environment_over_the_file(tmp_path):
     assert loaded.written["queue.ports"] == ("8080", str(file))
 
 
-def test_every_fault_is_told_at_once_and_no_secret_is(tmp_path):
+def test_every_fault_is_reported_and_no_secret(tmp_path):
     file = tmp_path / "headrace.toml"
     file.write_text('[queue]\nlease = "soon"\nleese = "1s"\n')
     env = {"HEADRACE_QUEUE_URL": "http://user:hunter2@host", "HEADRACE_QUEUE_LEESE": "1s"}

@@ -1,4 +1,4 @@
-"""Ids, keys, traces, back-off, the virtual clock, logs and the error table."""
+"""Ids, backoff, clocks, traces, secrets, cursors, cancellations, logs and the error table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from headrace.kernel import errors, secrets, trace
-from headrace.kernel.backoff import Backoff
+from headrace.kernel import errors, logs, signing
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
+from headrace.kernel.logs import KINDS_MAX, SparseLogger, logger
+from headrace.kernel.resilience import Backoff, preserve_cancellation, require_not_cancelled
+from headrace.kernel.signing import CursorInvalid, derive_key, read_cursor, sign_cursor
 
 
 @pytest.mark.parametrize("value", ["a", "ad:1", "user@shop.example", "A-_.~", "x" * 128])
@@ -46,7 +50,7 @@ def test_uuid7_is_version_7_and_sorts_by_time():
 
 def test_keys_of_two_uses_do_not_verify_each_other():
     root = "r" * 32
-    cursor, media = secrets.derive_key(root, "cursor"), secrets.derive_key(root, "media-url")
+    cursor, media = signing.derive_key(root, "cursor"), signing.derive_key(root, "media-url")
     signature = cursor.sign(b"page 2")
     assert cursor.verify(b"page 2", signature)
     assert not media.verify(b"page 2", signature)
@@ -55,20 +59,20 @@ def test_keys_of_two_uses_do_not_verify_each_other():
 
 
 def test_a_short_secret_is_refused():
-    with pytest.raises(secrets.WeakSecret, match="at least 32"):
-        secrets.derive_key("short", "cursor")
+    with pytest.raises(signing.WeakSecret, match="at least 32"):
+        signing.derive_key("short", "cursor")
 
 
 def test_the_root_secret_is_made_once_and_readable_by_its_owner_alone(tmp_path):
-    first = secrets.load_or_make_root(tmp_path)
-    assert secrets.load_or_make_root(tmp_path) == first
+    first = signing.load_or_create_secret(tmp_path)
+    assert signing.load_or_create_secret(tmp_path) == first
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_file_that_was_cut_is_named(tmp_path):
     (tmp_path / "secret").touch()
-    with pytest.raises(secrets.WeakSecret, match="has 0 characters") as refused:
-        secrets.load_or_make_root(tmp_path)
+    with pytest.raises(signing.WeakSecret, match="has 0 characters") as refused:
+        signing.load_or_create_secret(tmp_path)
     assert str(tmp_path / "secret") in refused.value.text
     assert "HEADRACE_SECRET" not in refused.value.text
 
@@ -77,7 +81,7 @@ def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
     for number in range(30):
         folder = tmp_path / str(number)
         with ThreadPoolExecutor(8) as pool:
-            found = set(pool.map(secrets.load_or_make_root, [folder] * 8))
+            found = set(pool.map(signing.load_or_create_secret, [folder] * 8))
         assert len(found) == 1
         assert len(found.pop()) == 43
         assert [path.name for path in folder.iterdir()] == ["secret"]
@@ -85,10 +89,10 @@ def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
 
 @given(st.text())
 def test_any_traceparent_gives_a_valid_next_hop(text):
-    valid = trace.new_traceparent()
-    assert trace.next_hop(valid)[:36] == valid[:36]
-    assert trace.next_hop(valid)[36:52] != valid[36:52]
-    assert len(trace.next_hop(text)) == 55
+    valid = logs.new_traceparent()
+    assert logs.child_traceparent(valid)[:36] == valid[:36]
+    assert logs.child_traceparent(valid)[36:52] != valid[36:52]
+    assert len(logs.child_traceparent(text)) == 55
 
 
 @given(st.integers(1, 10_000), st.floats(0, 0.999))
@@ -156,3 +160,117 @@ def test_a_log_line_is_written_whatever_its_fields_hold():
         "Mute without text (KeyError)",
         str(2**80),
     )
+
+
+async def _ended(work):
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    [told] = await asyncio.gather(task, return_exceptions=True)
+    return told
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+async def test_a_cancellation_that_was_swallowed_or_replaced_ends_the_block(error):
+    async def work():
+        with preserve_cancellation():
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            if error:
+                raise error
+
+    assert isinstance(await _ended(work), asyncio.CancelledError)
+
+
+async def test_what_was_cancelled_before_the_block_does_not_end_it():
+    async def work():
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        with preserve_cancellation():
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            require_not_cancelled()
+        return "cleaned up"
+
+    assert await _ended(work) == "cleaned up"
+
+
+async def test_a_timeout_inside_the_block_is_no_cancellation():
+    with pytest.raises(TimeoutError), preserve_cancellation():
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()
+    require_not_cancelled()
+
+
+KEY = derive_key("a root secret of more than 32 characters", "cursor")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(position=JSON, queue=st.text(max_size=30) | st.none())
+def test_a_position_comes_back_as_it_was(position, queue):
+    cursor = sign_cursor(KEY, "jobs", {"queue": queue}, position)
+    assert read_cursor(KEY, "jobs", {"queue": queue, "state": None}, cursor) == position
+
+
+@given(text=st.text(max_size=60))
+def test_text_of_anyone_else_is_refused(text):
+    with pytest.raises(CursorInvalid):
+        read_cursor(KEY, "jobs", {}, text)
+
+
+@given(index=st.integers(0, 200), letter=st.sampled_from("ABCDEFGHabcdefgh0123456789-_"))
+def test_a_changed_cursor_is_refused(index, letter):
+    cursor = sign_cursor(KEY, "jobs", {"queue": "mail"}, [42, "2026-11-21T00:00:00Z"])
+    place = index % (len(cursor) - 1)  # the last character holds unused bits
+    changed = cursor[:place] + letter + cursor[place + 1 :]
+    if changed == cursor:
+        return
+    with pytest.raises(CursorInvalid):
+        read_cursor(KEY, "jobs", {"queue": "mail"}, changed)
+
+
+@pytest.mark.parametrize(
+    ("listing", "filters"),
+    [("jobs", {"queue": "other"}), ("jobs", {}), ("runs", {"queue": "mail"})],
+    ids=["another filter", "no filter", "another list"],
+)
+def test_a_cursor_of_another_list_is_refused(listing, filters):
+    cursor = sign_cursor(KEY, "jobs", {"queue": "mail"}, 42)
+    with pytest.raises(CursorInvalid, match="omit it to start at the first page"):
+        read_cursor(KEY, listing, filters, cursor)
+
+
+def test_a_cursor_of_another_secret_is_refused():
+    other = derive_key("another root secret of over 32 characters", "cursor")
+    with pytest.raises(CursorInvalid):
+        read_cursor(KEY, "jobs", {}, sign_cursor(other, "jobs", {}, 42))
+
+
+def test_an_endless_cursor_is_refused_unread():
+    with pytest.raises(CursorInvalid):
+        read_cursor(KEY, "jobs", {}, "A" * 100_000)
+
+
+def test_of_like_lines_the_first_is_written_and_the_rest_counted():
+    with capture_logs() as lines:
+        often = SparseLogger(logger("here"), every_s=3_600.0)
+        for number in range(20):
+            often.warning("engine_away", kind="postgres", number=number)
+        often.info("engine_away", kind="valkey")
+        often.every_s = 0.0
+        often.warning("engine_away", kind="postgres", number=20)
+    told = [(one["log_level"], one.get("number"), one["alike_before"]) for one in lines]
+    assert told == [("warning", 0, 0), ("info", None, 0), ("warning", 20, 19)]
+
+
+def test_kinds_without_end_take_bounded_memory():
+    with capture_logs() as lines:
+        often = SparseLogger(logger("here"), every_s=3_600.0)
+        for number in range(3 * KINDS_MAX):
+            often.warning("page_failed", kind=number)
+    assert len(lines) == 3 * KINDS_MAX
+    assert len(often._seen) <= KINDS_MAX

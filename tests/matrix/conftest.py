@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from rooms import Rooms, photo_host
-
-from own_postgres import OwnPostgres, missing_server
+from tests.kit.own_postgres import OwnPostgres, missing_server
 
 
 @pytest.fixture
 async def make_postgres(servers_folder):
-    """`await make_postgres("15", jit="off")`: a server that answers, or a skip where none is installed."""
+    """`await make_postgres("15", jit="off")`.
+
+    A server that answers, or a skip where none is installed.
+    """
     servers: list[OwnPostgres] = []
 
     async def make(version: str, **settings: str) -> OwnPostgres:

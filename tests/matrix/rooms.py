@@ -1,7 +1,7 @@
 """A site on engines of a test's choice, and one scenario for each room over its API.
 
-`up` runs as a user runs it, with URLs of servers that exist already. Each scenario ends when what was
-acknowledged is visible, and may be run again on the same site.
+`up` runs as a user runs it, with URLs of servers that exist already. Each scenario ends when what
+was acknowledged is visible, and may be run again on the same site.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 import httpx
 from PIL import Image
-
-from headrace.testing.processes import HeadraceProcess, wait_until
+from tests.kit.processes import HeadraceProcess, wait_until
 
 JOBS = 500
 PHOTOS = 6

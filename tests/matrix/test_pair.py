@@ -1,4 +1,7 @@
-"""A synchronous standby is promoted under load: nothing that was acknowledged is lost, and all rooms go on."""
+"""A synchronous standby is promoted under load.
+
+Nothing that was acknowledged is lost, and all rooms go on.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from itertools import count
 import httpx
 import pytest
 from rooms import ROOMS
-
-from headrace.testing.waiting import wait_true
-from own_postgres import OwnPostgres, missing_server, run_statements
+from tests.kit.own_postgres import OwnPostgres, missing_server, run_statements
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 STREAMING = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"

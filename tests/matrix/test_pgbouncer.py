@@ -1,4 +1,7 @@
-"""PgBouncer in transaction mode: refused at the start without the server's own URL, and supported with it."""
+"""PgBouncer in transaction mode.
+
+Refused at the start without the server's own URL, and supported with it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ import asyncio
 
 import pytest
 from rooms import ROOMS
+from tests.kit.own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
+from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.app import PACKAGES
-from headrace.cli.checkup_postgres import check_postgres
-from headrace.engines.migrate import apply_migrations, check_schema
-from headrace.engines.pooler import shares_backends
+from headrace.cli.doctor_engines import check_postgres
+from headrace.engines.migrate import apply_migrations, check_schema, shares_backends
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresPooled
 from headrace.engines.sql import compile_query
-from headrace.testing.processes import HeadraceProcess
-from own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
 
 pytestmark = [
     pytest.mark.slow,
@@ -126,13 +128,13 @@ async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_e
     assert "pooler" not in await look(direct)
     [alone] = (await look()).values()
     assert (alone.subject, alone.state) == ("pooler", "fail")
-    assert "postgres.direct_url" in alone.mend
+    assert "postgres.direct_url" in alone.fix
     wrong = await look(**{"postgres.direct_url": direct.replace("/postgres", "/other")})
-    assert wrong["pooler"].mend == "name the same database in both"
+    assert wrong["pooler"].fix == "use the same database in both"
     found = await look(**{"postgres.direct_url": direct})
     assert found["pooler"].state == "ok"
     assert "statement_timeout" in found["timeouts"].text
-    await run_statements(direct, found["timeouts"].mend)
+    await run_statements(direct, found["timeouts"].fix)
     # The pooler's own connections of before have the old setting.
     await run_statements(direct, END_OTHERS)
     assert "timeouts" not in await look(**{"postgres.direct_url": direct})

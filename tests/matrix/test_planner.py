@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rooms import ROOMS
-
-from own_postgres import run_statements
+from tests.kit.own_postgres import run_statements
 
 pytestmark = pytest.mark.slow
 COMPILED = """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from rooms import ROOMS
-
-from headrace.testing.processes import HeadraceProcess
-from stock_valkey import StockValkey, program_of
+from tests.kit.processes import HeadraceProcess
+from tests.kit.stock_valkey import StockValkey, program_of
 
 pytestmark = pytest.mark.slow
 

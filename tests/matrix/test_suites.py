@@ -1,4 +1,7 @@
-"""The full form of the matrix: the rooms' own tests and the promises on servers as they are installed."""
+"""The full form of the matrix.
+
+The rooms' own tests and the promises on servers as they are installed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from own_postgres import missing_server
-from stock_valkey import program_of
+from tests.kit.own_postgres import missing_server
+from tests.kit.stock_valkey import program_of
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("promises", "jobs", "fetch", "views", "feed")

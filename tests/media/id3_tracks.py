@@ -1,4 +1,4 @@
-"""Tracks and covers for the tests of tags: small, real, and without anything to download."""
+"""Small real tracks and covers for the tests of tags."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ JPEG = base64.b64decode(
     "////////////////////////////////////////////////////////wgALCAABAAEBAREA/8QAFBABAAAAAAAAAAAAAAAA"
     "AAAAAP/aAAgBAQABPxA="
 )
-"""A grey picture of one pixel."""
+"""A gray picture of one pixel."""
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
 
 
 def own_tag(size_bytes: int) -> bytes:
-    """An ID3v2.3 tag of so many bytes, as an encoder leaves one: a header and padding."""
+    """An ID3v2.3 tag of this size, as encoders write it: a header and padding."""
     body_bytes = size_bytes - 10
     size = bytes((body_bytes >> shift) & 0x7F for shift in (21, 14, 7, 0))
     return b"ID3\x03\x00\x00" + size + bytes(body_bytes)
 
 
 def make_mp3(path: Path, *, seconds: int, times: int = 1, title: str | None = None) -> bytes:
-    """A real MP3 of a rising tone, `times` over; with a `title` it begins with an ID3v2 tag of its own.
+    """A real MP3 of a rising tone, repeated `times`; with a `title` it begins with an ID3v2 tag.
 
-    Of constant bit rate and without the frame that tells its length, so that more of the same can follow.
+    Its bit rate is constant and it has no frame with its length, so that repetitions are valid.
     """
     wave = f"aevalsrc=0.2*sin(220*2*PI*t*(1+t/{seconds})):s=44100:d={seconds}"
     named = ["-metadata", f"title={title}"] if title else ["-id3v2_version", "0"]

@@ -1,7 +1,7 @@
-"""The verbs of media through each way in: Python, HTTP as the API decodes and refuses, the commands as they are typed.
+"""The services of media through each surface: Python, HTTP as the API decodes it, and commands.
 
-`await surface.do("put", {"key": "a.mp3", "size": 5})` gives what JSON can hold, the same on each surface; what is refused
-raises `Refused` with the status and the code.
+`await surface.do("put", {"key": "a.mp3", "size": 5})` returns JSON values, the same on each
+surface. A refusal raises `Refused` with status and code.
 """
 
 # ruff: noqa: A002 - the routes' own word is `id`
@@ -17,6 +17,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 from raw_clients import pattern
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cli import COMMANDS
@@ -24,7 +25,6 @@ from headrace.media.http import ROUTES
 from headrace.media.simulate.cluster import Cluster, simulate
 from headrace.web.bodies import JsonBody, require_json
 from headrace.web.problems import render_error
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 
@@ -36,22 +36,22 @@ class PythonSurface(PythonVerbs):
         self._media = media
 
     async def put(self, *, key, size):
-        return await self._media.put(key, pattern(size))
+        return await self._media.objects.put(key, pattern(size))
 
     async def info(self, *, key):
-        return await self._media.info(key)
+        return await self._media.objects.info(key)
 
     async def ls(self, *, prefix=""):
-        return [one.key for one in await self._media.ls(prefix)]
+        return [one.key for one in await self._media.objects.ls(prefix)]
 
     async def rm(self, *, key):
-        return await self._media.rm(key)
+        return await self._media.objects.rm(key)
 
     async def purge(self, *, keys=(), prefix=None, dry_run=False):
         return await self._media.purges.purge(keys, prefix=prefix, is_dry_run=dry_run)
 
     async def warm(self, *, keys):
-        return await self._media.warm(keys)
+        return await self._media.warming.warm(keys)
 
     async def nodes(self):
         return await self._media.nodes.list()
@@ -78,7 +78,7 @@ class PythonSurface(PythonVerbs):
         return simulate(Cluster(**cluster), lost=lost)
 
     async def hottest(self, *, limit=20):
-        return await self._media.hottest(objects_max=limit)
+        return await self._media.hottest.list(objects_max=limit)
 
     async def disks(self):
         return await self._media.disks.list()
@@ -100,7 +100,7 @@ class PythonSurface(PythonVerbs):
 
 
 class HttpSurface:
-    """Requests to the room's routes."""
+    """Requests to the routes."""
 
     def __init__(self, client) -> None:
         self.client = client
@@ -191,7 +191,7 @@ class CommandSurface:
         return await getattr(self, verb)(**given)
 
     async def run(self, *words, exit_code=0):
-        """The document that a command shows. Raises: Refused."""
+        """The document that a command prints. Raises: Refused."""
         loop, shown = asyncio.get_running_loop(), []
         terminal = SimpleNamespace(
             is_json=True,

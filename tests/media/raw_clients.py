@@ -19,7 +19,7 @@ SECRET = "s" * 32
 
 @dataclass
 class Answer:
-    """One answer as it came over the wire."""
+    """One answer as received."""
 
     status: int
     fields: dict[str, str]
@@ -27,7 +27,7 @@ class Answer:
 
 
 class Client:
-    """A raw connection: what is written is what is sent."""
+    """A raw connection that sends exactly what is written."""
 
     def __init__(self, reader, writer):
         self.reader, self.writer = reader, writer
@@ -52,7 +52,7 @@ class Client:
         return await self.answer(method=method)
 
     async def wait_closed(self) -> bytes:
-        """What still comes until the server ends the connection."""
+        """The remaining bytes until the server closes the connection."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.reader.read()
 
@@ -76,7 +76,7 @@ class Served:
 
     async def put(self, data: bytes, extension: str = "jpg") -> str:
         key = photo_key(data, extension)
-        await self.media.put(key, data)
+        await self.media.objects.put(key, data)
         return key
 
     def drop_clients(self) -> None:
@@ -90,7 +90,7 @@ def photo_key(data: bytes, extension: str = "jpg") -> str:
 
 
 def pattern(size_bytes: int) -> bytes:
-    """Bytes that differ at every offset that could be mistaken for another."""
+    """Bytes that differ at offsets that could be confused."""
     words = (n.to_bytes(4, "big") for n in range(size_bytes // 4 + 1))
     return b"".join(words)[:size_bytes]
 
@@ -114,14 +114,14 @@ async def serving(blobs, **settings):
 
 
 async def pause(delay_s: float) -> None:
-    """The pace of a client that is slow on purpose."""
+    """The pace of a deliberately slow client."""
     with suppress(TimeoutError):
         async with asyncio.timeout(delay_s):
             await asyncio.Event().wait()
 
 
 def open_files() -> int:
-    """How many descriptors this process has."""
+    """The number of open descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""Heads that could be read in two ways, or are too much, with the status each is answered."""
+"""Ambiguous or oversized heads, with the status that refuses each."""
 
 from __future__ import annotations
 

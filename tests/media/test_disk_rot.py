@@ -1,4 +1,4 @@
-"""Bytes that change on a disk under a running node: no client gets them, they are counted, a disk that goes on is retired."""
+"""Bytes that change on a disk of a running node are not served, and the disk is retired."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 from raw_clients import Client
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
+from headrace.media.cache.filler_ipc import read_manifest
+from headrace.media.cache.frame_table import FrameTable
+from headrace.media.cache.layout import DATA_AT, Superblock
+from headrace.media.cache.linux import is_in_memory, map_shared
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store.kernel_calls import is_in_memory
-from headrace.media.store.layout import DATA_AT, Superblock
-from headrace.media.store.manifest import read_manifest
-from headrace.media.store.shared import map_shared
-from headrace.media.store.table import Table
-from headrace.testing.waiting import wait_true
-from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 TRACKS, BLOCKS = 8, 3
@@ -44,7 +43,7 @@ async def full_node(folder: Path, disk: str = "32MiB"):
 
 
 async def read(node: WholeNode, key: str, **fields: str):
-    """The answer to one request on a connection of its own."""
+    """The answer to one request on its own connection."""
     client = Client(*await asyncio.open_connection("127.0.0.1", node.port, limit=2 * SIZE_BYTES))
     try:
         return await client.ask(key, **fields)
@@ -56,7 +55,7 @@ def stored(node: WholeNode) -> list[int]:
     """The frames that hold a block."""
     [disk] = read_manifest(node.folder / "data/run/media").disks
     memory, _ = map_shared(disk.table_path)
-    table = Table(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
+    table = FrameTable(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
     try:
         return [frame for frame in range(disk.frames) if table.entry(frame).tag]
     finally:
@@ -64,7 +63,7 @@ def stored(node: WholeNode) -> list[int]:
 
 
 async def rot(node: WholeNode, frames: list[int]) -> None:
-    """Change bytes of these frames on the disk, past the page cache, and have the kernel drop all of the disk from memory."""
+    """Change bytes of these frames on the disk and drop the disk's page cache."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     page.write(os.urandom(mmap.PAGESIZE))
     descriptor = os.open(node.folder / "disk" / "blocks", os.O_RDWR | os.O_DIRECT)
@@ -78,7 +77,7 @@ async def rot(node: WholeNode, frames: list[int]) -> None:
 
 
 def is_dropped(descriptor: int, frame: int) -> bool:
-    """Whether nothing of a frame is in memory; a socket may hold its pages for a moment."""
+    """Whether no page of a frame is in memory; a socket may hold its pages for a moment."""
     start = DATA_AT + frame * BLOCK_BYTES
     os.posix_fadvise(descriptor, start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
     return not any(
@@ -88,7 +87,7 @@ def is_dropped(descriptor: int, frame: int) -> bool:
 
 
 async def disk_of(node: WholeNode):
-    """The node's disk as people see it."""
+    """The node's disk as users see it."""
     media = Media(
         Blobs((node.folder / "store").as_uri()),
         MediaConfig(),

@@ -1,4 +1,4 @@
-"""Heads out of bytes: what is refused, what is read, and that the cut of the bytes does not matter."""
+"""Parsing heads: what is refused, what is read, independent of how the bytes are split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refused_heads import GET, HOST, REFUSED
 
 from headrace.kernel.errors import HeadraceError
-from headrace.media.model import ObjectUnknown
+from headrace.media.errors import ObjectUnknown
 from headrace.media.requests import HeadReader, key_of, parse_head
 
 
@@ -86,12 +86,32 @@ def test_any_bytes_raise_nothing_but_our_errors(data):
 @pytest.mark.parametrize(
     "target",
     [
-        "/m/../etc/passwd", "/m/%2e%2e/etc/passwd", "/m/photos/..%2f..%2fetc", "/m/a%252e",
-        "/m//etc/passwd", "/m/", "/m", "/", "*", "/m/a//b", "/m/a/", "/m/.hidden", "/m/a%00.jpg",
-        "/m/a%0d%0aX:y", "/m/a\\b", "/m/" + "a" * 600, "/m/%ff", "/m/caf%C3%A9", "/m/a%", "/n/a",
-        "/M/a", "/m/a;x", "/m/%2Fetc/passwd", "/m/a/%2e/b",
+        "/m/../etc/passwd",
+        "/m/%2e%2e/etc/passwd",
+        "/m/photos/..%2f..%2fetc",
+        "/m/a%252e",
+        "/m//etc/passwd",
+        "/m/",
+        "/m",
+        "/",
+        "*",
+        "/m/a//b",
+        "/m/a/",
+        "/m/.hidden",
+        "/m/a%00.jpg",
+        "/m/a%0d%0aX:y",
+        "/m/a\\b",
+        "/m/" + "a" * 600,
+        "/m/%ff",
+        "/m/caf%C3%A9",
+        "/m/a%",
+        "/n/a",
+        "/M/a",
+        "/m/a;x",
+        "/m/%2Fetc/passwd",
+        "/m/a/%2e/b",
     ],
-)  # fmt: skip
+)
 def test_a_path_that_is_no_key_names_nothing(target):
     with pytest.raises(ObjectUnknown):
         key_of(target)
@@ -124,7 +144,7 @@ def test_a_head_seen_before_means_what_it_means_when_it_is_parsed(asked):
 
 
 def outcome(ask):
-    """What it gives, or the error it raises."""
+    """The result, or the error that it raises."""
     try:
         return ask()
     except HeadraceError as error:

@@ -1,4 +1,4 @@
-"""What clients ask for most: right in a sample, bounded, and soon forgotten."""
+"""The most requested objects: correct in a sample, bounded, and soon forgotten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.media.hottest import (
     HALF_LIFE_S,
     KEPT_MAX,
     Hottest,
-    added_up,
+    merge_rows,
     read_hottest,
     write_hottest,
 )
@@ -23,7 +23,7 @@ class Clock:
 
 
 def asked(clock: Clock, *, seconds: int, shares: dict[str, int], others_a_s: int = 0) -> Hottest:
-    """A process that each second is asked for keys by their shares, and for others that never come again."""
+    """A process with a given share of requests for each key, and for unique keys."""
     dice = random.Random(7)
     found = Hottest(clock, random.Random(8))
     number = 0
@@ -72,7 +72,7 @@ def test_the_first_request_of_all_is_seen():
 
 def test_processes_are_added_up():
     parts = [[("a", 2.0), ("b", 1.0)], [("c", 2.5), ("a", 1.0)], []]
-    assert added_up(parts) == [("a", 3.0), ("c", 2.5), ("b", 1.0)]
+    assert merge_rows(parts) == [("a", 3.0), ("c", 2.5), ("b", 1.0)]
 
 
 def test_what_a_node_left_counts_while_it_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""ID3 tags: written, read again by us and by others, and joined with tracks at every byte."""
+"""ID3 tags: written, read by this and other libraries, and joined with tracks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.media.id3 import (
     TAG_BYTES_MAX,
     OwnTags,
     TagCorrupt,
-    Tagged,
+    TaggedTrack,
     TagInvalid,
     Tags,
     own_tag_bytes,
@@ -98,7 +98,7 @@ def test_the_largest_tag_passes():
 @pytest.mark.slow
 @given(at=st.integers(0, 10_000), new=st.integers(0, 255), cut=st.booleans())
 def test_a_stored_tag_that_changed_is_not_believed(at, new, cut):
-    """A changed text is another tag of ours; its id tells, and the shape of everything is still right."""
+    """A changed text is another tag. Its id shows that, and the shape stays correct."""
     data = tag_bytes(FULL)
     at %= len(data)
     changed = data[:at] if cut else data[:at] + bytes([new]) + data[at + 1 :]
@@ -142,8 +142,8 @@ def test_own_tags_are_remembered_by_version():
     assert owned.find("a.mp3", new) == 0
 
 
-def joined(tag: bytes, track: bytes, skipped_bytes: int) -> Tagged:
-    return Tagged(
+def joined(tag: bytes, track: bytes, skipped_bytes: int) -> TaggedTrack:
+    return TaggedTrack(
         tag_id=tag_id(tag),
         tag=Shape(len(tag), "tag", 1, False),
         key="a.mp3",
@@ -152,7 +152,9 @@ def joined(tag: bytes, track: bytes, skipped_bytes: int) -> Tagged:
     )
 
 
-def read(tagged: Tagged, fields: dict[str, str], objects: dict[str, bytes]) -> tuple[int, bytes]:
+def read(
+    tagged: TaggedTrack, fields: dict[str, str], objects: dict[str, bytes]
+) -> tuple[int, bytes]:
     decision = decide("GET", fields, tagged.shape)
     pieces = tagged.pieces(decision)
     assert all(piece.length_bytes > 0 for piece in pieces)
@@ -163,9 +165,12 @@ def read(tagged: Tagged, fields: dict[str, str], objects: dict[str, bytes]) -> t
 
 @pytest.mark.slow
 @given(
-    tag_size=st.integers(11, 300), own_size=st.sampled_from([0, 10, 77]), music_size=st.integers(0, 300),
-    first=st.none() | st.integers(0, 700), last=st.none() | st.integers(0, 700),
-)  # fmt: skip
+    tag_size=st.integers(11, 300),
+    own_size=st.sampled_from([0, 10, 77]),
+    music_size=st.integers(0, 300),
+    first=st.none() | st.integers(0, 700),
+    last=st.none() | st.integers(0, 700),
+)
 def test_any_range_is_that_of_the_two_joined(tag_size, own_size, music_size, first, last):
     tag = bytes([1]) + bytes(range(256)) * 2
     tag, music = tag[:tag_size], bytes(n % 251 for n in range(music_size))
@@ -188,7 +193,7 @@ def test_the_etag_is_of_both_and_of_nothing_else():
     tagged = joined(tag, b"music", 0)
     assert tagged.shape.etag == joined(tag, b"music", 0).shape.etag
     assert tagged.shape.etag != joined(other, b"music", 0).shape.etag
-    replaced = Tagged(
+    replaced = TaggedTrack(
         tag_id=tagged.tag_id,
         tag=tagged.tag,
         key="a.mp3",

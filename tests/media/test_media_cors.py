@@ -1,4 +1,4 @@
-"""Scripts of other origins read media where the settings allow it, ranges included; others learn nothing by it."""
+"""Scripts of other origins can read media only where the settings allow it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 from raw_clients import pattern, serving
 
-from headrace.media.cors import parse_origins
+from headrace.media.model import parse_origins
 
 ALLOW = "access-control-allow-origin"
 SHOP = "https://shop.example"

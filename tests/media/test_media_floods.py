@@ -1,4 +1,4 @@
-"""Floods of slow clients: heads that trickle, readers that do not read. A healthy client hardly notices."""
+"""Floods of slow clients hardly affect a healthy client."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import time
 
 import pytest
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.waiting import wait_true
-from whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 SIZE_BYTES = 20_000_000
 P99_S = 1.0
-"""Whoever has to wait for the flood waits for its deadline of 3 s. How fast it is, the benchmark `fast` measures."""
+"""Less than the deadline of 3 s for which an affected client would wait."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def settings(tmp_path):
 
 
 async def times_to_first_byte(port: int, count: int) -> list[float]:
-    """Of a healthy client's ranges, sorted."""
+    """The times of a healthy client's ranges, sorted."""
     data, reader, taken = content("track", 0, SIZE_BYTES), Reader(port), []
     for number in range(count):
         first = number * 65_536 % (SIZE_BYTES - 16)
@@ -56,7 +56,7 @@ async def stand_the_flood(tmp_path, settings, *, loris: int, stalled: int, asks:
         assert taken[int(0.99 * asks)] < P99_S, f"p50 {taken[asks // 2]}, p99 {taken[-asks // 100]}"
 
         def are_answered() -> bool:
-            # 408 comes to each by the deadline, however many there are.
+            # Each gets 408 by the deadline, however many there are.
             return all(_has_come(client) for client in (half_heads[0], half_heads[-1]))
 
         await wait_true(

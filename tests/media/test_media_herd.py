@@ -1,4 +1,4 @@
-"""Bounded demand of a whole node on its origin: a herd costs one read a block, a stalled client two blocks."""
+"""Bounded load on the origin: a herd costs one read per block, a stalled client two blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from raw_clients import pattern, serving
+from tests.kit.whole_nodes import Reader, pause, whole_node
 
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.model import BLOCK_BYTES
-from whole_nodes import Reader, pause, whole_node
 
 pytestmark = pytest.mark.slow
 BLOCKS = 12
@@ -22,7 +22,7 @@ def sample(name: str, **labels: str) -> float:
 
 @pytest.fixture
 async def bucket(blobs):
-    """A node of this process that plays the S3 bucket `m`; what it is asked is counted here."""
+    """A node in this process that plays the S3 bucket `m` and counts requests."""
     async with serving(blobs) as node:
         node.settings = {"blobs_url": "s3://m", "media_workers": "2"}
         yield node
@@ -71,12 +71,12 @@ async def test_clients_that_stop_reading_make_the_node_read_no_further(bucket, t
         while sent_bytes() != before:
             before = sent_bytes()
             await pause(0.5)
-        # What the kernel's buffers took on both sides is the client's; beyond it two blocks.
+        # The kernel's buffers on both sides count for the client; beyond them two blocks.
         assert sent_bytes() - sent < len(data) / 2
         assert await reader.readexactly(len(data)) == data
         writer.close()
 
 
 def sent_bytes() -> float:
-    """What the bucket gave away."""
+    """The bytes that the bucket sent."""
     return sum(sample("media_bytes_total", source=s) for s in ("memory", "disk"))

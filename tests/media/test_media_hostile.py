@@ -1,4 +1,4 @@
-"""What ill-meaning, slow, broken and too many clients get: a typed answer or a cut; the node lives."""
+"""Malicious, slow, broken and excess clients get a typed answer or a cut; the node survives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def good(node):
 async def test_a_doubtful_request_is_answered_and_ends_its_connection(good, name):
     status, data = REFUSED[name]
     client = await good.connect()
-    # The good request behind it must never be answered: its beginning is what is in doubt.
+    # The valid request behind it must not be answered: its start is ambiguous.
     client.send(data if name in ENDLESS else data + GOOD)
     answer = await client.answer()
     assert answer.status == status
@@ -64,7 +64,7 @@ async def test_other_methods(good, method):
 )
 async def test_a_body_is_never_taken_for_a_request(good, head, status):
     client = await good.connect()
-    # Far more than one receive: what is left unread at a close would reset the connection.
+    # Far more than one receive: unread bytes at a close would reset the connection.
     client.send(head + GOOD * 3000)
     answer = await client.answer()
     assert (answer.status, answer.fields["connection"]) == (status, "close")
@@ -171,7 +171,7 @@ async def test_a_stalled_reader_is_cut_and_a_slow_one_is_not(blobs):
 
 
 async def test_a_client_that_sips_is_cut(blobs):
-    # It takes bytes all the time, so that nothing but the measure of its progress can tell.
+    # It reads all the time, so only its measured progress shows the fault.
     loop = asyncio.get_running_loop()
     settings = {"send_timeout_s": 0.5, "send_progress_bytes": 2_000_000}
     async with serving(blobs, **settings) as node:
@@ -194,7 +194,7 @@ async def test_a_head_that_trickles_in_is_answered_408(blobs):
     async with serving(blobs, header_timeout_s=0.5) as node:
         client = await node.connect()
         waiting = asyncio.create_task(client.answer())
-        # Each byte comes well within the timeout; the head as a whole does not.
+        # Each byte arrives within the timeout; the whole head does not.
         for byte in b"GET /m/good.jpg HTTP/1.1\r\nX: " + b"x" * 200:
             client.send(bytes([byte]))
             done, _ = await asyncio.wait([waiting], timeout=0.05)

@@ -1,4 +1,4 @@
-"""A node whose folder of objects is not mounted: what is missing there is no miss."""
+"""A node whose folder of objects is not mounted: a missing file is no miss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from raw_clients import serving
 
 from headrace.engines.blobs import Blobs
-from headrace.engines.marked import StoreRecord
+from headrace.engines.mount_guard import StoreRecord
 
 
 @pytest.fixture

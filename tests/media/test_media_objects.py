@@ -1,4 +1,4 @@
-"""The verbs, by the library, by HTTP and by the commands."""
+"""The services through Python, HTTP and commands."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headrace.engines.blobs import Blobs, InvalidBlobKey
 from headrace.kernel.errors import HeadraceError
 from headrace.media import Media, MediaConfig
 from headrace.media.cli import COMMANDS
+from headrace.media.errors import ListenFailed, ObjectUnknown, WrongContentAddress
 from headrace.media.http import ROUTES
-from headrace.media.model import ListenFailed, ObjectUnknown, WrongContentAddress
 from headrace.media.worker.deadlines import Deadlines
-from headrace.media.worker.sockets import clients_a_process
+from headrace.media.worker.socket_io import clients_per_process
 
 
 @pytest.fixture
@@ -32,34 +32,34 @@ def media(blobs):
 
 async def test_put_info_ls_rm(media):
     key = photo_key(b"abc", "png")
-    stored = await media.put(key, b"abc")
-    assert stored == await media.info(key)
+    stored = await media.objects.put(key, b"abc")
+    assert stored == await media.objects.info(key)
     assert (stored.size_bytes, stored.content_type) == (3, "image/png")
-    await media.put("tracks/a.mp3", b"12345")
-    assert [item.key for item in await media.ls("tracks/")] == ["tracks/a.mp3"]
-    assert {item.key for item in await media.ls()} == {key, "tracks/a.mp3"}
-    assert len(await media.ls(objects_max=1)) == 1
-    await media.rm(key)
-    for verb in (media.info, media.rm):
+    await media.objects.put("tracks/a.mp3", b"12345")
+    assert [item.key for item in await media.objects.ls("tracks/")] == ["tracks/a.mp3"]
+    assert {item.key for item in await media.objects.ls()} == {key, "tracks/a.mp3"}
+    assert len(await media.objects.ls(objects_max=1)) == 1
+    await media.objects.rm(key)
+    for verb in (media.objects.info, media.objects.rm):
         with pytest.raises(ObjectUnknown):
             await verb(key)
 
 
 async def test_other_bytes_cannot_take_a_content_address(media):
     with pytest.raises(WrongContentAddress):
-        await media.put(photo_key(b"abc"), b"abd")
+        await media.objects.put(photo_key(b"abc"), b"abd")
     with pytest.raises(ObjectUnknown):
-        await media.info(photo_key(b"abc"))
+        await media.objects.info(photo_key(b"abc"))
 
 
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", ""])
 async def test_keys_that_are_none(media, key):
     with pytest.raises(InvalidBlobKey):
-        await media.put(key, b"x")
+        await media.objects.put(key, b"x")
     with pytest.raises(InvalidBlobKey):
-        media.url(key)
+        media.objects.url(key)
     with pytest.raises(ObjectUnknown):
-        await media.info(key)
+        await media.objects.info(key)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ async def test_keys_that_are_none(media, key):
     ],
 )
 async def test_urls(blobs, config, url):
-    assert Media(blobs, config).url("a/b@c.jpg") == url
+    assert Media(blobs, config).objects.url("a/b@c.jpg") == url
 
 
 async def test_a_port_that_is_taken_is_said(blobs):
@@ -83,7 +83,7 @@ async def test_a_port_that_is_taken_is_said(blobs):
 
 
 async def test_the_routes(media):
-    await media.put("tracks/a.mp3", b"12345")
+    await media.objects.put("tracks/a.mp3", b"12345")
     app = Litestar(ROUTES, dependencies={"media": Provide(lambda: media, sync_to_thread=False)})
     async with AsyncTestClient(app) as client:
         listed = (await client.get("/v1/media/objects", params={"prefix": "tracks"})).json()
@@ -99,7 +99,7 @@ async def test_the_routes(media):
 
 
 class Screen:
-    """A terminal over one folder, as the cli floor gives it to commands."""
+    """A terminal over one folder, as the cli gives it to commands."""
 
     is_json = True
 
@@ -142,12 +142,12 @@ def test_the_commands(tmp_path):
 
 
 def test_the_limit_of_files_limits_connections():
-    assert clients_a_process(10_128, files_a_client=2) == 5_000
-    assert clients_a_process(10, files_a_client=1) == 16
+    assert clients_per_process(10_128, files_per_client=2) == 5_000
+    assert clients_per_process(10, files_per_client=1) == 16
 
 
 class Item:
-    """Something with a deadline."""
+    """An item with a deadline."""
 
     def __init__(self) -> None:
         self.deadline_s, self.bucket = 0.0, 0

@@ -1,4 +1,4 @@
-"""A store that is no folder: a second node plays the S3 bucket `m`, since it serves /m/{key} by range."""
+"""A remote store: a second node plays the S3 bucket `m`, since it serves /m/{key} by range."""
 
 from __future__ import annotations
 

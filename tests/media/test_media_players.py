@@ -1,6 +1,7 @@
-"""What people really use against a real node: curl, `wget -c`, ffprobe and a browser's audio element.
+"""Real clients against a real node: curl, `wget -c`, ffprobe and a browser's audio element.
 
-The node is the command, in its own processes; every URL is signed, and every track begins with a buyer's tag.
+The node is the command with its own processes. Every URL is signed, and every track begins with a
+buyer's tag.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from urllib.request import urlopen
 import pytest
 from id3_tracks import JPEG, make_mp3
 from playwright.async_api import async_playwright
+from tests.kit.processes import HeadraceProcess, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
 from headrace.media.id3 import Tags, tag_bytes
-from headrace.testing.processes import HeadraceProcess, wait_until
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 SECRET = "players-" + "s" * 32
@@ -33,7 +34,7 @@ MODES = {"files": "", "disks": "blocks:96MiB"}
 
 @dataclass
 class Shop:
-    """A running node, and what it should give for a bought track."""
+    """A running node, and the expected bytes of a bought track."""
 
     media: Media
     url: str
@@ -70,9 +71,9 @@ async def shop(request, tmp_path_factory):
     config = MediaConfig(listen=("127.0.0.1", port), signed="required")
     media = Media(blobs, config, secret=lambda: SECRET)
     track = make_mp3(folder / "made.mp3", seconds=SECONDS, times=TIMES, title="as recorded")
-    await media.put("tracks/song.mp3", track)
+    await media.objects.put("tracks/song.mp3", track)
     stored = await media.tags.put(**TAGS, cover=JPEG)
-    signed = await media.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
+    signed = await media.objects.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
     music = make_mp3(folder / "plain.mp3", seconds=SECONDS, times=TIMES)
     assert track.endswith(music)
     disks = MODES[request.param] and f"{folder}/{MODES[request.param]}"
@@ -130,8 +131,10 @@ def test_what_was_not_signed_is_refused(shop):
     for url in (shop.url.partition("?")[0], shop.url[:-1], shop.url.replace("song", "sing")):
         ran = subprocess.run(
             [needs("curl"), "-sS", "-o", "-", "-w", "%{http_code}", url],
-            capture_output=True, timeout=90, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=90,
+            check=True,
+        )
         assert ran.stdout.endswith(b"403"), ran.stdout
         assert b"media.signature_invalid" in ran.stdout
 
@@ -167,7 +170,7 @@ def test_ffmpeg_decodes_from_the_middle(shop):
 
 
 async def test_what_is_traced_is_logged_by_the_node(shop):
-    """The user is the one of the signed URL, whatever the client says; no line tells the URL's signature."""
+    """The user is that of the signed URL, not of the client's fields; no line has a signature."""
     parent = f"00-{'4b' * 16}-{'f0' * 8}-01"
     client = ["-o", os.devnull, "-r", "300000-300099", "-H", f"traceparent: {parent}"]
     await shop.media.traces.start("user=42", for_s=60)

@@ -1,4 +1,4 @@
-"""What well-meaning clients get from a real node: whole, parts, conditions, order, many at once."""
+"""Ordinary clients of a real node: whole objects, parts, conditions, order, concurrency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raw_clients import pattern, pause, photo_key, serving, wait_until
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.model import BLOCK_BYTES, content_address
 from headrace.media.worker.bodies import FileBody, is_in_memory
-from headrace.media.worker.channels import PlainChannel
+from headrace.media.worker.socket_io import PlainChannel
 
 
 async def test_a_photo_comes_whole_with_all_its_headers(node):
@@ -121,7 +121,7 @@ async def test_a_half_closed_client_still_gets_its_answer(node):
 
 
 async def test_an_answer_that_is_still_in_the_kernel_survives_the_end_of_the_client_s_side(node):
-    # No more than the kernel takes with TCP_NOTSENT_LOWAT.
+    # At most what the kernel takes with TCP_NOTSENT_LOWAT.
     data = pattern(100_000)
     key = await node.put(data)
     before = sample("media_bytes_total", source="memory")
@@ -170,7 +170,7 @@ async def test_many_clients_at_once_all_get_their_own_bytes(node):
 
 @pytest.fixture
 def cold_file(tmp_path):
-    """A descriptor of a file of which nothing is in memory."""
+    """A descriptor of a file without cached pages."""
     path = tmp_path / "cold"
     path.write_bytes(pattern(4 * BLOCK_BYTES))
     descriptor = os.open(path, os.O_RDONLY)
@@ -178,7 +178,7 @@ def cold_file(tmp_path):
     assert is_in_memory(descriptor, 0)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    # Asked of a block that no test uses: the probe itself makes the kernel begin to read.
+    # Use a block that no test reads: the probe itself makes the kernel start reading.
     if is_in_memory(descriptor, BLOCK_BYTES):
         os.close(descriptor)
         pytest.skip("this filesystem keeps its pages or does not know RWF_NOWAIT")
@@ -187,7 +187,7 @@ def cold_file(tmp_path):
 
 @pytest.fixture
 def readers():
-    """The threads that read cold blocks."""
+    """The threads that read uncached blocks."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
@@ -257,7 +257,7 @@ async def test_a_stop_lets_the_answer_under_way_end(blobs):
 
 
 async def test_a_stop_answers_what_was_asked_before_it(blobs):
-    """Requests that the node has not read yet: on a kept connection, and on one that waits to be accepted."""
+    """Requests that the node has not read yet, on a kept and on a waiting connection."""
     async with serving(blobs) as node:
         data = pattern(1000)
         key = await node.put(data)

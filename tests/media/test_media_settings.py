@@ -1,4 +1,4 @@
-"""Settings with which no node could serve are refused before it begins, each with what was expected."""
+"""Settings that cannot work are refused at the start, each with the expected value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tls_files import make_certificate
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media.cluster.membership import InvalidNode
 from headrace.media.model import MediaConfig
-from headrace.media.worker.readiness import require_servable
+from headrace.media.worker.supervisor import require_servable
 
 
 def config_of(**settings: str) -> MediaConfig:
@@ -25,8 +25,8 @@ def config_of(**settings: str) -> MediaConfig:
     ("setting", "text", "expected"),
     [
         ("connections_max", "0", "from 1 to"),
-        ("send_timeout", "0s", "more than nothing"),
-        ("header_timeout", "0ms", "more than nothing"),
+        ("send_timeout", "0s", "above zero"),
+        ("header_timeout", "0ms", "above zero"),
         ("workers", "100000", "from 0 to 64"),
         ("replicas", "9", "from 0 to 8"),
         ("weight", "0", "from 0.01 to 100"),
@@ -43,9 +43,14 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_read(setting, text, expec
 
 def test_values_at_the_bounds_are_taken():
     config = config_of(
-        connections_max="1", workers="64", replicas="8", weight="0.01", node="a.b_c-9",
-        disks="/a:16MiB, /b:256TiB", stop_timeout="0s",
-    )  # fmt: skip
+        connections_max="1",
+        workers="64",
+        replicas="8",
+        weight="0.01",
+        node="a.b_c-9",
+        disks="/a:16MiB, /b:256TiB",
+        stop_timeout="0s",
+    )
     assert (config.connections_max, config.workers, config.replicas) == (1, 64, 8)
     require_servable(config)
 

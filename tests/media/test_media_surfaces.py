@@ -1,4 +1,4 @@
-"""One life of a node, told alike by Python, HTTP and the command line: `media_scenario.toml`, step by step."""
+"""One life of a node through Python, HTTP and commands: the steps of `media_scenario.toml`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 from media_surfaces import SURFACES, CommandSurface, Refused, surface_on
 from raw_clients import pattern
+from tests.kit.processes import HeadraceProcess, is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.errors import Unavailable
 from headrace.media import Media, MediaConfig
@@ -20,15 +22,13 @@ from headrace.media.cli import COMMANDS
 from headrace.media.errors import NodeNotHere
 from headrace.media.hottest import write_hottest
 from headrace.media.http import ROUTES
-from headrace.testing.processes import HeadraceProcess, is_alive
-from headrace.testing.waiting import wait_true
 
 STEPS = tomllib.loads(Path(__file__).with_name("media_scenario.toml").read_text())["step"]
 DISK = "24MiB"
 
 
 def filled(value, names):
-    """`value` with `names` in their places."""
+    """`value` with `names` replaced."""
     if isinstance(value, dict):
         return {key: filled(one, names) for key, one in value.items()}
     if isinstance(value, list):
@@ -70,13 +70,13 @@ def node(blobs, tmp_path):
 
 
 def free_port():
-    """A port that nobody has; the others are told of it, so it must be known beforehand."""
+    """A free port, which must be fixed beforehand because the other nodes get it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
 async def wait_ready(process, media):
-    """Return once the node has entered the cluster, is served, and its disks are in use."""
+    """Return once the node is registered, is served, and its disks are in use."""
 
     async def is_ready():
         assert is_alive(process.pid), process.err
@@ -138,7 +138,7 @@ async def test_what_is_asked_for_most_is_told_alike(blobs, tmp_path):
 
 async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):
     media = Media(blobs, MediaConfig(listen=("127.0.0.1", 9)))
-    await media.put("tracks/a.mp3", pattern(300_000))
+    await media.objects.put("tracks/a.mp3", pattern(300_000))
     surface = CommandSurface(media, tmp_path)
     told = await surface.run("warm", "tracks/a.mp3", exit_code=7)
     [node] = told["nodes"]
@@ -147,7 +147,7 @@ async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):
 
 
 async def test_warm_asks_one_byte_of_each_block(blobs):
-    """A node that counts: what it is asked for is what it would fetch."""
+    """The requests that a counting node gets are the blocks it would read."""
     asked = []
 
     async def answer(reader, writer):
@@ -159,9 +159,9 @@ async def test_warm_asks_one_byte_of_each_block(blobs):
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
     media = Media(blobs, MediaConfig(listen=address))
-    await media.put("tracks/a.mp3", pattern(600_000))
-    await media.put("tracks/empty.mp3", b"")
-    done = await media.warm(["tracks/a.mp3", "tracks/empty.mp3"])
+    await media.objects.put("tracks/a.mp3", pattern(600_000))
+    await media.objects.put("tracks/empty.mp3", b"")
+    done = await media.warming.warm(["tracks/a.mp3", "tracks/empty.mp3"])
     server.close()
     assert [row.blocks for row in done.nodes] == [3]
     assert all(head.startswith("GET /m/tracks/a.mp3 HTTP/1.1\r\n") for head in asked)
@@ -211,7 +211,7 @@ def test_a_simulation_is_drawn(tmp_path):
     [(value, text)] = shown
     assert [step.name for step in value.steps] == [
         "whole",
-        "a node of each centre lost",
+        "a node of each data center lost",
         "roll-out",
     ]
     assert "times fair, most" in text

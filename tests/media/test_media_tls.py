@@ -1,4 +1,4 @@
-"""The same bytes over HTTPS: ranges, order, slow and broken clients, cuts, a renewed certificate."""
+"""The same bytes over HTTPS: ranges, order, slow and broken clients, cuts, a new certificate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from raw_clients import Client, pattern, serving, wait_until
 from tls_files import client_context, make_certificate
 
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.worker.channels import Certificate
+from headrace.media.worker.socket_io import Certificate
 
 
 @contextlib.asynccontextmanager
 async def serving_tls(blobs, folder, **settings):
-    """A node with both listeners; `connect` speaks TLS."""
+    """A node with both listeners; `connect` uses TLS."""
     cert, key = make_certificate(folder)
     port = free_port()
     async with serving(
@@ -78,7 +78,7 @@ async def test_a_slow_client_over_tls_gets_every_byte(blobs, tmp_path):
     data = pattern(6_000_000)
     async with serving_tls(blobs, tmp_path) as node:
         key = await node.put(data)
-        # Small buffers: most of what is offered to OpenSSL must be offered again.
+        # Small buffers: most pieces must be offered to OpenSSL again.
         client = await node.connect_tls(limit=4096)
         client.send(f"GET /m/{key} HTTP/1.0\r\n\r\n".encode())
         assert (await client.answer()).body == data

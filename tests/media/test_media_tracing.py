@@ -1,4 +1,4 @@
-"""Trace tags: read, handed on, and logged where a watch asks for it."""
+"""Trace tags are read, passed on, and logged where a watch matches."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.cluster.documents import Document
-from headrace.media.cluster.polling import Polled, Polling
-from headrace.media.service.traces import TooManyWatches, Traces
+from headrace.media.cluster.cluster_config import Document, DocumentPoller, FollowedDocument
 from headrace.media.tracing import (
     LINES_PER_S,
     TRACE,
     WATCHES_MAX,
+    TooManyWatches,
     TraceInvalid,
     TraceLog,
+    Traces,
     TraceTag,
     Watch,
     onward_fields,
     parse_selector,
     read_trace,
 )
-from headrace.testing.waiting import wait_true
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -49,9 +49,9 @@ def test_a_tag_is_read_from_the_head():
     fields = {"traceparent": PARENT, "baggage": " other=1, user = 42 ;ttl=3,request=r7 , user=43"}
     tag = read_trace(fields, KEY)
     assert tag == TraceTag(PARENT, "42", "r7", KEY)
-    assert (tag.trace, tag.is_told) == (TRACE_ID, True)
+    assert (tag.trace, tag.has_context) == (TRACE_ID, True)
     assert read_trace({}, KEY) == TraceTag(None, None, None, KEY)
-    assert not read_trace({}, KEY).is_told
+    assert not read_trace({}, KEY).has_context
 
 
 def test_what_a_signed_url_says_wins():
@@ -136,9 +136,12 @@ def test_a_watched_request_without_a_trace_gets_one():
 def write(traces: TraceLog) -> None:
     traces.write(
         TraceTag(PARENT, "42", None, KEY),
-        status=206, sent_bytes=1000, cache="headrace; hit", outcome="done",
+        status=206,
+        sent_bytes=1000,
+        cache="headrace; hit",
+        outcome="done",
         stages_s={"parse": 0.00001, "send": 0.0123456},
-    )  # fmt: skip
+    )
 
 
 def lines(told: str) -> list[dict]:
@@ -224,8 +227,8 @@ async def test_a_watch_that_is_over_makes_room(blobs):
 
 @pytest.mark.slow
 async def test_every_process_of_a_node_follows_what_is_started(blobs, tmp_path):
-    polled = Polled(TRACE)
-    polling = Polling(blobs, tmp_path / "run", [polled], every_s=0.1)
+    polled = FollowedDocument(TRACE)
+    polling = DocumentPoller(blobs, tmp_path / "run", [polled], every_s=0.1)
     await polling.start()
     try:
         follower = TraceLog(lambda: polled.value.watches, node="n1")

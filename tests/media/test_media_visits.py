@@ -1,4 +1,4 @@
-"""What marks a block as wanted: each answer that found it stored, once; not the one that it was filled for."""
+"""Each answer marks a stored block once, except the answer that it was filled for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import socket
 
 import pytest
 from raw_clients import Client
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import Reader, WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cache.filler_ipc import read_manifest
+from headrace.media.cache.frame_table import MARKS_MAX, FrameTable
+from headrace.media.cache.layout import Superblock
+from headrace.media.cache.linux import map_shared
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store.layout import Superblock
-from headrace.media.store.manifest import read_manifest
-from headrace.media.store.shared import map_shared
-from headrace.media.store.sieve import MARKS_MAX
-from headrace.media.store.table import Table
-from headrace.testing.waiting import wait_true
-from whole_nodes import Reader, WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 KEY, BLOCKS = "tracks/a.mp3", 3
@@ -24,11 +23,11 @@ SIZE_BYTES = BLOCKS * BLOCK_BYTES
 
 
 def marks_of(node: WholeNode) -> list[int]:
-    """The marks of all blocks that are stored."""
+    """The marks of all stored blocks."""
     [run] = {path.parent for path in node.folder.rglob("filler.lock")}
     [disk] = read_manifest(run).disks
     memory, _ = map_shared(disk.table_path)
-    table = Table(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
+    table = FrameTable(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
     try:
         return [table.visited[frame] for frame in range(disk.frames) if table.entry(frame).tag]
     finally:
@@ -36,7 +35,7 @@ def marks_of(node: WholeNode) -> list[int]:
 
 
 async def read_whole(node: WholeNode) -> None:
-    """Ask for the track on a connection of its own, with a buffer that takes it in many turns."""
+    """Read the track on its own connection, with a buffer that needs many epochs."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     client.setblocking(False)
@@ -57,7 +56,7 @@ async def test_one_answer_is_one_visit_and_a_fill_is_none(tmp_path):
         seen = []
         for _ in range(4):
             await read_whole(node)
-            # A slow disk is not waited for by the answer: the block is placed later.
+            # The answer does not wait for a slow disk: the block is placed later.
             await wait_true(lambda: len(marks_of(node)) == BLOCKS, what="all blocks stored")
             seen.append(marks_of(node))
     await blobs.close()
@@ -65,7 +64,7 @@ async def test_one_answer_is_one_visit_and_a_fill_is_none(tmp_path):
 
 
 async def test_a_head_is_a_hit_once_the_object_is_stored(tmp_path):
-    """And a repeated range of another origin goes out with its fields, also where its head was understood before."""
+    """A repeated range of another origin has its own fields, also for known heads."""
     blobs = Blobs((tmp_path / "store").as_uri())
     await blobs.put(KEY, content("a", 0, SIZE_BYTES))
     settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_cors_origins": "*"}

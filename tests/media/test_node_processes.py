@@ -1,4 +1,4 @@
-"""A node of several processes: clients are shared out, the dead come back, a stop is in order, one scrape tells all."""
+"""A node of several processes: shared clients, restarts, ordered stops, one scrape for all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from functools import partial
 
 import pytest
 from raw_clients import pattern, photo_key
-
-from headrace.engines.blobs import Blobs
-from headrace.media import Media, MediaConfig
-from headrace.media.model import BLOCK_BYTES
-from headrace.testing.processes import HeadraceProcess, is_alive
-from headrace.testing.waiting import wait_true as wait_true_for
-from whole_nodes import (
+from tests.kit.processes import HeadraceProcess, is_alive
+from tests.kit.waiting import wait_true as wait_true_for
+from tests.kit.whole_nodes import (
     DEADLINE_S,
     Reader,
     WholeNode,
@@ -27,6 +23,10 @@ from whole_nodes import (
     resident_kib,
     whole_node,
 )
+
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.model import BLOCK_BYTES
 
 pytestmark = pytest.mark.slow
 wait_true = partial(wait_true_for, deadline_s=DEADLINE_S)
@@ -63,7 +63,7 @@ async def shop(tmp_path):
 
 @pytest.fixture(scope="module")
 async def node(tmp_path_factory):
-    """A node with two workers and two disks, for tests that leave it as whole as it was."""
+    """A node with two workers and two disks, for tests that leave it intact."""
     folder = tmp_path_factory.mktemp("shared")
     settings = {"media_connections_max": "6000"}
     async with open_shop(folder) as found, whole_node(folder, **found.settings, **settings) as node:
@@ -110,7 +110,7 @@ async def test_series_of_all_workers_are_one(node, tmp_path):
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
     media = Media(Blobs(tmp_path.as_uri()), MediaConfig(), folder=node.folder / "data/run/media")
-    [asked] = await media.hottest()
+    [asked] = await media.hottest.list()
     assert asked.key == "tracks/a.mp3"
     for reader in readers:
         reader.drop()
@@ -138,7 +138,7 @@ async def test_a_cached_node_serves_over_the_death_of_each_of_its_processes(node
         assert (await reader.ask("tracks/a.mp3", 0, 9))[2] == data[:10]
     victim = node.kill("worker")
     kept = [await reader.ask("tracks/a.mp3", 10, 19) for reader in held]
-    # Only its own clients notice, and they are some of all.
+    # Only its own clients notice, and they are a part of all.
     assert 0 < kept.count(None) < len(held)
     assert all(found is None or found[2] == data[10:20] for found in kept)
     await wait_true(lambda: len(node.pids("worker")) == 2, what="the worker's successor")
@@ -207,7 +207,7 @@ async def test_an_object_that_was_replaced_is_read_anew_after_one_cut(shop, tmp_
         assert await read(node, 0, 999) == old[:1000]
         await shop.blobs.put("tracks/a.mp3", new)
         found = [await read(node, 0, SIZE_BYTES + 999) for _ in range(3)]
-        # What had begun to go out of the old one's blocks cannot be ended rightly.
+        # A body that began with the old version's blocks cannot be completed correctly.
         assert found[0] in (None, new)
         assert found[1:] == [new, new]
 

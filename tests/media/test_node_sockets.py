@@ -1,4 +1,4 @@
-"""Listening sockets of several workers, and how many clients and workers a node has."""
+"""Listening sockets of several workers, and the numbers of clients and workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import struct
 
 import pytest
 
-from headrace.media.model import ListenFailed, MediaConfig
-from headrace.media.worker.channels import address_of
-from headrace.media.worker.sockets import (
-    clients_a_process,
+from headrace.media.errors import ListenFailed
+from headrace.media.model import MediaConfig
+from headrace.media.worker.socket_io import (
+    address_of,
+    clients_per_process,
     connections_of_worker,
     listening_sockets,
     workers_wanted,
@@ -60,22 +61,22 @@ def test_clients_that_wait_in_a_socket_are_there_for_who_accepts_later():
 )
 def test_workers_follow_the_cores_and_the_limit_of_files(settings, cores, files_max, expected):
     config = MediaConfig(**settings)
-    found = workers_wanted(config, cores=cores, files_max=files_max, files_a_client=1)
+    found = workers_wanted(config, cores=cores, files_max=files_max, files_per_client=1)
     assert found == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_all_workers_together_hold_what_was_wished(workers):
     share = connections_of_worker(
-        100_000, workers=workers, files_max=resource.RLIM_INFINITY, files_a_client=1
+        100_000, workers=workers, files_max=resource.RLIM_INFINITY, files_per_client=1
     )
     assert share * workers >= 100_000
     assert workers > 1 or share == 100_000
 
 
 def test_the_limit_of_files_lowers_it():
-    assert clients_a_process(1024, files_a_client=2) == 448
-    assert connections_of_worker(4096, workers=1, files_max=1024, files_a_client=2) == 448
+    assert clients_per_process(1024, files_per_client=2) == 448
+    assert connections_of_worker(4096, workers=1, files_max=1024, files_per_client=2) == 448
 
 
 def test_a_client_that_is_gone_has_no_address():

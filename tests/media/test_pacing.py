@@ -1,4 +1,4 @@
-"""The rate of a signed URL: never more than a burst ahead, and no more timers than bursts."""
+"""The rate of a signed URL: at most a burst ahead, and at most one timer per burst."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.worker.pacing import BURST_BYTES_MIN, BURST_S, Pace
+from headrace.media.worker.deadlines import BURST_BYTES_MIN, BURST_S, RateLimit
 
 
 @given(
@@ -14,7 +14,7 @@ from headrace.media.worker.pacing import BURST_BYTES_MIN, BURST_S, Pace
     steps=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 2**20)), max_size=50),
 )
 def test_no_more_goes_out_than_the_rate_and_one_burst(rate, steps):
-    pace, now_s, sent = Pace(rate, 100.0), 100.0, 0
+    pace, now_s, sent = RateLimit(rate, 100.0), 100.0, 0
     for delay_s, wanted in steps:
         now_s += delay_s
         share = min(wanted, pace.allowed_bytes(now_s))
@@ -26,7 +26,7 @@ def test_no_more_goes_out_than_the_rate_and_one_burst(rate, steps):
 
 @pytest.mark.parametrize("rate", [1000, 32_768, 10**6, 10**9])
 def test_a_client_that_takes_all_gets_its_rate(rate):
-    pace, now_s, sent, timers = Pace(rate, 0.0), 0.0, 0, 0
+    pace, now_s, sent, timers = RateLimit(rate, 0.0), 0.0, 0, 0
     while now_s < 60:
         share = pace.allowed_bytes(now_s)
         pace.spend(share)

@@ -1,4 +1,4 @@
-"""Signed URLs and tagged tracks over the wire: who gets what, byte for byte."""
+"""Signed URLs and tagged tracks over the wire, byte for byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from id3_tracks import JPEG, own_tag
 from raw_clients import SECRET, Client, pattern, pause, serving, wait_until
 
 from headrace.media.id3 import Tags, tag_bytes, tag_key
-from headrace.media.service.tags import TagUnknown
+from headrace.media.service.objects import TagUnknown
 from headrace.media.signing import Keys, UnsignableUrl, sign
 
 KEY = "tracks/a.mp3"
@@ -23,13 +23,13 @@ KEYS = Keys.derive(SECRET)
 
 @pytest.fixture
 async def shut(blobs):
-    """A node that serves signed URLs alone."""
+    """A node that serves signed URLs only."""
     async with serving(blobs, signed="required") as served:
         yield served
 
 
 def target(url: str) -> str:
-    """What of a URL stands behind `/m/`."""
+    """The part of a URL behind `/m/`."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}".removeprefix("/m/")
 
@@ -40,15 +40,15 @@ async def code_of(client: Client, asked: str, **fields: str) -> tuple[int, str]:
 
 
 async def test_only_what_was_signed_is_served(shut):
-    await shut.media.put(KEY, MUSIC)
-    good = target(shut.media.url(KEY, ttl_s=60))
+    await shut.media.objects.put(KEY, MUSIC)
+    good = target(shut.media.objects.url(KEY, ttl_s=60))
     client = await shut.connect()
     answer = await client.ask(good)
     assert (answer.status, answer.body) == (200, MUSIC)
     assert answer.fields["cache-control"] == "private, max-age=60"
     for asked in (KEY, f"{KEY}?v=1", good[:-1], good.replace("a.mp3", "b.mp3"), f"{good}&x=1"):
         assert await code_of(client, asked) == (403, "media.signature_invalid")
-    # On the same connection: a refusal ends nothing.
+    # On the same connection: a refusal does not end it.
     part = await client.ask(good, Range="bytes=5-9")
     assert (part.status, part.body) == (206, MUSIC[5:10])
     head = await client.ask(good, method="HEAD")
@@ -56,17 +56,17 @@ async def test_only_what_was_signed_is_served(shut):
 
 
 async def test_a_refusal_tells_nothing(shut):
-    """Neither which part was wrong, nor whether the object is there, and it is never cached."""
-    await shut.media.put(KEY, MUSIC)
+    """It shows neither the wrong part nor whether the object exists, and is never cached."""
+    await shut.media.objects.put(KEY, MUSIC)
     client = await shut.connect()
     over = sign(KEYS, f"/m/{KEY}", expires_at=int(time.time()) - 1)
     foreign = sign(Keys.derive("x" * 32), f"/m/{KEY}", expires_at=int(time.time()) + 60)
-    elsewhere = target(shut.media.url(KEY, ttl_s=60, address="203.0.113.7"))
+    elsewhere = target(shut.media.objects.url(KEY, ttl_s=60, address="203.0.113.7"))
     asked = (KEY, "none.mp3", f"{KEY}?{over}", f"{KEY}?{foreign}", elsewhere, "../x", "_headrace/x")
     answers = [await client.ask(one) for one in asked]
     assert {(one.status, one.body) for one in answers} == {(403, answers[0].body)}
     assert {one.fields["cache-control"] for one in answers} == {"no-store"}
-    missing = target(shut.media.url("none.mp3"))
+    missing = target(shut.media.objects.url("none.mp3"))
     assert (await client.ask(missing)).status == 404
 
 
@@ -74,7 +74,7 @@ async def test_a_refusal_tells_nothing(shut):
 async def test_expiry_is_judged_when_a_request_starts(blobs):
     data = pattern(12_000_000)
     async with serving(blobs, signed="required") as node:
-        await node.media.put(KEY, data)
+        await node.media.objects.put(KEY, data)
         slow, late = await node.connect(limit=1024), await node.connect()
         expires_at = int(time.time()) + 3
         asked = f"{KEY}?{sign(KEYS, f'/m/{KEY}', expires_at=expires_at)}"
@@ -87,10 +87,10 @@ async def test_expiry_is_judged_when_a_request_starts(blobs):
 
 
 async def test_the_address_is_that_of_the_connection(shut):
-    await shut.media.put(KEY, MUSIC)
+    await shut.media.objects.put(KEY, MUSIC)
     client = await shut.connect()
     for address, status in (("127.0.0.1", 200), ("127.0.0.0/8", 200), ("127.0.0.2", 403)):
-        asked = target(shut.media.url(KEY, ttl_s=60, address=address))
+        asked = target(shut.media.objects.url(KEY, ttl_s=60, address=address))
         assert (await client.ask(asked, X_Forwarded_For="127.0.0.2")).status == status
 
 
@@ -99,25 +99,25 @@ async def test_a_former_secret_is_accepted_until_it_is_removed(blobs):
     asked = f"{KEY}?{sign(Keys.derive(former), f'/m/{KEY}', expires_at=int(time.time()) + 60)}"
     for accepted, status in (((former,), 200), ((), 403)):
         async with serving(blobs, signed="required", accepted_secrets=accepted) as node:
-            await node.media.put(KEY, MUSIC)
+            await node.media.objects.put(KEY, MUSIC)
             assert (await (await node.connect()).ask(asked)).status == status
 
 
 async def test_where_none_is_required_a_signature_is_checked_all_the_same(node):
-    await node.media.put(KEY, MUSIC)
+    await node.media.objects.put(KEY, MUSIC)
     client = await node.connect()
     assert (await client.ask(KEY)).fields["cache-control"] == "public, max-age=60"
-    good = target(node.media.url(KEY, ttl_s=60))
+    good = target(node.media.objects.url(KEY, ttl_s=60))
     assert (await client.ask(good)).body == MUSIC
     assert (await client.ask(good[:-1])).status == 403
 
 
 async def bought(node, track: bytes = MUSIC, **tags: str) -> tuple[str, bytes]:
-    """A track in the store and a buyer's URL of it: what to ask, and the tag it begins with."""
-    await node.media.put(KEY, track)
+    """A track and a buyer's URL of it: the target, and the tag it begins with."""
+    await node.media.objects.put(KEY, track)
     given = {**TAGS, **tags}
     stored = await node.media.tags.put(**given, cover=JPEG)
-    signed = await node.media.sign(KEY, tag=stored.id, ttl_s=60)
+    signed = await node.media.objects.sign(KEY, tag=stored.id, ttl_s=60)
     tag = tag_bytes(Tags(**given, cover=JPEG))
     assert stored.size_bytes == len(tag)
     return target(signed.url), tag
@@ -162,7 +162,7 @@ async def test_the_track_s_own_tag_is_left_out(shut, own_bytes):
     client = await shut.connect()
     for _ in range(2):
         assert (await client.ask(asked)).body == tag + MUSIC
-    plain = target(shut.media.url(KEY))
+    plain = target(shut.media.objects.url(KEY))
     assert (await client.ask(plain)).body == own_tag(own_bytes) + MUSIC
 
 
@@ -181,7 +181,7 @@ async def test_a_replaced_track_has_another_etag_and_the_same_tag(shut):
     asked, tag = await bought(shut)
     client = await shut.connect()
     old = await client.ask(asked)
-    await shut.media.put(KEY, own_tag(50) + MUSIC[::-1])
+    await shut.media.objects.put(KEY, own_tag(50) + MUSIC[::-1])
     new = await client.ask(asked, If_None_Match=old.fields["etag"])
     assert (new.status, new.body) == (200, tag + MUSIC[::-1])
 
@@ -204,7 +204,7 @@ async def test_tags_themselves_are_not_served(node):
     client = await node.connect()
     assert await code_of(client, tag_key(tag)) == (404, "media.object_unknown")
     with pytest.raises(UnsignableUrl):
-        node.media.url(tag_key(tag), ttl_s=60)
+        node.media.objects.url(tag_key(tag), ttl_s=60)
 
 
 async def test_the_same_tag_is_stored_once(shut):

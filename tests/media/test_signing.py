@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.engines.blobs import InvalidBlobKey
-from headrace.kernel.secrets import WeakSecret
+from headrace.kernel.signing import WeakSecret
 from headrace.media.signing import (
     OPEN,
     Gate,
@@ -177,7 +177,7 @@ def test_an_address_or_network_may_be_required(signed, inside, outside):
 
 
 def test_keys_rotate_without_a_url_refused_in_between():
-    """The next secret is accepted first, then signs, then the former one is dropped."""
+    """The next secret is accepted first, then signs, then the previous one is dropped."""
     old = Keys.derive(ROOT)
     both, other_way = Keys.derive(ROOT, [NEXT]), Keys.derive(NEXT, [ROOT])
     new = Keys.derive(NEXT)
@@ -209,9 +209,14 @@ def test_secrets_are_strong_and_not_shown():
 def test_every_fault_of_what_cannot_be_signed_is_told():
     with pytest.raises(UnsignableUrl) as caught:
         sign(
-            KEYS, PATH,
-            expires_at=0, address="203.0.113.7/24", rate=0, tag="AB" * 32, trace="user=4 2",
-        )  # fmt: skip
+            KEYS,
+            PATH,
+            expires_at=0,
+            address="203.0.113.7/24",
+            rate=0,
+            tag="AB" * 32,
+            trace="user=4 2",
+        )
     pointers = [problem.pointer for problem in caught.value.problems]
     assert pointers == ["expires_at", "address", "rate", "tag", "trace"]
 
@@ -296,9 +301,11 @@ def test_a_gate_needs_no_secret_until_something_is_signed():
 
 @pytest.mark.slow
 @given(
-    now_s=st.floats(1e9, 4e9), ttl_s=st.integers(1, 10**7), grid_s=st.integers(1, 10**5),
+    now_s=st.floats(1e9, 4e9),
+    ttl_s=st.integers(1, 10**7),
+    grid_s=st.integers(1, 10**5),
     later_s=st.floats(0, 1e5),
-)  # fmt: skip
+)
 def test_an_expiry_on_a_grid_stays_the_same_within_a_step(now_s, ttl_s, grid_s, later_s):
     expiry = expiry_on_grid(now_s, ttl_s, grid_s)
     assert expiry % grid_s == 0

@@ -1,4 +1,4 @@
-"""Signing, tags and tracing by Python, HTTP and the commands: the same answers and the same refusals."""
+"""Signing, tags and tracing through Python, HTTP and commands, with equal answers and refusals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from id3_tracks import JPEG
 from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import AsyncTestClient
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media import Media, MediaConfig
-from headrace.media.cli import signing as signing_commands
-from headrace.media.cli import tracing as tracing_commands
-from headrace.media.http import signing as routes
-from headrace.media.http import tracing as tracing_routes
+from headrace.media.cli import objects as commands
+from headrace.media.http import objects as routes
 from headrace.media.signing import Keys, check
 from headrace.media.tracing import read_trace
 from headrace.web.bodies import JsonBody, require_json
 from headrace.web.problems import render_error
-from ways_in import PythonVerbs, Refused, plain
 
 SECRET = "w" * 32
 KEY = "tracks/a.mp3"
@@ -43,7 +41,7 @@ class PythonWay(PythonVerbs):
         self._media = media
 
     async def sign(self, *, key, **options):
-        return await self._media.sign(key, **options)
+        return await self._media.objects.sign(key, **options)
 
     async def put_tag(self, *, cover=None, **texts):
         data = base64.b64decode(cover) if cover else None
@@ -120,7 +118,7 @@ class CommandWay:
         if verb == "sign":
             names = {"ttl_s": "--ttl", "grid_s": "--grid", "rate": "--rate"}
             units = {"ttl_s": "s", "grid_s": "s", "rate": "B"}
-            words = [signing_commands.sign, given.pop("key")]
+            words = [commands.sign, given.pop("key")]
             for name, value in given.items():
                 words += [names.get(name, f"--{name}"), f"{value}{units.get(name, '')}"]
             return words
@@ -130,13 +128,13 @@ class CommandWay:
                 cover.write_bytes(base64.b64decode(given["cover"]))
                 given["cover"] = str(cover)
             options = [word for name, value in given.items() for word in (f"--{name}", value)]
-            return [signing_commands.tag, "put", *options]
+            return [commands.tag, "put", *options]
         if "trace" in verb:
             options = ["--tag", given["tag"]] if "tag" in given else []
             options += ["--for", f"{given['for_s']}s"] if "for_s" in given else []
             word = {"trace": "on", "untrace": "off", "traces": "show"}[verb]
-            return [tracing_commands.trace, word, *options]
-        return [signing_commands.tag, {"get_tag": "show", "rm_tag": "rm"}[verb], given["id"]]
+            return [commands.trace, word, *options]
+        return [commands.tag, {"get_tag": "show", "rm_tag": "rm"}[verb], given["id"]]
 
 
 @pytest.fixture(params=["python", "http", "commands"])
@@ -147,7 +145,7 @@ async def way(request, media, tmp_path):
         yield CommandWay(media, tmp_path)
     else:
         app = Litestar(
-            [*routes.ROUTES, *tracing_routes.ROUTES],
+            routes.ROUTES,
             dependencies={"media": Provide(lambda: media, sync_to_thread=False)},
             guards=[require_json],
             dto=JsonBody,
@@ -256,7 +254,7 @@ async def test_a_tag_whose_bytes_changed_is_not_shown(way, media):
 
 
 def test_the_commands_print_what_a_shell_can_use(tmp_path, blobs):
-    """One line: a URL, an id, a table; and what a dry run leaves."""
+    """One line: a URL, an id, a table; and the effect of a dry run."""
     media = Media(blobs, MediaConfig(), secret=lambda: SECRET)
     shown = []
     terminal = SimpleNamespace(
@@ -270,31 +268,31 @@ def test_the_commands_print_what_a_shell_can_use(tmp_path, blobs):
         assert ran.exception is None, ran.exception
         return shown.pop()
 
-    identifier = run(signing_commands.tag, "put", "--title", "Lied", "--buyer", "u1")
+    identifier = run(commands.tag, "put", "--title", "Lied", "--buyer", "u1")
     assert len(identifier) == 64
-    assert "title: Lied\n  buyer: u1" in run(signing_commands.tag, "show", identifier)
-    assert run(signing_commands.sign, KEY, "--tag", identifier).startswith("http://127.0.0.1:8081/")
-    assert run(signing_commands.tag, "rm", identifier, "--dry-run") == f"would remove {identifier}"
-    assert run(signing_commands.tag, "rm", identifier) == f"removed {identifier}"
-    assert run(tracing_commands.trace, "show") == "nothing is traced"
-    started = run(tracing_commands.trace, "on", "--tag", "user=42", "--for", "5m")
+    assert "title: Lied\n  buyer: u1" in run(commands.tag, "show", identifier)
+    assert run(commands.sign, KEY, "--tag", identifier).startswith("http://127.0.0.1:8081/")
+    assert run(commands.tag, "rm", identifier, "--dry-run") == f"would remove {identifier}"
+    assert run(commands.tag, "rm", identifier) == f"removed {identifier}"
+    assert run(commands.trace, "show") == "no active traces"
+    started = run(commands.trace, "on", "--tag", "user=42", "--for", "5m")
     assert started.splitlines()[1].startswith("user=42  ")
-    assert run(tracing_commands.trace, "show") == started
-    assert run(tracing_commands.trace, "off", "--tag", "user=42") == started
-    assert run(tracing_commands.trace, "off") == "nothing was traced"
+    assert run(commands.trace, "show") == started
+    assert run(commands.trace, "off", "--tag", "user=42") == started
+    assert run(commands.trace, "off") == "no active traces"
 
 
 def test_a_url_is_plain_unless_it_must_be_signed(blobs):
     options = {"secret": lambda: SECRET}
     open_to_all = Media(blobs, MediaConfig(), **options)
-    assert open_to_all.url(KEY) == f"http://127.0.0.1:8081/m/{KEY}"
-    assert "&s=" in open_to_all.url(KEY, ttl_s=60)
+    assert open_to_all.objects.url(KEY) == f"http://127.0.0.1:8081/m/{KEY}"
+    assert "&s=" in open_to_all.objects.url(KEY, ttl_s=60)
     shut = Media(blobs, MediaConfig(signed="required", url_ttl_s=60), **options)
-    assert "&s=" in shut.url(KEY)
+    assert "&s=" in shut.objects.url(KEY)
 
 
 def test_what_a_url_says_of_its_user_is_read_by_nodes(media):
-    query = media.url(KEY, ttl_s=60, trace="user=42,request=r7").partition("?")[2]
-    grant = check(media.urls.keys, f"/m/{KEY}", query, now_s=0, address="::1")
+    query = media.objects.url(KEY, ttl_s=60, trace="user=42,request=r7").partition("?")[2]
+    grant = check(media.objects.url_keys, f"/m/{KEY}", query, now_s=0, address="::1")
     tag = read_trace({"baggage": "user=43"}, KEY, grant.trace)
     assert json.loads(json.dumps(tag)) == [None, "42", "r7", KEY]

@@ -1,4 +1,4 @@
-"""What a simulated loss says is what the partition table says: sums, shares, who is left, what is read anew."""
+"""Simulated losses agree with the partition table: sums, shares, survivors, blocks read again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from headrace.media.errors import InvalidSimulation
-from headrace.media.partitions import PARTITIONS, Candidate, Table
-from headrace.media.simulate.cluster import ROLL_OUT, Cluster, simulate
-from headrace.media.simulate.loads import Situation, loads_of
+from headrace.media.partitions import PARTITIONS, Candidate, PartitionTable
+from headrace.media.simulate.cluster import ROLL_OUT, Cluster, Situation, loads_of, simulate
 from headrace.media.simulate.plot import lines_svg, loads_svg
 
 NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
@@ -17,13 +16,13 @@ NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
 
 @pytest.fixture(scope="module")
 def table():
-    """Six nodes in three centres, two replicas."""
-    return Table.build(NODES, 2)
+    """Six nodes in three data centers, two replicas."""
+    return PartitionTable.build(NODES, 2)
 
 
 @pytest.fixture(scope="module")
 def example():
-    """The cluster of twelve that the defaults stand for, without its roll-out."""
+    """The default cluster of twelve nodes without its roll-out."""
     return simulate(Cluster(), lost=["c1"])
 
 
@@ -39,7 +38,7 @@ def test_a_dead_node_s_load_is_shared_by_all_others(table):
 
 @pytest.mark.slow
 def test_every_request_goes_where_a_node_would_send_it(table):
-    """The same by walking over every partition and every node at which a client may enter: a third in each centre."""
+    """The same by walking over every partition and every node at which a client may enter."""
     lost = {"n0", "n1"}
     loads, _, unowned = loads_of(Situation(NODES, table, table, lost=frozenset(lost)))
     entering = {"n3": 1 / 3, "n4": 1 / 3, "n2": 1 / 6, "n5": 1 / 6}
@@ -65,13 +64,13 @@ def test_every_request_goes_where_a_node_would_send_it(table):
 @pytest.mark.slow
 def test_a_drained_node_moves_its_part_and_little_more(table):
     kept = [one for one in NODES if one.name != "n0"]
-    after = Table.build(kept, 2)
+    after = PartitionTable.build(kept, 2)
     loads, filled, unowned = loads_of(Situation(NODES, table, after, drained=frozenset({"n0"})))
     assert loads[0].is_up
     assert loads[0].share_after == 0
     assert 1 / 6 <= filled < 1 / 6 * 1.5
     assert unowned == 0
-    # Every request is sent to its client; those that entered at none of its two owners, once more.
+    # Every request is sent to its client; those that entered at no owner, once more.
     assert sum(load.sent_share for load in loads) == pytest.approx(1 + 1 - 2 / 6)
 
 
@@ -88,7 +87,7 @@ def test_a_lost_centre_of_the_example_leaves_no_key_without_an_owner(example):
 
 @pytest.mark.slow
 def test_the_default_holds_a_centre_and_a_node_of_each_other_without_the_object_store():
-    """3 centres of 4 nodes, 120 Gbit/s: a node sends 30, serves 20, and the object store gives nothing."""
+    """3 data centers of 4 nodes, 120 Gbit/s: a node sends 30 and serves 20; no origin reads."""
     simulated = simulate(Cluster(), lost=["c1", "c2-n1", "c3-n1"])
     without = simulated.steps[-1]
     up = [node for node in without.nodes if node.is_up]

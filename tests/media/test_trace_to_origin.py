@@ -1,4 +1,4 @@
-"""The trace tag of a watched request reaches an object store that is no folder, and of no other request."""
+"""Only watched requests pass their trace tag to a remote object store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.engines.blobs import Blobs
-from headrace.kernel.trace import onward
+from headrace.kernel.logs import onward
 from headrace.media.tracing import TraceTag, onward_fields, read_trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -19,7 +19,7 @@ HEAD = (
 
 
 class Origin:
-    """A store of one object, `abc`, that remembers what it was asked."""
+    """A store of one object, `abc`, that records its requests."""
 
     def __init__(self) -> None:
         self.heads: list[dict[str, str]] = []
@@ -63,7 +63,7 @@ async def origin(monkeypatch):
 
 
 async def read(blobs: Blobs, fields=()) -> None:
-    """In a task of its own, as a request is."""
+    """In its own task, as a request is."""
 
     async def ask() -> None:
         onward.set(fields)
@@ -82,7 +82,7 @@ async def test_an_origin_is_told_whom_a_watched_read_is_for(origin):
     for head in origin.heads:
         there = read_trace(head, "a.mp3")
         assert (there.trace, there.user, there.request) == (tag.trace, "42", "r7")
-        # Part of what is signed, so that no proxy in between can change it.
+        # Part of the signature, so that no proxy can change it.
         assert "baggage;" in head["authorization"]
 
 

@@ -1,4 +1,4 @@
-"""A certificate of the tests' own, made anew each time."""
+"""A new certificate for each test."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def make_certificate(folder: Path, name: str = "media.test") -> tuple[str, str]:
 
 
 def client_context(cert_file: str) -> ssl.SSLContext:
-    """A client that trusts this certificate alone."""
+    """A client that trusts this certificate only."""
     return ssl.create_default_context(cafile=cert_file)

@@ -1,4 +1,7 @@
-"""One run for the kill tests: `python catalogue_process.py URL FOLDER FILE|send|late|undo:RUN`; prints the run's id."""
+"""One run for the kill tests: `python catalogue_process.py URL FOLDER FILE|send|late|undo:RUN`.
+
+Prints the run's id.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ async def main(url: str, folder: Path, what: str) -> None:
         await fetch.upkeep.publish_late()
         return
     elif what.startswith("undo:"):
-        run = await fetch.undo_run(int(what.removeprefix("undo:")))
+        run = await fetch.runs.undo(int(what.removeprefix("undo:")))
     else:
         run = await fetch.run_catalogue(Path(what), "shop")
     print(run.run, flush=True)

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from recorded_fleet import RecordedFleet
 from slots_host import SlotsHost
+from tests.kit.processes import HeadraceProcess
 
 from headrace.engines.embedded import running_endpoints
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
-from headrace.testing.processes import HeadraceProcess
 
 AGE_DEAD_HOSTS = compile_query(
     "age_dead_hosts",

@@ -1,8 +1,9 @@
-"""Hits that are written down as they are asked and answered, and what must then be true of every number.
+"""A record of hits as they are sent and answered, and the conditions that every number must meet.
 
-Of each entity: `asked`, how many hits were sent; `acked`, how many were answered. Counted must be between them, and
-exactly `acked` where every answer came. A reader that asked in between must see no less than what was acked before it
-asked, and no more than what was asked when it was answered.
+For each entity, `asked` is the number of hits that were sent, and `acked` the number of hits that
+were answered. The counted number must be between them, and exactly `acked` if every answer was
+received. A reader at the same time must see at least the hits that were acked before its request,
+and at most the hits that were sent before its answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import random
 from collections import Counter
 from contextlib import suppress
 
+from tests.kit.waiting import wait_true
+
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.multiplex import Multiplexer
@@ -20,7 +23,6 @@ from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.kernel.errors import Unavailable
-from headrace.testing.waiting import wait_true
 from headrace.views import Views, ViewsConfig
 from headrace.views.worker import Flusher
 
@@ -116,14 +118,14 @@ class CountedViews:
         await wait_true(self._is_flushed, what="all flushed")
         ended.set()
         await running
-        verified = await self.views.verify()
+        verified = await self.views.analytics.verify()
         assert verified.differences == []
         rows = await self.engines.postgres.all(STORED)
         assert all(row["total"] == row["hours"] for row in rows)
         return {row["id"]: row["total"] for row in rows}
 
     async def require_exact(self) -> None:
-        """Nothing lost, nothing doubled, every read between its bounds, every cached total that of PostgreSQL."""
+        """Require exact counts, reads within their bounds, and cached totals as in PostgreSQL."""
         counted = await self.settle()
         assert self.wrong_reads == []
         off = {
@@ -150,7 +152,7 @@ class CountedViews:
 
     async def _is_flushed(self) -> bool:
         with suppress(Unavailable):
-            lags = await self.views.lag()
+            lags = await self.views.analytics.lag()
             done = [lag.pending == 0 and lag.flusher is not None for lag in lags]
             return len(done) == self.config.shards and all(done)
         return False

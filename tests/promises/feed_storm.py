@@ -1,4 +1,4 @@
-"""A feed under load on engines of its own, whose parts are killed one after the other, and what was answered about it."""
+"""A feed under load on separate engines, the kills of its parts, and a record of its answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 from written_feed import AUTHORS, VIEWERS, open_feed
 
 from headrace.app import PACKAGES
@@ -19,8 +21,6 @@ from headrace.engines.migrate import apply_migrations
 from headrace.engines.sql import compile_query
 from headrace.feed.errors import PostUnknown
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 WRITERS = 3
@@ -30,7 +30,8 @@ PREFIX, LAST = "storm", 5
 BACKENDS = compile_query(
     "backends",
     "-- Who works for the writers.\n"
-    "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
 )
 LEFT = compile_query(
     "left", "-- Changes left.\nSELECT count(*) FROM headrace.feed_outbox WHERE NOT is_swept"
@@ -83,8 +84,11 @@ class FeedStorm:
         with (self.folder / "writers.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, PROGRAM, *words],
-                env={**os.environ, **env}, cwd=self.folder, stdout=log, stderr=log,
-            )  # fmt: skip
+                env={**os.environ, **env},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
         if slot in self._writers:
             self._writers[slot][1].read()
         self.told.append(told)
@@ -126,7 +130,10 @@ class FeedStorm:
         await self.engines.restart("valkey")
 
     async def kill_backend(self) -> None:
-        """One of PostgreSQL's processes dies, and with it every connection: it recovers by itself."""
+        """One of PostgreSQL's processes dies, and with it every connection.
+
+        It recovers by itself.
+        """
         rows = await self.postgres.all(BACKENDS)
         os.kill(self.random.choice(rows)["pid"], signal.SIGKILL)
 
@@ -142,7 +149,10 @@ class FeedStorm:
         return sum(len(told.posted) + len(told.deleted) for told in self.told)
 
     async def read(self, stop: asyncio.Event) -> None:
-        """Pages, one after the other; of what was answered before nothing is missing or there again."""
+        """Pages, one after the other.
+
+        Of what was answered before nothing is missing or there again.
+        """
         while not stop.is_set():
             self.answered()
             posted = {p for _, told in self._writers.values() for p in told.posted[-LAST:]}
@@ -180,7 +190,7 @@ class FeedStorm:
     async def _is_due(self, post_id, page) -> bool:
         """Whether a post that is not on a page would have its place there."""
         try:
-            post = await self.feed.find(post_id)
+            post = await self.feed.posts.find(post_id)
         except PostUnknown:
             return True
         except Unavailable:

@@ -1,13 +1,17 @@
-"""The application of a site that fetches while everything dies: it writes down which items it was told."""
+"""The application of a site that fetches while everything dies.
+
+It writes down which items it was told.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from tests.kit.history import Recorder
+
 from headrace import Headrace
 from headrace.fetch import Item
-from headrace.testing.history import Recorder
 
 app = Headrace()
 recorder = Recorder(Path(os.environ["HISTORY"]))

@@ -1,8 +1,10 @@
-"""A whole site under faults while photos come in: slots, agents, hosts, schedulers and both engines die.
+"""A whole site under faults while photos come in.
 
-Its customers' hosts are simulated ones that keep an access log (`bench/origins`); what they answer to a path is
-known beforehand, so each photo's outcome is too. In the end the database, the object store, the log and what the
-application was told are held against each other.
+Slots, agents, hosts, schedulers and both engines die.
+
+Its customers' hosts are simulated ones that keep an access log (`bench/origins`); what they answer
+to a path is known beforehand, so each photo's outcome is too. In the end the database, the object
+store, the log and what the application was told are held against each other.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from bench.origins.log import by_host
 from bench.origins.plan import PASSING, HostPlan
 from recorded_fleet import SETTINGS, RecordedFleet
 from slots_host import slot_pids
+from tests.kit.checkers import Finding, over_limit
+from tests.kit.history import Event, History
+from tests.kit.processes import is_alive
 
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import Unavailable
-from headrace.testing.checkers import Finding, over_limit
-from headrace.testing.history import Event, History
-from headrace.testing.processes import is_alive
 
 STARTS_MAX, WINDOW_S, CONNECTIONS = 5, 1.0, 4
 PHOTOS_OF_ITEM = 3
@@ -80,7 +82,7 @@ OPEN = compile_query(
 
 
 class FetchStorm(RecordedFleet):
-    """Agents and a scheduler that are started again whenever they end, and the faults that end them."""
+    """Agents and a scheduler that are restarted whenever they end, and the faults that end them."""
 
     application = "fetch_app:app"
     settings: ClassVar = {
@@ -120,7 +122,7 @@ class FetchStorm(RecordedFleet):
 
     async def offer(self, customer: str, items: int) -> None:
         """A customer, whose host is named like it, and its catalogue."""
-        await self.app.fetch.set_customer(
+        await self.app.fetch.customers.set(
             customer, starts_max=STARTS_MAX, window_s=WINDOW_S, connections=CONNECTIONS
         )
         lines = ["id,name,price,photos"]
@@ -219,7 +221,7 @@ def expected_outcomes(host: str, path: str) -> set[str]:
 
 
 def wrong_counts(needs, counts) -> list[Finding]:
-    """Runs whose counts are not what their photos came to, or do not add up, or that never ended."""
+    """Runs with counts that differ from their photos or do not add up, and runs without an end."""
     decided: Counter = Counter((row["run_id"], row["outcome"]) for row in needs)
     findings = []
     for run_id in {row["id"] for row in counts}:

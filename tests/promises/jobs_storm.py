@@ -1,7 +1,9 @@
-"""A whole installation under faults: agents, schedulers, an API and a PostgreSQL that die at random moments.
+"""A whole installation under faults.
 
-Clients go on enqueueing in every way there is and write down what they were told; handlers write down what
-they did. In the end `findings` compares both with what the database holds.
+Agents, schedulers, an API and a PostgreSQL that die at random moments.
+
+Clients go on enqueueing in every way there is and write down what they were told; handlers write
+down what they did. In the end `findings` compares both with what the database holds.
 """
 
 from __future__ import annotations
@@ -18,12 +20,7 @@ from typing import ClassVar
 import httpx
 from recorded_fleet import HEARTBEAT_S, QUEUES, SETTINGS, RecordedFleet
 from slots_host import slot_pids, zygote_pid
-
-from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
-from headrace.kernel.errors import Unavailable
-from headrace.testing.checkers import (
+from tests.kit.checkers import (
     Finding,
     counted_twice,
     doubled,
@@ -31,8 +28,13 @@ from headrace.testing.checkers import (
     over_limit,
     overlapping,
 )
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
+
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
+from headrace.kernel.errors import Unavailable
 from headrace.web.tokens import Tokens
 
 LEASE_S = 2.0
@@ -67,7 +69,7 @@ LEFT = compile_query(
 
 
 class Storm(RecordedFleet):
-    """Agents and schedulers that are started again whenever they end, and the faults that end them."""
+    """Agents and schedulers that are restarted whenever they end, and the faults that end them."""
 
     application = "storm_app:app"
     settings: ClassVar = {
@@ -95,11 +97,11 @@ class Storm(RecordedFleet):
         """Start everything and wait until it serves."""
         self.engines, self.chance = engines, chance
         await self.begin_effects()
-        await self.jobs.declare_queues()
+        await self.jobs.queues.declare()
         token = await Tokens(self.postgres).create("caller", ("jobs:read", "jobs:write"))
         self.headers = {"authorization": f"Bearer {token.text}"}
         for lane in LANES:
-            await self.jobs.set_lane(
+            await self.jobs.lanes.set(
                 "laned", lane, starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=CONCURRENCY
             )
         self.agents = {f"h{n}": self.start("agent", host=f"h{n}") for n in range(agents)}
@@ -317,7 +319,10 @@ def _untold_groups(history):
 
 
 def shared_keys(history):
-    """Unique keys that two unfinished jobs had: neither was finished when the other's enqueue was answered."""
+    """Unique keys that two unfinished jobs had.
+
+    Neither was finished when the other's enqueue was answered.
+    """
     finished = {}
     for event in history.of("end"):
         if "error" not in event.facts:

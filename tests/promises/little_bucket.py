@@ -1,6 +1,9 @@
-"""An S3 bucket in this process: ranges, conditions and conditional puts; it counts, and can go away.
+"""An S3 bucket in this process: ranges, conditions and conditional puts.
+
+It counts, and can go away.
 
 Its server lives in the test's loop, so a test reads what was asked of it without asking.
+
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ MODIFIED = formatdate(1_700_000_000, usegmt=True)
 
 
 class LittleBucket:
-    """Objects by key. `reads` counts ranges by (key, first byte), `heads` the HEADs by key; `fields` has each key's last."""
+    """Objects by key. `reads` counts ranges by (key, first byte), `heads` the HEADs by key.
+
+    `fields` has each key's last.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

@@ -1,4 +1,7 @@
-"""A media cluster of real nodes over a little bucket, clients that check every byte, and traffic that goes on."""
+"""A media cluster of real nodes over a small bucket, with constant traffic from checking clients.
+
+The clients check every byte.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from typing import Self
 import httpx
 import msgspec
 from little_bucket import LittleBucket
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import HOP_FIELD, KEY_USE, HopSigner, covered_by
 from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.partitions import Table, partition_of
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
+from headrace.media.partitions import PartitionTable, partition_of
 
 SECRET = "the secret of a media cluster under test"
 SIZE_BYTES = 2 * BLOCK_BYTES + 70_001
@@ -31,7 +34,10 @@ OBJECT_BLOCKS = 3
 
 
 def content(key: str, version: int = 1) -> bytes:
-    """The bytes of `key`: a function of key, version and place, so that no other bytes can pass for them."""
+    """The bytes of `key`.
+
+    A function of key, version and place, so that no other bytes can pass for them.
+    """
     return hashlib.shake_128(f"{key} {version}".encode()).digest(SIZE_BYTES)
 
 
@@ -62,11 +68,16 @@ class Node:
         disk = self.folder / "disk"
         disk.mkdir(parents=True, exist_ok=True)
         settings = {
-            "NODE": self.name, "LISTEN": f"{self.host}:{self.port}", "DISKS": f"{disk}:64MiB",
+            "NODE": self.name,
+            "LISTEN": f"{self.host}:{self.port}",
+            "DISKS": f"{disk}:64MiB",
             # The bucket is this process, which reads and checks for all clients: it may be slow.
-            "WORKERS": "1", "REPLICAS": "2", "ORIGIN_TIMEOUT": "30s", "STOP_TIMEOUT": "2s",
+            "WORKERS": "1",
+            "REPLICAS": "2",
+            "ORIGIN_TIMEOUT": "30s",
+            "STOP_TIMEOUT": "2s",
             **self.settings,
-        }  # fmt: skip
+        }
         env = {f"HEADRACE_MEDIA_{name}": value for name, value in settings.items()}
         env |= {"HEADRACE_DATA_FOLDER": str(self.folder / "data"), "HEADRACE_SECRET": SECRET}
         self.process = HeadraceProcess(
@@ -104,11 +115,11 @@ class Cluster:
     keys: list[str] = field(default_factory=list)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PartitionTable:
         """Who keeps what, from the document in the bucket."""
         data = self.bucket.objects[MEMBERSHIP.key]
         membership = MEMBERSHIP.decode(data)
-        return Table.build(membership.candidates(time.time()), membership.replicas)
+        return PartitionTable.build(membership.candidates(time.time()), membership.replicas)
 
     def put(self, key: str, version: int = 1) -> None:
         self.bucket.objects[key] = content(key, version)
@@ -136,7 +147,7 @@ class Cluster:
     def hop_headers(self, to: str, key: str, *, secret: str = SECRET) -> dict[str, str]:
         """What a node would send to `to` for the whole of `key`."""
         signer = HopSigner([derive_key(secret, KEY_USE)], "n0")
-        value, _ = signer.line().sign(to, covered_by("GET", f"/m/{key}", {}), 0)
+        value, _ = signer.sequence().sign(to, covered_by("GET", f"/m/{key}", {}), 0)
         return {HOP_FIELD: value}
 
 

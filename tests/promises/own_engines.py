@@ -23,7 +23,10 @@ async def fleet_on_own_engines(
     timeout_s: float = 5.0,
     kind: type[RecordedFleet] = RecordedFleet,
 ) -> AsyncIterator[tuple[Any, EmbeddedEngines]]:
-    """No process yet, and the engines; all of it ends with the block. `timeout_s`: of this process's statements."""
+    """No process yet, and the engines; all of it ends with the block. `timeout_s`.
+
+    Of this process's statements.
+    """
     engines = EmbeddedEngines(folder / "data", durable=durable)
     endpoints = await engines.start()
     try:

@@ -13,8 +13,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.engines.embedded.spawn import packaged_file
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
+
+from headrace.engines.embedded.process import packaged_file
 
 
 class OwnValkey:

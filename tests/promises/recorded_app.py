@@ -1,7 +1,7 @@
 """An application that writes a history of what its handlers did, into the folder HISTORY.
 
-Each handler notes its start first of all; then it takes `hold_s` of its payload, as work would, or waits until
-the file `go` lies beside the history.
+Each handler notes its start first of all; then it takes `hold_s` of its payload, as work would, or
+waits until the file `go` lies beside the history.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.kit.history import Recorder
+from tests.kit.waiting import wait_true
+
 from headrace import Headrace
 from headrace.engines.postgres import Tx
 from headrace.engines.sql import compile_query
-from headrace.jobs import Batch, JobInHand
-from headrace.testing.history import Recorder
-from headrace.testing.waiting import wait_true
+from headrace.jobs import Batch, JobContext
 
 app = Headrace()
 HISTORY = Path(os.environ["HISTORY"])
@@ -26,7 +27,7 @@ recorder = Recorder(HISTORY)
 ADD_EFFECT = compile_query("add_effect", "-- One effect.\nINSERT INTO effect VALUES (:job, :lease)")
 
 
-async def _work(queue: str, job: JobInHand[dict]) -> None:
+async def _work(queue: str, job: JobContext[dict]) -> None:
     told = {"job": job.id, "lane": job.lane, "lease": job.lease_id, "wall_s": time.time()}
     with recorder.running(queue, **told, **job.payload):
         await asyncio.wait([asyncio.create_task(_never())], timeout=job.payload.get("hold_s", 0))
@@ -37,19 +38,19 @@ async def _never() -> None:
 
 
 @app.task("noted", concurrency=5, retries=50)
-async def noted(job: JobInHand[dict]) -> None:
+async def noted(job: JobContext[dict]) -> None:
     """Jobs without lanes."""
     await _work("noted", job)
 
 
 @app.task("laned", concurrency=20, retries=50)
-async def laned(job: JobInHand[dict]) -> None:
+async def laned(job: JobContext[dict]) -> None:
     """Jobs in lanes of the limiter `laned`."""
     await _work("laned", job)
 
 
 @app.task("told", retries=50)
-async def told(job: JobInHand[dict]) -> None:
+async def told(job: JobContext[dict]) -> None:
     """Callbacks of groups."""
     group = job.payload["group"]
     counts = {name: group[name] for name in ("done", "failed", "cancelled", "quarantined")}
@@ -59,7 +60,7 @@ async def told(job: JobInHand[dict]) -> None:
 
 @app.task("gated", batch=5, retries=50)
 async def gated(batch: Batch[dict]) -> None:
-    """Waits for `go`, then writes a row for each job, which commits only while the lease is held."""
+    """Wait for `go`, then write a row for each job, which commits only while the lease is held."""
     told = {"job": [job.id for job in batch], "lease": batch.lease_id}
     with recorder.running("gated", **told):
         await wait_go()
@@ -69,7 +70,7 @@ async def gated(batch: Batch[dict]) -> None:
 
 
 @app.task("locking", retries=50)
-async def locking(job: JobInHand[dict]) -> None:
+async def locking(job: JobContext[dict]) -> None:
     """The same with the lease locked first: the transaction stays open until `go`."""
     with recorder.running("locking", job=job.id, lease=job.lease_id), told_effects([job]):
         async with app.engines.postgres.transaction() as tx:
@@ -84,7 +85,7 @@ async def wait_go() -> None:
     await wait_true((HISTORY.parent / "go").exists, deadline_s=120)
 
 
-async def write_effects(tx: Tx, jobs: Sequence[JobInHand[dict]]) -> None:
+async def write_effects(tx: Tx, jobs: Sequence[JobContext[dict]]) -> None:
     """A row for each job, which goes with the lease of all."""
     for job in jobs:
         await tx.run(ADD_EFFECT, job=job.id, lease=job.lease_id)
@@ -92,7 +93,7 @@ async def write_effects(tx: Tx, jobs: Sequence[JobInHand[dict]]) -> None:
 
 
 @contextmanager
-def told_effects(jobs: Sequence[JobInHand[dict]]) -> Iterator[None]:
+def told_effects(jobs: Sequence[JobContext[dict]]) -> Iterator[None]:
     """Note of each job that its effect is tried, and whether it was committed or refused."""
     with ExitStack() as stack:
         tried = [

@@ -10,11 +10,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+from tests.kit.checkers import doubled, lost
+from tests.kit.history import Recorder, read_history
+from tests.kit.processes import HeadraceProcess, is_alive
+
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, Registry
-from headrace.testing.checkers import doubled, lost
-from headrace.testing.history import Recorder, read_history
-from headrace.testing.processes import HeadraceProcess, is_alive
 
 ROLES = ("work", "agent")
 QUEUES = ("noted", "laned", "told", "gated", "locking")

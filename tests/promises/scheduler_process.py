@@ -1,4 +1,7 @@
-"""A scheduler for the kill tests: `python scheduler_process.py URL NAME PERIOD_S`, until it is killed."""
+"""A scheduler for the kill tests.
+
+`python scheduler_process.py URL NAME PERIOD_S`, until it is killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An application whose handlers hang, die and fork; each notes in the folder NOTES what it did, as `WORD JOB PID`."""
+"""An application whose handlers hang, die and fork.
+
+Each notes in the folder NOTES what it did, as `WORD JOB PID`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import threading
 from pathlib import Path
 
 from headrace import Headrace
-from headrace.jobs import Batch, JobInHand
+from headrace.jobs import Batch, JobContext
 
 app = Headrace()
 NOTES = Path(os.environ["NOTES"])
@@ -62,7 +65,7 @@ def poison(batch: Batch[dict]) -> None:
 
 
 @app.task("side_by_side", concurrency=20, retries=3)
-async def side_by_side(job: JobInHand[dict]) -> None:
+async def side_by_side(job: JobContext[dict]) -> None:
     """The same among calls that run at once."""
     if job.payload.get("dies"):
         note("dies", job.id)
@@ -71,14 +74,14 @@ async def side_by_side(job: JobInHand[dict]) -> None:
 
 
 @app.task("hangs", timeout="500ms", retries=1)
-def hangs(job: JobInHand[dict]) -> None:
+def hangs(job: JobContext[dict]) -> None:
     """Stays in C code that lets no other thread run: a pattern that takes for ever."""
     note("started", job.id)
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
 @app.task("blocks", timeout="500ms", retries=1)
-async def blocks(job: JobInHand[dict]) -> None:
+async def blocks(job: JobContext[dict]) -> None:
     """The same in the event loop."""
     note("started", job.id)
     re.match(r"(a+)+$", "a" * 64 + "b")
@@ -112,7 +115,7 @@ def grows(batch: Batch[dict]) -> None:
 
 
 @app.task("splits")
-def splits(job: JobInHand[dict]) -> int:
+def splits(job: JobContext[dict]) -> int:
     """Forks and returns in both processes."""
     child = os.fork()
     note("child" if child == 0 else "effect", job.id)
@@ -120,7 +123,7 @@ def splits(job: JobInHand[dict]) -> int:
 
 
 @app.task("splits_async", concurrency=5)
-async def splits_async(job: JobInHand[dict]) -> int:
+async def splits_async(job: JobContext[dict]) -> int:
     """The same in the event loop; where the payload says so, the child awaits before it returns."""
     child = os.fork()
     note("child" if child == 0 else "effect", job.id)
@@ -131,7 +134,7 @@ async def splits_async(job: JobInHand[dict]) -> int:
 
 
 @app.task("leaves", timeout="500ms", retries=0)
-def leaves(job: JobInHand[dict]) -> None:
+def leaves(job: JobContext[dict]) -> None:
     """Leaves one child forked, one spawned and one in a session of its own, and may hang then."""
     if os.fork() == 0:
         note("child", job.id)
@@ -146,7 +149,7 @@ def leaves(job: JobInHand[dict]) -> None:
 
 
 @app.task("starves", retries=0)
-def starves(job: JobInHand[dict]) -> None:
+def starves(job: JobContext[dict]) -> None:
     """Lets its process open no file any more."""
     note("started", job.id)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))

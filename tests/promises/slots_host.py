@@ -6,9 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+from tests.kit.processes import HeadraceProcess, descendants, is_alive
+
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
-from headrace.testing.processes import HeadraceProcess, descendants, is_alive
 
 QUEUES = ("held", "poison", "side_by_side", "hangs", "blocks", "forks", "quick", "grows")
 QUEUES += ("splits", "splits_async", "leaves", "starves")

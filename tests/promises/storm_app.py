@@ -1,4 +1,7 @@
-"""The application of the storm: `recorded_app` with batches, handlers that raise or die, and fenced effects."""
+"""The application of the storm.
+
+`recorded_app` with batches, handlers that raise or die, and fenced effects.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 
 from recorded_app import app, recorder, told_effects, write_effects
 
-from headrace.jobs import Batch, JobInHand
+from headrace.jobs import Batch, JobContext
 
 
 class Raised(Exception):
@@ -28,14 +31,14 @@ def batched(batch: Batch[dict]) -> None:
 
 
 @app.task("fails", retries=1)
-async def fails(job: JobInHand[dict]) -> None:
+async def fails(job: JobContext[dict]) -> None:
     """Never ends well."""
     with recorder.running("fails", job=job.id, lease=job.lease_id):
         raise Raised("every run fails")
 
 
 @app.task("fenced", retries=50, keep_done="1h")
-async def fenced(job: JobInHand[dict]) -> None:
+async def fenced(job: JobContext[dict]) -> None:
     """Writes a row that commits only while the lease is held."""
     with recorder.running("fenced", job=job.id, lease=job.lease_id), told_effects([job]):
         async with app.engines.postgres.transaction() as tx:

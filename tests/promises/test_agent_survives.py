@@ -1,4 +1,7 @@
-"""What an agent's death, a zygote's death, a stop and a freeze leave behind: nothing, and no job twice settled."""
+"""What an agent's death, a zygote's death, a stop and a freeze leave behind.
+
+Nothing, and no job twice settled.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from slots_host import slot_pids, zygote_pid
+from tests.kit.processes import is_alive, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.testing.processes import is_alive, wait_until
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EXPIRE = compile_query("expire", "-- Age hosts.\nUPDATE headrace.host SET expires_at = now()")
@@ -201,9 +204,10 @@ async def test_minutes_count_every_job_of_killed_agents_once(host):
         agent.wait_exit()
         kills += 1
     assert kills >= 3
-    # A last agent died with the last job: what it had not yet added up is added up by whoever sweeps.
+    # A last agent died with the last job: what it had not yet added up is added up by whoever
+    # sweeps.
     await host.jobs.sweep()
-    minutes = await host.jobs.minutes("quick")
+    minutes = await host.jobs.queues.minutes("quick")
     assert sum(minute.done for minute in minutes) == len(ids)
     assert sum(minute.failed + minute.retried for minute in minutes) == 0
     lost = sum(minute.lost for minute in minutes)

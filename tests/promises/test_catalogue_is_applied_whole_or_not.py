@@ -1,4 +1,4 @@
-"""A process that dies while it stages, compares or applies leaves everything as it was, or all of the run."""
+"""A process that dies while it stages, compares or applies a run applies all of it or none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.model import Customer
-from headrace.fetch.store.customers import set_customer
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
+from headrace.fetch.store.catalogues import set_customer
 
 PROGRAM = Path(__file__).with_name("catalogue_process.py")
 ROWS = 9000

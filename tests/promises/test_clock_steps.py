@@ -1,8 +1,10 @@
-"""Wall clocks of workers and clients step by hours: no job starts early, none is lost, lanes keep their rate.
+"""Wall clocks of workers and clients step by hours.
 
-Only the database's clock decides. The child processes run with a wall clock of Python that is the real one
-plus what a file says, read anew at each look; the clocks that count intervals stay as they are, as on a
-machine whose time is set.
+No job starts early, none is lost, lanes keep their rate.
+
+Only the database's clock decides. The child processes run with a wall clock of Python that is the
+real one plus what a file says, read anew at each look; the clocks that count intervals stay as they
+are, as on a machine whose time is set.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import time
 
 import pytest
 from recorded_fleet import ROLES
+from tests.kit.checkers import over_limit
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob
-from headrace.testing.checkers import over_limit
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
@@ -35,7 +37,7 @@ MAKE_DUE = compile_query(
     "make_due", "-- Its moment comes.\nUPDATE headrace.job_ready SET run_at = now() WHERE id = :job"
 )
 STEPPED_CLOCK = '''
-"""A wall clock that differs from the machine's by the seconds in the file that CLOCK_OFFSET names."""
+"""A wall clock that is off by the seconds in the file that CLOCK_OFFSET names."""
 import datetime
 import os
 import time
@@ -78,7 +80,7 @@ def clock(fleet):
 
 @EACH_ROLE
 async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, clock, role):
-    await fleet.jobs.set_lane(
+    await fleet.jobs.lanes.set(
         "laned", "a", starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=None
     )
     process = fleet.start(role, CLOCK_OFFSET=str(clock))
@@ -108,7 +110,7 @@ async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, 
 @pytest.mark.parametrize("offset_s", [2 * HOUR_S, -2 * HOUR_S])
 async def test_a_client_whose_clock_is_wrong_delays_by_the_databases_clock(fleet, clock, offset_s):
     clock.write_text(str(offset_s))
-    await fleet.jobs.declare_queues()
+    await fleet.jobs.queues.declare()
     command = HeadraceProcess(
         ["jobs", "add", "noted", "{}", "--after", "1h", "--json"],
         folder=fleet.folder,

@@ -1,6 +1,9 @@
-"""Each moment of a cron has exactly one job, whichever scheduler dies at which line; missed ones have one together.
+"""Each moment of a cron has exactly one job, whichever scheduler dies at which line.
 
-Real schedulers, killed at the named points around the transaction and at random; moments come by setting `next_at` back.
+Missed ones have one together.
+
+Real schedulers, killed at the named points around the transaction and at random; moments come by
+setting `next_at` back.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, Registry, store
 from headrace.jobs.crons import NewCron
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("scheduler_process.py")
 NAMES = [f"cron-{n}" for n in range(12)]
@@ -129,7 +132,7 @@ async def test_one_that_is_stopped_with_a_cron_in_hand_holds_it_up_for_seconds_o
 ):
     """A transaction that locked a cron and then fell silent, as that of a stopped process does."""
     await make_due(postgres)
-    silent = await postgres.connect_alone()
+    silent = await postgres.connect_unpooled()
     transaction = silent.transaction()
     await transaction.start()
     await silent.execute("SELECT set_config('idle_in_transaction_session_timeout', '1500', true)")

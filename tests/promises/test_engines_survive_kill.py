@@ -1,7 +1,9 @@
-"""Promise: after `kill -9` of anything, or of everything, the engines recover without a manual step.
+"""Promise.
 
-Never lost: a committed row; a key whose write was answered (it reached the kernel). Bounded: engines whose
-starter was killed have ended within ten seconds.
+After `kill -9` of anything, or of everything, the engines recover without a manual step.
+
+Never lost: a committed row; a key whose write was answered (it reached the kernel). Bounded:
+engines whose starter was killed have ended within ten seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.processes import descendants, is_alive, wait_until
 
 from headrace.engines.embedded import EmbeddedEngines, running_endpoints
-from headrace.engines.embedded.leftovers import processes_in
+from headrace.engines.embedded.process import processes_in
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import descendants, is_alive, wait_until
 
 STARTER = Path(__file__).parents[1] / "engines" / "embedded_starter.py"
 pytestmark = pytest.mark.slow

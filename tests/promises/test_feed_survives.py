@@ -1,8 +1,9 @@
-"""The index is the truth, however a writer dies between the two, and whatever Valkey loses under load."""
+"""The index is right after a writer's death between the engines or a loss of Valkey's data."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 import signal
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from own_valkey import OwnValkey
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 from written_feed import AUTHORS, VIEWERS, Writer, open_feed
 
 from headrace.engines.sql import compile_query
 from headrace.feed.worker import Sweeper
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 
@@ -40,7 +41,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
     prefix, chance = f"test-{secrets.token_hex(4)}", random.Random(5)
     valkey_url = running_engines.endpoints.valkey_url
     feed, engines = open_feed(database_url, valkey_url, prefix, tmp_path)
-    await feed.ready()
+    await feed.index.ready()
     env = {
         "HEADRACE_POSTGRES_URL": database_url,
         "HEADRACE_VALKEY_URL": valkey_url,
@@ -54,7 +55,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
         running = []
         for number, file in enumerate(files):
             words = [database_url, valkey_url, prefix, str(file), str(number)]
-            crash = {"HEADRACE_CRASH_AT": f"feed.committed:{chance.randint(5, 60)}"}
+            crash = os.environ | {"HEADRACE_CRASH_AT": f"feed.committed:{chance.randint(5, 60)}"}
             running.append(
                 subprocess.Popen([sys.executable, PROGRAM, *words], env=crash, cwd=tmp_path)
             )
@@ -62,7 +63,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
                 assert await _ended(running.pop(0)) == -signal.SIGKILL
         assert await _ended(running.pop()) == -signal.SIGKILL
         await wait_true(lambda: _is_swept(engines.postgres), what="all is swept")
-        verified = await feed.verify()
+        verified = await feed.index.verify()
         assert verified.is_equal, verified.differences
         assert verified.posts == await _require_told(engines.postgres, files)
     finally:
@@ -72,12 +73,15 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
 
 @pytest.mark.slow
 async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(database_url, tmp_path):
-    """Emptied, killed and cut: every page is told; after each the index is the truth again, and pages come from it."""
+    """Emptied, killed and cut: every page is told.
+
+    After each the index is the truth again, and pages come from it.
+    """
     server = OwnValkey(tmp_path / "v", tmp_path / "link")
     server.start()
     server.lead()
     feed, engines = open_feed(database_url, server.url, "test", tmp_path)
-    sweeper, stop = Sweeper.of(feed), asyncio.Event()
+    sweeper, stop = Sweeper(feed), asyncio.Event()
     writers = [Writer(feed, seed, lambda _line: None) for seed in range(3)]
     for writer in writers:
         for _ in range(60):
@@ -90,14 +94,14 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
         for harm in (_empty, _kill, _cut, _empty):
             before = pages[0]
             await asyncio.to_thread(harm, server)
-            feed.want_ready()
+            feed.index.require_ready()
             await wait_true(lambda: _is_fast(feed), what="pages come from the index")
             await wait_true(lambda b=before: _is(pages[0] > b + 20), what="pages are told")
     finally:
         stop.set()
         await asyncio.gather(*load, sweeping)
     await sweeper.run_once(older_s=0)
-    verified = await feed.verify()
+    verified = await feed.index.verify()
     assert verified.is_equal, verified.differences
     await engines.close()
     server.end()
@@ -106,9 +110,13 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["away", "tail"])
 async def test_a_returning_valkey_shows_nothing_that_was_undone(database_url, tmp_path, harm):
-    """Killed; what was undone meanwhile, or in the end of its file that is lost, is on no page of anybody, ever.
+    """Killed.
+
+    What was undone meanwhile, or in the end of its file that is lost, is on no page of anybody,
+    ever.
 
     No flusher runs: who reads brings it back.
+
     """
     server = OwnValkey(tmp_path / "v", tmp_path / "link")
     server.start()
@@ -138,7 +146,7 @@ async def test_a_returning_valkey_shows_nothing_that_was_undone(database_url, tm
                 page = await reader.page(viewer)
                 assert {post.id for post in page.posts} == expected
                 slow = slow or page.is_slow
-    verified = await feed.verify()
+    verified = await feed.index.verify()
     assert verified.is_equal, verified.differences
     for opened in (engines, *(other[1] for other in others)):
         await opened.close()
@@ -146,7 +154,10 @@ async def test_a_returning_valkey_shows_nothing_that_was_undone(database_url, tm
 
 
 UNDONE = {1: {"a2", "b1", "c1"}, 2: {"b1", "c1"}, 3: {"a2", "c1"}, 4: set()}
-"""What each viewer is to see in the end: one deletion for all; an unfollow, a block, the end of all follows."""
+"""What each viewer is to see in the end: one deletion for all.
+
+An unfollow, a block, the end of all follows.
+"""
 
 
 async def _fill(feed):
@@ -160,8 +171,8 @@ async def _fill(feed):
 async def _undo(feed):
     assert await feed.delete("a1") == 1
     assert await feed.unfollow(2, 11) == 1
-    assert await feed.block(12, 3) == 1
-    assert await feed.unfollow_all(4) == 3
+    assert await feed.follows.block(12, 3) == 1
+    assert await feed.follows.unfollow_all(4) == 3
 
 
 async def _shown(feed, viewer):

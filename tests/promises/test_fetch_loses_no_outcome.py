@@ -1,4 +1,4 @@
-"""Every photo of a run ends in one outcome and the counts add up, whenever slots and agents are killed."""
+"""Every photo of a run has one outcome and the counts add up after kills of slots and agents."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 from slots_host import slot_pids
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 ITEMS = 150

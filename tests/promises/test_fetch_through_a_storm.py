@@ -1,7 +1,9 @@
-"""Photos come in while everything dies: each in one outcome, counts that add up, limits kept in the sellers' logs.
+"""Photos come in while everything dies.
 
-The real commands, a durable PostgreSQL and a Valkey of their own, hosts in a process of their own. SIGKILL for
-slots, agents, whole hosts, the scheduler and both engines. The seed is printed.
+Each in one outcome, counts that add up, limits kept in the sellers' logs.
+
+The real commands, a durable PostgreSQL and a Valkey of their own, hosts in a process of their own.
+SIGKILL for slots, agents, whole hosts, the scheduler and both engines. The seed is printed.
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ from fetch_storm import (
     wrong_outcomes,
 )
 from own_engines import fleet_on_own_engines
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 URL = "http://a.test:1/0/0.jpg"
 LINKS = {URL: ("a.test", "/0/0.jpg")}
@@ -44,7 +45,10 @@ async def test_a_long_storm_leaves_every_photo_in_one_outcome(tmp_path):
 
 
 async def _weather(folder, *, customers, items, rounds, pause_s, seed=None):
-    """Every fault once a round, in an order and at moments of chance; then the sky clears and all is judged."""
+    """Every fault once a round, in an order and at moments of chance.
+
+    Then the sky clears and all is judged.
+    """
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     print(f"seed {seed}")
     plans = {f"c{n}.test": HOST for n in range(customers)}

@@ -1,7 +1,8 @@
-"""A request with an `Idempotency-Key` has one effect, whatever dies between the effect and its answer.
+"""A request with an `Idempotency-Key` has one effect, even after a failure before its answer.
 
-The API is a process as users run it. It is killed before and after the commit; the network swallows the database's answer,
-or the API's own; in the end it is killed again and again under load. Whoever repeats the request has one job.
+The API is a process as users run it. The test kills it before and after the commit, drops the
+database's answer or the API's own in the network, and at the end kills it repeatedly under load. A
+client that repeats the request has one job.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import socket
 
 import httpx
 import pytest
+from tests.kit.chaos import ChaosProxy
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
 from headrace.web.tokens import Tokens
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,10 @@ PATH = "/v1/queues/noted/jobs"
 
 
 class Api:
-    """`headrace api` on one address, started again whenever it died; and its caller, who repeats."""
+    """`headrace api` on one address, started again whenever it died.
+
+    And its caller, who repeats.
+    """
 
     def __init__(self, fleet, token: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

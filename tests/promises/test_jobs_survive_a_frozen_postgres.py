@@ -1,4 +1,7 @@
-"""PostgreSQL stands still for longer than a lease: whoever works gives its host up and goes on after."""
+"""PostgreSQL stands still for longer than a lease.
+
+Whoever works gives its host up and goes on after.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pathlib import Path
 import pytest
 from own_engines import fleet_on_own_engines
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 1.0
@@ -53,7 +56,7 @@ async def test_a_cancelled_statement_on_a_silent_server_ends_as_cancelled(tmp_pa
                 await asyncio.wait_for(asking, 60)
             with pytest.raises(PostgresDown):
                 async with asyncio.timeout(60):
-                    await fleet.postgres.connect_alone()
+                    await fleet.postgres.connect_unpooled()
 
 
 def _job(key):
@@ -73,7 +76,8 @@ def _frozen(postmaster):
                     stopped.append(pid)
         yield
     finally:
-        # The postmaster last: it reaps a child that was ending when it was stopped, and the pid is gone.
+        # The postmaster last: it reaps a child that was ending when it was stopped, and the pid is
+        # gone.
         for pid in reversed(stopped):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

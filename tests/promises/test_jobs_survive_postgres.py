@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 from own_engines import fleet_on_own_engines
 from recorded_fleet import ROLES
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,7 @@
 """A dead worker loses no job; one that was taken for dead records nothing any more, and says so.
 
-The processes that users run, killed and stopped whole. Hosts are aged in SQL instead of waiting 30 s for them.
+The processes that users run, killed and stopped whole. Hosts are aged in SQL instead of waiting 30
+s for them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import signal
 
 import pytest
 from recorded_fleet import ROLES
+from tests.kit.checkers import counted_twice, overlapping
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob
-from headrace.testing.checkers import counted_twice, overlapping
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
@@ -22,7 +23,7 @@ UNHURRIED = {
     "HEADRACE_POSTGRES_CONNECT_TIMEOUT": "30s",
     "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "30s",
 }
-"""It does not look whether it still has its jobs before the test is over, and waits for what it asks of the database."""
+"""The worker checks its leases only after the end of the test, and waits long for the database."""
 
 
 @EACH_ROLE
@@ -64,7 +65,10 @@ async def test_a_stopped_worker_is_refused_when_it_wakes(fleet, role):
 
 @EACH_ROLE
 async def test_a_worker_that_was_taken_for_dead_begins_anew(fleet, role):
-    """Nothing stopped it: it merely was not heard. Its late acks are refused, then it has another row."""
+    """Nothing stopped it: it merely was not heard.
+
+    Its late acks are refused, then it has another row.
+    """
     ids = await _hold(fleet, role, HEADRACE_JOBS_HEARTBEAT="3s")
     [zombie] = fleet.processes
     fleet.note_lost(zombie)
@@ -97,7 +101,7 @@ async def test_workers_killed_at_random_lose_and_double_nothing(fleet, role):
     assert (told.facts["done"], told.facts["failed"], told.facts["quarantined"]) == (200, 0, 0)
     assert set(fleet.history.told("end", "noted", "key")) == {f"{n}" for n in range(200)}
     assert fleet.findings() == []
-    status = await fleet.jobs.queue("noted")
+    status = await fleet.jobs.queues.get("noted")
     assert (status.ready, status.leased, status.failed) == (0, 0, 0)
 
 

@@ -1,4 +1,7 @@
-"""The network loses answers, requests and connections: no job is lost, none counts twice, all wake up again."""
+"""The network loses answers, requests and connections.
+
+No job is lost, none counts twice, all wake up again.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import time
 
 import pytest
 from recorded_fleet import ROLES
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewGroup, NewJob
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 LISTEN = b'LISTEN "headrace_jobs"'

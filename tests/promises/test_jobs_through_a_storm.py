@@ -1,7 +1,10 @@
-"""Everything dies at random moments while clients go on: nothing acknowledged is lost, nothing counts twice.
+"""Everything dies at random moments while clients go on.
 
-The real commands with a durable PostgreSQL of their own. SIGKILL for slots, agents, zygotes, whole hosts, schedulers and
-the postmaster; agents, alone or with their slots, are stopped past their lease and woken. The seed is printed.
+Nothing acknowledged is lost, nothing counts twice.
+
+The real commands with a durable PostgreSQL of their own. SIGKILL for slots, agents, zygotes, whole
+hosts, schedulers and the postmaster; agents, alone or with their slots, are stopped past their
+lease and woken. The seed is printed.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import httpx
 import pytest
 from jobs_storm import KEYS, LANES, Storm, impatient_pool, shared_keys
 from own_engines import fleet_on_own_engines
+from tests.kit.history import Event, History
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.history import Event, History
-from headrace.testing.waiting import wait_true
 
 FAULTS = (
     "kill_slot",
@@ -42,7 +45,10 @@ async def test_a_long_storm_loses_and_doubles_nothing(tmp_path):
 
 
 async def _weather(folder, *, agents, rounds, pause_s, seed=None):
-    """Every fault once a round, in an order and at moments of chance; then the sky clears and all is judged."""
+    """Every fault once a round, in an order and at moments of chance.
+
+    Then the sky clears and all is judged.
+    """
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     print(f"seed {seed}")
     own = fleet_on_own_engines(folder, durable=True, timeout_s=2.0, kind=Storm)

@@ -1,7 +1,9 @@
-"""However workers are killed and stopped: no window of a lane has a start too many, and no job is lost.
+"""However workers are killed and stopped.
 
-Judged by the moments at which handlers began, which they noted themselves. A stopped worker is the hard
-case: it wakes with jobs in hand whose window is over.
+No window of a lane has a start too many, and no job is lost.
+
+Judged by the moments at which handlers began, which they noted themselves. A stopped worker is the
+hard case: it wakes with jobs in hand whose window is over.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from contextlib import suppress
 
 import pytest
 from recorded_fleet import HEARTBEAT_S, LEASE_S, ROLES
+from tests.kit.chaos import ChaosProxy
+from tests.kit.checkers import over_concurrency, over_limit
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.checkers import over_concurrency, over_limit
-from headrace.testing.waiting import wait_true
 
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 STARTS_MAX, WINDOW_S, CONCURRENCY = 3, 0.5, 2
@@ -49,8 +51,11 @@ async def test_no_window_is_over_through_many_kills_and_long_stops(fleet, role):
 @pytest.mark.slow
 @EACH_ROLE
 async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, role):
-    """The worst moment for a worker to stand still: granted, not yet started, until others had the next window."""
-    await fleet.jobs.set_lane(
+    """The worst moment for a worker to stand still.
+
+    Granted, not yet started, until others had the next window.
+    """
+    await fleet.jobs.lanes.set(
         "laned", "a", starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=None
     )
     with ChaosProxy(database_url) as proxy:
@@ -77,7 +82,7 @@ async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, rol
 
 async def _claim_arguments(fleet):
     """How the protocol spells the first two arguments of a claim: each host, and the queue."""
-    queue = (await fleet.jobs.declare_queues())["laned"].id
+    queue = (await fleet.jobs.queues.declare())["laned"].id
     return [struct.pack("!iqii", 8, host, 4, queue) for host in await fleet.hosts()]
 
 
@@ -87,7 +92,7 @@ async def _storm(fleet, role, *, jobs_a_lane, faults, pause_s_max):
     print(f"seed {seed}")
     chance = random.Random(seed)
     for lane in LANES:
-        await fleet.jobs.set_lane(
+        await fleet.jobs.lanes.set(
             "laned", lane, starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=CONCURRENCY
         )
     workers = [_Worker(fleet, role, f"host-{number}") for number in range(WORKERS)]

@@ -1,8 +1,8 @@
 """A transaction that stays open, anywhere, holds up at most what it locked itself.
 
-Beside a report of an hour no vacuum takes dead rows away: claims must not read them. A handler's own transaction must
-not stop its host's renewals, nor a stopped process that holds locks the jobs of others. Costs are counted in
-pages, not in seconds.
+Beside a report of an hour no vacuum takes dead rows away: claims must not read them. A handler's
+own transaction must not stop its host's renewals, nor a stopped process that holds locks the jobs
+of others. Costs are counted in pages, not in seconds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.checkers import overlapping
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
-from headrace.jobs.leases import Desk, Scan
-from headrace.jobs.slots.messages import Settled
-from headrace.testing.checkers import overlapping
-from headrace.testing.waiting import wait_true
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.leases import LeaseManager
+from headrace.jobs.messages import Ack
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
@@ -43,7 +44,7 @@ BEGIN_REPORT = compile_query(
 EXPLAINED = compile_query(
     "explained",
     "-- A claim, and the pages it looked at.\n"
-    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM headrace.claim_ready_v2("
+    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM headrace.claim_ready_v1("
     " :host, :queue, 1, :batch, :priorities::smallint[], :marks_at::timestamptz[],"
     " :marks_id::bigint[], '{}')",
 )
@@ -56,15 +57,15 @@ async def test_claims_read_no_more_beside_a_long_transaction(postgres):
     service = _service(postgres, "churn")
     for _ in range(CHURNED // len(jobs) + 1):
         await service.enqueue_many(jobs)
-    scan = Scan()
+    scan = ClaimCursor()
     async with postgres.session() as session, postgres.transaction() as report:
-        await _pages(session, desk, queue_id, Scan())
+        await _pages(session, desk, queue_id, ClaimCursor())
         await report.one(BEGIN_REPORT)
         await _churn(desk, queue_id, scan, 2_000)
         first = await _pages(session, desk, queue_id, scan)
         await _churn(desk, queue_id, scan, CHURNED - 4_000)
         last = await _pages(session, desk, queue_id, scan)
-        whole = await _pages(session, desk, queue_id, Scan())
+        whole = await _pages(session, desk, queue_id, ClaimCursor())
     assert last <= 1.5 * first, "the dead are passed over"
     assert whole > 3 * last, "they are there, and are read from the beginning"
 
@@ -139,15 +140,15 @@ async def test_a_held_lane_holds_up_the_return_of_its_own_leases_alone(postgres)
     desk, [queue_id] = await _desk(postgres, "laned")
     service = _service(postgres, "laned")
     for lane in ("a", "b"):
-        await service.set_lane("laned", lane, starts_max=None, window_s=None, concurrency=9)
+        await service.lanes.set("laned", lane, starts_max=None, window_s=None, concurrency=9)
         await service.enqueue_many([NewJob(queue="laned", lane=lane)] * 2)
         claims = await desk.claim_lanes(queue_id, leases_max=2, batch=1)
         assert len(claims.leases) == 2
     await service.enqueue_many([NewJob(queue="laned")])
-    assert (await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=1)).leases
-    await store.hosts.expire_host(postgres, desk.host_id)
+    assert (await desk.claim_ready(queue_id, ClaimCursor(), leases_max=1, batch=1)).leases
+    await store.leases.expire_host(postgres, desk.host_id)
     async with postgres.transaction() as tx:
-        await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=5, tx=tx)
+        await service.lanes.set("laned", "a", starts_max=None, window_s=None, concurrency=5, tx=tx)
         swept = await service.sweep()
         assert (swept.leases_returned, swept.jobs_returned) == (3, 3)
         # The next one tries one of them alone, and finds new ones all the same.
@@ -159,10 +160,13 @@ async def test_a_held_lane_holds_up_the_return_of_its_own_leases_alone(postgres)
 async def test_a_host_that_stands_still_before_it_reads_its_claim_holds_nothing(
     postgres, database_url
 ):
-    """An answer over a socket's buffer is sent before the commit: what it claimed is locked meanwhile."""
+    """An answer over a socket's buffer is sent before the commit.
+
+    What it claimed is locked meanwhile.
+    """
     desk, [queue_id] = await _desk(postgres, "laned")
     service = _service(postgres, "laned", lease_s=0.5)
-    await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=99)
+    await service.lanes.set("laned", "a", starts_max=None, window_s=None, concurrency=99)
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(
         sys.executable, PROGRAM, database_url, str(desk.host_id), str(queue_id), **pipes
@@ -195,9 +199,9 @@ def _service(postgres, queue, **settings):
 
 async def _desk(postgres, *queues):
     """A desk of a host that lives, and the ids of the queues."""
-    ids = [(await _service(postgres, queue).declare_queues())[queue].id for queue in queues]
-    host_id = await store.hosts.add_host(postgres, "test", ids, 60)
-    return Desk(postgres, JobsConfig(), host_id), ids
+    ids = [(await _service(postgres, queue).queues.declare())[queue].id for queue in queues]
+    host_id = await store.leases.add_host(postgres, "test", ids, 60)
+    return LeaseManager(postgres, JobsConfig(), host_id), ids
 
 
 async def _churn(desk, queue_id, scan, jobs):
@@ -208,7 +212,7 @@ async def _churn(desk, queue_id, scan, jobs):
         assert claims.leases
         for claim in claims.leases:
             left -= len(claim.ids)
-            desk.settle(Settled(lease_id=claim.lease_id))
+            desk.settle(Ack(lease_id=claim.lease_id))
     await desk.flush()
 
 

@@ -1,4 +1,7 @@
-"""A buyer's copy of a track is the same, byte for byte, from every node: also while one that keeps it is dead."""
+"""A buyer's copy of a track is the same, byte for byte, from every node.
+
+Also while one that keeps it is dead.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ async def test_a_bought_track_is_the_same_from_every_node(tmp_path, monkeypatch)
         media = Media(blobs, MediaConfig(), secret=lambda: SECRET)
         key = cluster.keys[0]
         stored = await media.tags.put(**BUYER)
-        query = media.url(key, ttl_s=600, tag=stored.id).partition("?")[2]
+        query = media.objects.url(key, ttl_s=600, tag=stored.id).partition("?")[2]
         tag = tag_bytes(Tags(**BUYER))
         bought = tag + content(key)
         seam = len(tag)

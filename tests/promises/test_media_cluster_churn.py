@@ -1,6 +1,9 @@
-"""A cluster that is never left alone: members come and go, objects are replaced, processes are killed; no wrong byte.
+"""A cluster that is never left alone.
 
-Each client read must be the bytes of one version, one that was current within the time a shape is kept.
+Members come and go, objects are replaced, processes are killed; no wrong byte.
+
+Each client read must be the bytes of one version, one that was current within the time a shape is
+kept.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from functools import partial
 import httpx
 import pytest
 from media_cluster import Cluster, Node, Traffic, content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.cluster.membership import Roster
 from headrace.media.cluster.purge import Purges
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.soak
 CHURN_S = 60.0
@@ -89,7 +92,8 @@ async def test_never_a_wrong_byte_while_everything_changes(tmp_path, monkeypatch
             await churn.run(CHURN_S)
             traffic.through = list(cluster.nodes)
         assert churn.wrong == []
-        # A body whose object was replaced under it is cut, and those of a killed node's clients are.
+        # A body whose object was replaced under it is cut, and those of a killed node's clients
+        # are.
         cut = [fault for fault in traffic.faults if "Error" in fault]
         assert traffic.faults == cut, [fault for fault in traffic.faults if fault not in cut][:5]
         assert len(cut) <= 0.05 * traffic.reads

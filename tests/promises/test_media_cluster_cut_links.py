@@ -1,6 +1,9 @@
-"""Nodes in network namespaces, their links cut without a word: who is cut off is gone around, and comes back.
+"""Nodes in network namespaces, their links cut without a word.
 
-A cut link sends no reset and refuses nothing: packets are lost, as with a dead switch. Needs root and `ip`.
+Who is cut off is gone around, and comes back.
+
+A cut link sends no reset and refuses nothing: packets are lost, as with a dead switch. Needs root
+and `ip`.
 """
 
 from __future__ import annotations

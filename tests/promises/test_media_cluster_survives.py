@@ -1,6 +1,9 @@
-"""Three real nodes: a dead one, a moved key, a purge, a store that is away; never a wrong byte, never a 5xx.
+"""Three real nodes: a dead one, a moved key, a purge, a store that is away.
+
+Never a wrong byte, never a 5xx.
 
 The nodes are started once; each test leaves them as it found them.
+
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ import time
 import httpx
 import pytest
 from media_cluster import OBJECT_BLOCKS, Traffic, content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cache.origin import SHAPE_KEPT_S
+from headrace.media.cluster.cluster_config import POLL_EVERY_S
 from headrace.media.cluster.membership import Roster
-from headrace.media.cluster.polling import POLL_EVERY_S
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import partition_of
-from headrace.media.store.origin import SHAPE_KEPT_S
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +95,8 @@ async def test_a_purge_shows_new_bytes_on_every_node_within_a_poll(cluster, buck
                 return False
 
         await wait_true(is_new, what=f"{node.name} shows the new bytes")
-    # What machines and clients take comes on top of a poll; nothing but the poll ends what is kept for a minute.
+    # What machines and clients take comes on top of a poll; nothing but the poll ends what is kept
+    # for a minute.
     assert time.monotonic() - purged_s < POLL_EVERY_S + SHAPE_KEPT_S / 2
     answers = await asyncio.gather(*(cluster.get(node, key) for node in cluster.nodes * 5))
     assert {answer.content for answer in answers} == {content(key, 2)}, "and never the old again"
@@ -101,7 +105,10 @@ async def test_a_purge_shows_new_bytes_on_every_node_within_a_poll(cluster, buck
 async def test_an_object_replaced_without_a_purge_is_the_old_one_or_the_new_one_and_never_a_fault(
     cluster,
 ):
-    """What is cached stays for a minute; what is not can only be had new, whoever knew the old version."""
+    """What is cached stays for a minute.
+
+    What is not can only be had new, whoever knew the old version.
+    """
     keys = [f"replaced/{number}.mp3" for number in range(6)]
     for key in keys:
         cluster.bucket.objects[key] = content(key)
@@ -128,7 +135,7 @@ async def test_a_store_that_is_away_costs_nobody_what_is_cached(cluster):
             assert traffic.faults == []
             await wait_true(
                 lambda: any(
-                    node.process and node.process.events("document_not_asked")
+                    node.process and node.process.events("document_not_read")
                     for node in cluster.nodes
                 ),
                 what="the store is missed",
@@ -170,7 +177,8 @@ async def test_a_node_killed_under_traffic_costs_nobody_a_byte(cluster):
         await traffic.wait_reads(200)
         assert traffic.faults == []
         assert traffic.slowest_s < 15
-        # What only the dead node kept besides one of the two left was asked of that one, not of the origin.
+        # What only the dead node kept besides one of the two left was asked of that one, not of the
+        # origin.
         assert not cluster.bucket.reads
         dead.start()
         await dead.wait_serving(cluster.client)
@@ -185,10 +193,11 @@ async def test_a_frozen_node_is_gone_around_within_seconds(cluster):
     asker = cluster.nodes[0]
     table = cluster.table
     theirs = [
-        key for key in cluster.keys
+        key
+        for key in cluster.keys
         if table.owners(partition_of(key))[0] == frozen.name
         and asker.name not in table.owners(partition_of(key))
-    ]  # fmt: skip
+    ]
     if not theirs:
         pytest.skip("no key of twelve is first the frozen node's and not the asking one's")
     assert frozen.process is not None

@@ -1,15 +1,14 @@
-"""One user's request is followed through the node that was asked, the node that keeps the object, and the object store."""
+"""One trace covers a request in the node that receives it, the owner node and the object store."""
 
 from __future__ import annotations
 
 import pytest
 from media_cluster import content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.partitions import partition_of
-from headrace.media.service.traces import Traces
-from headrace.media.tracing import read_trace
-from headrace.testing.waiting import wait_true
+from headrace.media.tracing import Traces, read_trace
 
 PARENT = f"00-{'4b' * 16}-{'f0' * 8}-01"
 
@@ -52,7 +51,8 @@ async def test_a_trace_goes_on_to_the_peer_and_the_object_store(tmp_path, monkey
         assert "detail=peer" in lines(asked)[0]["cache"]
         there = read_trace(cluster.bucket.fields[key], key)
         assert (there.trace, there.user, there.request) == ("4b" * 16, "42", "r7")
-        # Another user's request is neither logged nor told to the store, and nobody's hop is in a line.
+        # Another user's request is neither logged nor told to the store, and nobody's hop is in a
+        # line.
         assert "baggage" not in cluster.bucket.fields[other]
         for node in (asked, keeper):
             assert other not in "".join(map(str, node.process.events("request_traced")))

@@ -1,7 +1,8 @@
 """Whatever dies, is evicted or replaced: no client ever gets a wrong byte, only misses and cuts.
 
-Every byte is a function of object, version and offset. The disks hold a fifth of what is asked for, so blocks
-are evicted all the time, also under readers that stall with whole blocks in their sockets.
+Every byte is a function of object, version and offset. The disks hold a fifth of what is asked for,
+so blocks are evicted all the time, also under readers that stall with whole blocks in their
+sockets.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import random
 import time
 
 import pytest
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import DEADLINE_S, Reader, WholeNode, content, pause, whole_node
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.waiting import wait_true
-from whole_nodes import DEADLINE_S, Reader, WholeNode, content, pause, whole_node
 
 OBJECTS = 48
 SIZE_BYTES = 1_500_000
@@ -45,7 +46,10 @@ class Shop:
         await self.blobs.put(key, data)
 
     def judge(self, key: str, first: int, last: int, found) -> None:
-        """What a client got: the bytes must be those of one version, and an ETag names one version."""
+        """What a client got.
+
+        The bytes must be those of one version, and an ETag names one version.
+        """
         if found is None:
             self.cut += 1
         elif found[0] == 503:
@@ -69,7 +73,8 @@ def _is_of(key: str, version: int, first: int, last: int, body: bytes) -> bool:
 async def listen(shop: Shop, node: WholeNode, chance: random.Random, ends_s: float) -> None:
     """One client after another, each for a while, some of them slow."""
     while time.monotonic() < ends_s:
-        # A small window keeps an answer waiting in the node's socket, where its block may be evicted.
+        # A small window keeps an answer waiting in the node's socket, where its block may be
+        # evicted.
         is_slow = chance.random() < SLOW_SHARE
         reader = Reader(node.port, limit=2048 if is_slow else 65_536)
         for _ in range(chance.randint(1, 30)):

@@ -15,8 +15,7 @@ import threading
 import httpx
 import pytest
 from PIL import Image
-
-from headrace.testing.processes import is_alive, wait_until
+from tests.kit.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +99,8 @@ def test_jobs_and_photos_survive_kill_9_of_all(site, origin):
 
 def test_a_slot_killed_between_bytes_and_row_leaves_no_photo_undecided(site, origin):
     base, _ = origin
-    # Every slot dies there, three before a busy machine has looked: they are not to be given up for that.
+    # Every slot dies there, three before a busy machine has looked: they are not to be given up for
+    # that.
     process = site.up(HEADRACE_CRASH_AT="fetch.stored_before_row", HEADRACE_JOBS_LOSSES_MAX="100")
     site.run("fetch", "customer", "set", "shop", "--rate", "6000/m")
     (site.folder / "shop.csv").write_text(catalogue(base, range(4)))

@@ -1,7 +1,9 @@
-"""How soon the jobs of the dead are ready again: a host's after its lease and a sweep, a slot's at once.
+"""How soon the jobs of the dead are ready again.
 
-Nobody takes a dead host's place here, and nobody sweeps but the schedulers that users run. Times are the contract's with a
-shorter lease, and in the soak run the contract's own.
+A host's after its lease and a sweep, a slot's at once.
+
+Nobody takes a dead host's place here, and nobody sweeps but the schedulers that users run. Times
+are the contract's with a shorter lease, and in the soak run the contract's own.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import time
 
 import pytest
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.waiting import wait_true
 
 SWEEP_S = 3.0
 MACHINE_S = 10
@@ -58,7 +60,7 @@ async def test_a_dead_slots_jobs_are_ready_at_once(fleet):
     agent = await _hold(fleet, "agent", host="first", HEADRACE_JOBS_LEASE="5m")
     [slot] = {event.pid for event in fleet.history.of("start")}
     # So that nobody claims them before they are seen.
-    await fleet.jobs.set_queue("gated", paused=True)
+    await fleet.jobs.queues.set("gated", paused=True)
     fleet.recorder.note("lost", "process", pid=slot)
     os.kill(slot, signal.SIGKILL)
     # Its host goes on with a lease of 5 min, which is what this must not wait for.
@@ -95,5 +97,5 @@ async def _kill_and_wait(fleet, doomed):
 
 
 async def _are_ready(fleet):
-    status = await fleet.jobs.queue("gated")
+    status = await fleet.jobs.queues.get("gated")
     return (status.ready, status.leased) == (5, 0)

@@ -6,9 +6,8 @@ import secrets
 import signal
 
 import pytest
-
-from headrace.testing.chaos import PASS, RESET, ChaosProxy
-from headrace.testing.processes import HeadraceProcess, wait_until
+from tests.kit.chaos import PASS, RESET, ChaosProxy
+from tests.kit.processes import HeadraceProcess, wait_until
 
 pytestmark = pytest.mark.slow
 APPLICATION = "from headrace import Headrace\napp = Headrace()\n"

@@ -1,4 +1,7 @@
-"""When the leader is killed or stopped another leads, and plans, within two periods; plans never go back."""
+"""When the leader is killed or stopped another leads, and plans, within two periods.
+
+Plans never go back.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, Registry, store
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("scheduler_process.py")
 PERIOD_S = 1.0
@@ -36,11 +39,11 @@ async def host_id(postgres):
     @registry.task("mail")
     async def mail(job: dict | None): ...
 
-    queues = await Jobs(postgres, JobsConfig(), registry).declare_queues()
+    queues = await Jobs(postgres, JobsConfig(), registry).queues.declare()
     await postgres.run(
         compile_query("least", "-- Needs slots.\nUPDATE headrace.queue SET slots_min = 2")
     )
-    host_id = await store.hosts.add_host(postgres, "a", [queues["mail"].id], 3600)
+    host_id = await store.leases.add_host(postgres, "a", [queues["mail"].id], 3600)
     await report(postgres, host_id, capacity=10)
     return host_id
 

@@ -10,10 +10,10 @@ import signal
 
 import pytest
 from slots_host import slot_pids, title_of
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobState
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -1,14 +1,14 @@
-"""No more slots of the fleet work a queue at once than its maximum, whether they are bound or float."""
+"""At most the maximum of a queue's slots work on it at once, whether they are bound or float."""
 
 from __future__ import annotations
 
 import pytest
 from recorded_fleet import RecordedFleet
+from tests.kit.checkers import over_concurrency
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
-from headrace.testing.checkers import over_concurrency
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 READY = compile_query(
@@ -54,7 +54,7 @@ def fleet(tmp_path, running_engines, postgres, database_url):
 
 
 async def test_floating_slots_of_all_agents_stay_within_the_maximum(fleet):
-    await fleet.jobs.declare_queues()
+    await fleet.jobs.queues.declare()
     ids = await fleet.fill("narrow", 40, hold_s=0.03)
     first, *_ = fleet.agents(3)
     fleet.start("scheduler", HEADRACE_JOBS_PLAN_EVERY="1s")
@@ -65,16 +65,16 @@ async def test_floating_slots_of_all_agents_stay_within_the_maximum(fleet):
 
 
 async def test_a_maximum_of_none_stops_a_queue(fleet):
-    await fleet.jobs.declare_queues()
+    await fleet.jobs.queues.declare()
     await fleet.fill("stopped", 3)
     fleet.agents(1)
-    await fleet.jobs.set_queue("narrow", slots_max=0)
+    await fleet.jobs.queues.set("narrow", slots_max=0)
     stopped = await fleet.fill("narrow", 3)
     free = await fleet.fill("free", 20, hold_s=0.03)
     await wait_true(lambda: fleet.ended(free))
     assert not fleet.history.of("start", what="stopped")
     assert not fleet.history.of("start", what="narrow")
     assert await fleet.postgres.value(READY, queue="stopped") == 3
-    await fleet.jobs.set_queue("narrow", slots_max=1)
+    await fleet.jobs.queues.set("narrow", slots_max=1)
     await wait_true(lambda: fleet.ended(stopped))
     assert over_concurrency(fleet.history, lane="narrow", concurrency=1) == []

@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.testing.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_told_and_nothing_stays_behind(site):
         wait_until(lambda: len(process.family()) > 3, what="it starts")
         family = process.family()
         assert process.wait_exit() == 5
-    assert f"127.0.0.1:{port} is taken" in process.err
+    assert f"127.0.0.1:{port} is in use by" in process.err
     assert "cli.role_refused" in process.err
     wait_until(lambda: not any(is_alive(pid) for pid in family), what="nothing stays behind")
 

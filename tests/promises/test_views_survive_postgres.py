@@ -1,4 +1,7 @@
-"""PostgreSQL is killed, stays away, comes back without its last commits: hits go on, each is counted once."""
+"""PostgreSQL is killed, stays away, comes back without its last commits.
+
+Hits go on, each is counted once.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from counted_views import CountedViews
+from tests.kit.processes import wait_until
 
 from headrace.app import PACKAGES
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import wait_until
 
 HITTER = Path(__file__).with_name("hitting_process.py")
 
@@ -71,7 +74,10 @@ async def test_commits_that_postgres_lost_many_times_are_made_again(tmp_path):
 
 
 async def _lose_commits(tmp_path, *, times):
-    """As after a failover to a standby that misses the last ones: here they were only in its memory."""
+    """As after a failover to a standby that misses the last ones.
+
+    Here they were only in its memory.
+    """
     async with counted_on_own_engines(tmp_path, durable=False) as (counted, engines):
         postgres = counted.engines.postgres
         await counted.hit()
@@ -100,7 +106,7 @@ async def _offsets(counted):
     """What PostgreSQL says of each shard; asked without others in between where it can be."""
     while True:
         try:
-            return {lag.shard: lag.through for lag in await counted.views.lag()}
+            return {lag.shard: lag.through for lag in await counted.views.analytics.lag()}
         except Unavailable:
             await asyncio.sleep(0)
 
@@ -118,7 +124,7 @@ async def test_while_postgres_is_away_hits_go_on_and_totals_stay_right(tmp_path)
         [new] = await counted.views.totals(["new"])
         assert (new.total, new.stale) == (None, True)
         with pytest.raises(Unavailable):
-            await counted.views.series("ad:1")
+            await counted.views.analytics.series("ad:1")
         # A process that starts now counts, too.
         assert (await counted.new_views().hit("new")).stale
         await engines.restart("postgres")

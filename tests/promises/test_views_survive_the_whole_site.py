@@ -1,4 +1,7 @@
-"""`headrace up` with engines and roles is killed as a power cut would, in the middle of hits: what was answered is there."""
+"""`headrace up` with engines and roles is killed as a power cut would, in the middle of hits.
+
+What was answered is there.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import threading
 
 import httpx
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 ITEMS = [f"ad:{number}" for number in range(20)]
 

@@ -1,4 +1,7 @@
-"""However a flusher dies, each hit is counted once: the real process, killed at each step of its work."""
+"""However a flusher dies, each hit is counted once.
+
+The real process, killed at each step of its work.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ import signal
 
 import pytest
 from counted_views import CountedViews
+from tests.kit.processes import HeadraceProcess
 
-from headrace.testing.processes import HeadraceProcess
-
-STEPS = ("read", "fenced", "tallied", "committed", "told")
+STEPS = ("read", "confirmed", "aggregated", "committed", "recorded")
 
 
 @pytest.fixture

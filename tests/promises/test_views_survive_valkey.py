@@ -1,4 +1,7 @@
-"""Valkey is killed, cut, emptied and failed over under hits: what it may lose is lost, nothing else, nothing twice."""
+"""Valkey is killed, cut, emptied and failed over under hits.
+
+What it may lose is lost, nothing else, nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import pytest
 from counted_views import CountedViews
 from own_valkey import OwnValkey
 from slow_disk import slow_syncs
+from tests.kit.processes import wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import wait_until
-from headrace.testing.waiting import wait_true
 
 
 @asynccontextmanager
@@ -55,7 +58,10 @@ async def test_a_valkey_killed_many_times_loses_and_doubles_nothing(
 async def test_a_valkey_killed_beside_a_slow_disk_loses_and_doubles_nothing(
     database_url, folder, sync_ms
 ):
-    """While a sync runs, Valkey answers before it writes: such hits are not answered before they are written."""
+    """While a sync runs, Valkey answers before it writes.
+
+    Such hits are not answered before they are written.
+    """
     slow = slow_syncs(folder, sync_ms=sync_ms)
     await _kill(database_url, folder, "everysec", kills=4, environment=slow)
 
@@ -178,7 +184,7 @@ async def test_many_failovers_to_replicas_that_missed_the_tail(database_url, fol
 
 
 async def _fail_over(database_url, folder, *, times):
-    """The replica is cut off, the primary goes on and is flushed, then it dies and the replica is promoted."""
+    """Cut off the replica, flush the running primary, kill it, and promote the replica."""
     server = OwnValkey(folder / "p0", folder / "now")
     async with counted_on(server, database_url, folder) as counted:
         for number in range(1, times + 1):

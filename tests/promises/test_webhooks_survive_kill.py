@@ -1,4 +1,4 @@
-"""What was published reaches a webhook at least once and in order, through the death of its sender and of all else."""
+"""A webhook receives events at least once and in order, even if the sender or others die."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import threading
 
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 

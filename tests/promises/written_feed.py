@@ -1,6 +1,6 @@
-"""A feed that is written at random by processes which write down what was answered, until they are killed.
+"""Write to a feed at random and record the answers, until the process is killed.
 
-What is refused while an engine is away is left.
+Writes that are refused while an engine is down are not repeated.
 
 python written_feed.py POSTGRES_URL VALKEY_URL PREFIX FILE SEED
 """
@@ -13,6 +13,8 @@ import random
 import sys
 from pathlib import Path
 
+from tests.kit.waiting import wait_true
+
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.multiplex import Multiplexer
@@ -21,8 +23,7 @@ from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.feed import Feed, FeedConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.secrets import derive_key
-from headrace.testing.waiting import wait_true
+from headrace.kernel.signing import derive_key
 
 VIEWERS = range(1, 9)
 AUTHORS = range(1, 31)
@@ -69,12 +70,12 @@ class Writer:
             await self.feed.delete(post)
             self.told(f"deleted {post}")
         elif verb != "delete":
-            await getattr(self.feed, verb)(viewer, author)
+            await getattr(self.feed.follows, verb)(viewer, author)
 
 
 async def _is_back(feed):
     try:
-        await feed.marker(1)
+        await feed.pages.marker(1)
     except Unavailable:
         return False
     return True

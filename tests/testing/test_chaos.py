@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
-from headrace.testing.waiting import wait_true
 
 CONFIG = PostgresConfig(connect_timeout_s=0.2, statement_timeout_s=5)
 ADD = compile_query("add", "-- A row of its own.\nINSERT INTO effect VALUES (:word) RETURNING word")
@@ -52,7 +52,7 @@ async def test_what_passes_is_unchanged(proxy, attribute):
     assert await pool.value(ASK, word=long) == long
     assert proxy.connections() == 1
     assert proxy.connections(asked=b"SELECT $1::text") == 1
-    assert proxy.connections(asked=b"never asked") == 0
+    assert proxy.connections(asked=b"not requested") == 0
     await pool.close()
     await wait_true(lambda: proxy.connections() == 0)
 
@@ -122,7 +122,7 @@ async def test_a_reset_ends_what_is_open_and_what_comes(proxy, behind):
     proxy.set(RESET)
     assert proxy.connections() == 0
     with pytest.raises(PostgresDown):
-        await behind.connect_alone()
+        await behind.connect_unpooled()
     assert proxy.refused
     proxy.set(PASS)
     assert await behind.value(PID) != pid
@@ -136,14 +136,14 @@ async def test_a_black_hole_answers_never_and_keeps_what_it_swallowed(proxy, beh
     assert not done
     proxy.set(PASS)
     done, _ = await asyncio.wait([asking], timeout=0.1)
-    assert not done, "that connection lost bytes: it must not go on as if nothing was"
+    assert not done, "a connection that lost bytes must not continue"
     assert await behind.value(ASK, word="on a new one") == "on a new one"
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
 
 
-async def test_a_connection_that_was_idle_in_a_black_hole_goes_on(proxy, behind):
+async def test_a_connection_that_was_idle_in_a_black_hole_continues(proxy, behind):
     pid = await behind.value(PID)
     proxy.set(BLACK_HOLE)
     proxy.set(PASS)
@@ -165,8 +165,8 @@ async def test_a_mode_can_be_for_the_next_connection_alone(proxy, behind):
     assert await behind.value(PID)
 
 
-async def test_a_mode_can_be_for_those_that_asked_alone(proxy, behind):
-    listener = await behind.connect_alone()
+async def test_a_mode_can_apply_to_matching_connections(proxy, behind):
+    listener = await behind.connect_unpooled()
     await listener.add_listener("a_channel", lambda *_: None)
     pid = await behind.value(PID)
     proxy.set(RESET, asked=b"LISTEN")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from headrace.testing.checkers import (
+from tests.kit.checkers import (
     counted_twice,
     doubled,
     lost,
@@ -12,11 +11,11 @@ from headrace.testing.checkers import (
     over_limit,
     overlapping,
 )
-from headrace.testing.history import Event, History
+from tests.kit.history import Event, History
 
 
 def history(*rows):
-    """Rows `(ms, kind, what, call, facts)`, all of process 1 unless a fact `pid` says another."""
+    """Rows `(ms, kind, what, call, facts)`, of process 1 unless a fact `pid` differs."""
     return History(
         tuple(
             Event(

@@ -8,16 +8,16 @@ import subprocess
 import sys
 
 import pytest
+from tests.kit.history import Recorder, read_history
+from tests.kit.processes import wait_until
 
 from headrace.engines.postgres import PostgresDown
 from headrace.jobs import QueueUnknown
-from headrace.testing.history import Recorder, read_history
-from headrace.testing.processes import wait_until
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from headrace.testing.history import Recorder
+from tests.kit.history import Recorder
 recorder, number = Recorder(Path(sys.argv[1])), 0
 while True:
     number += 1
@@ -115,7 +115,9 @@ def test_what_several_processes_noted_survives_their_kill_and_is_merged_by_time(
     for process, file in zip(processes, told, strict=True):
         noted = [e.facts["number"] for e in history.events if e.pid == process.pid]
         printed = file.read_text().split("\n")[:-1]
-        assert noted[: len(printed)] == [int(word) for word in printed], "noted before it is told"
+        assert noted[: len(printed)] == [int(word) for word in printed], (
+            "recorded before it is printed"
+        )
 
 
 def test_a_line_cut_short_is_counted_and_one_that_is_no_event_is_refused(recorder, tmp_path):
@@ -127,5 +129,5 @@ def test_a_line_cut_short_is_counted_and_one_that_is_no_event_is_refused(recorde
     assert (len(history.events), history.torn) == (1, 1)
     with file.open("a") as cut:
         cut.write("\n")
-    with pytest.raises(ValueError, match=r"jsonl:2 is no event"):
+    with pytest.raises(ValueError, match=r"jsonl:2 is not an event"):
         read_history(tmp_path / "history")

@@ -1,15 +1,10 @@
-"""Each checker can fail: a client with one bug on a real PostgreSQL is named, the same without it is not."""
+"""Each checker can fail: it reports a client with one planted bug, and no correct client."""
 
 from __future__ import annotations
 
 import pytest
-
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
-from headrace.jobs.model import TakenOutcome
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.checkers import (
+from tests.kit.chaos import ChaosProxy
+from tests.kit.checkers import (
     counted_twice,
     doubled,
     lost,
@@ -17,8 +12,13 @@ from headrace.testing.checkers import (
     over_limit,
     overlapping,
 )
-from headrace.testing.history import Recorder, read_history
-from headrace.testing.waiting import wait_true
+from tests.kit.history import Recorder, read_history
+from tests.kit.waiting import wait_true
+
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
+from headrace.jobs.model import TakenOutcome
 
 EXPIRE = compile_query(
     "expire",
@@ -166,7 +166,7 @@ async def test_doubled_names_the_job_whose_refused_ack_was_taken_for_done(client
 @pytest.mark.slow
 @HONEST_AND_BROKEN
 async def test_over_limit_names_the_lane_of_a_limiter_without_its_log(client, is_broken):
-    await client.jobs.set_lane("mail", "a", starts_max=2, window_s=0.1, concurrency=None)
+    await client.jobs.lanes.set("mail", "a", starts_max=2, window_s=0.1, concurrency=None)
     await client.enqueue(6, lane="a")
     for _ in range(3):
         taken = await wait_true(lambda: client.take(9))
@@ -181,7 +181,7 @@ async def test_over_limit_names_the_lane_of_a_limiter_without_its_log(client, is
 
 @HONEST_AND_BROKEN
 async def test_over_concurrency_names_the_lane_that_forgot_who_runs(client, is_broken):
-    await client.jobs.set_lane("mail", "a", starts_max=None, window_s=None, concurrency=2)
+    await client.jobs.lanes.set("mail", "a", starts_max=None, window_s=None, concurrency=2)
     await client.enqueue(4, lane="a")
     taken = await client.take(9)
     assert len(taken.jobs) == 2

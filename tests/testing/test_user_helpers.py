@@ -1,12 +1,14 @@
-"""What users' tests stand on: drain runs real jobs, and what is (not) enqueued is told with what is."""
+"""Helpers of tests: drain and checks of enqueued jobs, and detection of unread task errors."""
 
 from __future__ import annotations
 
 import asyncio
+import textwrap
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
+from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
@@ -99,11 +101,11 @@ async def test_drain_leaves_alone_what_a_lane_or_a_pause_holds(app):
         """One step."""
 
     await app.jobs.enqueue_many([walk.job(lane="slow") for _ in range(5)])
-    await app.jobs.set_lane("walk", "slow", starts_max=2, window_s=60, concurrency=None)
+    await app.jobs.lanes.set("walk", "slow", starts_max=2, window_s=60, concurrency=None)
     assert await drain(app) == {"done": 2}
     await assert_enqueued(app, "walk", lane="slow", count=3)
     await walk.enqueue()
-    await app.jobs.pause_queue("walk")
+    await app.jobs.queues.pause("walk")
     assert await drain(app) == {}
 
 
@@ -184,3 +186,27 @@ async def test_a_callers_transaction_shows_what_is_not_committed(app, database_u
         await assert_enqueued(app, "mail", payload={"to": "ann"}, tx=connection)
     await assert_enqueued(app, "mail")
     await connection.close()
+
+
+FORGETS = """
+import asyncio
+from headrace import Headrace
+app = Headrace()
+
+async def fail():
+    raise ValueError("nobody looks")
+
+async def forget():
+    task = asyncio.create_task(fail())
+    await asyncio.wait({task})
+
+asyncio.run(forget())
+"""
+
+
+def test_a_process_that_forgot_an_error_fails_its_test(tmp_path):
+    (tmp_path / "forgets.py").write_text(textwrap.dedent(FORGETS))
+    process = HeadraceProcess(["work", "forgets:app"], folder=tmp_path)
+    process.wait_exit()
+    with pytest.raises(AssertionError, match="never read"):
+        process.end()

@@ -10,7 +10,7 @@ from headrace.engines.sql import compile_query
 from headrace.engines.valkey import ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.views import Views, ViewsConfig
-from headrace.views.hot import Hot
+from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
 
@@ -72,9 +72,9 @@ def flusher(make_flusher):
 
 
 @pytest.fixture
-def hot(engines):
+def valkey_store(engines):
     """The keys of this test."""
-    return Hot(engines.valkey, engines.multiplexer)
+    return ValkeyStore(engines.valkey, engines.multiplexer)
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import asyncio
 
 from examples.bazaar.adverts import Advert
 from examples.bazaar.readers import Readers
+from tests.kit.waiting import wait_true
 from views_surfaces import client_of
-
-from headrace.testing.waiting import wait_true
 
 ADVERTS = [Advert("shop", f"item{n}", 1, "Sofa", "10", ()) for n in range(6)]
 

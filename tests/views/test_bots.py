@@ -7,15 +7,30 @@ import re
 import pytest
 
 from headrace.views import traffic_of_user_agent
-from headrace.views.bots import bot_rules
+from headrace.views.model import bot_rules
 
 PEOPLE = (
-    "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0.0.0 Safari/537.36",
-    "Mozilla/5.0 (Macintosh; Intel Mac OS X 14_5) AppleWebKit/605.1.15 (KHTML, like Gecko) Version/17.5 Safari/605.1.15",
-    "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) AppleWebKit/605.1.15 Version/17.5 Mobile/15E148 Safari/604.1",
+    (
+        "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36"
+        " (KHTML, like Gecko) Chrome/126.0.0.0 Safari/537.36"
+    ),
+    (
+        "Mozilla/5.0 (Macintosh; Intel Mac OS X 14_5) AppleWebKit/605.1.15"
+        " (KHTML, like Gecko) Version/17.5 Safari/605.1.15"
+    ),
+    (
+        "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) AppleWebKit/605.1.15"
+        " Version/17.5 Mobile/15E148 Safari/604.1"
+    ),
     "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:127.0) Gecko/20100101 Firefox/127.0",
-    "Mozilla/5.0 (Linux; Android 11; CUBOT NOTE 20) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/108.0.0.0 Mobile Safari/537.36",
-    "Mozilla/5.0 (Linux; Android 9; CUBOT_X18_Plus) AppleWebKit/537.36 Chrome/120.0.0.0 Mobile Safari/537.36",
+    (
+        "Mozilla/5.0 (Linux; Android 11; CUBOT NOTE 20) AppleWebKit/537.36"
+        " (KHTML, like Gecko) Chrome/108.0.0.0 Mobile Safari/537.36"
+    ),
+    (
+        "Mozilla/5.0 (Linux; Android 9; CUBOT_X18_Plus) AppleWebKit/537.36"
+        " Chrome/120.0.0.0 Mobile Safari/537.36"
+    ),
     "Dalvik/2.1.0 (Linux; U; Android 12; CUBOT P60 Build/SP1A.210812.016)",
     "okhttp/4.12.0",
     "AvitoLike/182.2 (Pixel 8; Android 14) okhttp/4.12.0",
@@ -27,8 +42,14 @@ PEOPLE = (
     "PythonQuiz/1.0 (iPhone; iOS 17.0)",
     "Dart/3.4 (dart:io)",
     "Fetch Rewards/3.41.0 (iPhone; iOS 17.5)",
-    "Mozilla/5.0 (Linux; Android 13; SM-S918B) AppleWebKit/537.36 Chrome/124.0 Mobile Safari/537.36 [FBAN/FB4A;FBAV/460.0]",
-    "Mozilla/5.0 (iPhone; CPU iPhone OS 17_4 like Mac OS X) AppleWebKit/605.1.15 Mobile/15E148 Instagram 330.0.0.28.88",
+    (
+        "Mozilla/5.0 (Linux; Android 13; SM-S918B) AppleWebKit/537.36"
+        " Chrome/124.0 Mobile Safari/537.36 [FBAN/FB4A;FBAV/460.0]"
+    ),
+    (
+        "Mozilla/5.0 (iPhone; CPU iPhone OS 17_4 like Mac OS X) AppleWebKit/605.1.15"
+        " Mobile/15E148 Instagram 330.0.0.28.88"
+    ),
     "Opera/9.80 (J2ME/MIDP; Opera Mini/9.80) Presto/2.5.25 Version/10.54",
 )
 PROGRAMS = (
@@ -42,8 +63,14 @@ PROGRAMS = (
     "TelegramBot (like TwitterBot)",
     "WhatsApp/2.23.20.0 A",
     "facebookexternalhit/1.1",
-    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/126.0.0.0 Safari/537.36",
-    "Mozilla/5.0 (Linux; Android 11) AppleWebKit/537.36 Chrome/119.0 Mobile Safari/537.36 Chrome-Lighthouse",
+    (
+        "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"
+        " (KHTML, like Gecko) HeadlessChrome/126.0.0.0 Safari/537.36"
+    ),
+    (
+        "Mozilla/5.0 (Linux; Android 11) AppleWebKit/537.36"
+        " Chrome/119.0 Mobile Safari/537.36 Chrome-Lighthouse"
+    ),
     "Mozilla/5.0+(compatible; UptimeRobot/2.0; http://www.uptimerobot.com/)",
     "NewsBlur Feed Fetcher - 30 subscribers - http://www.newsblur.com/site/1",
     "curl/8.5.0",

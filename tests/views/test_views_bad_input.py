@@ -1,5 +1,6 @@
-"""What the routes of views are sent by mistake or on purpose: each is refused in its words, nothing is counted, and the
-next good request works.
+"""What the routes of views are sent by mistake or on purpose.
+
+Each is refused in its words, nothing is counted, and the next good request works.
 """
 
 from __future__ import annotations

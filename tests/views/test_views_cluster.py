@@ -1,4 +1,7 @@
-"""Views on a cluster: a hit is counted once, whatever moves, is killed or comes back empty meanwhile."""
+"""Views on a cluster.
+
+A hit is counted once, whatever moves, is killed or comes back empty meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
-from headrace.testing.waiting import wait_true
 from headrace.views import ViewsConfig
 from headrace.views.model import shard_of
 
@@ -77,9 +80,9 @@ async def crowd(make_views, sql):
     await crowd.end()
 
 
-def key_of(hot, shard):
+def key_of(valkey_store, shard):
     """A key of a shard."""
-    return hot._key(shard, "q")
+    return valkey_store._key(shard, "q")
 
 
 async def flushed(flusher):
@@ -89,8 +92,8 @@ async def flushed(flusher):
 
 
 @pytest.mark.slow
-async def test_totals_are_counted_and_read_on_all_primaries(cluster, hot, views, flusher):
-    assert len({cluster.owner_of(key_of(hot, shard)).port for shard in range(SHARDS)}) == 3
+async def test_totals_are_counted_and_read_on_all_primaries(cluster, valkey_store, views, flusher):
+    assert len({cluster.owner_of(key_of(valkey_store, shard)).port for shard in range(SHARDS)}) == 3
     assert {total.total for total in await views.hits(IDS)} == {1}
     assert {total.total for total in await views.hits(IDS)} == {2}
     assert [total.total for total in await views.totals([*IDS, "ad:new"])] == [2] * len(IDS) + [0]
@@ -99,22 +102,22 @@ async def test_totals_are_counted_and_read_on_all_primaries(cluster, hot, views,
     assert (one.total, one.unique) == (3, 1)
     await flushed(flusher)
     assert await flusher.write_uniques() == 1
-    assert (await views.verify()).views == 2 * len(IDS) + 1
-    assert [lag.pending for lag in await views.lag()] == [0] * SHARDS
-    assert await hot.drop_totals(range(SHARDS)) == len(IDS)
+    assert (await views.analytics.verify()).views == 2 * len(IDS) + 1
+    assert [lag.pending for lag in await views.analytics.lag()] == [0] * SHARDS
+    assert await valkey_store.drop_totals(range(SHARDS)) == len(IDS)
     assert {total.total for total in await views.totals(IDS[1:])} == {2}
     await views.hits(IDS)
-    cursor = await hot.sweep(b"0", [0, 1, 2, 3], idle_s=0)
+    cursor = await valkey_store.sweep(b"0", [0, 1, 2, 3], idle_s=0)
     while cursor != b"0":
-        cursor = await hot.sweep(cursor, [0, 1, 2, 3], idle_s=0)
-    assert await hot.drop_totals(range(SHARDS)) == 0
+        cursor = await valkey_store.sweep(cursor, [0, 1, 2, 3], idle_s=0)
+    assert await valkey_store.drop_totals(range(SHARDS)) == 0
 
 
 @pytest.mark.slow
-async def test_shards_that_move_lose_and_double_nothing(cluster, hot, crowd, flusher):
+async def test_shards_that_move_lose_and_double_nothing(cluster, valkey_store, crowd, flusher):
     await crowd.wait_calls(50)
     for shard in (0, 1):
-        key = key_of(hot, shard)
+        key = key_of(valkey_store, shard)
         owner = cluster.owner_of(key)
         other = cluster.primaries[cluster.primaries.index(owner) - 1]
         for to in (other, owner):
@@ -131,11 +134,15 @@ async def test_shards_that_move_lose_and_double_nothing(cluster, hot, crowd, flu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["with its data", "empty"])
-async def test_a_primary_that_is_killed_doubles_nothing(cluster, hot, crowd, flusher, is_emptied):
+async def test_a_primary_that_is_killed_doubles_nothing(
+    cluster, valkey_store, crowd, flusher, is_emptied
+):
     await crowd.wait_calls(400)
     assert await flusher.run_once() > 0
-    gone = cluster.owner_of(key_of(hot, 0))
-    away = {shard for shard in range(SHARDS) if cluster.owner_of(key_of(hot, shard)) is gone}
+    gone = cluster.owner_of(key_of(valkey_store, 0))
+    away = {
+        shard for shard in range(SHARDS) if cluster.owner_of(key_of(valkey_store, shard)) is gone
+    }
     gone.kill()
     try:
         await _goes_on_without(away, crowd, flusher)
@@ -159,12 +166,14 @@ async def test_a_primary_that_is_killed_doubles_nothing(cluster, hot, crowd, flu
 
 
 @pytest.mark.soak
-async def test_a_replica_that_is_promoted_doubles_nothing(replicated, hot, crowd, flusher):
+async def test_a_replica_that_is_promoted_doubles_nothing(replicated, valkey_store, crowd, flusher):
     cluster, replica = replicated
     gone = cluster.primaries[0]
     await crowd.wait_calls(400)
     await flusher.run_once()
-    there = [shard for shard in range(SHARDS) if cluster.owner_of(key_of(hot, shard)) is gone]
+    there = [
+        shard for shard in range(SHARDS) if cluster.owner_of(key_of(valkey_store, shard)) is gone
+    ]
     assert there
     gone.kill()
     await wait_true(replica.is_serving, what="it is promoted")
@@ -184,11 +193,11 @@ async def test_a_replica_that_is_promoted_doubles_nothing(replicated, hot, crowd
 
 
 @pytest.mark.soak
-async def test_a_storm_loses_and_doubles_nothing(own_primaries, hot, crowd, flusher):
+async def test_a_storm_loses_and_doubles_nothing(own_primaries, valkey_store, crowd, flusher):
     draw, stop = random.Random(20261122), asyncio.Event()
     flushing = asyncio.create_task(flusher.run(stop))
     for _ in range(20):
-        keys = [key_of(hot, shard) for shard in range(SHARDS)]
+        keys = [key_of(valkey_store, shard) for shard in range(SHARDS)]
         await asyncio.to_thread(own_primaries.harm, draw, keys)
         await crowd.wait_calls(200)
     await crowd.end()
@@ -200,7 +209,7 @@ async def test_a_storm_loses_and_doubles_nothing(own_primaries, hot, crowd, flus
         counted, unknown = crowd.counted[entity], crowd.unknown[entity]
         assert counted <= totals[entity] <= counted + unknown, entity
     assert {one.id: one.total for one in await crowd.views.totals(IDS)} == totals
-    assert not (await crowd.views.verify()).differences
+    assert not (await crowd.views.analytics.verify()).differences
 
 
 async def _goes_on_without(away, crowd, flusher):
@@ -225,7 +234,7 @@ async def _goes_on_without(away, crowd, flusher):
 async def _wait_all_flushed(flusher):
     async def is_whole():
         await flusher.run_once()
-        return not flusher._away
+        return not flusher._unreachable
 
     await wait_true(is_whole, what="the shards that were away are flushed")
     await flushed(flusher)

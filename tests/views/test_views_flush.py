@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
-from headrace.testing.waiting import wait_true
 from headrace.views import Hit
+from headrace.views import store as shard_store
 from headrace.views.model import START, shard_of
-from headrace.views.store import shards as shard_store
 
 ENTITIES = [f"ad:{number}" for number in range(12)]
 
@@ -35,7 +35,7 @@ async def test_hits_reach_totals_and_hours_once(views, flusher, sql):
     totals, hours = await stored(sql)
     assert totals == {entity: 15 if entity == "ad:0" else 10 for entity in ENTITIES}
     assert hours == 125
-    assert (await views.verify()).differences == []
+    assert (await views.analytics.verify()).differences == []
 
 
 @pytest.mark.slow
@@ -68,10 +68,12 @@ async def test_shards_are_divided_among_flushers_and_taken_over(make_flusher, sq
     await two.run_once()
     assert await owners(sql) == {one.name: 2, two.name: 2}
     await sql(
-        f"UPDATE headrace.views_flusher SET expires_at = now() - interval '1s' WHERE name = '{one.name}'"
+        "UPDATE headrace.views_flusher SET expires_at = now() - interval '1s'"
+        f" WHERE name = '{one.name}'"
     )
     await sql(
-        f"UPDATE headrace.views_lease SET expires_at = now() - interval '1s' WHERE flusher = '{one.name}'"
+        "UPDATE headrace.views_lease SET expires_at = now() - interval '1s'"
+        f" WHERE flusher = '{one.name}'"
     )
     two._leased_s = float("-inf")
     await two.run_once()
@@ -106,7 +108,10 @@ async def take_all(held, taking):
 
 
 async def test_an_older_postgres_is_caught_up_again(views, flusher, sql):
-    """A failover to a standby that misses the last commits: totals, hours and offset are those of before."""
+    """A failover to a standby that misses the last commits.
+
+    Totals, hours and offset are those of before.
+    """
     await views.hits(ENTITIES)
     await flusher.run_once()
     for table in ("shard", "total", "hour"):
@@ -114,7 +119,8 @@ async def test_an_older_postgres_is_caught_up_again(views, flusher, sql):
     await views.hits(ENTITIES * 3)
     await flusher.run_once()
     await sql(
-        "UPDATE headrace.views_shard s SET through = o.through FROM old_shard o WHERE o.shard = s.shard"
+        "UPDATE headrace.views_shard s SET through = o.through"
+        " FROM old_shard o WHERE o.shard = s.shard"
     )
     for table in ("total", "hour"):
         await sql(f"DELETE FROM headrace.views_{table}")
@@ -211,11 +217,11 @@ async def test_a_flusher_runs_until_told_and_leaves_its_shards(views, make_flush
 
 async def test_lag_says_what_is_pending_and_whose_it_is(views, flusher):
     await views.hit("ad:1")
-    [lag] = [each for each in await views.lag() if each.shard == shard_of("ad:1", 4)]
+    [lag] = [each for each in await views.analytics.lag() if each.shard == shard_of("ad:1", 4)]
     assert (lag.pending, lag.flusher) == (1, None)
     assert 0 <= lag.oldest_s < 60
     await flusher.run_once()
-    [lag] = [each for each in await views.lag() if each.shard == shard_of("ad:1", 4)]
+    [lag] = [each for each in await views.analytics.lag() if each.shard == shard_of("ad:1", 4)]
     assert (lag.pending, lag.oldest_s, lag.flusher) == (0, 0.0, flusher.name)
 
 
@@ -269,7 +275,9 @@ async def test_what_was_written_into_a_stream_by_hand_stops_no_flush(
 
 
 @pytest.mark.slow
-async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views, flusher, sql):
+async def test_entries_of_any_size_are_read_in_bounded_parts(
+    valkey_store, engines, views, flusher, sql
+):
     """A thousand hits with long names each are 128 kB an entry; a read takes half a MB."""
     names = [f"{number:03}{'x' * 120}" for number in range(999)]
     await views.hits(names)
@@ -279,7 +287,7 @@ async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views
         await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     found, through, parts = [], START, 0
     while True:
-        pending = await hot.pending(1, through=through, entries_max=2_000)
+        pending = await valkey_store.pending(1, through=through, entries_max=2_000)
         found += [entry for entry, _ in pending.rows]
         parts += 1
         if not pending.is_cut:

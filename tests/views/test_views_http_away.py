@@ -1,4 +1,7 @@
-"""Views over HTTP while an engine is away: what goes on, what is refused, and that all of it comes back by itself."""
+"""Views over HTTP while an engine is away.
+
+What goes on, what is refused, and that all of it comes back by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.waiting import wait_true
 from views_surfaces import client_of
 
 from headrace.engines import Engines
@@ -13,8 +18,6 @@ from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.waiting import wait_true
 from headrace.views import Views, ViewsConfig
 from headrace.web import auth
 

@@ -1,7 +1,8 @@
 """Any order of hits, flushes, crashes, deletions, races and lost engines, against two dictionaries.
 
-`flushed` is what PostgreSQL has counted, `pending` what Valkey alone knows. Each step says what it does to both; after
-each step every total, cached or not, must be their sum, and the hours must add up.
+`flushed` is what PostgreSQL has counted, `pending` what Valkey alone knows. Each step says what it
+does to both; after each step every total, cached or not, must be their sum, and the hours must add
+up.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.views import Hit, Views, ViewsConfig
-from headrace.views.hot import Hot
+from headrace.views import store as shard_store
 from headrace.views.model import shard_of
-from headrace.views.store import shards as shard_store
+from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -88,7 +89,7 @@ class ViewsMachine(RuleBasedStateMachine):
             Blobs((self.folder / "blobs").as_uri()),
         )
         self.config = ViewsConfig(shards=SHARDS)
-        self.hot = Hot(self.engines.valkey, self.engines.multiplexer)
+        self.valkey_store = ValkeyStore(self.engines.valkey, self.engines.multiplexer)
         self.counts = Counts()
         self.dead: set[str] = set()
         self.backup: Counter | None = None
@@ -186,7 +187,7 @@ class ViewsMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, SHARDS - 1))
     def forget_totals(self, which):
-        self.run(self.hot.drop_totals([which]))
+        self.run(self.valkey_store.drop_totals([which]))
 
     @rule()
     def restart_a_process(self):
@@ -206,7 +207,10 @@ class ViewsMachine(RuleBasedStateMachine):
 
     @rule()
     def fail_over_to_an_older_postgres(self):
-        """Flushes since the copy are undone, and come again out of the stream; nobody deleted meanwhile."""
+        """Flushes since the copy are undone, and come again out of the stream.
+
+        Nobody deleted meanwhile.
+        """
         for table in TABLES:
             self.sql(f"DROP TABLE IF EXISTS public.old_{table}")
             self.sql(f"CREATE TABLE public.old_{table} AS TABLE headrace.{table}")
@@ -229,7 +233,7 @@ class ViewsMachine(RuleBasedStateMachine):
             return
         ids = ["a", "b", "c", "d", "e"]
         found = self.run(self.views[1].totals(ids))
-        cached = self.run(self.hot.totals(self.keys_of(ids)))
+        cached = self.run(self.valkey_store.totals(self.keys_of(ids)))
         for total, kept in zip(found, cached, strict=True):
             wanted = self.counts.total(total.id)
             if kept is None:
@@ -239,7 +243,7 @@ class ViewsMachine(RuleBasedStateMachine):
                 assert total.total == wanted
 
     def keys_of(self, ids):
-        return self.hot.total_keys(ids, [shard_of(name, SHARDS) for name in ids])
+        return self.valkey_store.total_keys(ids, [shard_of(name, SHARDS) for name in ids])
 
     def teardown(self):
         try:
@@ -256,7 +260,7 @@ class ViewsMachine(RuleBasedStateMachine):
         names = ("human", "bot")
         found = {(r["id"], names[r["class"]]): r["total"] for r in rows if r["total"]}
         assert found == {k: v for k, v in self.counts.flushed.items() if v}
-        assert self.run(self.views[0].verify()).differences == []
+        assert self.run(self.views[0].analytics.verify()).differences == []
 
 
 def explore(database_url, running_engines, tmp_path, *, examples, steps):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.views import Hit, Traffic
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
-from headrace.views.flush import Tally
+from headrace.views.flush import FlushBatch
 from headrace.views.model import (
     NUMBER,
     id_key,
@@ -33,7 +33,7 @@ def test_a_line_says_what_the_hit_said(hit):
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(HITS, min_size=1, max_size=5)), max_size=8))
 def test_adding_up_loses_nothing_and_names_each_row_once(entries):
-    tally = Tally("0-1")
+    tally = FlushBatch("0-1")
     wanted: Counter = Counter()
     for number, (hour, hits) in enumerate(entries):
         ms = hour * 3_600_000 + 5
@@ -67,11 +67,11 @@ def test_the_shard_of_an_id_is_its_crc_32():
         (Hit(id="a", viewer=5), "viewer '5'"),
         (Hit(id="a", event=b"e"), "event"),
         (Hit(id=None), "id 'None'"),
-        (Hit(id="a", n=10**5000), "n of very many digits"),
+        (Hit(id="a", n=10**5000), "a very large integer"),
         (Hit(id="a", n=None), "n 'None'"),
         (None, "hit 'None': expected a Hit or an id"),
         (5, "hit '5'"),
-        ("tom+me@x.example", "give a hash"),
+        ("tom+me@x.example", "use a hash"),
     ],
 )
 def test_a_hit_that_means_nothing_is_refused_by_name(hit, named):

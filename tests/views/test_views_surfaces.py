@@ -1,4 +1,7 @@
-"""One life of views, told alike by Python, HTTP and the command line: `views_scenario.toml`, step by step."""
+"""One life of views, told alike by Python, HTTP and the command line.
+
+`views_scenario.toml`, step by step.
+"""
 
 from __future__ import annotations
 
@@ -82,21 +85,21 @@ async def test_hot_and_plain_answers_are_the_same(engines, views):
             answer = await client.post(path)
             assert answer.status_code == 200, answer.text
         assert answer.json() == {"id": "ad:1", "total": 4}
-        hot, slow = [
+        fast, slow = [
             await client.get(f"/v1/views?ids={ids}") for ids in ("ad:1,ad:2", "ad%3A1,ad:2")
         ]
-        assert hot.json() == [{"id": "ad:1", "total": 4}, {"id": "ad:2", "total": 0}]
-        assert (hot.content, hot.headers["etag"]) == (slow.content, slow.headers["etag"])
+        assert fast.json() == [{"id": "ad:1", "total": 4}, {"id": "ad:2", "total": 0}]
+        assert (fast.content, fast.headers["etag"]) == (slow.content, slow.headers["etag"])
         alike = (
             "content-type",
             "cache-control",
             "x-content-type-options",
             "content-security-policy",
         )
-        assert [hot.headers[name] for name in alike] == [slow.headers[name] for name in alike]
+        assert [fast.headers[name] for name in alike] == [slow.headers[name] for name in alike]
 
 
-@pytest.mark.parametrize("ids", ["ad:1,ad:2", "ad%3A1,ad:2"], ids=["hot", "plain"])
+@pytest.mark.parametrize("ids", ["ad:1,ad:2", "ad%3A1,ad:2"], ids=["fast", "plain"])
 async def test_a_list_that_did_not_change_is_not_sent_again(engines, views, ids):
     await views.hits(["ad:1", "ad:2"])
     async with client_of(engines, views) as client:
@@ -127,7 +130,7 @@ async def test_the_pixel_counts_and_nobody_keeps_it(engines, views):
     assert [one.total for one in await views.totals(["ad:1"])] == [1]
 
 
-@pytest.mark.parametrize("path", ["ad:1", "ad%3A1"], ids=["hot", "plain"])
+@pytest.mark.parametrize("path", ["ad:1", "ad%3A1"], ids=["fast", "plain"])
 async def test_what_looks_like_a_bot_is_counted_apart(engines, views, flusher, path):
     async with client_of(engines, views) as client:
         for agent in (PEOPLE["user-agent"], "Googlebot/2.1", "curl/8", ""):

@@ -1,7 +1,9 @@
-"""The verbs of views through each way in: Python, HTTP on a real socket, the commands as they are typed.
+"""The verbs of views through each way in.
 
-`await surface.do("hit", {"id": "ad:1"})` gives what JSON can hold, the same on each surface; what is refused raises
-`Refused` with the status and the code.
+Python, HTTP on a real socket, the commands as they are typed.
+
+`await surface.do("hit", {"id": "ad:1"})` gives what JSON can hold, the same on each surface; what
+is refused raises `Refused` with the status and the code.
 """
 
 # ruff: noqa: A002 - the verbs' own word for what is counted is `id`
@@ -17,6 +19,7 @@ from urllib.parse import quote
 
 import httpx
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.config import load_config, parse_duration_s
 from headrace.kernel.errors import HeadraceError
@@ -25,7 +28,6 @@ from headrace.views.errors import InvalidSpan
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("views:hit", "views:read", "views:write")
@@ -49,34 +51,36 @@ class PythonSurface(PythonVerbs):
 
     async def series(self, *, id, by="day", **span):
         moments = {f"{name}_at": datetime.fromisoformat(text) for name, text in span.items()}
-        return await self._views.series(id, by, **moments)
+        return await self._views.analytics.series(id, by, **moments)
 
     async def viewers(self, *, id, **span):
         try:
             days = {f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
         except ValueError as error:
             raise InvalidSpan(str(span)) from error
-        return await self._views.viewers(id, **days)
+        return await self._views.analytics.viewers(id, **days)
 
     async def top(self, *, window, limit, **more):
         try:
             window_s = parse_duration_s(window)
         except ValueError as error:
             raise InvalidSpan(window) from error
-        return await self._views.top(window_s, limit, traffic=more.get("class", "human"))
+        return await self._views.analytics.top(window_s, limit, traffic=more.get("class", "human"))
 
     async def verify(self):
-        return await self._views.verify()
+        return await self._views.analytics.verify()
 
     async def pending(self):
-        return [row.pending for row in await self._views.lag()]
+        return [row.pending for row in await self._views.analytics.lag()]
 
     async def delete(self, *, id):
         return await self._views.delete(id)
 
     async def reclassify(self, *, id, from_at, to_at, **classes):
         moments = [datetime.fromisoformat(text) for text in (from_at, to_at)]
-        job = await self._views.reclassify(id, from_at=moments[0], to_at=moments[1], **classes)
+        job = await self._views.corrections.reclassify(
+            id, from_at=moments[0], to_at=moments[1], **classes
+        )
         return {"job": job}
 
 

@@ -1,4 +1,4 @@
-"""A small house with routes of its own, served on a real socket over the test's PostgreSQL."""
+"""A small app with routes of its own, served on a real socket over the test's PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
 
 
-class SmallHouse:
-    """Implements `headrace.web.model.House`."""
+class SmallApp:
+    """Implements `headrace.web.model.Application`."""
 
     version = "0.0.0"
     metrics_folder = None
@@ -39,10 +39,10 @@ class SmallHouse:
 
 
 @asynccontextmanager
-async def serving_at(house):
-    """`house` on a free port; yields the address and the event that stops it."""
+async def serving_at(app):
+    """`app` on a free port; yields the address and the event that stops it."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
+    task = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at)))
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         task.result()
@@ -51,31 +51,31 @@ async def serving_at(house):
         yield SimpleNamespace(host=host, port=port, stop=stop, task=task)
     finally:
         stop.set()
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         await task
 
 
 @pytest.fixture
-def make_house(postgres):
-    """Make a house of its own settings, over this test's PostgreSQL."""
+def make_app(postgres):
+    """Make an app of its own settings, over this test's PostgreSQL."""
 
     def make(**settings):
-        return SmallHouse(postgres, **settings)
+        return SmallApp(postgres, **settings)
 
     return make
 
 
 @pytest.fixture
-async def house(make_house):
-    """The house that `api` serves."""
-    return make_house()
+async def app(make_app):
+    """The application that `api` serves."""
+    return make_app()
 
 
 @pytest.fixture
-async def api(house):
+async def api(app):
     """A client of a running API, without a token."""
     async with (
-        serving_at(house) as at,
+        serving_at(app) as at,
         httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}", verify=False) as client,
     ):
         yield client
@@ -96,7 +96,7 @@ async def root(postgres):
 
 
 async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
-    """Send raw bytes and read until the server closes, or says nothing for `wait_s`."""
+    """Send raw bytes and read until the server closes, or is silent for `wait_s`."""
     reader, writer = await asyncio.open_connection(at.host, at.port)
     answer = b""
     try:
@@ -115,13 +115,13 @@ async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
 
 @pytest.fixture
 def serve():
-    """Serve a house; the client is closed and the server stopped when the block ends."""
+    """Serve an app; the client is closed and the server stopped when the block ends."""
 
     @asynccontextmanager
-    async def run(house, **engines):
-        vars(house.engines).update(engines)
+    async def run(app, **engines):
+        vars(app.engines).update(engines)
         async with (
-            serving_at(house) as at,
+            serving_at(app) as at,
             httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}", verify=False) as client,
         ):
             client.at = at
@@ -132,7 +132,7 @@ def serve():
 
 @pytest.fixture
 def serving():
-    """`async with serving(house) as at`: the address, the stop event and the task of a server."""
+    """`async with serving(app) as at`: the address, the stop event and the task of a server."""
     return serving_at
 
 

@@ -1,4 +1,4 @@
-"""Routes and a service of a small room, for tests of the floor that serves them."""
+"""Routes and a service of a small room, for tests of the web server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NewThings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Shop:
-    """A service that handlers ask for by name; `reached` tells when a slow one began."""
+    """A service that handlers ask for by name; `reached` is set when a slow one begins."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -67,7 +67,7 @@ async def upload(request: Request) -> dict[str, int]:
 
 @get("/v1/slow", operation_id="getSlow", opt={"scope": None})
 async def get_slow(shop: NamedDependency[Shop]) -> dict[str, bool]:
-    """Wait until the test says go on."""
+    """Wait until the test continues."""
     shop.reached.set()
     await shop.go_on.wait()
     return {"done": True}
@@ -81,7 +81,7 @@ async def get_broken() -> None:
 
 @get("/v1/limited", operation_id="getLimited", opt={"scope": None})
 async def get_limited() -> None:
-    """Fail in the house's words."""
+    """Fail with a HeadraceError."""
     raise LimitExceeded("too many calls: wait", retry_after_s=2.4)
 
 

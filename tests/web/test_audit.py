@@ -1,4 +1,4 @@
-"""The audit and the sessions of the console: lines before and after the deed, sessions that end with their token."""
+"""The audit log and console sessions: lines before and after an action, ends of sessions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.errors import Unavailable
-from headrace.web.audit import Audit
 from headrace.web.cli import audit
 from headrace.web.model import TokenRefused
-from headrace.web.sessions import Sessions
+from headrace.web.sessions import Audit, Sessions
 from headrace.web.tokens import Tokens
 
 KEPT_S = 3600.0
@@ -21,13 +20,13 @@ KEPT_S = 3600.0
 
 async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    given = {"actor": "ann", "place": "10.0.0.1", "action": "jobs.pause_queue"}
+    given = {"actor": "ann", "address": "10.0.0.1", "action": "jobs.pause_queue"}
     ids = [await kept.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
     await kept.end(ids[0], "done", "it is paused")
     await kept.end(ids[1], "refused", "no such queue")
     lines = await kept.lines()
     assert [line.outcome for line in lines] == ["begun", "refused", "done"]
-    assert lines[2].told == "it is paused"
+    assert lines[2].detail == "it is paused"
     assert len(lines[2].command) == 4_000
     assert [line.id for line in await kept.lines(before=ids[1])] == [ids[0]]
     assert await kept.lines(before=-5) == []
@@ -36,7 +35,7 @@ async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
 
 async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    given = {"actor": "ann", "place": "-", "action": "a.b", "command": "do"}
+    given = {"actor": "ann", "address": "-", "action": "a.b", "command": "do"}
     ids = [await kept.begin(**given) for _ in range(30)]
     async with postgres.session() as session:
         await session.connection.execute(
@@ -48,9 +47,9 @@ async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
     assert [line.id for line in await kept.lines()] == [last, newest, ids[-1]]
 
 
-async def test_the_command_shows_what_nobody_would_see(postgres):
+async def test_the_command_shows_invisible_characters(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    await kept.begin(actor="ann", place="-", action="a.b", command="do a\u202eb")
+    await kept.begin(actor="ann", address="-", action="a.b", command="do a\u202eb")
     lines, shown = await kept.lines(), []
     terminal = SimpleNamespace(
         run=lambda kind, verb: lines, show=lambda value, text: shown.append(text)
@@ -61,7 +60,7 @@ async def test_the_command_shows_what_nobody_would_see(postgres):
 
 
 async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
-    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", place="-", action="a.b", command="do")
+    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", address="-", action="a.b", command="do")
     refused = await api.get("/v1/audit", headers=token)
     assert (refused.status_code, refused.json()["code"]) == (403, "web.insufficient_scope")
     root = await Tokens(postgres).create("root", ("*",))

@@ -1,15 +1,15 @@
-"""Tokens and scopes: one answer to every wrong token, and a revoked one stops within five seconds."""
+"""Tokens and scopes: one response to any invalid token; a revoked one stops within 5 s."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.kernel.clock import VirtualClock
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.waiting import wait_true
 from headrace.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
 from headrace.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
 from headrace.web.tokens import (
@@ -18,7 +18,7 @@ from headrace.web.tokens import (
     ensure_root_token,
     is_token,
     make_token,
-    mend_of,
+    remedy_for,
     root_name,
 )
 
@@ -61,7 +61,7 @@ async def test_names_are_unique_until_revoked(postgres):
         await tokens.create("other", ())
 
 
-async def test_a_missing_scope_is_told_by_name(api, postgres):
+async def test_a_missing_scope_is_named(api, postgres):
     made = await Tokens(postgres).create("reader", ("jobs:read",))
     headers = {"authorization": f"bearer {made.text}"}
     assert (await api.get("/v1/things/7", headers=headers)).json() == {"id": 7, "limit": 10}
@@ -113,9 +113,9 @@ async def test_use_is_noted_once_a_minute(postgres):
     assert (await tokens.list())[0].last_used_at == first
 
 
-async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, token):
+async def test_a_database_that_is_down_is_no_wrong_token(make_app, serve, token):
     down = Postgres("postgresql://headrace@127.0.0.1:9/headrace", PostgresConfig())
-    async with serve(make_house(), postgres=down) as client:
+    async with serve(make_app(), postgres=down) as client:
         answer = await client.get("/v1/things/7", headers=token)
     assert answer.status_code == 503
     assert answer.json()["code"] == "postgres.unavailable"
@@ -124,7 +124,7 @@ async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, toke
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
+async def test_the_root_token_is_created_once_and_repaired(postgres, tmp_path):
     tokens = Tokens(postgres)
     root = await ensure_root_token(tmp_path, tokens)
     first = root.file.read_text()
@@ -138,7 +138,7 @@ async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
     assert await tokens.state_of(first.strip()) == "unknown"
     await ensure_root_token(tmp_path, tokens)
     assert await tokens.find_caller(first.strip())
-    # revoked on purpose: stays revoked, and that is told
+    # revoked on purpose: stays revoked, and the state shows it
     await tokens.revoke(root_name(first.strip()))
     root = await ensure_root_token(tmp_path, tokens)
     assert root.state == "revoked"
@@ -166,12 +166,12 @@ async def test_two_data_folders_on_one_database_keep_a_root_token_each(postgres,
     assert all(name.startswith("root-") for name in names)
 
 
-async def test_a_file_without_a_token_is_told_and_not_stored(postgres, tmp_path):
+async def test_a_file_without_a_token_is_reported_and_not_stored(postgres, tmp_path):
     (tmp_path / "token").write_text("changeme")
     root = await ensure_root_token(tmp_path, Tokens(postgres))
     assert root.state == "no token"
     assert "holds no token" in dead_token(root)
-    assert "tokens create" in mend_of(root)
+    assert "tokens create" in remedy_for(root)
     assert await Tokens(postgres).list() == []
 
 
@@ -182,9 +182,7 @@ async def test_a_root_token_that_ran_out_is_expired(postgres, tmp_path):
     assert await tokens.state_of(root.file.read_text().strip()) == "expired"
 
 
-async def test_while_postgres_is_away_known_callers_stay_and_unknown_ones_are_told(
-    postgres, database_url
-):
+async def test_while_postgres_is_down_cached_callers_stay_valid(postgres, database_url):
     known, other = [
         f"Bearer {(await Tokens(postgres).create(name, ('jobs:read',))).text}" for name in "ab"
     ]
@@ -221,7 +219,7 @@ async def test_while_postgres_is_away_known_callers_stay_and_unknown_ones_are_to
         await through.close()
 
 
-async def test_a_silent_postgres_holds_known_callers_up_once(postgres, database_url):
+async def test_a_silent_postgres_delays_cached_callers_once(postgres, database_url):
     header = f"Bearer {(await Tokens(postgres).create('a', ('jobs:read',))).text}"
     with ChaosProxy(database_url) as proxy:
         through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=0.5))

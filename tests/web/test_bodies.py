@@ -66,13 +66,13 @@ def test_what_is_no_json_is_malformed(body):
 
 
 @pytest.mark.parametrize(("body", "pointer", "code"), INVALID.values(), ids=INVALID)
-def test_what_is_not_valid_is_told_with_its_pointer(body, pointer, code):
+def test_an_invalid_value_is_reported_with_its_pointer(body, pointer, code):
     with pytest.raises(BodyInvalid) as caught:
         decode_body(body, Order)
     assert [(p.pointer, p.code) for p in caught.value.problems] == [(pointer, code)]
 
 
-def test_all_faults_are_told_up_to_a_bound():
+def test_all_faults_are_reported_up_to_a_limit():
     body = b'{"items": [{"url": 1, "position": "x"}, {"nope": 1}], "labels": 5}'
     with pytest.raises(BodyInvalid) as caught:
         decode_body(body, Order)
@@ -122,14 +122,14 @@ async def test_bodies_over_http(api, token):
         assert answer.status_code == status, (headers, content, answer.text)
 
 
-async def test_the_token_is_asked_for_before_the_body(api):
+async def test_the_token_is_checked_before_the_body(api):
     answer = await api.post("/v1/things", content=b"{")
     assert answer.status_code == 401
 
 
-async def test_a_body_over_its_bound_is_refused_and_the_answer_arrives(make_house, serve, token):
+async def test_a_body_over_its_bound_is_refused_and_the_answer_arrives(make_app, serve, token):
     headers = {**token, "content-type": "application/json"}
-    async with serve(make_house(body_max_bytes=1000)) as client:
+    async with serve(make_app(body_max_bytes=1000)) as client:
         answer = await client.post("/v1/things", headers=headers, content=b"x" * 8_000_000)
         assert answer.status_code == 413
         assert answer.json()["code"] == "web.body_too_large"

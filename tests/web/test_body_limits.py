@@ -1,4 +1,4 @@
-"""Bodies: refused by route and kind of key before they are read, counted before they are parsed, parsed off the loop."""
+"""Bodies: limited before they are read, counted before they are parsed, parsed in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from litestar import post
 from litestar.params import JSONBody
 
 from headrace.kernel.errors import TooLarge
-from headrace.kernel.limits import ItemsMax
+from headrace.kernel.routes import ItemsMax
 from headrace.web.bodies import (
     DOCUMENT_BYTES_MAX,
     OFF_LOOP_FROM_BYTES,
@@ -71,10 +71,10 @@ async def put_document(data: JSONBody[dict[str, str]]) -> dict[str, int]:
 
 
 @pytest.fixture
-def house(make_house):
+def app(make_app):
     decoded.clear()
     may_end.clear()
-    return make_house(routes=[see, ping, put_document])
+    return make_app(routes=[see, ping, put_document])
 
 
 @pytest.fixture
@@ -103,10 +103,8 @@ def body_of(count: int, *, ids: str = "an-id-of-some-length") -> bytes:
         ("/v1/ping", "Content-Length: 11000000"),
     ],
 )
-async def test_a_long_body_with_a_publishable_key_is_refused_unread(
-    house, serving, talk, key, asked
-):
-    """The sender never gets to send the rest: 413 comes after the head, or at 64 KiB of a chunked body."""
+async def test_a_long_body_with_a_publishable_key_is_refused_unread(app, serving, talk, key, asked):
+    """The response is 413 after the head, or at 64 KiB of a chunked body."""
     path, framing = asked
     head = (
         f"POST {path}?k={key} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -116,7 +114,7 @@ async def test_a_long_body_with_a_publishable_key_is_refused_unread(
     pieces = [head]
     if "chunked" in framing:
         pieces.append(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-    async with serving(house) as at:
+    async with serving(app) as at:
         answer = await talk(at, *pieces, wait_s=60)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"web.body_too_large" in answer
@@ -188,7 +186,7 @@ async def test_a_long_body_is_decoded_while_others_are_answered(api, secret):
     assert threading.current_thread().name not in decoded
 
 
-async def test_faults_of_a_long_body_are_told_as_of_a_short_one(api, secret):
+async def test_faults_of_large_and_small_bodies_are_reported_alike(api, secret):
     headers = {**secret, "content-type": "application/json"}
     items = [*json.loads(body_of(MANY - 2, ids="x" * 100)), {"id": 5}, {"id": "\x00"}]
     answer = await api.post("/v1/seen", headers=headers, content=json.dumps(items))

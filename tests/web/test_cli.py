@@ -67,7 +67,7 @@ async def test_a_token_is_made_listed_and_revoked(invoke):
     assert rows[0]["revoked_at"]
 
 
-async def test_wrong_words_are_told(invoke):
+async def test_wrong_arguments_are_reported(invoke):
     assert (await invoke("create", "ci")).exit_code == 2
     result = await invoke("create", "ci", "--scope", "jobs:write", "--expires", "soon")
     assert result.exit_code == 2

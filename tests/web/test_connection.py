@@ -18,12 +18,14 @@ DOUBTFUL = {
     b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked and length": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n"
     b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "two lengths": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\n"
+    b"Content-Length: 6\r\n\r\nhello",
     "length +5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: +5\r\n\r\nhello",
     "length 5,5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5,5\r\n\r\nhello",
     "length 0x5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 0x5\r\n\r\nhello",
     "unknown coding": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n"
+    b"0\r\n\r\n",
     "another version": b"GET /healthz HTTP/2.0\r\n%b\r\n",
     "space before colon": b"GET /healthz HTTP/1.1\r\n%bX-A : b\r\n\r\n",
     "folded line": b"GET /healthz HTTP/1.1\r\n%bX-A: b\r\n c\r\n\r\n",
@@ -40,8 +42,8 @@ DOUBTFUL = {
 
 
 @pytest.fixture
-async def at(house, serving):
-    async with serving(house) as at:
+async def at(app, serving):
+    async with serving(app) as at:
         yield at
 
 
@@ -100,8 +102,8 @@ async def test_pipelined_requests_are_answered_in_order(at, talk):
     ]
 
 
-async def test_a_head_that_never_ends_is_let_go(make_house, serving, talk):
-    async with serving(make_house(head_timeout_s=0.2)) as at:
+async def test_a_head_that_never_ends_is_let_go(make_app, serving, talk):
+    async with serving(make_app(head_timeout_s=0.2)) as at:
         started_s = time.monotonic()
         for begun in (b"", b"GET / HTTP/1.1\r\nHost: lo"):
             assert statuses(await talk(at, begun)) == [408]
@@ -110,22 +112,22 @@ async def test_a_head_that_never_ends_is_let_go(make_house, serving, talk):
         assert time.monotonic() - started_s < 10
 
 
-async def test_a_body_that_stalls_is_let_go(make_house, token, serving, talk):
+async def test_a_body_that_stalls_is_let_go(make_app, token, serving, talk):
     head = b"POST /v1/things HTTP/1.1\r\n" + HOST
     head += b"Authorization: " + token["authorization"].encode() + b"\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    async with serving(make_house(body_stall_s=0.2)) as at:
+    async with serving(make_app(body_stall_s=0.2)) as at:
         assert statuses(await talk(at, head)) == [408]
 
 
-async def test_a_slow_handler_is_not_the_senders_fault(make_house, serving):
-    house = make_house(head_timeout_s=0.1, body_stall_s=0.1)
-    async with serving(house) as at:
+async def test_a_slow_handler_is_not_the_senders_fault(make_app, serving):
+    app = make_app(head_timeout_s=0.1, body_stall_s=0.1)
+    async with serving(app) as at:
         reader, writer = await asyncio.open_connection(at.host, at.port)
         writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\nGET /hea")
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         assert await reader_is_silent(reader, 0.4)
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         assert (await reader.readline()).split()[1] == b"200"
         writer.close()
 
@@ -138,14 +140,14 @@ async def reader_is_silent(reader, for_s):
         return True
 
 
-async def test_one_connection_too_many_is_told_so(make_house, serving, talk):
-    house = make_house(connections_max=2)
-    async with serving(house) as at:
+async def test_a_connection_over_the_limit_gets_a_response(make_app, serving, talk):
+    app = make_app(connections_max=2)
+    async with serving(app) as at:
         held = [await asyncio.open_connection(at.host, at.port) for _ in range(2)]
         for _, writer in held:
             writer.write(NEXT.replace(b"healthz", b"v1/slow"))
-            await house.shop.reached.wait()
-            house.shop.reached.clear()
+            await app.shop.reached.wait()
+            app.shop.reached.clear()
         answer = await talk(at, b"")
         assert statuses(answer) == [503]
         assert b"web.overloaded" in answer
@@ -154,15 +156,15 @@ async def test_one_connection_too_many_is_told_so(make_house, serving, talk):
             writer.close()
 
 
-async def test_a_stop_lets_requests_under_way_end(make_house, serving):
-    house = make_house()
-    async with serving(house) as at:
+async def test_a_stop_lets_requests_under_way_end(make_app, serving):
+    app = make_app()
+    async with serving(app) as at:
         reader, writer = await asyncio.open_connection(at.host, at.port)
         writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\n")
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         at.stop.set()
         await wait_refused(at)
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         answer = await reader.read()
         assert statuses(answer) == [200]
         assert b'{"done":true}' in answer
@@ -170,12 +172,12 @@ async def test_a_stop_lets_requests_under_way_end(make_house, serving):
         await asyncio.wait_for(at.task, 60)
 
 
-async def test_a_stop_does_not_wait_for_ever(make_house, serving):
-    house = make_house(graceful_stop_s=1)
-    async with serving(house) as at:
+async def test_a_stop_does_not_wait_for_ever(make_app, serving):
+    app = make_app(graceful_stop_s=1)
+    async with serving(app) as at:
         reader, writer = await asyncio.open_connection(at.host, at.port)
         writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\n")
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         at.stop.set()
         await asyncio.wait_for(asyncio.shield(at.task), 60)
         answer = await reader.read()
@@ -195,20 +197,18 @@ async def wait_refused(at):
             await asyncio.sleep(0)
 
 
-async def test_an_address_that_is_taken_is_named(make_house):
+async def test_an_address_that_is_taken_is_named(make_app):
     taken = bind(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    with pytest.raises(AddressInUse, match=rf"127.0.0.1:{port} is taken.*web.listen"):
-        await run_api(
-            make_house_at(make_house, port), asyncio.Event(), lambda *_: pytest.fail("ready")
-        )
+    with pytest.raises(AddressInUse, match=rf"127.0.0.1:{port} is in use by.*web.listen"):
+        await run_api(make_app_at(make_app, port), asyncio.Event(), lambda *_: pytest.fail("ready"))
     taken.close()
     with pytest.raises(AddressRefused, match=r"no-such-host\.invalid"):
         bind(("no-such-host.invalid", 80))
 
 
-def make_house_at(make_house, port):
-    house = make_house()
-    web = house.config.sections["web"]
-    house.config.sections["web"] = type(web)(listen=("127.0.0.1", port))
-    return house
+def make_app_at(make_app, port):
+    app = make_app()
+    web = app.config.sections["web"]
+    app.config.sections["web"] = type(web)(listen=("127.0.0.1", port))
+    return app

@@ -1,4 +1,4 @@
-"""A request with an `Idempotency-Key` is done once, however often, by whomever at once, and is answered alike."""
+"""A request with an `Idempotency-Key` runs once, and its repeats get the same response."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from small_shop import ROUTES, NewThings, Shop
 
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import LimitExceeded
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency
 from headrace.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
 from headrace.web.tokens import Tokens
 
-PARTS = {"scope": "jobs:write", "keeps_keys": True}
+PARTS = {"scope": "jobs:write", "idempotent": True}
 MAKE_TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, things int)"
 ADD_ORDER = compile_query(
     "add_order", "-- An effect.\nINSERT INTO orders (things) VALUES (:things) RETURNING id"
@@ -27,9 +27,11 @@ ADD_ORDER = compile_query(
 
 @post("/v1/orders", operation_id="addOrder", opt=PARTS, status_code=202)
 async def add_order(
-    once: NamedDependency[Once], shop: NamedDependency[Shop], data: JSONBody[NewThings]
+    idempotency: NamedDependency[Idempotency],
+    shop: NamedDependency[Shop],
+    data: JSONBody[NewThings],
 ) -> dict[str, int]:
-    """Write an order; a payload says what else is to happen."""
+    """Write an order; the payload selects what else happens."""
 
     async def order(tx) -> dict[str, int]:
         number = await (tx or shop.postgres).value(ADD_ORDER, things=len(data.things))
@@ -43,19 +45,19 @@ async def add_order(
             raise RuntimeError("secret inside")
         return {"order": number}
 
-    return await once(order)
+    return await idempotency.run(order)
 
 
 @post("/v1/other-orders", operation_id="addOtherOrder", opt=PARTS, status_code=202)
 async def add_other_order(
-    once: NamedDependency[Once], shop: NamedDependency[Shop], request: Request
+    idempotency: NamedDependency[Idempotency], shop: NamedDependency[Shop], request: Request
 ) -> dict[str, int]:
     """Another route, without a body."""
 
     async def order(tx) -> dict[str, int]:
         return {"order": await (tx or shop.postgres).value(ADD_ORDER, things=0)}
 
-    return await once(order)
+    return await idempotency.run(order)
 
 
 @pytest.fixture
@@ -70,11 +72,11 @@ async def sql(postgres):
 
 
 @pytest.fixture
-def house(make_house, postgres, sql):
-    """A house whose routes write orders."""
-    house = make_house(routes=[*ROUTES, add_order, add_other_order], idempotency_kept_s=3600.0)
-    house.shop.postgres, house.shop.refused_next = postgres, False
-    return house
+def app(make_app, postgres, sql):
+    """An app whose routes write orders."""
+    app = make_app(routes=[*ROUTES, add_order, add_other_order], idempotency_kept_s=3600.0)
+    app.shop.postgres, app.shop.refused_next = postgres, False
+    return app
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ async def test_a_key_of_another_request_is_refused(send, orders, other):
     first = await send("k")
     refused = await send("k", **other)
     assert code_of(refused) == (422, "web.idempotency_mismatch")
-    assert "make a new key" in refused.json()["detail"]
+    assert "use a new key" in refused.json()["detail"]
     assert (await send("k")).json() == first.json()
     assert await orders() == 1
 
@@ -167,35 +169,33 @@ async def test_requests_that_meet_are_one(send, orders):
     assert await orders() == 1
 
 
-async def test_the_second_waits_for_the_first_and_is_told_its_answer(house, send, orders):
+async def test_a_repeat_waits_for_the_first_and_gets_its_response(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     second = asyncio.create_task(send("k", payload="wait"))
     other = await send("other")
     assert other.status_code == 202, "a key at work holds up nobody else"
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     assert (await first).json() == (await second).json()
     assert (await second).headers["idempotency-replayed"] == "true"
     assert await orders() == 2
 
 
 @pytest.mark.slow
-async def test_a_key_that_stays_in_flight_is_told_and_may_be_asked_again(house, send, orders):
+async def test_a_key_in_flight_is_a_conflict_that_can_be_retried(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     async with asyncio.timeout(LOCK_WAIT_S + 5):
         second = await send("k", payload="wait")
     assert code_of(second) == (409, "web.idempotency_in_flight")
     assert (second.headers["retry-after"], second.json()["retryable"]) == ("1", True)
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     assert (await first).json() == (await send("k", payload="wait")).json()
     assert await orders() == 1
 
 
 @pytest.mark.slow
-async def test_an_effect_that_waits_too_long_is_not_told_as_a_key_in_flight(
-    send, postgres, orders, keys
-):
+async def test_a_slow_effect_is_not_reported_as_a_key_in_flight(send, postgres, orders, keys):
     async with postgres.transaction() as tx:
         await tx.run(compile_query("lock", "-- In the way.\nLOCK TABLE orders"))
         answer = await send("k")
@@ -214,12 +214,12 @@ async def test_what_was_refused_left_nothing_and_keeps_no_key(send, orders, keys
     assert (corrected.status_code, "idempotency-replayed" in corrected.headers) == (202, False)
 
 
-async def test_who_waited_for_a_refused_one_is_done(house, send, orders):
+async def test_who_waited_for_a_refused_one_is_done(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     second = asyncio.create_task(send("k", payload="wait"))
-    house.shop.refused_next = True
-    house.shop.go_on.set()
+    app.shop.refused_next = True
+    app.shop.go_on.set()
     assert sorted([(await first).status_code, (await second).status_code]) == [202, 429]
     assert await orders() == 1
 
@@ -282,7 +282,8 @@ async def test_keys_are_forgotten_after_their_time(send, orders, keys, sql):
 async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     await sql(
         "INSERT INTO headrace.idempotency_key (caller, key, sha256, created_at)"
-        " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1, 30) n"
+        " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1,"
+        " 30) n"
     )
     await send("a")
     assert len(await keys()) == 11
@@ -290,28 +291,28 @@ async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     assert sorted(await keys()) == ["a", "b"]
 
 
-async def test_an_answer_that_nobody_heard_is_heard_the_second_time(house, serve, token, orders):
+async def test_a_lost_response_is_returned_to_the_repeat(app, serve, token, orders):
     body = json.dumps({"things": [], "payload": "wait"}).encode()
     headers = {**token, "idempotency-key": "k", "content-type": "application/json"}
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    async with serve(house) as api:
+    async with serve(app) as api:
         request = f"POST /v1/orders HTTP/1.1\r\nhost: {api.at.host}\r\n{head}"
         request += f"content-length: {len(body)}\r\n\r\n"
         _, writer = await asyncio.open_connection(api.at.host, api.at.port)
         writer.write(request.encode() + body)
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         writer.close()
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         answer = await api.post("/v1/orders", content=body, headers=headers)
         assert answer.status_code == 202
         assert await orders() == 1
 
 
-async def test_a_key_lives_through_another_process_of_the_api(house, make_house, serve, token, sql):
-    other = make_house(routes=[add_order])
-    vars(other.shop).update(vars(house.shop))
+async def test_a_key_lives_through_another_process_of_the_api(app, make_app, serve, token, sql):
+    other = make_app(routes=[add_order])
+    vars(other.shop).update(vars(app.shop))
     headers, body = {**token, "idempotency-key": "k"}, {"things": []}
-    async with serve(house) as one, serve(other) as two:
+    async with serve(app) as one, serve(other) as two:
         answers: list[httpx.Response] = await asyncio.gather(
             *(api.post("/v1/orders", headers=headers, json=body) for api in (one, two) * 3)
         )

@@ -1,4 +1,4 @@
-"""One process under too many connections and requests: idle ones give way, and no address or token takes all."""
+"""One process under overload: idle connections close, and no address or token uses all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from litestar import get
 from litestar.di import NamedDependency
 from small_shop import ROUTES, Shop
 
-from headrace.web.admission import network_of
+from headrace.web.limits import CHARGE, Quotas, end_charge, headers_of_charge, network_of
 from headrace.web.model import RateLimited, TooManyRequestsOpen, WebConfig
-from headrace.web.quotas import CHARGE, Quotas, end_charge, headers_of_charge
 from headrace.web.tokens import Caller, Tokens
 
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -56,10 +55,10 @@ async def lines(at, count, *, local=None):
             line.writer.close()
 
 
-async def test_idle_connections_give_way_to_new_ones(make_house, serving):
-    """As many as 1,024 kept alive lock nobody out; the longest idle is closed first, also one that never asked."""
+async def test_idle_connections_give_way_to_new_ones(make_app, serving):
+    """1,024 idle connections lock no client out; the longest idle one closes first."""
     async with (
-        serving(make_house(connections_max=20, connections_per_address=20)) as at,
+        serving(make_app(connections_max=20, connections_per_address=20)) as at,
         lines(at, 20) as held,
     ):
         for line in held[1:]:
@@ -72,9 +71,9 @@ async def test_idle_connections_give_way_to_new_ones(make_house, serving):
         assert [await line.ask() for line in held[:2]] == [0, 0]
 
 
-async def test_idle_connections_of_one_address_give_way_to_its_own(make_house, serving):
+async def test_idle_connections_of_one_address_give_way_to_its_own(make_app, serving):
     async with (
-        serving(make_house(connections_max=20, connections_per_address=3)) as at,
+        serving(make_app(connections_max=20, connections_per_address=3)) as at,
         lines(at, 1, local=OTHER) as [stranger],
         lines(at, 3) as held,
     ):
@@ -87,10 +86,10 @@ async def test_idle_connections_of_one_address_give_way_to_its_own(make_house, s
         assert await stranger.ask() == 200
 
 
-async def test_heads_that_never_end_give_way_after_idle_ones(make_house, serving):
-    house = make_house(connections_max=3, connections_per_address=3)
+async def test_heads_that_never_end_give_way_after_idle_ones(make_app, serving):
+    app = make_app(connections_max=3, connections_per_address=3)
     async with (
-        serving(house) as at,
+        serving(app) as at,
         lines(at, 2) as slow,
         lines(at, 1) as [idle],
     ):
@@ -101,30 +100,30 @@ async def test_heads_that_never_end_give_way_after_idle_ones(make_house, serving
             assert await first.ask() == 200
             assert await idle.ask() == 0
             first.writer.write(SLOW)
-            await house.shop.reached.wait()
+            await app.shop.reached.wait()
             async with lines(at, 1) as [second]:
                 assert await second.ask() == 200
                 assert await slow[0].ask(NEXT[30:]) == 0
 
 
-async def test_what_is_in_use_stays_and_one_address_cannot_take_all(make_house, serving):
-    house = make_house(connections_max=3, connections_per_address=2)
+async def test_what_is_in_use_stays_and_one_address_cannot_take_all(make_app, serving):
+    app = make_app(connections_max=3, connections_per_address=2)
     async with (
-        serving(house) as at,
+        serving(app) as at,
         lines(at, 2) as held,
         lines(at, 1, local=OTHER) as [other],
     ):
         for line in held:
             line.writer.write(SLOW)
-            await house.shop.reached.wait()
-            house.shop.reached.clear()
+            await app.shop.reached.wait()
+            app.shop.reached.clear()
         async with lines(at, 1) as [new]:
             assert await new.status() == 503
         other.writer.write(SLOW)
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         async with lines(at, 1, local=OTHER) as [new]:
             assert await new.status() == 503
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         assert [await line.status() for line in (*held, other)] == [200, 200, 200]
         async with lines(at, 1, local=OTHER) as [new]:
             assert await new.ask() == 200
@@ -151,7 +150,7 @@ def test_a_token_has_a_bucket_of_one_second():
         assert told(scope)["ratelimit-policy"] == '"second";q=10;w=1'
         end_charge(scope)
     scope = {}
-    with pytest.raises(RateLimited, match="10 requests a second") as refused:
+    with pytest.raises(RateLimited, match="10 requests per second") as refused:
         quotas.charge(server, scope)
     assert refused.value.retry_after_s == pytest.approx(0.1)
     assert told(scope)["ratelimit"] == '"second";r=0;t=1'
@@ -175,7 +174,7 @@ def test_a_request_is_charged_once_and_open_until_it_ends():
     caller, first, second, third = Caller(1, "server", frozenset()), {}, {}, {}
     for scope in (first, first, second):
         quotas.charge(caller, scope)
-    with pytest.raises(TooManyRequestsOpen, match="2 requests open"):
+    with pytest.raises(TooManyRequestsOpen, match="2 open requests"):
         quotas.charge(caller, third)
     end_charge(third)
     with pytest.raises(TooManyRequestsOpen):
@@ -187,15 +186,15 @@ def test_a_request_is_charged_once_and_open_until_it_ends():
 
 @get("/v1/wait", operation_id="wait", opt={"scope": "jobs:read"})
 async def wait(shop: NamedDependency[Shop]) -> dict[str, bool]:
-    """Wait until the test says go on."""
+    """Wait until the test continues."""
     shop.reached.set()
     await shop.go_on.wait()
     return {"done": True}
 
 
-async def test_over_the_rate_of_a_token_requests_are_429(make_house, serve, token, postgres):
+async def test_over_the_rate_of_a_token_requests_are_429(make_app, serve, token, postgres):
     other = (await Tokens(postgres).create("other", ("jobs:read",))).text
-    async with serve(make_house(requests_per_token=1)) as client:
+    async with serve(make_app(requests_per_token=1)) as client:
         answers = await asyncio.gather(
             *(client.get("/v1/things/7", headers=token) for _ in range(10))
         )
@@ -213,14 +212,14 @@ async def test_over_the_rate_of_a_token_requests_are_429(make_house, serve, toke
         assert "ratelimit" not in (await client.get("/healthz")).headers
 
 
-async def test_a_token_has_so_many_requests_open(make_house, serve, token):
-    house = make_house(routes=[*ROUTES, wait], requests_open_per_token=1)
-    async with serve(house) as client:
+async def test_a_token_has_so_many_requests_open(make_app, serve, token):
+    app = make_app(routes=[*ROUTES, wait], requests_open_per_token=1)
+    async with serve(app) as client:
         asked = asyncio.create_task(client.get("/v1/wait", headers=token))
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         refused = await client.get("/v1/things/7", headers=token)
         assert (refused.status_code, refused.json()["code"]) == (429, "web.too_many_requests_open")
         assert refused.headers["retry-after"] == "1"
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         assert (await asked).status_code == 200
         assert (await client.get("/v1/things/7", headers=token)).status_code == 200

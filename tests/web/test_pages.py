@@ -36,9 +36,9 @@ async def hide() -> dict[str, int]:
 
 
 @pytest.fixture
-def house(make_house):
-    """A house with a route for pages."""
-    return make_house(routes=[see, get_seen, hide])
+def app(make_app):
+    """An app with a route for pages."""
+    return make_app(routes=[see, get_seen, hide])
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def key(postgres):
     return made.text
 
 
-def test_keys_and_tokens_are_told_apart():
+def test_keys_and_tokens_are_distinguished():
     key = make_token(KEY_PREFIX)
     assert key.startswith("hrk_")
     assert is_token(key)
@@ -115,7 +115,7 @@ async def test_other_preflights_grant_nothing(api, key, place, method):
     ],
 )
 async def test_a_key_opens_nothing_else(api, key, postgres, request_line, status):
-    """Without a valid key on a route for pages nothing may be read across origins, not even a refusal."""
+    """Without a valid key on a page route other origins can read nothing, not even an error."""
     token = (await Tokens(postgres).create("secret", ("views:hit",))).text
     unknown = make_token(KEY_PREFIX)
     method, place = request_line.format(key=key, token=token, unknown=unknown).split()
@@ -147,8 +147,8 @@ async def test_text_is_read_as_json_on_routes_for_pages_alone(api, key):
     assert answer.status_code == 415
 
 
-async def test_the_description_says_which_routes_take_a_key(house):
-    document = describe_api(house)
+async def test_the_description_says_which_routes_take_a_key(app):
+    document = describe_api(app)
     operation = document["paths"]["/v1/seen"]["post"]
     assert operation["security"] == [{"bearer": ["views:hit"]}, {"publishable": ["views:hit"]}]
     assert document["components"]["securitySchemes"]["publishable"]["name"] == "k"

@@ -10,12 +10,10 @@ from litestar import get
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.errors import Unavailable, error_table
-from headrace.kernel.logs import SparseLogger
-from headrace.kernel.trace import trace_id
+from headrace.kernel.logs import SparseLogger, trace_id
 from headrace.web import guard
-from headrace.web.cors import host_name, origin_host
-from headrace.web.guard import SECURITY_HEADERS
-from headrace.web.openapi import operations_of, routes_without_scope
+from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
+from headrace.web.routes import operations_of, routes_without_scope
 from headrace.web.server import create_api, create_app, describe_api
 
 MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
@@ -40,7 +38,7 @@ async def test_unknown_routes_and_methods_are_problems(api):
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
-async def test_a_wrong_parameter_is_told(api, token):
+async def test_a_wrong_parameter_is_reported(api, token):
     answer = await api.get("/v1/things/7?limit=many", headers=token)
     assert answer.status_code == 422
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
@@ -72,7 +70,7 @@ async def test_an_idempotency_key_is_refused_and_not_ignored(api, token):
     headers = {**token, "idempotency-key": "8e03978e"}
     answer = await api.post("/v1/things", headers=headers, json={"things": []})
     assert (answer.status_code, answer.json()["code"]) == (422, "web.idempotency_unsupported")
-    assert "leave the header out" in answer.json()["detail"]
+    assert "remove the header" in answer.json()["detail"]
     assert (await api.get("/v1/things/7", headers=headers)).status_code == 200
 
 
@@ -109,8 +107,8 @@ async def get_away() -> None:
     raise Unavailable("away: try again")
 
 
-async def test_failures_that_are_alike_have_a_line_a_second(make_house, serve, capfd, monkeypatch):
-    async with serve(make_house(routes=[get_away])) as client:
+async def test_failures_that_are_alike_have_a_line_a_second(make_app, serve, capfd, monkeypatch):
+    async with serve(make_app(routes=[get_away])) as client:
         often = SparseLogger(guard._LOG, every_s=3600.0)
         monkeypatch.setattr(guard, "_OFTEN", often)
         for _ in range(20):
@@ -131,7 +129,7 @@ async def test_every_answer_carries_the_security_headers(api):
         assert "server" not in answer.headers
 
 
-async def test_the_trace_goes_on(api):
+async def test_the_trace_continues(api):
     sent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     answer = await api.get("/healthz", headers={"traceparent": sent})
     assert trace_id(answer.headers["traceparent"]) == trace_id(sent)
@@ -158,8 +156,8 @@ async def test_the_trace_goes_on(api):
         ("::1", 421),
     ],
 )
-async def test_only_our_hosts_are_served(make_house, serve, host, status):
-    async with serve(make_house(allowed_hosts=("api.example.com",))) as client:
+async def test_only_our_hosts_are_served(make_app, serve, host, status):
+    async with serve(make_app(allowed_hosts=("api.example.com",))) as client:
         answer = await client.get("/healthz", headers={"host": host})
     assert answer.status_code == status
 
@@ -205,13 +203,13 @@ async def test_metrics_name_route_templates_only(api, token, root):
     assert "web_request_seconds_bucket" in text
 
 
-async def test_readiness_names_what_is_down(make_house, serve, valkey, blobs):
-    async with serve(make_house(), valkey=valkey, blobs=blobs) as client:
+async def test_readiness_names_what_is_down(make_app, serve, valkey, blobs):
+    async with serve(make_app(), valkey=valkey, blobs=blobs) as client:
         answer = await client.get("/readyz")
         assert answer.status_code == 200
         assert answer.json()["engines"] == {"postgres": "up", "valkey": "up", "blobs": "up"}
     down = Postgres("postgresql://headrace@127.0.0.1:9/headrace", PostgresConfig())
-    async with serve(make_house(), postgres=down, valkey=valkey) as client:
+    async with serve(make_app(), postgres=down, valkey=valkey) as client:
         answer = await client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json() == {"ready": False, "engines": {"postgres": "down", "valkey": "up"}}
@@ -229,10 +227,10 @@ async def test_the_index_leads_everywhere(api, root):
     assert (await api.get("/problems/no.such")).status_code == 404
 
 
-async def test_the_description_is_openapi_and_agrees_with_the_app(api, house, token):
+async def test_the_description_is_openapi_and_agrees_with_the_app(api, app, token):
     answer = await api.get("/openapi.json", headers=token)
     document = answer.json()
-    assert document == describe_api(house)
+    assert document == describe_api(app)
     assert document["openapi"].startswith("3.1")
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -254,14 +252,14 @@ async def test_the_description_is_openapi_and_agrees_with_the_app(api, house, to
         assert name in document["components"][section]
 
 
-async def test_a_problem_is_as_described(api, house):
-    schema = describe_api(house)["components"]["schemas"]
+async def test_a_problem_is_as_described(api, app):
+    schema = describe_api(app)["components"]["schemas"]
     problem = (await api.post("/v1/things", content=b"{")).json()
     text = {"$ref": "#/components/schemas/Problem", "components": {"schemas": schema}}
     jsonschema.validate(problem, text)
 
 
-async def test_a_route_must_name_a_known_scope_and_a_shape_of_its_own(make_house):
+async def test_a_route_must_name_a_known_scope_and_a_shape_of_its_own(make_app):
     @get("/v1/a", operation_id="a")
     async def unscoped() -> None:
         """No scope."""
@@ -271,8 +269,8 @@ async def test_a_route_must_name_a_known_scope_and_a_shape_of_its_own(make_house
         """A scope that no token can have."""
 
     with pytest.raises(AssertionError, match=r"GET /v1/a.*GET /v1/b"):
-        create_api(make_house(routes=[unscoped, misspelt]))
-    assert routes_without_scope(create_app(make_house())) == []
+        create_api(make_app(routes=[unscoped, misspelt]))
+    assert routes_without_scope(create_app(make_app())) == []
 
 
 async def test_head_is_get_without_a_body(api):

@@ -1,12 +1,10 @@
-"""The command line: noun, verb, `--json` everywhere, documented exit codes.
+"""The command line: noun and verb, `--json` on every command, documented exit codes.
 
-main        the command `headrace`: global options, the rooms' commands, errors -> exit codes
-terminal    what a room's command is given: its service, and a way to show
-roles       `api`, `work`, `scheduler`, `flusher`, `media serve`: one process each
-up          `headrace up`: engines and roles under one supervisor
-supervisor  starts, watches, restarts and ends processes
-upkeep      `migrate`, `config show`, `doctor`
+`main` parses global options and finds commands, `app_context` loads the application and prints
+results, `roles` has one command per process, `up` starts them under the `supervisor`. `doctor`
+and `doctor_engines` check an installation, `upkeep` migrates it and shows its settings, `init`
+writes a starter, `console` prints login links.
 
-Exit codes: 0 done; 1 a fault of ours; 2 wrong input; 3 not allowed; 4 not found; 5 in conflict with the
-present state; 6 over a limit; 7 something needed is down; 8 stored data is corrupt; 130 interrupted.
+Exit codes: 0 success; 1 internal error; 2 invalid input; 3 forbidden; 4 not found; 5 conflict;
+6 limit exceeded; 7 dependency unavailable; 8 corrupt data; 130 interrupted.
 """

@@ -1,7 +1,8 @@
-"""`headrace console link`: a one-time link that logs a browser in to the console of this machine.
+"""`headrace console link`: a one-time link that logs a browser in to this machine's console.
 
-The link stands for the root token in the data folder, so only a user who can read that file can make one. It works once, for
-LINK_LASTS_S. The API leaves its address in the data folder, since its port may be any free one.
+The link uses the root token of the data folder, so only users who can read that file can create
+one. It works once, for LINK_LASTS_S. The API stores its address in the data folder, as its port
+may be any free one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from typing import Any, Final
 
 import click
 
-from headrace.cli.house import App
-from headrace.cli.terminal import CommandLine
+from headrace.cli.app_context import App, CommandLine
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, Unavailable
 from headrace.kernel.logs import logger
 from headrace.web.model import WebConfig
-from headrace.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
+from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 ADDRESS_FILE: Final = "run/api-address"
 LINK_FILE: Final = "run/console-link.html"
@@ -32,18 +32,18 @@ REFRESH: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">\n'
 )
 ANSWER_S: Final = 2.0
-WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 log = logger(__name__)
 
 
 class ApiNotRunning(Unavailable):
-    """No API of this data folder answers, so there is no console to open."""
+    """No API of this data folder responds, so there is no console to open."""
 
     code = "cli.api_not_running"
 
 
 class RootTokenRefused(Conflict):
-    """The root token of this data folder was revoked, so it logs nobody in."""
+    """The root token of this data folder was revoked."""
 
     code = "cli.root_token_refused"
 
@@ -53,17 +53,20 @@ def console() -> None:
     """The web console."""
 
 
-@console.command("link", short_help="Print a one-time link into the console.")
+@console.command("link", short_help="Print a one-time login link for the console.")
 @click.pass_obj
 def link(line: CommandLine) -> None:
-    """Print a link that logs one browser in to this machine's console; it works once, for 10 minutes."""
+    """Print a link that logs one browser in to this machine's console.
+
+    The link works once, within 10 minutes.
+    """
     from headrace.web.sessions import LINK_LASTS_S
 
     async def work(app: App) -> str:
         address = await running_api(app)
         token = await ensure_root_token(app.data_folder, app.tokens)
         if token.state != "valid":
-            raise RootTokenRefused(f"{dead_token(token)}: {mend_of(token)}")
+            raise RootTokenRefused(f"{dead_token(token)}: {remedy_for(token)}")
         return link_at(base_url(address), await make_code(app, token))
 
     text = line.run_app(work)
@@ -71,7 +74,7 @@ def link(line: CommandLine) -> None:
 
 
 async def make_code(app: App, token: RootToken) -> str:
-    """The code of a new link for the root token; empty where that token is not valid."""
+    """Create a one-time code for the root token; return '' if the token is not valid."""
     from headrace.web.sessions import Sessions
 
     if token.state != "valid":
@@ -81,12 +84,12 @@ async def make_code(app: App, token: RootToken) -> str:
 
 
 def link_at(base: str, code: str) -> str:
-    """The link of a code at an API."""
+    """The login URL of a code."""
     return f"{base}/console/enter?code={code}"
 
 
 def base_url(listen: str) -> str:
-    """Where a browser on this machine reaches `0.0.0.0:8080`: `http://127.0.0.1:8080`."""
+    """URL for browsers on this machine: `0.0.0.0:8080` becomes `http://127.0.0.1:8080`."""
     host, _, port = listen.rpartition(":")
     host = WILDCARDS.get(host.strip("[]"), host.strip("[]"))
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -94,7 +97,7 @@ def base_url(listen: str) -> str:
 
 @contextlib.contextmanager
 def address_noted(folder: Path, listen: str) -> Iterator[None]:
-    """Keep the address of this API in the data folder while it serves."""
+    """Store the address of this API in the data folder inside the block."""
     path = folder / ADDRESS_FILE
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +113,7 @@ def address_noted(folder: Path, listen: str) -> Iterator[None]:
 
 
 async def running_api(app: App) -> str:
-    """The address at which an API of this data folder answers. Raises: ApiNotRunning."""
+    """The address of a running API of this data folder. Raises: ApiNotRunning."""
     host, port = app.config.section(WebConfig).listen
     found = [f"{host}:{port}"] if port else []
     with contextlib.suppress(OSError):
@@ -119,7 +122,7 @@ async def running_api(app: App) -> str:
         if await _answers(listen):
             return listen
     raise ApiNotRunning(
-        f"no API answers on this machine ({', '.join(found) or 'no address is known'}): start it with"
+        f"no API responds on this machine ({', '.join(found) or 'no known address'}): start it with"
         " `headrace up` or `headrace api`"
     )
 
@@ -136,7 +139,7 @@ async def _answers(listen: str) -> bool:
 
 
 def opens_browser() -> bool:
-    """Whether a person watches standard output on a machine with a desktop."""
+    """Whether standard output is a terminal on a machine with a desktop."""
     has_desktop = sys.platform == "darwin" or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
@@ -144,9 +147,9 @@ def opens_browser() -> bool:
 
 
 async def open_browser(url: str, folder: Path) -> None:
-    """Open `url` in the browser of the desktop, by a file that only this user can read.
+    """Open `url` in the desktop browser through a file that only this user can read.
 
-    Every user of the machine sees the arguments of a browser's process, so the code of the link must not be there.
+    Other users can see the arguments of processes, so the code must not be among them.
     """
     page = folder / LINK_FILE
     await asyncio.to_thread(_write_private, page, REFRESH.format(url=escape(url)))

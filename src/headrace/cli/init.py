@@ -1,8 +1,8 @@
-"""`headrace init`: a commented `headrace.toml` and a starter application, in a folder of the user's.
+"""`headrace init`: write a commented `headrace.toml` and a starter application.
 
-The configuration is written from the declared settings, so it names every setting with its default and
-cannot lag behind the code. The starters are files of the package (`starters/KIND/NAME.txt`, so that no
-tool takes them for code of ours); they are copied as they are.
+The configuration is generated from the declared settings, so it lists every setting with its
+default. The starters are package files, `starters/KIND/NAME.txt`, and are copied unchanged. The
+suffix keeps linters from treating them as code of this project.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any, Final
 
 import click
 
-from headrace.cli.terminal import CommandLine
+from headrace.cli.app_context import CommandLine
 from headrace.kernel.config import SettingRow, setting_rows
 from headrace.kernel.errors import Conflict
 
 CONFIG_NAME: Final = "headrace.toml"
 HEAD: Final = """\
-# The settings of this site. Every one stands here with its default; take the # away from a line to change it.
-# What the environment says wins over this file: HEADRACE_POSTGRES_URL over [postgres] url, and so on.
-# Durations are written 30s, 10m, 2h; sizes 64KiB, 25MiB; lists with commas. `headrace config show` prints
-# what is in force. Keep secrets out of this file: HEADRACE_SECRET, and URLs with passwords, go in the environment.
+# Settings of this site. Each is listed with its default; uncomment a line to change it.
+# Environment variables override this file, such as HEADRACE_POSTGRES_URL for [postgres] url.
+# Write durations as 30s, 10m, 2h, sizes as 64KiB, 25MiB, lists with commas.
+# `headrace config show` prints the effective settings.
+# Keep secrets out of this file: set HEADRACE_SECRET and URLs with passwords in the environment.
 """
 BARE: Final = re.compile(r"[0-9]+|true|false")
 COMMENT_WIDTH: Final = 100
@@ -33,30 +34,32 @@ NEXT_STEPS: Final = {
     "plain": "headrace up site_app:app        # engines and all roles, until Ctrl-C",
     "fastapi": (
         "pip install fastapi uvicorn\n"
-        "headrace up site_app:app        # engines and all roles, until Ctrl-C; then in a second terminal:\n"
+        "headrace up site_app:app        # engines and all roles, until Ctrl-C\n"
+        "# then, in a second terminal:\n"
         "uvicorn site_web:web --port 8000\n"
         "curl -X POST 'localhost:8000/users?name=ann'"
     ),
     "django": (
         "pip install django 'psycopg[binary]'\n"
-        "headrace up site_app:app        # engines and all roles, until Ctrl-C; then in a second terminal:\n"
+        "headrace up site_app:app        # engines and all roles, until Ctrl-C\n"
+        "# then, in a second terminal:\n"
         "python manage.py migrate\n"
         "python manage.py runserver\n"
         "curl -X POST localhost:8000/users/ann"
     ),
 }
-"""What to type after each kind of starter was written."""
+"""Commands to run after writing each kind of starter."""
 
 
 class FileExists(Conflict):
-    """`headrace init` would overwrite a file; nothing was written."""
+    """`headrace init` would overwrite a file, so it wrote nothing."""
 
     code = "cli.file_exists"
 
     def __init__(self, paths: list[Path]) -> None:
         names = ", ".join(str(path) for path in paths)
         super().__init__(
-            f"{names}: there already, and nothing was written: name another folder, or move them away"
+            f"{names} already exist, so no file was written: use another folder or move them"
         )
 
 
@@ -68,13 +71,13 @@ class FileExists(Conflict):
     type=click.Choice(sorted(NEXT_STEPS)),
     default="plain",
     show_default=True,
-    help="Which kind of site: pages in FastAPI, in Django, or none yet.",
+    help="Web framework of the site, or plain for none.",
 )
 @click.pass_obj
 def init(line: CommandLine, folder: Path, *, kind: str) -> None:
-    """Write headrace.toml, with every setting explained, and a starter application into FOLDER.
+    """Write headrace.toml with all settings explained, and a starter application, to FOLDER.
 
-    Files that are there already are never overwritten.
+    Existing files are never overwritten.
     """
     texts = starter(kind)
     present = [folder / name for name in (CONFIG_NAME, *texts) if (folder / name).exists()]
@@ -88,14 +91,14 @@ def init(line: CommandLine, folder: Path, *, kind: str) -> None:
             file.write(text)
     steps = [] if folder == Path() else [f"cd {folder}"]
     steps += NEXT_STEPS[kind].splitlines()
-    told = "\n".join(f"  {step}" for step in steps)
+    lines = "\n".join(f"  {step}" for step in steps)
     names = sorted(texts)
     answer = {"folder": str(folder.absolute()), "files": names, "next": steps}
-    line.show(answer, f"written: {', '.join(names)}; go on with\n{told}")
+    line.show(answer, f"created {', '.join(names)}; next steps:\n{lines}")
 
 
 def starter(kind: str) -> dict[str, str]:
-    """The files of a starter: name -> text."""
+    """Files of a starter: name -> text."""
     folder = files("headrace.cli").joinpath("starters", kind)
     return {
         file.name.removesuffix(".txt"): file.read_text(encoding="utf-8")
@@ -105,7 +108,7 @@ def starter(kind: str) -> dict[str, str]:
 
 
 def commented_config(sections: Mapping[str, type[Any]]) -> str:
-    """A `headrace.toml` that changes nothing: each section with its settings as comments."""
+    """A `headrace.toml` with every setting commented out."""
     lines = [HEAD]
     section = ""
     for row in setting_rows(sections):

@@ -1,7 +1,6 @@
-"""The command `headrace`: global options, the commands of the house and of its rooms, exit codes.
+"""The `headrace` command: global options, command lookup, exit codes.
 
-`--json`, `--config` and `--data` may stand anywhere before a lone `--`, since nobody remembers which side
-of the verb a global option goes. click was chosen for its help pages and its shell completion.
+`--json`, `--config` and `--data` may appear anywhere before a lone `--`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Final
 import click
 
 import headrace
-from headrace.cli.house import App
-from headrace.cli.terminal import CommandLine
+from headrace.cli.app_context import App, CommandLine
 from headrace.kernel.errors import ExtraMissing, Forbidden, HeadraceError, InvalidInput, installing
 
 ROOMS: Final = {
@@ -33,7 +31,7 @@ ROOMS: Final = {
     "headrace.media.cli": "asyncpg",
     "headrace.web.cli": "litestar",
 }
-"""Modules with `COMMANDS`, and the library that tells whether the room's extra is installed."""
+"""Modules with `COMMANDS`, and a library that shows whether their extra is installed."""
 
 NAMES: Final = {
     "headrace.cli.init": ("init",),
@@ -48,17 +46,17 @@ NAMES: Final = {
     "headrace.media.cli": ("media",),
     "headrace.web.cli": ("tokens", "audit"),
 }
-"""The commands of each, so that a line imports its own alone: half the time until a role begins."""
+"""Commands of each module, so a command line imports only the module that it needs."""
 
 
 class OptionWithoutValue(InvalidInput):
-    """A global option stands last on the line, without its value."""
+    """A global option has no value."""
 
     code = "cli.option_without_value"
 
 
 class FileRefused(Forbidden):
-    """This user may not read or write a file or folder that the command needs."""
+    """The user lacks permission for a file or folder that the command needs."""
 
     code = "cli.file_refused"
 
@@ -66,11 +64,11 @@ class FileRefused(Forbidden):
 def run(
     arguments: Sequence[str], *, make_app: Callable[[str | None], App], packages: tuple[str, ...]
 ) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line; return the exit code."""
     line = CommandLine(make_app, packages)
     try:
         words = take_global_options(arguments, line)
-        # Outside its standalone mode click returns the code of a command's own Exit.
+        # Outside standalone mode, click returns the exit code instead of raising.
         group = build_group(words[0] if words else None)
         ended = group.main(words, prog_name="headrace", standalone_mode=False, obj=line)
         return ended if isinstance(ended, int) else 0
@@ -92,15 +90,15 @@ def run(
 
 
 def file_refused(error: PermissionError) -> FileRefused:
-    """The path that was refused, to whom, and what to do."""
+    """The error for a path without permission."""
     return FileRefused(
-        f"{error.filename}: permission denied to uid {os.geteuid()}: run as the user whom it belongs to,"
-        " or give this user the right"
+        f"{error.filename}: permission denied for uid {os.geteuid()}: run as its owner or grant"
+        " access"
     )
 
 
 def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:
-    """Note `--json`, `--config FILE` and `--data FOLDER` in `line`; return the other words.
+    """Store `--json`, `--config FILE` and `--data FOLDER` in `line`; return the other words.
 
     Raises: OptionWithoutValue.
     """
@@ -126,18 +124,19 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
 
 
 def build_group(word: str | None = None) -> click.Group:
-    """The command tree of the rooms that are installed; of the modules that have command `word`, where some have."""
+    """Command tree of the modules that provide command `word`; of all modules if none does."""
     group = click.Group(
         "headrace",
         help=(
-            "The high-load backbone of a content platform: jobs, fetch, views, feed, media.\n\n"
-            "Anywhere on the line: --json prints one JSON document; --config FILE reads another file"
-            " than headrace.toml; --data FOLDER uses another data folder."
+            "Backend for content platforms: jobs, fetch, views, feed, media.\n\n"
+            "Global options, allowed anywhere: --json prints one JSON document; --config FILE"
+            " replaces"
+            " headrace.toml; --data FOLDER replaces the data folder."
         ),
         epilog=(
-            "Exit codes: 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in"
-            " conflict with the present state, 6 over a limit, 7 something needed is down, 8 stored"
-            " data is corrupt, 130 interrupted."
+            "Exit codes: 0 success, 1 internal error, 2 invalid input, 3 forbidden, 4 not found,"
+            " 5 conflict, 6 limit exceeded, 7 dependency unavailable, 8 corrupt data, 130"
+            " interrupted."
         ),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
@@ -156,14 +155,14 @@ def build_group(word: str | None = None) -> click.Group:
 
 
 def command_of_missing(noun: str, room: str) -> click.Command:
-    """A command that takes any words and says which extra it needs."""
+    """A placeholder command that raises ExtraMissing."""
 
-    def tell(**_: object) -> None:
+    def fail(**_: object) -> None:
         raise ExtraMissing(room)
 
     return click.Command(
         noun,
-        callback=tell,
+        callback=fail,
         params=[click.Argument(["words"], nargs=-1)],
         help=f"Not installed: {installing(room)}.",
         context_settings={"ignore_unknown_options": True},
@@ -171,7 +170,7 @@ def command_of_missing(noun: str, room: str) -> click.Command:
 
 
 def add_command(group: click.Group, command: click.Command) -> None:
-    """Add `command`, or its verbs where the noun is there already (a room's and a role's)."""
+    """Add `command`; merge its verbs if the group exists, as rooms and roles share nouns."""
     present = group.commands.get(command.name or "")
     if isinstance(present, click.Group) and isinstance(command, click.Group):
         for verb in command.commands.values():

@@ -1,8 +1,8 @@
-"""The roles of a running system: `api`, `agent` (or `work`), `scheduler`, `flusher`, `media serve`.
+"""Commands of the roles: `api`, `agent` (or `work`), `scheduler`, `flusher`, `media serve`.
 
-Each role waits for PostgreSQL where it needs it, checks the schema, announces itself to its supervisor (where it has one), writes its metrics
-every two seconds and ends cleanly on SIGTERM or Ctrl-C. `headrace up` starts them all; on several
-machines each is started where it is wanted.
+Each role is one process. It waits for PostgreSQL and checks the schema if it needs them, announces
+itself to its supervisor, writes its metrics every two seconds and ends cleanly on SIGTERM or
+Ctrl-C. `headrace up` starts all roles of one machine.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import uvloop
 
-from headrace.cli.house import App
-from headrace.cli.media_processes import orders_of
-from headrace.cli.supervisor import announce_ready, watch_parent
-from headrace.cli.terminal import CommandLine
+from headrace.cli.app_context import App, CommandLine
+from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
+from headrace.engines.mount_guard import RECORD_FILE
 from headrace.engines.postgres import PostgresDown, PostgresRefused
 from headrace.kernel import metrics
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
+from headrace.kernel.resilience import Backoff
+
+if TYPE_CHECKING:
+    from headrace.media.worker.ipc_reports import ChildConfig
+
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
-often = SparseLogger(log)
 RECONNECT: Final = Backoff(0.1, 3.0)
 AGENT_CONNECTIONS: Final = "4"
-"""Unless the setting says otherwise; one more listens. Its slots need none for their jobs."""
+"""Default pool size of an agent, without its LISTEN connection."""
 LIBRARIES: Final = {
     "web": ("litestar", "jinja2", "uvicorn", "httptools"),
     "media": ("httptools", "xxhash"),
 }
-"""What the roles of a room need of its extra."""
+"""Libraries of an extra that the roles of a room need."""
 APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", required=False)
 
 
@@ -58,7 +60,7 @@ def run_role(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     needs_schema: bool = True,
 ) -> None:
-    """Run `body` until SIGTERM or SIGINT, with metrics written beside it."""
+    """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
     app = line.app(application)
     configure_logs(role, level=app.config.sections["data"].log_level)
     watch_parent()
@@ -76,7 +78,7 @@ def run_role(
                 await body(app, stop)
         finally:
             writing.cancel()
-            # What stopped the role is told, not that its series could not be taken away as well.
+            # An error here would hide the one that stopped the role.
             with suppress(OSError):
                 metrics.remove_snapshot(app.metrics_folder, role)
             await app.close()
@@ -86,11 +88,11 @@ def run_role(
 
 
 async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Event) -> None:
-    """Check the schema; while PostgreSQL is down, wait and check again until `stop`.
+    """Check the schema; retry while PostgreSQL is down, until `stop`.
 
     Raises: SchemaBehind, SchemaAhead, PostgresRefused.
     """
-    failures = 0
+    failures, often = 0, SparseLogger(log)
     while not stop.is_set():
         try:
             await check_schema(app.engines.postgres, packages, version=app.version)
@@ -108,7 +110,7 @@ async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Eve
 
 
 async def write_metrics(app: App, role: str) -> None:
-    """Leave this process's series for the API to merge, until cancelled."""
+    """Write this process's metrics for the API to merge, until cancelled."""
     while True:
         try:
             metrics.write_snapshot(app.metrics_folder, role)
@@ -118,28 +120,28 @@ async def write_metrics(app: App, role: str) -> None:
 
 
 def host_name() -> str:
-    """How this worker's host is shown: machine and process."""
+    """Name of this worker: machine and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def headrace_command(line: CommandLine) -> list[str]:
-    """How to run another command of this program on the same configuration."""
+    """Command line prefix that runs this program with the same configuration."""
     options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
     options += ["--config", line.config_file] if line.config_file else []
-    # Unbuffered: what an application prints is seen when it happens, also in a file.
+    # Unbuffered, so output of the application appears in logs immediately.
     return [sys.executable, "-u", "-m", "headrace", *options]
 
 
 async def declare(app: App) -> dict[str, int]:
-    """Store what the code says of its queues and consumers; ids of the queues by name."""
-    queues = await app.jobs.declare_queues()
-    if "fetch" in (services := app.services()):
-        await services["fetch"].declare_consumers()
+    """Register the declared queues and consumers; return queue ids by name."""
+    queues = await app.jobs.queues.declare()
+    if (fetch := app.installed_fetch()) is not None:
+        await fetch.declare_consumers()
     return {name: queue.id for name, queue in queues.items()}
 
 
 def require_libraries(room: str) -> None:
-    """Raises: ExtraMissing where libraries of `room` are not installed."""
+    """Raise ExtraMissing if libraries of `room` are not installed."""
     if not all(find_spec(library) for library in LIBRARIES[room]):
         raise ExtraMissing(room)
 
@@ -148,7 +150,7 @@ def require_libraries(room: str) -> None:
 @APP_ARGUMENT
 @click.pass_obj
 def api(line: CommandLine, application: str | None) -> None:
-    """Serve the HTTP API of all rooms and the console on `web.listen`, until SIGTERM or Ctrl-C."""
+    """Serve the HTTP API of all rooms and the console on `web.listen`."""
     require_libraries("web")
     from headrace.cli.console import address_noted
     from headrace.web.server import run_api
@@ -157,7 +159,7 @@ def api(line: CommandLine, application: str | None) -> None:
         with ExitStack() as noted:
 
             def on_ready(host: str, port: int) -> None:
-                # What is here now stays: looked through each 3,500 requests, it held up all others for 80 ms.
+                # Exclude startup objects from garbage collection, which would pause requests.
                 gc.collect()
                 gc.freeze()
                 noted.enter_context(address_noted(app.data_folder, f"{host}:{port}"))
@@ -168,13 +170,13 @@ def api(line: CommandLine, application: str | None) -> None:
     run_role(line, "api", body, application=application)
 
 
-@click.command("agent", short_help="Run jobs in forked slots: one agent a host.")
+@click.command("agent", short_help="Run jobs in forked worker processes; one agent per host.")
 @APP_ARGUMENT
 @click.option(
-    "--name", help="Of the host in the fleet; several agents on one machine need several."
+    "--name", help="Host name in the fleet. Must be unique if a machine runs several agents."
 )
-@click.option("--tag", "tags", multiple=True, help="Take tasks that ask for this tag too.")
-@click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
+@click.option("--tag", "tags", multiple=True, help="Also run tasks with this tag; repeatable.")
+@click.option("--reload", is_flag=True, help="Restart when code changes; for development.")
 @click.pass_obj
 def agent(
     line: CommandLine,
@@ -184,8 +186,7 @@ def agent(
     tags: tuple[str, ...],
     reload: bool,
 ) -> int:
-    """Claim jobs of every queue that MODULE:APP knows for slots forked from one import of it."""
-    from headrace.cli.reloading import watch_code
+    """Run jobs of all queues of MODULE:APP in processes forked after one import."""
     from headrace.jobs.agent.agent import Agent
 
     if name is not None:
@@ -197,7 +198,7 @@ def agent(
         opened: list[App] = []
 
         async def open_app(settings: dict[str, str]) -> App:
-            """The app as it is configured where its code is, without its code."""
+            """An app with the zygote's settings, without the application code."""
             inner = line.make_app(None)
             opened.append(inner)
             inner.use_flags({"postgres.connections_max": AGENT_CONNECTIONS, **settings})
@@ -210,21 +211,21 @@ def agent(
             partial(zygote_command, line, application),
             open_app,
             tags=tags,
+            on_ready=announce_ready,
         )
-        host.on_ready = announce_ready
         try:
             await host.run(stop, lease_s=app.config.sections["jobs"].lease_s)
         finally:
             for inner in opened:
                 await inner.close()
 
-    # Only its zygote imports the application.
+    # Only the zygote imports the application.
     run_role(line, "agent", body, needs_schema=False)
     return 0
 
 
 def zygote_command(line: CommandLine, application: str | None, options: Sequence[str]) -> list[str]:
-    """The command line of an agent's zygote."""
+    """Command line of an agent's zygote."""
     named = [application] if application else []
     return [*headrace_command(line), "zygote", *options, *named]
 
@@ -238,7 +239,7 @@ def zygote_command(line: CommandLine, application: str | None, options: Sequence
 def zygote(
     line: CommandLine, application: str | None, *, control: int, board: int, lock: int
 ) -> int:
-    """Import MODULE:APP and fork slots from it for the agent that started this."""
+    """Import MODULE:APP and fork slots on request of the agent."""
     from headrace.jobs.agent.zygote import Inherited, serve
 
     def load() -> LoadedApp:
@@ -253,7 +254,7 @@ def zygote(
 
 
 class LoadedApp:
-    """An app as zygote and slots need it; implements `jobs.slots.process.Application`."""
+    """Adapts an app for zygote and slots; implements `jobs.slots.process.Application`."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -264,21 +265,20 @@ class LoadedApp:
         }
 
     async def declare(self) -> dict[str, int]:
-        """Store what the code says of its queues and consumers; ids of the queues by name."""
+        """Register the declared queues and consumers; return queue ids by name."""
         return await declare(self._app)
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close the app."""
         await self._app.close()
 
 
-@click.command("work", short_help="Run jobs: agent and slots in one process.")
+@click.command("work", short_help="Run jobs in a single process.")
 @APP_ARGUMENT
-@click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
+@click.option("--reload", is_flag=True, help="Restart when code changes; for development.")
 @click.pass_obj
 def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
-    """Take jobs of every queue that MODULE:APP knows and run their handlers."""
-    from headrace.cli.reloading import watch_code
+    """Run jobs of all queues of MODULE:APP in this process."""
     from headrace.jobs.worker import Worker
 
     if reload:
@@ -288,8 +288,8 @@ def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
         app.load_rooms()
         config = app.jobs.config
         worker = Worker(app.engines.postgres, app.jobs, config, host_name=host_name())
-        if "fetch" in (services := app.services()):
-            await services["fetch"].declare_consumers()
+        if (fetch := app.installed_fetch()) is not None:
+            await fetch.declare_consumers()
         announce_ready()
         await worker.run(stop)
 
@@ -297,13 +297,13 @@ def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
     return 0
 
 
-@click.command("scheduler", short_help="Plan the fleet, let crons come, tidy; raise alerts.")
+@click.command("scheduler", short_help="Plan slots, run crons, clean up, raise alerts.")
 @APP_ARGUMENT
 @click.pass_obj
 def scheduler(line: CommandLine, application: str | None) -> None:
-    """Plan the slots of all hosts, let the crons of MODULE:APP come, return the jobs of dead hosts.
+    """Plan slots of all hosts, run the crons of MODULE:APP, return jobs of dead hosts.
 
-    Any number of schedulers may run: one leads, and another takes over within seconds of its end.
+    Any number may run: one leads, and another takes over within seconds.
     """
     from headrace.jobs.fleet.scheduler import Scheduler
 
@@ -316,13 +316,13 @@ def scheduler(line: CommandLine, application: str | None) -> None:
     run_role(line, "scheduler", body, application=application)
 
 
-@click.command("flusher", short_help="Keep PostgreSQL and Valkey together: views and feeds.")
+@click.command("flusher", short_help="Flush views to PostgreSQL, sweep feeds to Valkey.")
 @APP_ARGUMENT
 @click.pass_obj
 def flusher(line: CommandLine, application: str | None) -> None:
-    """Count the hits of views in PostgreSQL, and bring to the feed's index what it lacks, until SIGTERM or Ctrl-C.
+    """Flush view counts to PostgreSQL and sweep missing changes into the feed index.
 
-    Any number may run: the shards of views are divided among them, and taken over from one that ends.
+    Any number may run: they share the shards of views and take over from each other.
     """
     from headrace.feed.worker import Sweeper
     from headrace.views.worker import Flusher
@@ -330,7 +330,7 @@ def flusher(line: CommandLine, application: str | None) -> None:
     async def body(app: App, stop: asyncio.Event) -> None:
         engines, config = app.engines, app.config.sections["views"]
         running = Flusher(engines, config, name=host_name())
-        sweeper = Sweeper.of(app.feed)
+        sweeper = Sweeper(app.feed)
         announce_ready()
         await asyncio.gather(running.run(stop), sweeper.run(stop))
 
@@ -339,16 +339,16 @@ def flusher(line: CommandLine, application: str | None) -> None:
 
 @click.group("media")
 def media() -> None:
-    """Objects served by range."""
+    """Media objects and nodes."""
 
 
-@media.command("serve", short_help="Serve objects by range.")
+@media.command("serve", short_help="Serve objects by HTTP range requests.")
 @APP_ARGUMENT
 @click.pass_obj
 def serve_media(line: CommandLine, application: str | None) -> None:
-    """Serve `GET /m/KEY` by range on `media.listen`, by several processes; needs the object store alone."""
+    """Serve `GET /m/KEY` with range requests on `media.listen`. Needs only the object store."""
     require_libraries("media")
-    from headrace.media.worker.crew import run_node
+    from headrace.media.worker.supervisor import run_node
 
     async def body(app: App, stop: asyncio.Event) -> None:
         def on_ready(host: str, port: int) -> None:
@@ -356,13 +356,13 @@ def serve_media(line: CommandLine, application: str | None) -> None:
             announce_ready(listen=f"{host}:{port}")
 
         try:
-            await app.blobs.settle()
+            await app.blobs.verify_store()
         except BlobsDown as error:
-            # What is on the node's own disks is served, and the rest once the folder is there.
+            # Serve cached blocks now, and the rest when the folder is available.
             log.warning("object_store_not_there", error=error.text)
-        await run_node(app.media, stop, on_ready, orders=orders_of(app))
+        await run_node(app.media, stop, on_ready, child_config=orders_of(app))
 
-    # The standard loop: uvloop has no sendfile.
+    # The standard event loop, as uvloop has no sendfile.
     run_role(
         line,
         "media",
@@ -373,14 +373,37 @@ def serve_media(line: CommandLine, application: str | None) -> None:
     )
 
 
-@media.command("metrics", short_help="Print the series of this machine's node.")
+@media.command("metrics", short_help="Print the metrics of this machine's node.")
 @click.pass_obj
 def media_metrics(line: CommandLine) -> None:
-    """Print what the node of this data folder counts, as Prometheus reads it; nothing while it is stopped.
+    """Print the metrics of this data folder's node in Prometheus format.
 
-    For a machine without `headrace api`: let a timer write it to a file of node_exporter's textfile collector.
+    For machines without `headrace api`: write the output to node_exporter's textfile collector
+    periodically. Prints nothing while the node is stopped.
     """
     click.echo(metrics.merged_metrics(line.app().metrics_folder, None).decode(), nl=False)
 
 
 COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, flusher, media]
+
+
+SECTIONS: Final = ("blobs", "media")
+
+
+def orders_of(app: App) -> ChildConfig:
+    """Settings of the child processes: all non-default values of their sections."""
+    from headrace.media.worker.ipc_reports import ChildConfig
+
+    settings = {
+        key: text
+        for key, (text, source) in app.config.written.items()
+        if source != "default" and key.partition(".")[0] in SECTIONS
+    }
+    return ChildConfig(
+        settings=settings,
+        blobs_url=app.configured_urls().blobs_url,
+        store_record=str(app.data_folder / RECORD_FILE),
+        data_folder=str(app.data_folder),
+        run_folder=str(app.media.folder),
+        log_level=app.config.sections["data"].log_level,
+    )

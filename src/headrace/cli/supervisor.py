@@ -1,13 +1,16 @@
-"""One parent for engines and roles: starts them, restarts what dies, leaves nothing behind.
+"""Supervise engines and roles: start them, restart them after a crash, leave none behind.
 
-Engines first, then the roles, each a process of its own in a session of its own, so that a terminal's
-Ctrl-C reaches this parent alone and the stop goes in order: roles, then engines. What dies is restarted
-with backoff and reported; roles keep running while an engine is away, since they reconnect.
+Engines start first. Each role is a process in its own session, so Ctrl-C in a terminal reaches
+only this process, which stops roles before engines. Crashed processes restart with backoff. Roles
+keep running while an engine is down, since they reconnect.
 
-If this parent itself is killed, the kernel tells every child (see `engines.embedded.launch`): engines end
-by themselves, a role gets SIGTERM, and `watch_parent` ends one that hangs in its answer to it.
+If the supervisor is killed, the kernel signals every child (see `engines.embedded.launch`): engines
+stop by themselves, roles receive SIGTERM, and `watch_parent` ends a role that hangs.
 
-A role says that it is ready by one line of JSON on the descriptor HEADRACE_READY_FD (`announce_ready`).
+A role reports readiness by one line of JSON on the descriptor HEADRACE_READY_FD (`announce_ready`).
+
+`watch_code` implements `--reload`: it runs one role as a child and restarts it when code changes.
+It compares modification times twice per second, which needs no dependency.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,21 +29,22 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO, Final
 
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.spawn import launcher_command
+from headrace.engines.embedded.process import launcher_command
 from headrace.engines.endpoints import Endpoints
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import configure_logs, logger
+from headrace.kernel.resilience import Backoff
 
 PARENT_PID: Final = "HEADRACE_PARENT_PID"
 READY_FD: Final = "HEADRACE_READY_FD"
 GRACE_S: Final = 10.0
 HURRIED_S: Final = 0.5
 HEALTHY_S: Final = 60.0
-"""A child that lived this long starts its backoff anew when it dies."""
+"""After this uptime, a crash resets the backoff."""
 RESTARTS: Final = Backoff(first_s=0.5, max_s=30.0)
 EXIT_ORPHANED: Final = 70
 _READY_BYTES_MAX: Final = 64 * 1024
@@ -48,7 +54,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A process to keep running: its full command line, and what to add to our environment."""
+    """A process to keep running: its command line and additional environment variables."""
 
     name: str
     argv: tuple[str, ...]
@@ -57,8 +63,11 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened: `role_started`, `role_ready`, `role_died`, `engine_died`, `engine_restarted`,
-    `engine_not_restarted` or `stopping`; `facts` is also what the log line carries."""
+    """A change of state; `facts` are also the fields of its log line.
+
+    Kinds: `role_started`, `role_ready`, `role_died`, `engine_died`, `engine_restarted`,
+    `engine_not_restarted` and `stopping`.
+    """
 
     kind: str
     name: str
@@ -66,7 +75,7 @@ class Event:
 
 
 class Supervisor:
-    """Keeps `engines` (None: they are elsewhere) and `roles` running until it is told to stop.
+    """Keeps `roles` and embedded `engines`, if any, running until a stop is requested.
 
     Use it from the main thread. `on_event` is called in the loop, for progress shown to a person.
     """
@@ -95,11 +104,11 @@ class Supervisor:
 
     @property
     def role_pids(self) -> dict[str, int]:
-        """Pids of the roles that run now."""
+        """Process ids of the running roles."""
         return dict(self._pids)
 
     def request_stop(self) -> None:
-        """Begin the orderly stop; a second call cuts every patience short."""
+        """Start the orderly stop; a second call kills without grace periods."""
         if self._stop.is_set():
             self._hurry.set()
             return
@@ -110,10 +119,10 @@ class Supervisor:
 
     @asynccontextmanager
     async def started_engines(self) -> AsyncIterator[Endpoints | None]:
-        """Engines run inside the block, and signals are ours; both end with it.
+        """Run engines and handle signals inside the block.
 
-        A signal before `run` cancels the block and leaves as KeyboardInterrupt. Raises: as
-        `EmbeddedEngines.start`.
+        A signal before `run` cancels the block and raises KeyboardInterrupt. Also raises what
+        `EmbeddedEngines.start` raises.
         """
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
@@ -134,7 +143,7 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     async def run(self) -> int:
-        """Keep everything running until a signal or `request_stop`; returns the exit code, 0."""
+        """Keep everything running until a signal or `request_stop`; return exit code 0."""
         if not self._entered:
             async with self.started_engines():
                 return await self.run()
@@ -150,11 +159,11 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in done - {stopping}:
-            task.result()  # a keeper ends only by a fault of ours: let it be seen
+            task.result()  # a keeper task ends only by an internal error: raise it
         return 0
 
     async def wait_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """Wait until each role was ready once; return what each announced, by role.
+        """Wait until each role was ready once; return the facts announced by each.
 
         Raises: TimeoutError, naming the roles that were not.
         """
@@ -173,7 +182,7 @@ class Supervisor:
 
     def _report(self, kind: str, name: str, facts: Mapping[str, Any]) -> None:
         is_fault = kind in ("role_died", "engine_died", "engine_not_restarted")
-        # A terminal that was closed or a pipe whose reader died must not end the supervision.
+        # A closed terminal or broken pipe must not end the supervisor.
         with suppress(OSError):
             (log.warning if is_fault else log.info)(kind, name=name, **facts)
             if self._on_event is not None:
@@ -191,7 +200,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _run_role(self, role: Role) -> int:
-        """Run it once to its end; when cancelled, end it in order first."""
+        """Run the role until it exits; on cancellation, stop it in order."""
         reading, writing = os.pipe()
         pipe = os.fdopen(reading, "rb", buffering=0)
         ready = asyncio.create_task(self._read_ready(role, pipe))
@@ -234,8 +243,8 @@ class Supervisor:
             if not ended.done():
                 await asyncio.wait({ended}, timeout=HURRIED_S)
         finally:
-            # Also when this wait itself is cancelled: the role must not outlive us. Its session goes
-            # with it, since a role that had to be killed has not ended its own children.
+            # Also if this wait is cancelled: the role must not outlive the supervisor. Kill its
+            # whole session, as a killed role has not stopped its children.
             hurried.cancel()
             if process.returncode is None:
                 _kill_session(process.pid)
@@ -285,7 +294,7 @@ class Supervisor:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill a session's leader and every process in it, whatever group it is in."""
+    """Kill every process of a session, in any process group."""
     os.killpg(leader, signal.SIGKILL)
     while members := [pid for pid in _running_pids() if _session_of(pid) == leader]:
         for pid in members:
@@ -298,7 +307,7 @@ def _running_pids() -> list[int]:
 
 
 def _session_of(pid: int) -> int:
-    """The session of a process that runs; 0: it does not."""
+    """Session of a running process; 0 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -307,7 +316,7 @@ def _session_of(pid: int) -> int:
 
 
 def announce_ready(**facts: Any) -> None:
-    """Tell the supervisor, where there is one, that this role serves now; `listen` is an address."""
+    """Report readiness to the supervisor, if any; `listen` is an address."""
     descriptor = os.environ.pop(READY_FD, None)
     if descriptor is None:
         return
@@ -316,10 +325,10 @@ def announce_ready(**facts: Any) -> None:
 
 
 def watch_parent(*, grace_s: float = GRACE_S) -> None:
-    """End this role `grace_s` after its supervisor is gone, whatever it hangs in; a daemon thread.
+    """Start a thread that ends this role `grace_s` after its supervisor died.
 
-    The kernel has sent SIGTERM by then; this is for a role that does not get round to obeying it. Without
-    a supervisor it does nothing.
+    The kernel sends SIGTERM first; this ends a role that does not react to it. Without a
+    supervisor it has no effect.
     """
     parent = os.environ.pop(PARENT_PID, None)
     if parent is not None:
@@ -332,9 +341,11 @@ def watch_parent(*, grace_s: float = GRACE_S) -> None:
 def _end_with_parent(parent: int, grace_s: float) -> None:
     _wait_parent_gone(parent)
     time.sleep(grace_s)
-    # Standard error may lead to whoever is gone.
+    # Standard error may be a closed pipe.
     with suppress(OSError):
-        os.write(2, f"the supervisor is gone, this role did not end in {grace_s:.0f} s\n".encode())
+        os.write(
+            2, f"the supervisor died and this role did not stop within {grace_s:.0f} s\n".encode()
+        )
     os._exit(EXIT_ORPHANED)
 
 
@@ -342,7 +353,7 @@ def _wait_parent_gone(parent: int) -> None:
     try:
         pidfd = os.pidfd_open(parent)
     except OSError:
-        # Gone already, or a kernel or sandbox without pidfds: asking once a second does as well.
+        # The parent is dead, or the kernel or sandbox has no pidfds: poll once a second.
         while os.getppid() == parent:
             time.sleep(1)
         return
@@ -353,3 +364,59 @@ def _wait_parent_gone(parent: int) -> None:
             poll.poll()
     finally:
         os.close(pidfd)
+
+
+LOOK_EVERY_S: Final = 0.5
+FILES_MAX: Final = 20_000
+SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "headrace-data"})
+log = logger(__name__)
+
+
+def watch_code() -> int:
+    """Run this command line without `--reload`, restart it on changes; return its exit code."""
+    configure_logs("reload")
+    command = [sys.executable, "-u", "-m", "headrace"]
+    command += [word for word in sys.argv[1:] if word != "--reload"]
+    stopping: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stopping.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    seen = stamps(Path.cwd())
+    child = _start(command)
+    while not stopping:
+        time.sleep(LOOK_EVERY_S)
+        now = stamps(Path.cwd())
+        if now != seen:
+            changed = {file for file, _ in set(now.items()) ^ set(seen.items())}
+            log.info("code_changed", files=sorted(changed)[:5])
+            _end(child)
+            seen, child = now, _start(command)
+    return _end(child)
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    """Modification times in ns of Python files below `folder`, except in SKIPPED."""
+    found: dict[str, int] = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "." and name not in SKIPPED]
+        for name in files:
+            if name.endswith(".py") and len(found) < FILES_MAX:
+                path = os.path.join(place, name)  # noqa: PTH118 - runs twice per second
+                try:
+                    found[path] = os.stat(path).st_mtime_ns  # noqa: PTH116 - as above
+                except FileNotFoundError:
+                    continue
+    return found
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    # Own process group: Ctrl-C reaches only this process, which then stops the child.
+    return subprocess.Popen(command, process_group=0)
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    child.terminate()
+    return child.wait()

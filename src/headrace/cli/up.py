@@ -1,8 +1,8 @@
-"""`headrace up`: engines and roles of one machine under one supervisor.
+"""`headrace up`: run engines and roles of one machine under one supervisor.
 
-With nothing configured it starts the embedded engines in the data folder; with URLs configured it starts
-none and the same roles stand on what the URLs name. Either way it migrates, makes the secret and the root
-token on the first run, prints where everything answers, and ends without leaving a process behind.
+Without configured URLs, it starts embedded engines in the data folder. With URLs, roles use those
+engines. It applies migrations, creates the secret and the root token on first run, prints the
+addresses, and leaves no process behind when it ends.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ from typing import Any, Final
 
 import click
 
+from headrace.cli.app_context import App, CommandLine
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
-from headrace.cli.house import App
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
 from headrace.cli.supervisor import Event, Role, Supervisor
-from headrace.cli.terminal import CommandLine
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.folder import require_owner
-from headrace.engines.embedded.sockets import POSTGRES_SOCKET, VALKEY_SOCKET
+from headrace.engines.embedded.data_folder import require_owner
+from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Conflict, InvalidInput
 from headrace.kernel.logs import configure_logs, logger
-from headrace.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
+from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 READY_S: Final = 60.0
-SEEN_NOTE: Final = (
-    "(logs one browser in, within 10 minutes; `headrace console link` prints another)"
-)
-UNSEEN_NOTE: Final = "(`headrace console link` prints a one-time link that logs you in)"
+SEEN_NOTE: Final = "(one-time login, valid for 10 minutes; `headrace console link` prints another)"
+UNSEEN_NOTE: Final = "(`headrace console link` prints a one-time login link)"
 REFUSALS: Final = (InvalidInput.exit_code, Conflict.exit_code)
 log = logger(__name__)
 
@@ -44,13 +41,13 @@ log = logger(__name__)
 @click.option(
     "--engines-only",
     is_flag=True,
-    help="Start the embedded engines alone, to restore a backup or look inside; migrates nothing.",
+    help="Start only the embedded engines, such as to restore a backup. Applies no migrations.",
 )
 @click.pass_obj
 def up(line: CommandLine, application: str | None, *, engines_only: bool) -> None:
-    """Start everything on this machine and keep it running until Ctrl-C or SIGTERM.
+    """Run engines and all roles on this machine until Ctrl-C or SIGTERM.
 
-    MODULE:APP is your application, such as shop.site:app; without it the rooms run alone.
+    MODULE:APP is your application, such as shop.site:app. Without it, only built-in tasks run.
     """
     for room in () if engines_only else ("web", "media"):
         require_libraries(room)
@@ -61,11 +58,11 @@ def up(line: CommandLine, application: str | None, *, engines_only: bool) -> Non
 
 
 async def run_engines(line: CommandLine, app: App) -> None:
-    """Start the embedded engines, print where they answer, supervise them until told to stop."""
+    """Start the embedded engines, print their addresses, supervise them until a signal."""
     if not app.uses_embedded:
         raise NoEngines(
-            "postgres.url and valkey.url are both set, so there is no engine to start: leave"
-            " --engines-only out, or unset a URL"
+            "postgres.url and valkey.url are both set, so there is no engine to start: omit"
+            " --engines-only or unset a URL"
         )
     supervisor = Supervisor(embedded_of(app), ())
     async with supervisor.started_engines():
@@ -76,10 +73,11 @@ async def run_engines(line: CommandLine, app: App) -> None:
             "valkey_socket": str(run / VALKEY_SOCKET),
         }
         text = (
-            "The engines are up, without any role; Ctrl-C stops them.\n"
+            "Engines are running without roles; Ctrl-C stops them.\n"
             f"  PostgreSQL   {run / POSTGRES_SOCKET}   (user headrace, database headrace)\n"
             f"  Valkey       {run / VALKEY_SOCKET}\n"
-            f"  try:         cd {shlex.quote(str(run))} && psql -h /proc/self/cwd -U headrace headrace"
+            f"  try:         cd {shlex.quote(str(run))} && psql -h /proc/self/cwd -U headrace"
+            " headrace"
         )
         line.show(answer, text)
         sys.stdout.flush()
@@ -87,9 +85,9 @@ async def run_engines(line: CommandLine, app: App) -> None:
 
 
 def embedded_of(app: App) -> EmbeddedEngines:
-    """The engines of the data folder, as safe as the rooms are configured to be.
+    """The embedded engines, with the durability that the rooms require.
 
-    Durable hits wait for the append-only file, which is then synced with each write.
+    Durable hits wait for the append-only file, so Valkey then syncs it with each write.
     """
     views = app.config.sections["views"]
     needs_file = views.durability == "durable" and not views.durable_replicas
@@ -99,13 +97,13 @@ def embedded_of(app: App) -> EmbeddedEngines:
 
 
 class NoEngines(InvalidInput):
-    """`--engines-only` where every engine is elsewhere."""
+    """`--engines-only` was used, but every engine has a URL."""
 
     code = "cli.no_engines"
 
 
 async def run_up(line: CommandLine, app: App, application: str | None) -> None:
-    """Start, print the addresses, supervise until told to stop."""
+    """Start engines and roles, print the addresses, supervise them until a signal."""
     embedded = embedded_of(app) if app.uses_embedded else None
     watch = StartWatch()
     supervisor = Supervisor(embedded, roles_of(line, application), on_event=watch.note)
@@ -124,18 +122,18 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
             await asyncio.gather(announcing, return_exceptions=True)
     if watch.refused:
         raise RoleRefused(
-            f"role {watch.refused} cannot start: its message stands above; mend it and try again"
+            f"role {watch.refused} cannot start: fix the error printed above and try again"
         )
 
 
 class RoleRefused(Conflict):
-    """A role ended over something that a restart does not mend: a setting, a port that is taken."""
+    """A role ended for a reason that a restart cannot fix, such as a setting or a used port."""
 
     code = "cli.role_refused"
 
 
 class StartWatch:
-    """Tells a role that crashed (restart it) from one that was refused before it ever served."""
+    """Distinguishes crashed roles, which restart, from roles that can never start."""
 
     def __init__(self) -> None:
         self.refused = ""
@@ -143,7 +141,7 @@ class StartWatch:
         self._ready: set[str] = set()
 
     def note(self, event: Event) -> None:
-        """Stop everything over a role that was never ready and ended by its user's fault."""
+        """Stop everything if a role ends with a user error before it was ever ready."""
         if event.kind == "role_ready":
             self._ready.add(event.name)
         is_final = event.kind == "role_died" and event.facts["exit_code"] in REFUSALS
@@ -153,7 +151,7 @@ class StartWatch:
 
 
 def roles_of(line: CommandLine, application: str | None) -> list[Role]:
-    """The roles of one machine, each as the command that a user would type."""
+    """The roles of one machine with their command lines."""
     named = [application] if application else []
     command = headrace_command(line)
     return [
@@ -166,7 +164,7 @@ def roles_of(line: CommandLine, application: str | None) -> list[Role]:
 
 
 def merged(configured: Endpoints, started: Endpoints) -> Endpoints:
-    """What was configured, and the embedded engines for the rest."""
+    """Configured URLs, completed by the embedded engines."""
     return Endpoints(
         postgres_url=configured.postgres_url or started.postgres_url,
         valkey_url=configured.valkey_url or started.valkey_url,
@@ -175,7 +173,7 @@ def merged(configured: Endpoints, started: Endpoints) -> Endpoints:
 
 
 async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
-    """Migrate, load function libraries, make secret and root token; returns the token."""
+    """Apply migrations, load function libraries, create secret and root token."""
     applied = await apply_migrations(app.engines.postgres, packages)
     await load_libraries(app.engines.valkey, packages)
     await app.engines.blobs.open()
@@ -189,18 +187,18 @@ async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
 async def announce(
     line: CommandLine, app: App, supervisor: Supervisor, *, token: RootToken, code: str
 ) -> None:
-    """Print where everything answers, once every role is ready, and the one-time link of `code`.
+    """Print addresses and the login link of `code` when every role is ready.
 
-    On a desktop's terminal the link is opened. A late role is only reported.
+    On a desktop, also open the link in a browser. Log a warning if a role is late.
     """
     try:
         facts = await supervisor.wait_ready(READY_S)
     except TimeoutError as error:
         log.warning("roles_not_ready", error=str(error))
         return
-    addresses = {role: base_url(told["listen"]) for role, told in facts.items() if "listen" in told}
+    addresses = {role: base_url(fact["listen"]) for role, fact in facts.items() if "listen" in fact}
     console = f"{addresses['api']}/console"
-    # Elsewhere standard output is kept in a file or a journal, where others may read the link in time.
+    # In a log file or journal, others could read and use the link.
     is_seen = line.is_json or sys.stdout.isatty()
     link = link_at(addresses["api"], code) if code and is_seen else ""
     answer = {
@@ -215,7 +213,7 @@ async def announce(
         "Headrace is up; Ctrl-C stops it.\n"
         f"  console      {link or console}\n"
         f"               {SEEN_NOTE if link else UNSEEN_NOTE}\n"
-        f"  API          {addresses['api']}   (description: {addresses['api']}/openapi.json)\n"
+        f"  API          {addresses['api']}   (OpenAPI: {addresses['api']}/openapi.json)\n"
         f"  media        {addresses['media']}/m/KEY\n"
         f"  data folder  {app.data_folder}\n"
         f"{token_lines(token, addresses['api'])}"
@@ -227,9 +225,9 @@ async def announce(
 
 
 def token_lines(token: RootToken, api: str) -> str:
-    """How to call the API with the root token; or, if it opens nothing, that and how to mend it."""
+    """How to call the API with the root token, or how to fix an invalid token."""
     if token.state != "valid":
-        return f"  token        {dead_token(token)}, the API refuses it:\n    {mend_of(token)}"
+        return f"  token        {dead_token(token)}, the API refuses it:\n    {remedy_for(token)}"
     return (
         f"  token        in {token.file}, try:\n"
         f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token.file))})" {api}/v1/queues'

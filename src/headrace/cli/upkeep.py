@@ -1,4 +1,4 @@
-"""The commands that look after an installation: `migrate`, `config show`, `doctor`, `blobs adopt`."""
+"""Maintenance commands: `migrate`, `config show`, `doctor`, `blobs adopt`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import click
 
-from headrace.cli.checkup import check_up
-from headrace.cli.house import App
-from headrace.cli.terminal import CommandLine
+from headrace.cli.app_context import App, CommandLine
+from headrace.cli.doctor import check_up
 from headrace.engines.endpoints import masked_text, masked_url
 from headrace.engines.migrate import apply_migrations, plan_migrations
 from headrace.kernel.config import setting_rows
@@ -16,18 +15,18 @@ from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import table
 
 
-@click.command("migrate", short_help="Bring the database to this version's schema.")
-@click.option("--plan", is_flag=True, help="Only list what would be applied.")
-@click.option("--check", is_flag=True, help="Only tell, by exit code 5, whether any is missing.")
+@click.command("migrate", short_help="Upgrade the database to this version's schema.")
+@click.option("--plan", is_flag=True, help="Only list missing migrations.")
+@click.option("--check", is_flag=True, help="Only check; exit with code 5 if any is missing.")
 @click.option(
     "--phase",
     type=click.Choice(["pre", "post", "all"]),
     default="all",
-    help="pre: safe beside old code; post: once no old code runs.",
+    help="pre: safe while old code runs; post: after old code has stopped.",
 )
 @click.pass_obj
 def migrate(line: CommandLine, *, plan: bool, check: bool, phase: str) -> None:
-    """Apply the migrations that the database lacks, each in one transaction, under lock."""
+    """Apply missing migrations, each in one transaction, under a lock."""
     phases = ("pre", "post") if phase == "all" else (phase,)
 
     async def work(app: App) -> list[str]:
@@ -47,14 +46,14 @@ def migrate(line: CommandLine, *, plan: bool, check: bool, phase: str) -> None:
 
 @click.group("config")
 def config() -> None:
-    """The settings in force."""
+    """Effective settings."""
 
 
 @config.command("show")
 @click.argument("application", metavar="[MODULE:APP]", required=False)
 @click.pass_obj
 def show_config(line: CommandLine, application: str | None) -> None:
-    """Print every setting with its value and where it came from; secrets and passwords are masked."""
+    """Print every setting with its value and source. Secrets and passwords are masked."""
     loaded = line.app(application).config
     shown: list[dict[str, Any]] = []
     for row in setting_rows({name: type(value) for name, value in loaded.sections.items()}):
@@ -65,23 +64,23 @@ def show_config(line: CommandLine, application: str | None) -> None:
             {"name": key, "value": value, "source": source, "env": row.env, "help": row.help}
         )
     rows = [(s["name"], s["value"], s["source"], s["help"]) for s in shown]
-    line.show(shown, table(("setting", "value", "source", "what it is"), rows))
+    line.show(shown, table(("setting", "value", "source", "description"), rows))
 
 
 @click.command("doctor", short_help="Check engines, settings, clock, disk and limits.")
 @click.pass_obj
 def doctor(line: CommandLine) -> None:
-    """Check what this installation stands on, and say how to mend what is wrong.
+    """Check engines, settings and machine, and print a fix for each problem.
 
-    Exit code 7 when a check failed; warnings alone give 0.
+    Exits with code 7 if a check failed, with 0 if there are only warnings.
     """
     findings = line.run_app(lambda app: check_up(app, line.packages), checked=False)
     marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
     lines = []
     for finding in findings:
         lines.append(f"{marks[finding.state]}  {finding.subject}: {finding.text}")
-        if finding.mend:
-            lines.append(f"      mend: {finding.mend}")
+        if finding.fix:
+            lines.append(f"      fix: {finding.fix}")
     line.show(findings, "\n".join(lines))
     if any(finding.state == "fail" for finding in findings):
         raise click.exceptions.Exit(7)
@@ -89,32 +88,33 @@ def doctor(line: CommandLine) -> None:
 
 @click.group("blobs")
 def blobs() -> None:
-    """The object store."""
+    """Object store."""
 
 
-@blobs.command("adopt", short_help="Begin with the object store's folder as it is now.")
+@blobs.command("adopt", short_help="Accept the object store folder as it is now.")
 @click.pass_obj
 def adopt_blobs(line: CommandLine) -> None:
-    """Expect the object store's folder as it is now, also where it is new, empty or of a backup.
+    """Accept the object store folder as it is now, even if it is new, empty or from a backup.
 
-    After its first use Headrace makes that folder never again: one that is missing or another is taken for a disk
-    that is not mounted. This makes it if it is missing and marks it if it has no mark. No object is changed.
+    After its first use, Headrace treats a missing or different folder as an unmounted disk and
+    refuses it. This command creates the folder and its marker if they are missing. Objects are not
+    changed.
     """
 
     async def work(app: App) -> tuple[str, str]:
         mark = await app.blobs.adopt()
         if mark is None:
-            raise NoFolder(
-                "blobs.url names no folder, and a bucket has no mark: there is nothing to adopt"
-            )
+            raise NoFolder("blobs.url is not a folder, and only folders can be adopted")
         return str(app.blobs.folder), mark
 
     folder, mark = line.run_app(work, checked=False)
-    line.show({"folder": folder, "store": mark}, f"{folder} is the object store now: {mark}")
+    line.show(
+        {"folder": folder, "store": mark}, f"accepted {folder} as the object store (marker {mark})"
+    )
 
 
 class NoFolder(InvalidInput):
-    """`blobs adopt` where objects are kept in a bucket."""
+    """`blobs adopt` requires a folder, but objects are in a bucket."""
 
     code = "cli.no_folder"
 

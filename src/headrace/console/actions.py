@@ -1,7 +1,8 @@
-"""Actions: each is one value that says what it does, as a form, as a command and as an HTTP call.
+"""Actions: one declaration each for form, CLI command and HTTP call.
 
-Nothing is done that cannot also be typed: the form shows the command line and the call that do the same, with what stands in
-its fields. `run` calls the one public verb and gives back a sentence; the audit has a line of every try.
+The form shows the equivalent command line and HTTP call with the values of its fields, so every
+action can also be scripted. `run` calls one public method and returns a sentence. The audit log
+records every attempt.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
 _OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
 
 
-class Unread(str):
-    """What stands in a field, where it could not be read as the field's kind."""
+class Invalid(str):
+    """The typed text of a field that is not valid."""
 
     __slots__ = ()
 
 
-class Missing(Unread):
-    """The name in capitals of a field that is needed and still empty."""
+class Missing(Invalid):
+    """Placeholder for a required field that is empty: its name in capitals."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field of an action's form; `fixed` is given with the link and only shown."""
+    """A field of an action's form; a `fixed` field is set by the link and hidden."""
 
     name: str
     label: str
@@ -55,16 +56,16 @@ class Field:
     options: tuple[tuple[str, str], ...] = ()
     default: str = ""
     numbers: tuple[float, float] = (-INT64_MAX, INT64_MAX)
-    """Of a number: the least and the most."""
+    """Least and greatest value of a number."""
 
     def parse(self, given: str | None) -> Any:
-        """The value of what was typed; None where nothing was. Raises: ValueError with what was expected."""
+        """The value of the typed text; None if it is empty. Raises: ValueError."""
         text = (given or "").strip()
         if self.kind == "check":
             return text not in ("", "0")
         if not text:
             if self.required:
-                raise ValueError("is needed")
+                raise ValueError("is required")
             return None
         if len(text) > TEXT_CHARACTERS_MAX or "\0" in text:
             raise ValueError(f"expected at most {TEXT_CHARACTERS_MAX} characters, none of them NUL")
@@ -103,12 +104,12 @@ def _parse_json(field: Field, text: str) -> Any:
     body = text.encode()
     try:
         value = msgspec.json.decode(body)
-        # As the body of the HTTP call holds it, so that the form refuses what the API refuses.
+        # Validate it as in the body of the HTTP call, so the form refuses what the API refuses.
         require_plain(msgspec.json.encode({field.name: msgspec.Raw(body)}))
     except BodyInvalid as error:
         raise ValueError("; ".join(f"{p.pointer}: {p.text}" for p in error.problems)) from error
     except (BodyMalformed, RecursionError) as error:
-        raise ValueError("expected JSON that is not nested as deep as this") from error
+        raise ValueError("expected JSON with less nesting") from error
     except ValueError as error:
         raise ValueError(f"expected JSON: {error}") from error
     return value
@@ -124,11 +125,12 @@ _PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Something that can be done; see the module's words.
+    """An operation with its form, command and HTTP call.
 
-    `command` has `{field}` for shell-quoted values, `{field|none}` with what stands for an empty one, `[--option {field}]`
-    for what is left out while empty, `[--flag ?field]` and `[--flag !field,field]` for where nothing is given;
-    `body` makes the JSON of the HTTP call. `preview` says what would be hit, before it is.
+    Placeholders of `command`: `{field}` is a shell-quoted value, `{field|none}` has a word for an
+    empty one, `[--option {field}]` is left out while empty, `[--flag ?field]` appears if a field is
+    given, `[--flag !field,field]` if none is. `body` returns the JSON of the HTTP call. `preview`
+    describes what the action would affect.
     """
 
     name: str
@@ -145,7 +147,7 @@ class Action:
     preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
 
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """The values of a form. Raises: FieldsInvalid, with every fault."""
+        """The values of a form. Raises: FieldsInvalid, with every problem."""
         values, problems = self._read(given)
         if problems:
             lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
@@ -153,7 +155,7 @@ class Action:
         return values
 
     def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Values for showing: what cannot be read yet stands as it was typed, or as its name in capitals."""
+        """Values for display; invalid ones as typed, missing ones as their name in capitals."""
         return self._read(given)[0]
 
     def _read(self, given: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldProblem]]:
@@ -165,16 +167,16 @@ class Action:
                 values[field.name] = field.parse(text)
             except ValueError as fault:
                 is_typed = bool(text.strip())
-                values[field.name] = Unread(text) if is_typed else Missing(field.name.upper())
+                values[field.name] = Invalid(text) if is_typed else Missing(field.name.upper())
                 problems.append(FieldProblem(field.name, "invalid", str(fault)))
         return values, problems
 
     def described(self, values: Mapping[str, Any]) -> str:
-        """The sentence on the form."""
-        return _PLACE.sub(lambda m: visible(_shown(values.get(m[1]))), self.what)
+        """The description on the form."""
+        return _PLACE.sub(lambda m: visible(_text(values.get(m[1]))), self.what)
 
     def as_command(self, values: Mapping[str, Any]) -> str:
-        """The command line that does the same."""
+        """The equivalent command line."""
 
         def optional(match: re.Match[str]) -> str:
             is_given = all(_is_given(values.get(name)) for name, _ in _PLACE.findall(match[1]))
@@ -192,22 +194,22 @@ class Action:
         at = [number for number, word in enumerate(words) if _is_argument(word, words[number - 1])]
         if not any(line[number].startswith(("-", "'-", "$'-")) for number in at):
             return " ".join(line)
-        # Behind -- nothing is taken for an option.
+        # After --, nothing is parsed as an option.
         options = [word for number, word in enumerate(line) if number not in at]
         return " ".join([*options, "--", *(line[number] for number in at)])
 
     def _typed(self, name: str, values: Mapping[str, Any]) -> str:
         value = values.get(name)
         is_json = any(f.name == name and f.kind == "json" for f in self.fields)
-        if is_json and not isinstance(value, Unread):
+        if is_json and not isinstance(value, Invalid):
             return msgspec.json.encode(value).decode()
-        return _shown(value)
+        return _text(value)
 
     def as_http(self, values: Mapping[str, Any]) -> str:
-        """The call that does the same, and its body if it has one; empty while a field has a fault."""
-        if not is_whole(values):
+        """The equivalent HTTP call with its body; empty while a field is invalid."""
+        if not is_complete(values):
             return ""
-        place = _PLACE.sub(lambda m: quote(_shown(values.get(m[1])), safe=""), self.path)
+        place = _PLACE.sub(lambda m: quote(_text(values.get(m[1])), safe=""), self.path)
         line = f"{self.method} {place}"
         if self.body is None:
             return line
@@ -215,24 +217,24 @@ class Action:
             body = msgspec.json.format(msgspec.json.encode(self.body(dict(values))), indent=2)
         except (TypeError, ValueError, KeyError):
             return ""
-        return f"{line}\nContent-Type: application/json\n\n{_seen(body.decode())}"
+        return f"{line}\nContent-Type: application/json\n\n{_escaped(body.decode())}"
 
 
-def is_whole(values: Mapping[str, Any]) -> bool:
-    """Whether every field could be read."""
-    return not any(isinstance(value, Unread) for value in values.values())
+def is_complete(values: Mapping[str, Any]) -> bool:
+    """Whether every field is valid."""
+    return not any(isinstance(value, Invalid) for value in values.values())
 
 
-def is_faulty(values: Mapping[str, Any]) -> bool:
-    """Whether something was typed that could not be read; a field that is still empty is no fault yet."""
-    return any(isinstance(v, Unread) and not isinstance(v, Missing) for v in values.values())
+def has_invalid(values: Mapping[str, Any]) -> bool:
+    """Whether typed text is invalid; a required field that is still empty does not count."""
+    return any(isinstance(v, Invalid) and not isinstance(v, Missing) for v in values.values())
 
 
 def quoted(text: str) -> str:
-    """A word of a command line, for a shell.
+    """A word of a command line, quoted for a shell.
 
-    What nobody would see, or what turns the letters around it, stands as its bytes, which Bash, Zsh and Ksh read as the same:
-    a command looks like what it does.
+    Invisible characters and those that reverse text are written as byte escapes, which Bash, Zsh
+    and Ksh read as the same text. So a command looks like what it does.
     """
     if all(map(is_visible, text)):
         return shlex.quote(text)
@@ -247,8 +249,8 @@ def _as_bytes(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
-def _seen(document: str) -> str:
-    """JSON with escapes for what nobody would see; the lines stay."""
+def _escaped(document: str) -> str:
+    """JSON with escapes for invisible characters; line breaks stay."""
     return "".join(c if c == "\n" or is_visible(c) else json.dumps(c)[1:-1] for c in document)
 
 
@@ -261,11 +263,11 @@ def _is_given(value: Any) -> bool:
 
 
 def decimal_text(value: float) -> str:
-    """A number as a person types it: `60`, `0.5`."""
+    """A number in its shortest form: `60`, `0.5`."""
     return f"{Decimal(repr(value)):f}".removesuffix(".0")
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Settings and errors of the console."""
+"""Settings, metrics and errors of the console."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PREFIX: Final = "/console"
 BODY_BYTES_MAX: Final = 256 * 1024
 
 csp_reports = counter(
-    "console_csp_reports_total", "Reports of browsers that a page broke the console's policy."
+    "console_csp_reports_total", "Violations of the content security policy that browsers reported."
 )
-live_viewers = gauge("console_live_viewers", "Pages that are kept live by this process.")
+live_viewers = gauge("console_live_viewers", "Live pages that this process serves.")
 live_bytes = counter("console_live_bytes_total", "Bytes of changes sent to live pages.")
 
 
@@ -24,27 +24,25 @@ class ConsoleConfig:
     """Section `console`."""
 
     session_s: float = setting(
-        "12h", "How long a login lasts; a revoked token ends it at once.", parse_duration_s
+        "12h", "Lifetime of a login; revoking its token ends it at once.", parse_duration_s
     )
-    live_every_s: float = setting(
-        "2s", "How often what is on watched pages is looked at.", parse_duration_s
-    )
+    live_every_s: float = setting("2s", "Refresh interval of live pages.", parse_duration_s)
 
 
 class LoginNeeded(Unauthenticated):
-    """The request carries no session of the console, or one that has ended."""
+    """The request has no valid session of the console."""
 
     code = "console.login_needed"
 
 
 class FormRefused(Forbidden):
-    """A form came without its session's mark, from another page or an ended session, or was sent before."""
+    """A form lacks its session's CSRF token, or was already sent."""
 
     code = "console.form_refused"
 
 
 class PageUnknown(NotFound):
-    """The console has no page of this address."""
+    """The console has no page at this URL."""
 
     code = "console.page_unknown"
 
@@ -56,24 +54,24 @@ class ActionUnknown(NotFound):
 
 
 class FieldsInvalid(InvalidInput):
-    """Fields of an action's form mean nothing valid; each is named."""
+    """Fields of an action's form are invalid; each is listed."""
 
     code = "console.fields_invalid"
 
 
 class QueryInvalid(InvalidInput):
-    """The address of a page has a parameter that means nothing valid."""
+    """A query parameter of a page is invalid."""
 
     code = "console.query_invalid"
 
 
 class RoomMissing(NotFound):
-    """The room of this page is not installed here."""
+    """The room of this page is not installed on this machine."""
 
     code = "console.room_missing"
 
 
 class TooManyViewers(Unavailable):
-    """As many pages as allowed are kept live by this process."""
+    """This process serves its maximum of live pages."""
 
     code = "console.too_many_viewers"

@@ -1,4 +1,4 @@
-"""One page: its visitor, what its view found, and the template around that, as a response."""
+"""Render pages: session, view data and template become a response."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from jinja2 import Environment
 from litestar import Response
 
 from headrace.console.actions import Action
-from headrace.console.live import Sample, Sampler, Watched
+from headrace.console.live import Sample, Sampler, WatchedPage
 from headrace.console.model import PREFIX, ConsoleConfig, PageUnknown
 from headrace.console.rates import Rates
 from headrace.console.rendering import (
     COMPRESSED_FROM_BYTES,
     Assets,
-    Live,
+    LiveFragments,
     make_environment,
     packed,
 )
-from headrace.console.security import Door, Visitor, page_headers, theme_of, told_over
-from headrace.console.seeing import Ask, Query, Room, Screen
-from headrace.web.audit import Audit
-from headrace.web.model import House, ScopeMissing, current_request_id
+from headrace.console.security import (
+    ConsoleSession,
+    SessionAuth,
+    expired_flash_cookie,
+    page_headers,
+    theme_of,
+)
+from headrace.console.views import Query, Room, Screen, Services, ViewContext
+from headrace.web.model import Application, ScopeMissing, current_request_id
 from headrace.web.problems import title_of
 from headrace.web.tokens import Caller
 
@@ -35,17 +40,17 @@ HTML: Final = "text/html"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A screen with its room, as it is found by its path."""
+    """A screen and its room."""
 
     room: Room
     screen: Screen
 
 
-class Pages:
+class PageRenderer:
     """Renders every page of the console."""
 
-    def __init__(self, house: House, door: Door, rooms: Sequence[Room]) -> None:
-        self.house, self.door, self.rooms = house, door, rooms
+    def __init__(self, house: Application, auth: SessionAuth, rooms: Sequence[Room]) -> None:
+        self.house, self.auth, self.rooms = house, auth, rooms
         self.media_origin = media_origin(house)
         self.assets = Assets()
         self.actions: dict[str, Action] = {
@@ -54,18 +59,18 @@ class Pages:
         self.sampler = Sampler(
             self.sample, every_s=house.config.section(ConsoleConfig).live_every_s
         )
-        self._services = house.services()
-        self.audit: Audit = self._services["audit"]
+        self._services = Services(**house.services())
+        self.audit = self._services.audit
         self._rates = Rates(house.metrics_folder)
         self._environment: Environment = make_environment(
             self.assets, version=house.version, rooms=rooms, actions=self.actions
         )
 
-    def ask(
+    def view_context(
         self, caller: Caller, *, path: str, params: Mapping[str, str], query: Mapping[str, str]
-    ) -> Ask:
-        """A request in the words of views."""
-        return Ask(
+    ) -> ViewContext:
+        """The context that view functions and actions receive."""
+        return ViewContext(
             path=path,
             params=params,
             query=Query(query),
@@ -78,48 +83,48 @@ class Pages:
         )
 
     async def screen(self, request: Any) -> Response[bytes]:
-        """A whole page of a screen. Raises: LoginNeeded, PageUnknown, ScopeMissing, whatever its view raises."""
-        visitor = await self.door.visitor(request)
+        """The whole page of a screen. Raises: LoginNeeded, PageUnknown, ScopeMissing."""
+        session = await self.auth.require_session(request)
         route, path, params, query = self.find(url_of(request))
-        # Metrics name pages by their template.
+        # Metrics are labelled by path template.
         request.scope["path_template"] = PREFIX + route.screen.path.rstrip("/")
-        require_scope(visitor.caller, route.screen.scope)
-        ask = self.ask(visitor.caller, path=path, params=params, query=query)
-        view = await route.screen.view(ask)
+        require_scope(session.caller, route.screen.scope)
+        context = self.view_context(session.caller, path=path, params=params, query=query)
+        view = await route.screen.view(context)
         page_id = secrets.token_urlsafe(12)
-        live = Live()
+        live = LiveFragments()
         body, _ = self._render(
-            route, ask, view, live, visitor=visitor, request=request, page=page_id
+            route, context, view, live, session=session, request=request, page=page_id
         )
         if route.screen.live:
             self.sampler.remember(page_id, live.parts)
         return self.respond(request, body)
 
-    async def sample(self, watched: Watched) -> Sample:
-        """The live fragments of an address, for the sampler."""
+    async def sample(self, watched: WatchedPage) -> Sample:
+        """The live fragments of a page, for the sampler."""
         route, path, params, query = self.find(watched.url)
         caller = Caller(0, "viewer", watched.scopes)
         require_scope(caller, route.screen.scope)
-        ask = self.ask(caller, path=path, params=params, query=query)
-        live = Live()
-        body, frame = self._render(route, ask, await route.screen.view(ask), live)
-        return Sample(live.parts, frame, len(packed(body)))
+        context = self.view_context(caller, path=path, params=params, query=query)
+        live = LiveFragments()
+        body, layout = self._render(route, context, await route.screen.view(context), live)
+        return Sample(live.parts, layout, len(packed(body)))
 
     def find(self, url: str) -> tuple[Route, str, dict[str, str], dict[str, str]]:
-        """Screen, path, parameters and query of an address. Raises: PageUnknown."""
+        """Route, path, parameters and query of a URL. Raises: PageUnknown."""
         found = find_route(self.rooms, url)
         if found is None:
-            raise PageUnknown("the console has no such page: the menu leads to all that it has")
+            raise PageUnknown("the console has no such page: the menu lists all pages")
         return found
 
     def message(
-        self, request: Any, visitor: Visitor | None, *, status: int, code: str, text: str
+        self, request: Any, session: ConsoleSession | None, *, status: int, code: str, text: str
     ) -> Response[bytes]:
-        """A page that says why there is no other."""
+        """An error page."""
         body = self._plain(
             "error.html",
             request,
-            visitor,
+            session,
             status=status,
             title=title_of(code),
             code=code,
@@ -131,81 +136,87 @@ class Pages:
     def form(
         self,
         request: Any,
-        visitor: Visitor | None,
+        session: ConsoleSession | None,
         template: str,
         *,
         status: int = 200,
         **values: Any,
     ) -> Response[bytes]:
-        """A page around a form."""
+        """A page that contains a form."""
         return self.respond(
-            request, self._plain(template, request, visitor, **values), status=status
+            request, self._plain(template, request, session, **values), status=status
         )
 
     def fragment(self, template: str, **values: Any) -> Response[bytes]:
-        """A piece of a page alone."""
+        """A fragment of a page."""
         text = self._environment.get_template(template).render(**values)
         return Response(text.encode(), media_type=HTML, headers=page_headers(self.media_origin))
 
     def respond(self, request: Any, body: bytes, *, status: int = 200) -> Response[bytes]:
-        """`body` with the policy of all pages, and the cookies that are due.
+        """`body` as a response with security headers; removes a shown flash message.
 
-        That the mark of forms is packed beside texts of users tells nobody its letters by the length: requests of other
-        sites come without the cookie that it belongs to.
+        Compressing the CSRF token beside user text is safe: requests from other sites carry no
+        session cookie, so they cannot probe it by response length.
         """
         headers = page_headers(self.media_origin)
         if len(body) > COMPRESSED_FROM_BYTES and takes_gzip(request):
             body, headers["content-encoding"] = packed(body), "gzip"
         answer = Response(body, media_type=HTML, status_code=status, headers=headers)
-        if self.door.told(request) is not None:
-            answer.cookies.append(told_over())
+        if self.auth.flash(request) is not None:
+            answer.cookies.append(expired_flash_cookie())
         return answer
 
-    def _plain(self, template: str, request: Any, visitor: Visitor | None, **values: Any) -> bytes:
-        caller = visitor.caller if visitor else Caller(0, "nobody", frozenset())
+    def _plain(
+        self, template: str, request: Any, session: ConsoleSession | None, **values: Any
+    ) -> bytes:
+        caller = session.caller if session else Caller(0, "nobody", frozenset())
         parts = urlsplit(url_of(request))
         query = dict(parse_qsl(parts.query))
-        live = Live()
-        context = self._context(self.ask(caller, path=parts.path, params={}, query=query), live)
-        context.update(self._frame(request, visitor), room=None, screen=None, page="", **values)
-        return live.finish(self._environment.get_template(template).render(context))[0]
+        live = LiveFragments()
+        variables = self._variables(
+            self.view_context(caller, path=parts.path, params={}, query=query), live
+        )
+        variables.update(
+            self._base_variables(request, session), room=None, screen=None, page="", **values
+        )
+        return live.finish(self._environment.get_template(template).render(variables))[0]
 
     def _render(
         self,
         route: Route,
-        ask: Ask,
+        context: ViewContext,
         view: Any,
-        live: Live,
+        live: LiveFragments,
         *,
-        visitor: Visitor | None = None,
+        session: ConsoleSession | None = None,
         request: Any = None,
         page: str = "",
     ) -> tuple[bytes, str]:
-        context = self._context(ask, live)
-        context.update(
-            self._frame(request, visitor),
+        variables = self._variables(context, live)
+        variables.update(
+            self._base_variables(request, session),
             room=route.room,
             screen=route.screen,
             title=route.screen.title,
             view=view,
             page=page,
         )
-        return live.finish(self._environment.get_template(route.screen.template).render(context))
+        return live.finish(self._environment.get_template(route.screen.template).render(variables))
 
-    def _context(self, ask: Ask, live: Live) -> dict[str, Any]:
-        return {"ask": ask, "now_at": ask.now_at, "live": live, "fragment": live}
+    def _variables(self, context: ViewContext, live: LiveFragments) -> dict[str, Any]:
+        return {"context": context, "now_at": context.now_at, "live": live, "fragment": live}
 
-    def _frame(self, request: Any, visitor: Visitor | None) -> dict[str, Any]:
+    def _base_variables(self, request: Any, session: ConsoleSession | None) -> dict[str, Any]:
         return {
-            "visitor": visitor,
-            "mark": visitor.mark if visitor else "",
+            "session": session,
+            "csrf_token": session.csrf_token if session else "",
             "theme": "auto" if request is None else theme_of(request),
-            "told": None if request is None else self.door.told(request),
+            "flash": None if request is None else self.auth.flash(request),
         }
 
 
-def media_origin(house: House) -> str:
-    """Where browsers reach the media role; empty where it is not installed."""
+def media_origin(house: Application) -> str:
+    """Origin of the media role for browsers; empty if it is not installed."""
     config = house.config.sections.get("media")
     if config is None:
         return ""
@@ -219,7 +230,7 @@ def media_origin(house: House) -> str:
 def find_route(
     rooms: Sequence[Room], url: str
 ) -> tuple[Route, str, dict[str, str], dict[str, str]] | None:
-    """Which screen an address of the console leads to, matched segment by segment."""
+    """The screen that a URL leads to, matched segment by segment; None if there is none."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/") or PREFIX
     if path != PREFIX and not path.startswith(f"{PREFIX}/"):
@@ -252,17 +263,17 @@ def require_scope(caller: Caller, scope: str | None) -> None:
     """Refuse a caller without `scope`. Raises: ScopeMissing."""
     if scope is not None and not caller.may(scope):
         raise ScopeMissing(
-            f"token {caller.name!r} lacks the scope {scope}: log in with one that has it"
+            f"token {caller.name!r} lacks the scope {scope}: log in with a token that has it"
         )
 
 
 def takes_gzip(request: Any) -> bool:
-    """Whether the answer may be packed."""
+    """Whether the client accepts gzip."""
     return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def url_of(request: Any) -> str:
-    """The address that was asked for, as it was sent."""
+    """Path and query of the request, as sent."""
     scope = request.scope
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path

@@ -1,7 +1,7 @@
-"""Rates of what this machine's roles count: two readings of its metrics, and the time between them.
+"""Rates of this machine's metrics, from the difference of two readings.
 
-Counters of roles that came or went between the two would tell nonsense, so each series is compared by itself and one that fell
-begins anew. Whoever asks first gets no rates, since nothing was read before; nothing is guessed.
+Each series is compared with itself, so roles that start or stop between readings cause no error. A
+counter that fell was reset and counts from 0. The first reading gives no rates.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from headrace.kernel.metrics import merged_metrics
 
 READ_EVERY_S: Final = 1.5
 SPAN_S: Final = 12.0
-"""Rates are means over about so long."""
-NOTED_MAX: Final = 60
+"""Time span that rates are averaged over."""
+HISTORY_MAX: Final = 60
 GAP_S_MAX: Final = 20.0
-"""What was read longer ago is no other end of a rate."""
+"""Older readings are not used for rates."""
 LEAST_S: Final = 3.0
-"""Roles write their figures every two seconds, so a shorter span tells chance."""
-GONE_TOLD_S: Final = 3_600.0
-"""A role that came no more for so long was stopped on purpose."""
+"""Roles write metrics every two seconds; a shorter span would be noise."""
+GONE_S_MAX: Final = 3_600.0
+"""A role that wrote nothing for longer is assumed to be stopped on purpose."""
 _ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
 
 
 class Rates:
-    """The last readings of one process; asked by everyone who looks at the overview."""
+    """Recent readings of the metrics folder, shared by all pages of one console."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._readings: deque[tuple[float, Series]] = deque()
-        self._noted: dict[str, deque[tuple[float, float | None]]] = {}
+        self._history: dict[str, deque[tuple[float, float | None]]] = {}
         self._reading = asyncio.Lock()
         self._roles: dict[str, float] = {}
 
     async def read(self) -> None:
-        """Take a reading, unless there is one of just now; some ms in a thread."""
+        """Take a reading in a thread, unless the last one is recent."""
         async with self._reading:
             now_s = time.monotonic()
             if self._readings and now_s - self._readings[-1][0] < READ_EVERY_S:
@@ -52,7 +52,7 @@ class Rates:
             self.add(now_s, parse_series(text.decode()))
 
     def add(self, at_s: float, series: Series) -> None:
-        """Take this reading of `at_s`, and forget those that are too old to compare with."""
+        """Add a reading taken at `at_s` and drop readings that are too old."""
         while self._readings and at_s - self._readings[0][0] > GAP_S_MAX:
             self._readings.popleft()
         self._readings.append((at_s, series))
@@ -63,21 +63,21 @@ class Rates:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether there are no two readings yet that are far enough apart."""
+        """Whether no two readings are far enough apart yet."""
         return not self._readings or self._readings[-1][0] - self._readings[0][0] < LEAST_S
 
     def gone(self) -> dict[str, float]:
-        """The roles that wrote figures before and write none now, with the seconds since."""
+        """Roles that stopped writing metrics, with the seconds since their last."""
         at_s = self._readings[-1][0] if self._readings else 0.0
-        return {r: at_s - s for r, s in self._roles.items() if 0 < at_s - s < GONE_TOLD_S}
+        return {r: at_s - s for r, s in self._roles.items() if 0 < at_s - s < GONE_S_MAX}
 
     def rate_per_s(self, name: str, *labels: str) -> float | None:
-        """What counter `name` grows by a second, over series with all `labels` (`outcome="done"`); None: not known."""
+        """Growth per second of counter `name` over series with all `labels`; None if unknown."""
         grown: list[float] = []
         for (_, before), (_, now) in pairwise(self._readings):
             for key in now.keys() & before.keys():
                 if key[0] == name and all(one in key[1] for one in labels):
-                    # A counter that fell began anew at 0.
+                    # A counter that fell was reset to 0.
                     by = now[key] - before[key]
                     grown.append(by if by >= 0 else now[key])
         if not grown or self.is_measuring:
@@ -85,8 +85,8 @@ class Rates:
         return sum(grown) / (self._readings[-1][0] - self._readings[0][0])
 
     def note(self, name: str, per_s: float | None) -> list[float | None]:
-        """Remember a rate under `name`, once a reading; the last of them, a gap where nobody looked."""
-        noted = self._noted.setdefault(name, deque(maxlen=NOTED_MAX))
+        """Record a rate under `name` once per reading; return the history, with None for gaps."""
+        noted = self._history.setdefault(name, deque(maxlen=HISTORY_MAX))
         at_s = self._readings[-1][0] if self._readings else 0.0
         if not noted or noted[-1][0] != at_s:
             if noted and at_s - noted[-1][0] > SPAN_S:
@@ -95,7 +95,7 @@ class Rates:
         return [value for _, value in noted]
 
     def total(self, name: str, *labels: str) -> float | None:
-        """The sum of the newest values of `name`; None: there is no such series."""
+        """Sum of the newest values of `name`; None if there is no such series."""
         if not self._readings:
             return None
         found = [
@@ -106,7 +106,7 @@ class Rates:
         return sum(found) if found else None
 
     def greatest(self, name: str, *labels: str) -> float | None:
-        """The greatest of the newest values of `name`; None: there is no such series."""
+        """Maximum of the newest values of `name`; None if there is no such series."""
         if not self._readings:
             return None
         found = [
@@ -118,5 +118,5 @@ class Rates:
 
 
 def parse_series(text: str) -> dict[tuple[str, str], float]:
-    """Every series of an exposition, by name and labels as they are written."""
+    """Every series of a Prometheus exposition, by name and labels as written."""
     return {(name, labels): float(value) for name, labels, value in _SERIES.findall(text)}

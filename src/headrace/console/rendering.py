@@ -1,7 +1,7 @@
-"""Templates to bytes: one Jinja environment that escapes everything, and the files that pages load.
+"""Render templates: one Jinja environment with autoescape, and the static assets.
 
-Values of users stand in pages as text, whatever they hold: autoescape is on for every template, `safe` is not used, and a
-variable that a template misses is an error. A page's policy forbids inline scripts and styles on top of that.
+User values appear as text, whatever they contain: autoescape is on for every template, `safe` is
+not used, and an undefined variable is an error. The security policy forbids inline scripts too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,19 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from headrace.console import shown
 from headrace.console.actions import Action, decimal_text
+from headrace.console.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_short,
+    format_timestamp,
+    path_segment,
+    pretty_json,
+    spark_points,
+    tone_of,
+)
 from headrace.console.model import PREFIX
 from headrace.kernel.terminal import is_visible, visible
 
@@ -31,19 +42,19 @@ COMPRESSED_FROM_BYTES: Final = 1_024
 _ROW_EDGE: Final = re.compile(r"</?tr\b")
 _WORDS: Final = re.compile(r"(\s+)")
 _SHORT_WORD: Final = re.compile(r"(?=.*\W)\S{2,24}")
-"""A word that browsers may break, as behind a hyphen, and that fits the narrowest box of code."""
+"""A word that browsers may break, as after a hyphen, and that fits the narrowest code box."""
 _TAG_OR_TEXT: Final = re.compile(
     r'(<textarea\b.*?</textarea>|<span data-live="[^"]*" hidden>[^<]*|<[^>]*>)|[^<]+', re.DOTALL
 )
-"""What stays as it is, or text that is read. Values hold neither `<` nor `>` nor a quote, as they are escaped."""
+"""Markup to keep, or text to escape. Values are escaped: they hold no `<`, `>` or quote."""
 _PLAIN: Final = bytes((*b"\t\r\n", *range(0x20, 0x7F)))
 _DOUBTFUL: Final = re.compile(r"[^\t\r\n -~]")
 _OF_SCRIPTS: Final = frozenset("\u00a0\u00ad\u200c\u200d\u202f\u3000")
-"""Spaces and joiners that texts of people are spelled with: prices, Persian, families of emoji."""
+"""Invisible characters of ordinary text: in prices, Persian words, emoji sequences."""
 
 
 def _ticks(text: str) -> Markup:
-    """Text with what stands between backticks as code, as our own messages mark it."""
+    """Text with backtick spans as `<code>`, as messages of Headrace mark commands."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -54,7 +65,7 @@ def _ticks(text: str) -> Markup:
 
 
 def _whole(text: str) -> Markup:
-    """A command or call in which no short word is broken over two lines, such as an option behind its hyphens."""
+    """A command whose short words, such as options, are not broken over two lines."""
     return Markup("").join(
         Markup('<span class="whole">{}</span>').format(part)
         if _SHORT_WORD.fullmatch(part)
@@ -64,10 +75,10 @@ def _whole(text: str) -> Markup:
 
 
 def _plain(html: str) -> str:
-    """HTML whose text hides nothing: what would turn or blank the text around it stands as its number, `\\u202e`.
+    """HTML whose text has escapes, `\\u202e`, for characters that hide or reverse text.
 
-    Tags, a box that is sent back and a chart's document keep what is stored. A page of 320 KB takes 0.2 ms in ASCII, 2 with other
-    letters, 26 with such a sign in each of 6,000 rows (process time, 2 cores, 2026-11-22).
+    Tags, text areas and chart documents stay unchanged. Pages without such characters take a fast
+    path.
     """
     if html.isascii() and html.isprintable():
         return html
@@ -85,27 +96,27 @@ def _plain_text(text: str) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "count": shown.count,
-    "short": shown.short,
-    "seconds": shown.seconds,
-    "bytes": shown.size,
-    "percent": shown.percent,
-    "stamp": shown.stamp,
-    "pretty": shown.pretty,
-    "path": shown.path_segment,
-    "tone": shown.tone_of,
-    "points": shown.spark_points,
+    "count": format_count,
+    "short": format_short,
+    "seconds": format_duration,
+    "bytes": format_bytes,
+    "percent": format_percent,
+    "stamp": format_timestamp,
+    "pretty": pretty_json,
+    "path": path_segment,
+    "tone": tone_of,
+    "points": spark_points,
     "ticks": _ticks,
     "visible": visible,
     "whole": _whole,
 }
 
 
-class Live:
-    """Collects the live fragments of one page while it is rendered; `{% call live("name") %}...{% endcall %}`.
+class LiveFragments:
+    """Collects the live fragments of a page: `{% call fragment("name") %}...{% endcall %}`.
 
-    Until the page is finished, marks stand for them: so the frame, which is all that is around them between two edges, has
-    a digest of its own. Marks hold a token that nobody knows before, so no text of users is taken for one.
+    While the page renders, placeholders replace the fragments, so the layout around them has a
+    digest of its own. Placeholders contain a random token, so user text cannot imitate them.
     """
 
     def __init__(self) -> None:
@@ -114,33 +125,33 @@ class Live:
         self._token = secrets.token_hex(8)
         self._marks = re.compile(rf"\[{self._token}:(\d+)\]")
         self.edge = Markup(f"[{self._token}:edge]")  # noqa: S704 - hexadecimal digits
-        self.frame = Markup(f"[{self._token}:frame]")  # noqa: S704 - hexadecimal digits
+        self.layout = Markup(f"[{self._token}:layout]")  # noqa: S704 - hexadecimal digits
 
     def __call__(self, name: str, tag: str = "span", *, caller: Callable[[], Markup]) -> Markup:
         html = _plain(self._filled(str(caller()).strip()))
         name = self._unused(name)
         self.parts[name] = html
-        # Markup.format costs as much as the rest of a large page.
-        return Markup(f'<{tag} data-live="{escape(name)}">{self._hold(html)}</{tag}>')  # noqa: S704 - both are escaped
+        # Markup.format would double the rendering time of a large page.
+        return Markup(f'<{tag} data-live="{escape(name)}">{self._hold(html)}</{tag}>')  # noqa: S704 - escaped
 
     def text(self, name: str, value: str) -> Markup:
-        """The same for the document of a chart, which is kept as hidden text."""
+        """A fragment for the JSON of a chart, as hidden text."""
         name = self._unused(name)
         self.parts[name] = str(escape(value))
         held = self._hold(self.parts[name])
-        return Markup(f'<span data-live="{escape(name)}" hidden>{held}</span>')  # noqa: S704 - both are escaped
+        return Markup(f'<span data-live="{escape(name)}" hidden>{held}</span>')  # noqa: S704 - escaped
 
-    def apart(self, *, caller: Callable[[], Markup]) -> Markup:
-        """What the page's script keeps up by itself, so that a change of it is no change of the frame."""
-        return Markup(self._hold(_plain(self._filled(str(caller())))))  # noqa: S704 - what a template rendered, escaped by it
+    def unwatched(self, *, caller: Callable[[], Markup]) -> Markup:
+        """A part that the script updates itself, so its change does not count as layout."""
+        return Markup(self._hold(_plain(self._filled(str(caller())))))  # noqa: S704 - escaped
 
     def finish(self, text: str) -> tuple[bytes, str]:
-        """The page with its fragments in place, and the digest of its frame."""
+        """The page with its fragments inserted, and the digest of its layout."""
         before, main, after = _plain(text).split(str(self.edge))
-        # Rows that only change places, as those in the order of a figure do, are no reason to load all of them.
+        # Sorting makes the digest ignore the order of rows, which changes with their values.
         still = "<tr>".join(sorted(_ROW_EDGE.split("".join(self._marks.split(main)[::2]))))
         digest = hashlib.sha256(still.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        page = self._filled(f"{before}{main}{after}").replace(str(self.frame), digest)
+        page = self._filled(f"{before}{main}{after}").replace(str(self.layout), digest)
         return page.encode(), digest
 
     def _hold(self, html: str) -> str:
@@ -160,7 +171,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that pages load; `tag` tells its content."""
+    """A static file; `tag` is a hash of its content."""
 
     body: bytes
     packed: bytes | None
@@ -169,22 +180,22 @@ class Asset:
 
 
 class Assets:
-    """Every file under `assets/`, read once and kept: a fixed set, so no name leads elsewhere."""
+    """Every file under `assets/`, read once. The set is fixed, so no name escapes the folder."""
 
     def __init__(self) -> None:
         self._found = dict(_read(files("headrace.console") / "assets", ""))
 
     def find(self, name: str) -> Asset | None:
-        """The file of that name."""
+        """The file with this name, if any."""
         return self._found.get(name)
 
     def url(self, name: str) -> str:
-        """Where pages load it: another address for each content, so that it may be kept for ever."""
+        """URL with the content hash, so browsers may cache the file forever."""
         return f"{PREFIX}/assets/{name}?v={self._found[name].tag}"
 
 
 def make_environment(assets: Assets, **globals_: Any) -> Environment:
-    """The environment of all templates."""
+    """The Jinja environment of all templates."""
     environment = Environment(
         loader=PackageLoader("headrace.console"),
         autoescape=True,
@@ -206,7 +217,7 @@ def make_environment(assets: Assets, **globals_: Any) -> Environment:
 
 
 def packed(body: bytes) -> bytes:
-    """A page as it is sent to who takes gzip. 350 KB of table: 5 ms, a twelfth of the bytes."""
+    """`body` compressed with gzip."""
     return gzip.compress(body, compresslevel=3, mtime=0)
 
 
@@ -220,7 +231,7 @@ def _do_url(action: str, values: Mapping[str, Any], back: str) -> str:
 
 
 def _do_label(action: Action, values: Mapping[str, Any], label: str) -> str:
-    """What a button says to who hears it alone: its words, and of what."""
+    """Accessible label of a button: its text and its object."""
     fixed = [values.get(field.name) for field in action.fields if field.kind == "fixed"]
     return " ".join([label, *(str(value) for value in fixed if value not in (None, ""))])
 

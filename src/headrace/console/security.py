@@ -1,12 +1,13 @@
-"""Who may see the console, and what its pages may do.
+"""Sessions of the console and the security headers of its pages.
 
-A session in PostgreSQL stands for a token: it lasts `console.session` and ends with the token. A one-time link of
-`headrace up` or `headrace console link` begins one, or the token itself, shown once. Nothing else does: neither the
-address of the peer nor a header of a proxy. The cookie is HttpOnly and SameSite=Strict; a form needs the mark of its
-session besides, which only our pages know.
+A session in PostgreSQL represents a token. It lasts `console.session` and ends with the token. A
+session starts with a one-time link from `headrace up` or `headrace console link`, or with the
+token itself. The peer's address and proxy headers never start one. The cookie is HttpOnly and
+SameSite=Strict, and each form carries the CSRF token of its session.
 
-Pages may load scripts, styles and data from here alone, pictures and sound from the media role as well; nothing is inline, so
-text of users that slipped through as markup would still run nothing. What breaks this is reported and counted.
+Pages load scripts, styles and data from this origin only, and pictures and sound from the media
+role as well. Nothing runs inline, so user text that slipped through as markup would not run.
+Browsers report violations of this policy; reports are logged and counted.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from litestar.datastructures import Cookie
 from headrace.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeeded
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.secrets import Key, derive_key
-from headrace.web.cors import origin_host
-from headrace.web.model import House, OriginRefused, TokenRefused
+from headrace.kernel.signing import Key, derive_key
+from headrace.web.guard import origin_host
+from headrace.web.model import Application, OriginRefused, TokenRefused
 from headrace.web.sessions import Sessions
 from headrace.web.tokens import Caller
 
 SESSION_COOKIE: Final = "headrace_console"
-TOLD_COOKIE: Final = "headrace_told"
+FLASH_COOKIE: Final = "headrace_flash"
 THEME_COOKIE: Final = "headrace_theme"
-VISITOR: Final = "headrace.console.visitor"
-"""The key in an ASGI scope."""
-WAY_BACK: Final = "headrace.console.way_back"
-"""The key in an ASGI scope of where a login leads back to, where that is not what was asked for."""
+SESSION: Final = "headrace.console.session"
+"""ASGI scope key of the request's session."""
+RETURN_URL: Final = "headrace.console.return_url"
+"""ASGI scope key of the URL after login, where it differs from the requested URL."""
 THEMES: Final = ("auto", "light", "dark")
-TOLD_BYTES_MAX: Final = 1_500
-SENT_MAX: Final = 10_000
-"""Forms that were sent are remembered up to so many, each until this process ends."""
+FLASH_BYTES_MAX: Final = 1_500
+FORM_IDS_MAX: Final = 10_000
+"""Ids of submitted forms that this process remembers."""
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:{media};"
     " media-src 'self'{media}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
@@ -52,115 +53,119 @@ _COOKIE: Final = re.compile(r"[0-9A-Za-z_-]{43}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visitor:
-    """Who looks: the caller, the text of the session's cookie, and the mark that its forms carry."""
+class ConsoleSession:
+    """A logged-in caller, the session cookie, and the CSRF token of the session's forms."""
 
     caller: Caller
     cookie: str
-    mark: str
+    csrf_token: str
 
 
-class Door:
-    """Lets visitors in."""
+class SessionAuth:
+    """Starts, checks and ends sessions of the console."""
 
-    def __init__(self, house: House, sessions: Sessions) -> None:
+    def __init__(self, house: Application, sessions: Sessions) -> None:
         self._config = house.config.section(ConsoleConfig)
         self._house = house
         self._sessions = sessions
-        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._submitted: OrderedDict[str, None] = OrderedDict()
         self._often = SparseLogger(_log)
 
-    async def visitor(self, request: Any) -> Visitor:
-        """Who looks; `visitor_of` knows it from then on. Raises: LoginNeeded, PostgresDown."""
-        visitor = await self._visitor(request)
-        request.scope[VISITOR] = visitor
-        return visitor
+    async def require_session(self, request: Any) -> ConsoleSession:
+        """Return the session and store it in the scope. Raises: LoginNeeded, PostgresDown."""
+        session = await self._find(request)
+        request.scope[SESSION] = session
+        return session
 
-    async def _visitor(self, request: Any) -> Visitor:
+    async def _find(self, request: Any) -> ConsoleSession:
         cookie = request.cookies.get(SESSION_COOKIE, "")
-        is_known = _COOKIE.fullmatch(cookie) is not None
-        caller = await self._sessions.find(cookie) if is_known else None
+        is_well_formed = _COOKIE.fullmatch(cookie) is not None
+        caller = await self._sessions.find(cookie) if is_well_formed else None
         if caller is None:
             raise LoginNeeded(
-                "the console needs a login: open a link of `headrace console link`, or show a token"
+                "the console needs a login: open a link from `headrace console link`, or enter a"
+                " token"
             )
-        return Visitor(caller=caller, cookie=cookie, mark=self._mark(cookie))
+        return ConsoleSession(caller=caller, cookie=cookie, csrf_token=self._csrf_token(cookie))
 
-    async def is_still_in(self, visitor: Visitor) -> bool:
-        """Whether the session of `visitor` goes on; while PostgreSQL is away it does, since nobody can end it then."""
+    async def is_valid(self, session: ConsoleSession) -> bool:
+        """Whether `session` is valid; True while PostgreSQL is down, as none can end then."""
         try:
-            caller = await self._sessions.find(visitor.cookie)
+            caller = await self._sessions.find(session.cookie)
         except Unavailable:
             return True
-        return caller is not None and caller.scopes == visitor.caller.scopes
+        return caller is not None and caller.scopes == session.caller.scopes
 
-    def require_own_form(self, request: Any, visitor: Visitor, given: Mapping[str, str]) -> None:
-        """Refuse a form that is not of this session's pages. Raises: OriginRefused, FormRefused."""
+    def require_csrf_token(
+        self, request: Any, session: ConsoleSession, given: Mapping[str, str]
+    ) -> None:
+        """Refuse a form from elsewhere. Raises: OriginRefused, FormRefused."""
         origin = request.headers.get("origin", "")
         if origin_host(origin) != request.headers.get("host", "").lower():
             raise OriginRefused(
-                f"origin {origin[:80]!r} may not change anything here: use the console's own pages"
+                f"origin {origin[:80]!r} may not send forms: use the console's own pages"
             )
-        if not hmac.compare_digest(str(given.get("mark", "")).encode(), visitor.mark.encode()):
+        sent = str(given.get("csrf_token", "")).encode()
+        if not hmac.compare_digest(sent, session.csrf_token.encode()):
             raise FormRefused(
-                "this form is of a session that has ended: load its page again, then send it"
+                "this form belongs to a session that has ended: reload its page and send it again"
             )
 
-    def require_unsent(self, once: str) -> None:
-        """Refuse a form that was sent already, by a double press or sent again by a browser. Raises: FormRefused."""
-        once = once[:64]
-        if once in self._sent:
+    def require_first_submission(self, form_id: str) -> None:
+        """Refuse a form that was sent before, as by a double click. Raises: FormRefused."""
+        form_id = form_id[:64]
+        if form_id in self._submitted:
             raise FormRefused(
-                "this form was sent before, and nothing was done again: open it anew to do it once more"
+                "this form was already sent and is not applied twice: open it again to repeat it"
             )
-        if once:
-            self._sent[once] = None
-        if len(self._sent) > SENT_MAX:
-            self._sent.popitem(last=False)
+        if form_id:
+            self._submitted[form_id] = None
+        if len(self._submitted) > FORM_IDS_MAX:
+            self._submitted.popitem(last=False)
 
-    async def login(self, token: str, place: str) -> str:
-        """The cookie of a new session for whoever holds `token`. Raises: TokenRefused, in a person's words."""
+    async def login(self, token: str, address: str) -> str:
+        """Start a session with `token`; return its cookie. Raises: TokenRefused."""
         try:
             return await self._sessions.begin(token, lasts_s=self._config.session_s)
         except TokenRefused as refusal:
-            self._often.warning("logins_refused", place=place)
+            self._often.warning("logins_refused", address=address)
             raise TokenRefused(
-                "this is not a valid token here: see that all of it was copied, and that it was not"
-                " revoked; `headrace tokens create` makes one"
+                "this token is not valid here: check that it is complete and not revoked;"
+                " `headrace tokens create` makes a new one"
             ) from refusal
 
-    async def enter(self, code: str, place: str) -> str:
-        """The cookie of a new session by a one-time link. Raises: TokenRefused, in a person's words."""
+    async def login_by_link(self, code: str, address: str) -> str:
+        """Start a session with a one-time link; return its cookie. Raises: TokenRefused."""
         try:
             return await self._sessions.begin_by_link(code, lasts_s=self._config.session_s)
         except TokenRefused as refusal:
-            self._often.warning("logins_refused", place=place)
+            self._often.warning("logins_refused", address=address)
             raise TokenRefused(
                 "this link was used or has expired: `headrace console link` prints a new one"
             ) from refusal
 
-    async def logout(self, visitor: Visitor) -> None:
+    async def logout(self, session: ConsoleSession) -> None:
         """End a session."""
-        await self._sessions.end(visitor.cookie)
+        await self._sessions.end(session.cookie)
 
     def session_cookie(self, request: Any, text: str) -> Cookie:
-        """The cookie that begins a session, or with an empty text ends it."""
+        """The cookie that starts a session, or ends it if `text` is empty."""
         lasts_s = int(self._config.session_s) if text else 0
-        # Behind a proxy that speaks TLS the cookie never leaves it again.
+        # Behind a TLS proxy, the browser must never send the cookie in plain text.
         is_secure = request.headers.get("x-forwarded-proto") == "https"
         return _cookie(SESSION_COOKIE, text, lasts_s, is_secure=is_secure)
 
-    def told_cookie(self, tone: str, text: str) -> Cookie:
-        """The cookie that carries what was done to the next page; signed, so that no one else tells."""
-        plain = f"{tone}.{text}".encode("utf-8", "replace")[:TOLD_BYTES_MAX].hex()
+    def flash_cookie(self, tone: str, text: str) -> Cookie:
+        """The signed cookie that carries the result of an action to the next page."""
+        plain = f"{tone}.{text}".encode("utf-8", "replace")[:FLASH_BYTES_MAX].hex()
         signature = self._key().sign(plain.encode()).hex()[:32]
-        return _cookie(TOLD_COOKIE, signature + plain, 60)
+        return _cookie(FLASH_COOKIE, signature + plain, 60)
 
-    def told(self, request: Any) -> tuple[str, str] | None:
-        """Tone and text of that cookie, if it is ours. A piece that a script asks for is no next page."""
+    def flash(self, request: Any) -> tuple[str, str] | None:
+        """Tone and text of a valid flash cookie; None for a fragment, which is no next page."""
         if "hx-request" in request.headers:
             return None
-        given = request.cookies.get(TOLD_COOKIE, "")
+        given = request.cookies.get(FLASH_COOKIE, "")
         signature, plain = given[:32], given[32:]
         expected = self._key().sign(plain.encode("latin-1", "replace")).hex()[:32]
         if not plain or not hmac.compare_digest(signature.encode(), expected.encode()):
@@ -168,37 +173,37 @@ class Door:
         tone, _, text = bytes.fromhex(plain).decode(errors="ignore").partition(".")
         return tone, text
 
-    def _mark(self, cookie: str) -> str:
+    def _csrf_token(self, cookie: str) -> str:
         return self._key().sign(b"form " + cookie.encode()).hex()[:32]
 
     def _key(self) -> Key:
         return derive_key(self._house.secret, "console")
 
 
-def new_once() -> str:
-    """What a form carries so that it is sent once."""
+def new_form_id() -> str:
+    """A random id that makes one form submission unique."""
     return secrets.token_urlsafe(12)
 
 
-def place_of(request: Any) -> str:
-    """The address that a request came from."""
-    place: str = (request.scope.get("client") or ("unknown", 0))[0]
-    return place
+def client_address(request: Any) -> str:
+    """IP address of the request's client."""
+    address: str = (request.scope.get("client") or ("unknown", 0))[0]
+    return address
 
 
-def visitor_of(request: Any) -> Visitor | None:
-    """Who looks, where that was asked already."""
-    visitor: Visitor | None = request.scope.get(VISITOR)
-    return visitor
+def session_of(request: Any) -> ConsoleSession | None:
+    """The session that `require_session` stored, if it ran."""
+    session: ConsoleSession | None = request.scope.get(SESSION)
+    return session
 
 
-def told_over() -> Cookie:
-    """The cookie after which nothing is told any more."""
-    return _cookie(TOLD_COOKIE, "", 0)
+def expired_flash_cookie() -> Cookie:
+    """The cookie that removes the flash message."""
+    return _cookie(FLASH_COOKIE, "", 0)
 
 
 def theme_cookie(theme: str) -> Cookie:
-    """The cookie that keeps how a visitor wants pages to look."""
+    """The cookie that stores the chosen theme."""
     return _cookie(THEME_COOKIE, theme if theme in THEMES else THEMES[0], 366 * 86_400)
 
 
@@ -209,11 +214,12 @@ def theme_of(request: Any) -> str:
 
 
 def page_headers(media_origin: str) -> dict[str, str]:
-    """The headers of every page. `same-origin`: with `no-referrer` browsers would hide the Origin of our own forms."""
+    """Security headers of every page."""
     media = f" {media_origin}" if media_origin else ""
     return {
         "content-security-policy": CSP.format(media=media),
         "reporting-endpoints": f'csp="{PREFIX}/csp"',
+        # With `no-referrer`, browsers would hide the Origin of the console's own forms.
         "referrer-policy": "same-origin",
         "x-frame-options": "DENY",
         "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -221,8 +227,8 @@ def page_headers(media_origin: str) -> dict[str, str]:
     }
 
 
-def safe_back(given: str) -> str:
-    """Where to go back to: a page of the console, whatever was asked."""
+def safe_return_url(given: str) -> str:
+    """`given` if it is a page of the console, else the overview."""
     parts = urlsplit(given)
     is_ours = parts.path == PREFIX or parts.path.startswith(f"{PREFIX}/")
     is_plain = given.isascii() and given.isprintable() and "\\" not in given

@@ -1,29 +1,67 @@
-"""The engines' floor: the only importer of drivers. Three engines and no more.
+"""The only importer of drivers: PostgreSQL, Valkey and the object store.
 
-postgres   rows, the truth (asyncpg)            sql        named statements in files
-valkey     hot keys, may be lost (valkey-py)    functions  its versioned Lua libraries
-multiplex  the same over one shared connection, for what is asked thousands of times a second
-slots      which primary of a Valkey Cluster has a key
-blobs      bytes, in a folder or S3 (obstore)   migrate    schema changes, `pre` and `post`
-marked     a folder made once is never made anew
-embedded   all three on a new machine, out of PyPI wheels, in one data folder
+postgres             the source of truth: connection pool, transactions, named queries (asyncpg)
+sql                  named SQL statements from files
+migrate              schema migrations and the check for a pooler in transaction mode
+caller_transaction   our queries on a connection of the caller's own driver
+valkey               pools of connections to one server or a cluster (valkey-py); data may be lost
+multiplex            one pipelined connection shared by all callers, for hot paths
+functions            versioned Lua function libraries
+blobs                objects in a local folder or S3 (obstore)
+durable_files        files that survive a power cut
+mount_guard          refusal of a blob folder whose marker is missing
+embedded             PostgreSQL and Valkey from wheels, in one data folder
+endpoints            URLs of the engines, without their secrets
 
-`Engines` is the opened set that rooms are given (`opened`). It opens nothing by itself, and is imported on first use: a
-process that only serves media never connects to PostgreSQL, nor loads its driver.
+`Engines` is the opened set that rooms receive. Drivers are imported on first use, so a process
+that serves only media loads no PostgreSQL driver.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.engines.opened import Engines as Engines
+    from headrace.engines.blobs import Blobs
+    from headrace.engines.endpoints import Endpoints
+    from headrace.engines.multiplex import Multiplexer
+    from headrace.engines.postgres import Postgres
+    from headrace.engines.valkey import Valkey
+    from headrace.kernel.config import Loaded
 
 
-def __getattr__(name: str) -> Any:
-    """Import the drivers of all engines on first use: who needs one engine imports its module."""
-    if name == "Engines":
-        from headrace.engines.opened import Engines
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """One handle per engine; each connects on first use."""
 
-        return Engines
-    raise AttributeError(f"module 'headrace.engines' has no attribute {name!r}")
+    postgres: Postgres
+    valkey: Valkey
+    multiplexer: Multiplexer
+    blobs: Blobs
+
+    @classmethod
+    def at(
+        cls, endpoints: Endpoints, config: Loaded, blobs: Blobs, *, is_slot: bool = False
+    ) -> Engines:
+        """Handles for the engines at `endpoints` and the object store `blobs`."""
+        from headrace.engines.multiplex import Multiplexer
+        from headrace.engines.postgres import Postgres, PostgresConfig
+        from headrace.engines.valkey import Valkey, ValkeyConfig
+
+        postgres = config.section(PostgresConfig)
+        if is_slot:
+            postgres = replace(postgres, connections_max=postgres.slot_connections_max)
+        return cls(
+            Postgres(endpoints.postgres_url, postgres),
+            Valkey(endpoints.valkey_url, config.section(ValkeyConfig)),
+            Multiplexer(endpoints.valkey_url, config.section(ValkeyConfig)),
+            blobs,
+        )
+
+    async def close(self) -> None:
+        """Close every engine that was opened."""
+        await self.postgres.close()
+        await self.multiplexer.close()
+        await self.valkey.close()
+        await self.blobs.close()

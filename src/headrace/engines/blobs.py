@@ -1,9 +1,8 @@
-"""Bytes: a local folder or an S3 store behind one interface, through obstore.
+"""Objects in a local folder or an S3 store behind one interface, through obstore.
 
-obstore gives one API over folders and S3 with retries in Rust, but its local put never syncs (seen with
-strace: open, write, rename). A photo whose row is committed must outlive a power cut, so the local put is
-ours (`folder.py`). A key is a relative path of plain segments; the store never sees another. An application's
-folder is marked and never made a second time (`marked.py`).
+obstore's local put never syncs. A photo with a committed row must survive a power cut, so local
+puts use `durable_files`. A key is a relative path of plain segments. The folder of an application
+has a mount guard (`mount_guard`).
 """
 
 from __future__ import annotations
@@ -25,61 +24,59 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import LocalStore, from_url
 
-from headrace.engines.folder import Check, FolderPuts, put_file
-from headrace.engines.marked import MarkedFolder, StoreRecord
+from headrace.engines.durable_files import Check, DurableWriter, write_durably
+from headrace.engines.mount_guard import MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
-from headrace.kernel.trace import onward
+from headrace.kernel.logs import onward
 
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LOCK_FILE: Final = ".headrace-lock"
-"""Held while an object of a folder is compared and set; no key can name it."""
+"""Locked during a compare-and-set in a folder; no key has this name."""
 
 
 class BlobMissing(NotFound):
-    """No object of that key is stored."""
+    """No object is stored under the key."""
 
     code = "blobs.missing"
 
 
 class InvalidBlobKey(InvalidInput):
-    """The key is no relative path of plain segments."""
+    """The key is not a relative path of plain segments."""
 
     code = "blobs.invalid_key"
 
 
 class BlobsDown(Unavailable):
-    """The object store does not answer or refuses to store."""
+    """The object store does not respond or refuses to store."""
 
     code = "blobs.unavailable"
 
 
-class StoreNotThere(BlobsDown):
-    """The object store's folder is missing, unmounted or another than the one that was used before; nothing was made."""
+class StoreMismatch(BlobsDown):
+    """The folder of the object store is missing, unmounted or a different one."""
 
-    code = "blobs.not_there"
+    code = "blobs.store_mismatch"
 
     def __init__(self, folder: Path, fault: str) -> None:
         super().__init__(
-            f"the object store in folder {folder} is not the one in use ({fault}): mount its disk or put the folder"
-            " back; to begin with the folder as it is now, run `headrace blobs adopt`",
+            f"the object store in folder {folder} is not the one in use ({fault}): mount its disk"
+            " or restore the folder; to accept the folder as it is, run `headrace blobs adopt`",
             retry_after_s=5,
         )
         self.fault = fault
 
     @property
     def public_text(self) -> str:
-        """Without the folder, which is no caller's business."""
-        return (
-            "the object store is not there: check its disk with `headrace doctor`, then try again"
-        )
+        """The text without the folder."""
+        return "the object store is missing: check its disk with `headrace doctor`, then try again"
 
 
 class BlobChanged(Conflict):
-    """The stored object is not the one that was to be replaced."""
+    """The stored object has changed since it was read."""
 
     code = "blobs.changed"
 
@@ -90,23 +87,23 @@ class BlobsConfig:
 
     url: str | None = setting(
         None,
-        "Where objects are kept: file:///folder or s3://bucket/prefix; unset: the data folder.",
+        "URL of the object store: file:///folder or s3://bucket/prefix; unset: the data folder.",
         parse_url("file", "s3"),
         secret=True,
     )
     timeout_s: float = setting(
         "15s",
-        "Longest wait for an S3 store, repeats included, and a second more for each MiB sent or read.",
+        "Longest wait for an S3 store with its retries, plus one second per MiB of data.",
         parse_duration_s,
     )
     put_threads: int = setting(
-        "2", "Threads that write and sync objects; each takes all that wait.", parse_count
+        "2", "Threads that write and sync objects; each takes all waiting objects.", parse_count
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """What the store says of an object."""
+    """The store's metadata of an object."""
 
     key: str
     size_bytes: int
@@ -115,21 +112,21 @@ class BlobInfo:
 
 
 def require_key(key: str) -> str:
-    """`key`, if it is a safe path such as `photos/ab/cd/abcd.jpg`. Raises: InvalidBlobKey."""
+    """Return `key` if it is a path such as `photos/ab/cd/abcd.jpg`. Raises: InvalidBlobKey."""
     valid = len(key) <= KEY_CHARACTERS_MAX and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
     if not valid:
         raise InvalidBlobKey(
-            f"blob key {key[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined by /,"
-            " none empty or starting with a dot"
+            f"blob key {key[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined by"
+            " /, none empty or starting with a dot"
         )
     return key
 
 
 class Blobs:
-    """An object store; `folder` is set when it is a local one, so that files can be sent by sendfile.
+    """An object store; `folder` is set for a local one, so that files can be sent by sendfile.
 
-    With a `record` the folder is looked at when it is first used, and made only if none was ever recorded. Without
-    one, for a folder of the caller's own, it is made here if it is missing.
+    With a `record` the folder is verified on first use, and created only if no use is recorded.
+    Without one it is created here if it is missing.
     """
 
     def __init__(
@@ -137,10 +134,10 @@ class Blobs:
     ) -> None:
         parts = urlsplit(url)
         self._url = url
-        self._told: tuple[tuple[tuple[str, str], ...], Any] | None = None
+        self._traced: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
-        self._marked: MarkedFolder | None = None
-        self._puts: FolderPuts | None = None
+        self._guard: MountGuard | None = None
+        self._puts: DurableWriter | None = None
         self._store: Any = None
         self._timeout_s: float | None = None
         if parts.scheme != "file":
@@ -149,18 +146,20 @@ class Blobs:
             return
         self.folder = Path(unquote(parts.path))
         if record is not None:
-            self._marked = MarkedFolder(self.folder, record)
+            self._guard = MountGuard(self.folder, record)
         else:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise _unusable(self.folder, error) from error
             self._store = LocalStore(self.folder)
-        check = self._marked.check if self._marked is not None else None
-        self._puts = FolderPuts(self.folder, max(1, (config or BlobsConfig()).put_threads), check)
+        check = self._guard.check if self._guard is not None else None
+        self._puts = DurableWriter(
+            self.folder, max(1, (config or BlobsConfig()).put_threads), check
+        )
 
     async def put(self, key: str, data: bytes) -> None:
-        """Store `data` durably; an object of that key is replaced in one step. Raises: BlobsDown."""
+        """Store `data` durably, replacing the object atomically. Raises: BlobsDown."""
         require_key(key)
         async with self._use(key, is_put=True, size_bytes=len(data)):
             if self._puts is None:
@@ -169,7 +168,7 @@ class Blobs:
                 await self._puts.put(key, data)
 
     async def put_if(self, key: str, data: bytes, *, etag: str | None) -> None:
-        """Store `data` durably if `key` still is what `read` gave with `etag` (None: if nothing is stored).
+        """Store `data` durably if the object still has `etag` (None: if there is no object).
 
         Raises: BlobChanged, BlobsDown.
         """
@@ -185,13 +184,11 @@ class Blobs:
                 obstore.exceptions.AlreadyExistsError,
                 obstore.exceptions.PreconditionError,
             ) as error:
-                raise BlobChanged(
-                    f"object {key!r} is another than the one to be replaced: read it again"
-                ) from error
+                raise BlobChanged(f"object {key!r} has changed: read it again") from error
 
     def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
-        check = self._marked.check if self._marked is not None else None
-        with _lock_of(folder, check) as lock:
+        check = self._guard.check if self._guard is not None else None
+        with _open_lock(folder, check) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = obstore.head(self._store, key)["e_tag"]
@@ -199,13 +196,13 @@ class Blobs:
                 found = None
             if found != etag:
                 raise obstore.exceptions.PreconditionError(key)
-            put_file(folder, key, data, check=check)
+            write_durably(folder, key, data, check=check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
-        """All bytes and their etag, or None while it is the one of etag `unless`.
+        """All bytes and their etag, or None if the etag is `unless`.
 
-        The etag is the store's own spelling, good for `put_if` and `unless` alone.
-        Raises: BlobMissing, BlobsDown.
+        The etag is the store's own format, only for `put_if` and `unless`. Raises: BlobMissing,
+        BlobsDown.
         """
         async with self._use(key) as limit:
             self._require_plain(key)
@@ -218,7 +215,7 @@ class Blobs:
             return bytes(await result.bytes_async()), str(result.meta["e_tag"] or "")
 
     async def get(self, key: str) -> bytes:
-        """All bytes. Raises: BlobMissing, BlobsDown."""
+        """All bytes of an object. Raises: BlobMissing, BlobsDown."""
         async with self._use(key) as limit:
             self._require_plain(key)
             result = await obstore.get_async(self._store, key)
@@ -235,7 +232,7 @@ class Blobs:
             return bytes(found)
 
     async def read_part(self, key: str, start: int, length_bytes: int) -> tuple[BlobInfo, bytes]:
-        """`length_bytes` bytes from `start`, and of which object: both of one answer, so of one version.
+        """`length_bytes` bytes from `start`, with the metadata of the same version.
 
         Raises: BlobMissing, BlobsDown.
         """
@@ -247,28 +244,28 @@ class Blobs:
             return info, bytes(await result.bytes_async())
 
     async def info(self, key: str) -> BlobInfo:
-        """Size, etag and time. Raises: BlobMissing, BlobsDown."""
+        """Size, etag and time of an object. Raises: BlobMissing, BlobsDown."""
         async with self._use(key):
             self._require_plain(key)
             return self._info(key, await obstore.head_async(self._reader(), key))
 
     async def delete(self, key: str) -> None:
-        """Remove the object; one that is gone already is no error. Raises: BlobsDown."""
+        """Delete the object; a missing object is no error. Raises: BlobsDown."""
         require_key(key)
         try:
             async with self._use(key):
-                self.require_there()
+                self.require_mounted()
                 await obstore.delete_async(self._store, key)
         except BlobMissing:
             return
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        """Every object below `prefix`, in no order (a folder lists in its own). Raises: BlobsDown.
+        """Every object below `prefix`, in no defined order. Raises: BlobsDown.
 
-        Files in a folder that no put could have named (drafts of a killed put, links) are left out.
+        Omits files of a folder that no put creates, such as drafts and links.
         """
         async with self._use(prefix):
-            self.require_there()
+            self.require_mounted()
         batches: Any = aiter(obstore.list(self._store, prefix))
         while True:
             async with self._use(prefix):
@@ -281,7 +278,7 @@ class Blobs:
                     yield info
 
     def _require_plain(self, key: str) -> None:
-        """Raises: InvalidBlobKey; FileNotFoundError, also for a link or a device."""
+        """Raises: InvalidBlobKey; FileNotFoundError for a missing file, a link or a device."""
         require_key(key)
         if self.folder is None:
             return
@@ -292,45 +289,48 @@ class Blobs:
         if not is_plain:
             raise FileNotFoundError(key)
 
-    def require_there(self) -> None:
-        """Return if the folder is the right one now, as far as this host knows; a bucket always is. Raises: BlobsDown."""
+    def require_mounted(self) -> None:
+        """Require that a folder exists and has the expected marker. Raises: BlobsDown."""
         if self.folder is None:
             return
-        if self._marked is None:
+        if self._guard is None:
             if not self.folder.is_dir():
-                raise _unusable(self.folder, FileNotFoundError(errno.ENOENT, "it is gone"))
+                raise _unusable(self.folder, FileNotFoundError(errno.ENOENT, "it does not exist"))
             return
         try:
-            fault = self._marked.lost()
+            fault = self._guard.fault()
         except OSError as error:
             raise _unusable(self.folder, error) from error
         if fault is not None:
-            raise StoreNotThere(self.folder, fault)
+            raise StoreMismatch(self.folder, fault)
 
-    async def settle(self) -> None:
-        """See that a folder is the one that was recorded; at its first use, make and record it. Raises: BlobsDown."""
-        if self._marked is None or self._marked.is_settled:
+    async def verify_store(self) -> None:
+        """Check a folder against its record, or create and record it at first use.
+
+        Raises: BlobsDown.
+        """
+        if self._guard is None or self._guard.is_verified:
             return
-        assert self.folder is not None, "what is marked is a folder"
+        assert self.folder is not None, "a mount guard belongs to a folder"
         try:
-            fault = await self._marked.settle()
+            fault = await self._guard.verify()
         except OSError as error:
             raise _unusable(self.folder, error) from error
         except (Unavailable, Conflict) as error:
-            raise StoreNotThere(self.folder, f"it cannot be recorded: {error.text}") from error
+            raise StoreMismatch(self.folder, f"it cannot be recorded: {error.text}") from error
         if fault is not None:
-            raise StoreNotThere(self.folder, fault)
+            raise StoreMismatch(self.folder, fault)
         self._store = LocalStore(self.folder)
 
     async def adopt(self) -> str | None:
-        """Make the folder if it is missing, and expect it as it is from now on; its id, None if it has none.
+        """Accept the folder as it is, creating it if missing; return its id, None for a bucket.
 
         Raises: BlobsDown, Unavailable, SchemaBehind.
         """
-        if self._marked is None or self.folder is None:
+        if self._guard is None or self.folder is None:
             return None
         try:
-            mark = await self._marked.adopt()
+            mark = await self._guard.adopt()
         except OSError as error:
             raise _unusable(self.folder, error) from error
         self._store = LocalStore(self.folder)
@@ -340,14 +340,14 @@ class Blobs:
     async def _use(
         self, key: str, *, is_put: bool = False, size_bytes: int = 0
     ) -> AsyncIterator[asyncio.Timeout]:
-        """One operation on an object, bounded in time where it goes to S3, with errors in our words."""
-        await self.settle()
+        """One operation on an object, with a timeout for S3 and translated errors."""
+        await self.verify_store()
         longest_s = None if self._timeout_s is None else self._timeout_s + size_bytes / MIB
         try:
             async with asyncio.timeout(longest_s) as limit:
                 yield limit
         except FileNotFoundError as error:
-            self.require_there()
+            self.require_mounted()
             if is_put:
                 raise _down(key, error) from error
             raise BlobMissing(f"no object {key!r} is stored") from error
@@ -355,28 +355,28 @@ class Blobs:
             if longest_s is None:
                 raise _down(key, error) from error
             raise BlobsDown(
-                f"the object store did not answer within {longest_s:.0f} s on {key!r}: check it with"
-                " `headrace doctor`, then try again; blobs.timeout is the limit",
+                f"the object store did not respond within {longest_s:.0f} s for {key!r}: check it"
+                " with `headrace doctor`, then try again; blobs.timeout is the limit",
                 retry_after_s=5,
             ) from error
         except (OSError, obstore.exceptions.BaseError) as error:
-            self.require_there()
+            self.require_mounted()
             raise _down(key, error) from error
 
     def _reader(self) -> Any:
-        """The store, for one read: it is told whom that is for (`trace.onward`), unless it is a folder.
+        """The store for one read; for a traced request an S3 client that sends `logs.onward`.
 
-        A store that is told anything is a client of its own, 7 ms to make: for what is looked into, not for each read.
+        Such a client takes milliseconds to create, so only traced requests use one.
         """
         fields = onward.get()
         if not fields or self.folder is not None:
             return self._store
-        if self._told is None or self._told[0] != fields:
-            # Options take the place of what the environment says of them, so that is said again.
+        if self._traced is None or self._traced[0] != fields:
+            # Options replace those of the environment, so this one is repeated.
             allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
             options: Any = {"default_headers": dict(fields), "allow_http": allows_http}
-            self._told = fields, from_url(self._url, client_options=options)
-        return self._told[1]
+            self._traced = fields, from_url(self._url, client_options=options)
+        return self._traced[1]
 
     def _info(self, key: str, meta: Any) -> BlobInfo:
         modified_at = meta["last_modified"]
@@ -398,19 +398,19 @@ class Blobs:
             break
 
     async def close(self) -> None:
-        """End the threads after the puts under way."""
+        """Wait for open puts and stop the threads."""
         if self._puts is not None:
             await asyncio.to_thread(self._puts.close)
 
 
 def _allow(limit: asyncio.Timeout, size_bytes: int) -> None:
-    """Give an operation the time that its bytes take."""
+    """Extend the timeout of an operation by the size of its data."""
     if (when := limit.when()) is not None:
         limit.reschedule(when + size_bytes / MIB)
 
 
 def is_plain_file(folder: Path, key: str) -> bool:
-    """Whether `key` is a regular file reached through real folders: a link could lead out of the store."""
+    """Whether `key` is a regular file in real folders; a link could lead out of the store."""
     path = folder
     steps = key.split("/")
     for step in steps[:-1]:
@@ -421,18 +421,18 @@ def is_plain_file(folder: Path, key: str) -> bool:
 
 
 def file_etag(modified_us: int, size_bytes: int) -> str:
-    """The etag of a file: without its inode, so that copies which keep the time have the same one on every host."""
+    """The etag of a file; without the inode, so that copies on other hosts have the same one."""
     return f"{modified_us:x}-{size_bytes:x}"
 
 
-def _lock_of(folder: Path, check: Check | None) -> BinaryIO:
-    """The lock of `folder`, opened; no folder is made for it. Raises: OSError."""
+def _open_lock(folder: Path, check: Check | None) -> BinaryIO:
+    """Open the lock file of an existing `folder`. Raises: OSError."""
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if check is not None:
             check(root)
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        return open(os.open(LOCK_FILE, flags, 0o666, dir_fd=root), "ab")  # noqa: PTH123 - of a descriptor
+        return os.fdopen(os.open(LOCK_FILE, flags, 0o666, dir_fd=root), "ab")
     finally:
         os.close(root)
 
@@ -440,14 +440,14 @@ def _lock_of(folder: Path, check: Check | None) -> BinaryIO:
 def _unusable(folder: Path, error: OSError) -> BlobsDown:
     return BlobsDown(
         f"the object store in folder {folder} cannot be used ({error.strerror}): run as a"
-        " user who may write there, or set blobs.url (HEADRACE_BLOBS_URL)",
+        " user with write permission, or set blobs.url (HEADRACE_BLOBS_URL)",
         retry_after_s=5,
     )
 
 
 def _down(key: str, error: Exception) -> BlobsDown:
     return BlobsDown(
-        f"the object store failed on {key!r} ({type(error).__name__}): check its disk, address and"
+        f"the object store failed for {key!r} ({type(error).__name__}): check its disk, address and"
         " credentials with `headrace doctor`",
         retry_after_s=5,
     )

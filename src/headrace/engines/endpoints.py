@@ -1,7 +1,7 @@
-"""Where the engines answer: three URLs, whoever started them, and how a URL is shown without its secrets.
+"""URLs of the engines, and how a URL is shown without its secrets.
 
-A password with an unescaped `/`, `?`, `#` or `@` makes a URL that every parser cuts elsewhere. Nothing is
-shown of a URL in which an `@` stands where none belongs.
+A password with an unescaped `/`, `?`, `#` or `@` makes a URL that parsers split differently. A URL
+with an unexpected `@` is masked completely.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from headrace.kernel.config import parse_url
 
 MASK: Final = "(masked)"
-_PLACE: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
 _NODES: Final = re.compile(
-    r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<places>[^/?#@]*)(?P<after>.*)", re.DOTALL
+    r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
 )
-"""`urlsplit` takes no list of hosts in which one is an IPv6 address."""
+"""`urlsplit` fails on a list of hosts with an IPv6 address."""
 _SEED: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
 _URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
@@ -27,17 +27,17 @@ _SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential
 _NAMED_USER: Final = frozenset(
     {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
 )
-"""Schemes whose user name is no secret. With others a user alone may be a token or an access key."""
+"""Schemes with a public user name; with others a lone user may be a token or access key."""
 _SERVICES: Final = frozenset({"http", "https"})
-"""Schemes of web hooks, whose paths and parameters are often the secret itself."""
+"""Schemes of webhooks, whose paths and parameters are often secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """The URLs that `Postgres`, `Valkey` and `Blobs` open.
 
-    Those of embedded engines may go through a descriptor of this process (see
-    `embedded.sockets`): another process asks `running_endpoints` for its own.
+    URLs of embedded engines may use a descriptor of this process (see `embedded.settings`), so
+    another process calls `running_endpoints` for its own.
     """
 
     postgres_url: str
@@ -46,11 +46,14 @@ class Endpoints:
 
 
 def parse_valkey_url(text: str) -> str:
-    """A URL of one Valkey, or of several nodes of a cluster: `valkey://a:6379,b:6379`. Raises: ValueError."""
+    """A URL of one Valkey server, or of cluster nodes: `valkey://a:6379,b:6379`.
+
+    Raises: ValueError.
+    """
     url = text.strip()
     found = _NODES.fullmatch(url)
-    places = found["places"].split(",") if found else []
-    if len(places) > 1 and not all(_SEED.fullmatch(place) for place in places):
+    hosts = found["hosts"].split(",") if found else []
+    if len(hosts) > 1 and not all(_SEED.fullmatch(host) for host in hosts):
         raise ValueError("a URL whose nodes are HOST or HOST:PORT joined by commas, none empty")
     for seed in seeds_of(url):
         parse_url("valkey", "valkeys", "redis", "rediss", "unix")(seed)
@@ -58,17 +61,17 @@ def parse_valkey_url(text: str) -> str:
 
 
 def seeds_of(url: str) -> list[str]:
-    """One URL for each node that a Valkey URL names, in its order."""
+    """One URL per node of a Valkey URL, in its order."""
     found = _NODES.fullmatch(url)
-    if found is None or "," not in found["places"]:
+    if found is None or "," not in found["hosts"]:
         return [url]
-    return [found["before"] + place + found["after"] for place in found["places"].split(",")]
+    return [found["before"] + host + found["after"] for host in found["hosts"].split(",")]
 
 
 def server_of(url: str, *, port: int, socket: str) -> str:
-    """Which server `url` means, as `db:5432` or the path of a socket; never a user or a password.
+    """The server of `url` as `db:5432` or a socket path, without user and password.
 
-    `port` is the usual one, `socket` the name of a socket in a folder that the URL names as its host.
+    `port` is the default port; `socket` is the file name in a folder that the URL has as host.
     """
     parts = _split(url)
     if parts is None:
@@ -79,19 +82,19 @@ def server_of(url: str, *, port: int, socket: str) -> str:
     if parts.scheme == "unix":
         folder, _, name = unquote(parts.path).rpartition("/")
     if folder.startswith("/"):
-        # A long path is reached through a descriptor of this process, which tells a person nothing.
+        # A long path goes through a descriptor of this process, which means nothing to people.
         seen = os.path.realpath(folder) if folder.startswith("/proc/self/fd/") else folder
         return f"{seen}/{name}"
-    if not _PLACE.fullmatch(place):
+    if not _HOST.fullmatch(place):
         return "the configured address"
     has_port = re.search(r":[0-9]+$", place) is not None
     return place if has_port else f"{place}:{options.get('port', [str(port)])[0]}"
 
 
 def masked_url(text: str, *, is_secret: bool = True) -> str:
-    """`text` without its secrets, `postgresql://me:(masked)@db/site`; a malformed URL is masked whole.
+    """`text` without secrets: `postgresql://me:(masked)@db/site`; malformed URLs are masked.
 
-    Of a web hook, an http(s) URL that `is_secret`, only the server is shown.
+    An http(s) URL with `is_secret`, such as a webhook, shows only the server.
     """
     if text.startswith("file:///"):
         return text
@@ -112,7 +115,7 @@ def masked_url(text: str, *, is_secret: bool = True) -> str:
 
 
 def masked_text(text: str) -> str:
-    """`text` with the secrets of every URL in it masked."""
+    """`text` with the secrets of all URLs masked."""
     return _URL_IN_TEXT.sub(lambda found: masked_url(found[0], is_secret=False), text)
 
 
@@ -123,10 +126,10 @@ def _masked_parameter(pair: str) -> str:
 
 
 def _split(url: str) -> SplitResult | None:
-    """The parts of `url`, or None if it cannot be told where its password ends."""
+    """The parts of `url`, or None if the end of its password is ambiguous."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return None
-    doubtful = parts.netloc.count("@") > 1 or parts.fragment
-    return None if doubtful or "@" in parts.path + parts.query else parts
+    is_ambiguous = parts.netloc.count("@") > 1 or parts.fragment
+    return None if is_ambiguous or "@" in parts.path + parts.query else parts

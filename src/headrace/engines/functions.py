@@ -1,8 +1,8 @@
-"""Valkey's function libraries: one a room, versioned in the name, loaded on every start.
+"""Valkey function libraries: one per room, with a version in the name, loaded on every start.
 
 A room's `lua/<room>_v<N>.lua` begins with `#!lua name=headrace_<room>_v<N>`. Releases overlap, so a
-library is never changed in place: a new version gets a new name, and the old one is dropped one release
-later. Loading is idempotent: the server is asked first, and only a library that differs is sent.
+library never changes in place: a new version gets a new name, and the next release drops the old
+one. Loading is idempotent: only a library that differs from the server's is sent.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from headrace.kernel.errors import Conflict
 _HEADER: Final = re.compile(r"#!lua name=(headrace_\w+_v\d+)\n")
 
 
-_UNFIT: Final = ("unknown command", "Error registering functions", "NOPERM")
-"""Replies to FUNCTION that the same server gives again."""
+_UNSUPPORTED: Final = ("unknown command", "Error registering functions", "NOPERM")
+"""Replies to FUNCTION that a retry does not change."""
 
 
-class ValkeyUnfit(Conflict):
-    """The server cannot run function libraries: it is too old, or its user may not load them."""
+class ValkeyUnsupported(Conflict):
+    """The server is too old for function libraries, or its user may not load them."""
 
-    code = "valkey.unfit"
+    code = "valkey.unsupported"
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One Lua file."""
+    """A function library: one Lua file."""
 
     name: str
     code: str
 
 
 def find_libraries(packages: tuple[str, ...]) -> list[Library]:
-    """Every library of `packages`; a room without a `lua` folder has none."""
+    """The libraries of `packages`, from their `lua` folders."""
     found = []
     for package in packages:
         folder = files(package).joinpath("lua")
@@ -61,18 +61,19 @@ def find_libraries(packages: tuple[str, ...]) -> list[Library]:
 
 
 async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]:
-    """Load what is missing or differs, on every primary; return the names that were sent.
+    """Load missing or changed libraries on every primary; return the names that were sent.
 
-    Raises: ValkeyDown, ValkeyUnfit. A primary of a cluster that is away gets its functions when one of them is called there.
+    A primary that is down gets its functions on the first call there. Raises: ValkeyDown,
+    ValkeyUnsupported.
     """
     libraries, nodes = find_libraries(packages), await valkey.primaries()
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         *[_load(node.command, libraries) for node in nodes], return_exceptions=True
     )
     sent, failures = list[str](), list[ValkeyDown]()
-    for names in told:
+    for names in results:
         if isinstance(names, ValkeyDown):
-            _require_fit(names)
+            _require_supported(names)
             failures.append(names)
         elif isinstance(names, BaseException):
             raise names
@@ -83,18 +84,18 @@ async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]
     return list(dict.fromkeys(sent))
 
 
-def _require_fit(error: ValkeyDown) -> None:
-    """Tell a server that cannot run libraries from one that is away. Raises: ValkeyUnfit."""
+def _require_supported(error: ValkeyDown) -> None:
+    """Raise ValkeyUnsupported unless a retry may succeed."""
     reply = str(error.__cause__) if isinstance(error.__cause__, ResponseError) else ""
-    if any(sign in reply for sign in _UNFIT):
-        raise ValkeyUnfit(
-            f"Valkey refuses our function libraries ({reply[:120]}): use Valkey 7.2, Redis 7.0 or newer, and a"
-            " user who may call FUNCTION"
+    if any(sign in reply for sign in _UNSUPPORTED):
+        raise ValkeyUnsupported(
+            f"Valkey refuses the function libraries ({reply[:120]}): use Valkey 7.2, Redis 7.0 or"
+            " newer, and a user with permission for FUNCTION"
         ) from error
 
 
 async def _load(command: Callable[..., Awaitable[Any]], libraries: Sequence[Library]) -> list[str]:
-    """The same on one server, which `command` asks."""
+    """Load missing or changed libraries on one server, through `command`."""
     sent = []
     for library in libraries:
         reply = await command("FUNCTION", "LIST", "LIBRARYNAME", library.name, "WITHCODE")
@@ -105,24 +106,30 @@ async def _load(command: Callable[..., Awaitable[Any]], libraries: Sequence[Libr
 
 
 class Functions:
-    """The functions of one room over the shared connection, loaded again where the server has lost them.
+    """The functions of one room over the shared connection.
 
-    So does a primary that joined a cluster, or was never seen before: the call itself finds that out.
+    A call loads the library again if the server lacks it, such as a primary that just joined the
+    cluster.
     """
 
-    def __init__(self, line: Multiplexer, package: str) -> None:
-        self._line = line
+    def __init__(self, multiplexer: Multiplexer, package: str) -> None:
+        self._multiplexer = multiplexer
         self._package = package
 
     async def call(
         self, function: str, keys: list[str], arguments: Sequence[Any], *, reads: bool = False
     ) -> Any:
-        """Call a function. One that is unknown did nothing: it is loaded and called once more. Raises: as the line."""
+        """Call a function, loading its library first if the server lacks it.
+
+        Raises: as `Multiplexer.call`.
+        """
         words = list(arguments)
         try:
-            return await self._line.call(function, keys, words, read_only=reads)
+            return await self._multiplexer.call(function, keys, words, read_only=reads)
         except ValkeyRefused as error:
             if "Function not found" not in error.reply:
                 raise
-        await _load(partial(self._line.command, near=keys[0]), find_libraries((self._package,)))
-        return await self._line.call(function, keys, words, read_only=reads)
+        await _load(
+            partial(self._multiplexer.command, near=keys[0]), find_libraries((self._package,))
+        )
+        return await self._multiplexer.call(function, keys, words, read_only=reads)

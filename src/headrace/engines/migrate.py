@@ -1,12 +1,12 @@
-"""Schema changes: numbered files a room, split `pre` and `post`, so that old and new code overlap.
+"""Schema migrations: numbered files per room, in two phases, so that old and new code overlap.
 
-`0003_pre_add_lane.sql` runs before the new code starts and must leave the old code working;
-`0004_post_drop_slot.sql` runs once no old code is left. Each file is one transaction under a lock timeout
-of 4 s and a statement timeout of 5 s (Warehouse's figures): a migration that would block the site
-fails instead, and is tried again. One advisory lock keeps two migrators apart. The checksum of each
-applied file is kept: an edited one is refused. A file may say `-- oldest-code: 0.3.0`; code older than
-the greatest of these refuses to start. Each migration ends with `set_planner_settings`, the one place of
-planner settings that every function shares (docs/decisions/0021).
+`0001_queue.sql` is an initial schema. `0003_pre_add_lane.sql` runs before the new code starts and
+must keep the old code working. `0004_post_drop_slot.sql` runs when no old code is left. Each file
+is one transaction with a lock timeout of 4 s and a statement timeout of 5 s, so a migration that
+would block the site fails and can be repeated. An advisory lock serializes migrators. The checksum
+of each applied file is stored, and a changed file is refused. A file may contain
+`-- oldest-code: 0.3.0`; older code refuses to start. Each migration ends with
+`set_planner_settings`, the settings that every function shares (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -17,32 +17,86 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from headrace.engines.pooler import require_sessions
-from headrace.engines.postgres import Postgres, SchemaBehind, Tx, translated_errors
+from headrace.engines.postgres import Postgres, SchemaBehind, Tx, pooler_error, translated_errors
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, Corrupt
 
+
+class UrlsDiffer(Conflict):
+    """`postgres.url` and `postgres.direct_url` lead to different databases; nothing was written."""
+
+    code = "postgres.urls_differ"
+
+
+_ROUNDS: Final = 5
+
+
+async def require_sessions(postgres: Postgres) -> None:
+    """Refuse a pooler in transaction mode. Raises: PostgresPooled, UrlsDiffer.
+
+    Such a pooler runs each transaction on any of its server connections: LISTEN is lost without an
+    error, a session lock stays on a shared connection, and prepared statements are missing. A
+    start-up setting that is in effect proves a session. Otherwise two clients are compared.
+    """
+    async with postgres.session() as session:
+        has_setting = await session.value(SQL.has_session_setting)
+        direct = await session.value(SQL.identity)
+    through_url = await postgres.value(SQL.identity)
+    if direct != through_url:
+        raise UrlsDiffer(
+            "postgres.url and postgres.direct_url lead to different databases or servers"
+            f" ({through_url} and {direct}, start time and database of each): correct one of them"
+        )
+    if not has_setting and await shares_backends(postgres):
+        raise pooler_error("")
+
+
+async def shares_backends(postgres: Postgres) -> bool:
+    """Whether connections share backends; only the backend's process id is evidence.
+
+    PgBouncer answers session settings from its own memory.
+    """
+    first = await postgres.connect_unpooled(statement_cache_size=0)
+    try:
+        second = await postgres.connect_unpooled(statement_cache_size=0)
+        try:
+            with translated_errors():
+                seen = [
+                    (
+                        await first.fetchval(SQL.backend.text),
+                        await second.fetchval(SQL.backend.text),
+                    )
+                    for _ in range(_ROUNDS)
+                ]
+        finally:
+            second.terminate()
+    finally:
+        first.terminate()
+    firsts, seconds = {pair[0] for pair in seen}, {pair[1] for pair in seen}
+    return len(firsts) > 1 or len(seconds) > 1 or firsts == seconds
+
+
 SQL: Final = load_queries("headrace.engines")
 MIGRATORS_WAIT_S: Final = 120.0
-_NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
+_NAME: Final = re.compile(r"(\d{4})_(?:(pre|post)_)?(\w+)\.sql")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest-code: *(\d+\.\d+\.\d+) *$", re.MULTILINE)
 
 
 class SchemaAhead(Conflict):
-    """The database was migrated for newer code, and this code may not run on it any more."""
+    """The database was migrated for newer code, and this code is too old for it."""
 
     code = "engines.schema_ahead"
 
 
 class MigrationEdited(Corrupt):
-    """A migration that was applied is not the file of that name any more."""
+    """The file of an applied migration was changed."""
 
     code = "engines.migration_edited"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file."""
+    """One migration file."""
 
     room: str
     number: int
@@ -52,7 +106,7 @@ class Migration:
 
     @property
     def label(self) -> str:
-        """`jobs 0001 pre queue`."""
+        """Text such as `jobs 0001 pre queue`."""
         return f"{self.room} {self.number:04} {self.phase} {self.name}"
 
     @property
@@ -62,13 +116,13 @@ class Migration:
 
     @property
     def oldest_code(self) -> str | None:
-        """The oldest version of Headrace that still runs after this migration."""
+        """The oldest version of Headrace that runs after this migration."""
         match = _OLDEST_CODE.search(self.text)
         return match[1] if match else None
 
 
 def find_migrations(packages: tuple[str, ...]) -> list[Migration]:
-    """Every migration of `packages`, in the order they are applied: by package, then number."""
+    """The migrations of `packages` in the order of application: by package, then number."""
     found: list[Migration] = []
     for package in packages:
         room = package.rpartition(".")[2]
@@ -78,12 +132,12 @@ def find_migrations(packages: tuple[str, ...]) -> list[Migration]:
             match = _NAME.fullmatch(file.name)
             if match:
                 text = file.read_text(encoding="utf-8")
-                found.append(Migration(room, int(match[1]), match[2], match[3], text))
+                found.append(Migration(room, int(match[1]), match[2] or "pre", match[3], text))
     return found
 
 
 async def plan_migrations(postgres: Postgres, packages: tuple[str, ...]) -> list[Migration]:
-    """The migrations not applied yet. Raises: MigrationEdited."""
+    """The migrations that are not applied. Raises: MigrationEdited."""
     async with postgres.session() as session:
         return await _missing(session, find_migrations(packages))
 
@@ -91,9 +145,10 @@ async def plan_migrations(postgres: Postgres, packages: tuple[str, ...]) -> list
 async def apply_migrations(
     postgres: Postgres, packages: tuple[str, ...], *, phases: tuple[str, ...] = ("pre", "post")
 ) -> list[Migration]:
-    """Apply what is missing of `phases`; return what was applied. Safe to call from many processes.
+    """Apply the missing migrations of `phases` and return them; safe for concurrent processes.
 
-    Raises: MigrationEdited, PostgresPooled; PostgresBusy where a lock could not be had in 4 s (nothing is half done).
+    Raises: MigrationEdited, PostgresPooled; PostgresBusy after 4 s of waiting for a lock, with
+    nothing half applied.
     """
     await require_sessions(postgres)
     applied: list[Migration] = []
@@ -125,7 +180,10 @@ async def apply_migrations(
 
 
 async def check_schema(postgres: Postgres, packages: tuple[str, ...], *, version: str) -> None:
-    """Refuse a database that this code cannot run on. Raises: SchemaBehind, SchemaAhead, PostgresPooled."""
+    """Refuse a database that does not fit this version.
+
+    Raises: SchemaBehind, SchemaAhead, PostgresPooled.
+    """
     await require_sessions(postgres)
     async with postgres.session() as session:
         missing = [

@@ -1,9 +1,8 @@
-"""PostgreSQL through asyncpg: the truth. A pool, transactions, named queries, and its errors in our words.
+"""PostgreSQL through asyncpg, the source of truth: pools, transactions, named queries and errors.
 
-asyncpg was measured 1.1 to 7 times psycopg on the batches this product lives on (prototypes of 2026-11-21,
-PostgreSQL 18, 2 cores). Rooms pass `Query` values from their own `sql/` folder and plain parameters; a
-driver's error never leaves this file. Whoever needs several statements to hold together opens
-`transaction()`; a single statement needs none.
+Rooms pass `Query` values from their `sql/` folder with plain parameters. A driver's error never
+leaves this module. Use `transaction()` for statements that must commit together; a single statement
+needs none.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _BUSY: Final = (
     asyncpg.SerializationError,
 )
 _ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""A prepared statement is on another server connection than the one that runs it now."""
+"""A prepared statement exists on another server connection than the current one."""
 _UNTRACKED: Final = "unsupported startup parameter"
-"""How PgBouncer refuses a setting of a new connection; its other faults have the same SQLSTATE."""
+"""PgBouncer's text for a refused start-up setting; its other errors share the SQLSTATE."""
 _MISSING: Final = (
     asyncpg.UndefinedTableError,
     asyncpg.UndefinedFunctionError,
@@ -45,37 +44,35 @@ _MISSING: Final = (
 
 
 class PostgresDown(Unavailable):
-    """PostgreSQL does not answer; nothing is known of a statement that was under way."""
+    """PostgreSQL does not respond; the outcome of a running statement is unknown."""
 
     code = "postgres.unavailable"
 
     @property
     def public_text(self) -> str:
-        """Without the server's address, which is no caller's business."""
-        return (
-            "PostgreSQL does not answer: check that it runs with `headrace doctor`, then try again"
-        )
+        """The text without the server's address."""
+        return "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
 
 
 class PostgresRefused(PostgresDown):
-    """PostgreSQL answers and does not let us in: a wrong user, password or database in the URL."""
+    """PostgreSQL refuses the connection: wrong user, password or database in the URL."""
 
     code = "postgres.refused"
 
 
 class PostgresPooled(Conflict):
-    """The URL leads to a pooler in transaction mode, which offers no LISTEN, session locks or prepared statements."""
+    """The URL leads to a pooler in transaction mode, which has no sessions."""
 
     code = "postgres.pooled"
 
     @property
     def public_text(self) -> str:
-        """Without the server's address, which is no caller's business."""
-        return "PostgreSQL is behind a pooler that keeps no sessions: run `headrace doctor` there"
+        """The text without the server's address."""
+        return "PostgreSQL is behind a pooler without sessions: run `headrace doctor` on the server"
 
 
 class PostgresBusy(Unavailable):
-    """A lock or a time limit stopped the statement; it had no effect."""
+    """A lock or a time limit stopped the statement, without effect."""
 
     code = "postgres.busy"
 
@@ -87,7 +84,7 @@ class SchemaBehind(Conflict):
 
 
 class ConstraintViolated(Conflict):
-    """A row breaks a rule of the schema; `constraint` names it, and rooms translate it."""
+    """A row violates the constraint `constraint`."""
 
     code = "postgres.constraint"
 
@@ -102,31 +99,32 @@ class PostgresConfig:
 
     url: str | None = setting(
         None,
-        "Where PostgreSQL answers; unset: the embedded one in the data folder.",
+        "URL of PostgreSQL; unset: the embedded server in the data folder.",
         parse_url("postgresql", "postgres"),
         secret=True,
     )
     direct_url: str | None = setting(
         None,
-        "The server itself, where `url` leads to a pooler in transaction mode; for LISTEN and locks of sessions.",
+        "URL of the server itself if `url` is a pooler in transaction mode; for LISTEN and session"
+        " locks.",
         parse_url("postgresql", "postgres"),
         secret=True,
     )
-    connections_max: int = setting("10", "Connections a process may hold.", parse_count)
+    connections_max: int = setting("10", "Most connections per process.", parse_count)
     slot_connections_max: int = setting(
-        "3", "Connections a slot may hold: there are many slots on a host.", parse_count
+        "3", "Most connections per slot; a host has many slots.", parse_count
     )
     connect_timeout_s: float = setting("5s", "Longest wait for a new connection.", parse_duration_s)
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
 
 
 ANSWER_GRACE_S: Final = 2.0
-"""An answer is awaited that much longer than the server lets its statement run."""
+"""Extra wait for a response after the server's statement timeout."""
 SQL: Final = load_queries("headrace.engines")
 
 
 class Runner(Protocol):
-    """What runs a query: the pool itself (one statement, its own commit) or a transaction."""
+    """Runs queries: the pool (each statement commits) or a transaction."""
 
     async def all(self, query: Query, **parameters: Any) -> list[Row]: ...
 
@@ -138,49 +136,49 @@ class Runner(Protocol):
 
 
 class _Statements(ABC):
-    """The four ways to run a query, over whatever connection `_connection` hands out."""
+    """The four ways to run a query, on a connection from `_connection`."""
 
     _wait_s: float | None = None
-    """Longest wait for an answer; None: what the connection was opened with."""
+    """Longest wait for a response; None for the connection's default."""
 
     @abstractmethod
     def _connection(self) -> AbstractAsyncContextManager[Any]:
-        """A connection to run one statement on, with errors translated."""
+        """A connection for one statement, with errors translated."""
 
     async def all(self, query: Query, **parameters: Any) -> list[Row]:
         """Every row."""
-        return list(await self._ask("fetch", query, parameters))
+        return list(await self._call("fetch", query, parameters))
 
     async def one(self, query: Query, **parameters: Any) -> Row | None:
         """The first row, or None."""
-        return await self._ask("fetchrow", query, parameters)
+        return await self._call("fetchrow", query, parameters)
 
     async def value(self, query: Query, **parameters: Any) -> Any:
         """The first field of the first row, or None."""
-        return await self._ask("fetchval", query, parameters)
+        return await self._call("fetchval", query, parameters)
 
     async def run(self, query: Query, **parameters: Any) -> int:
-        """Run it for its effect; return how many rows it touched."""
-        status = await self._ask("execute", query, parameters)
+        """Run the query for its effect; return the number of rows it touched."""
+        status = await self._call("execute", query, parameters)
         last = str(status).rpartition(" ")[2]
         return int(last) if last.isdigit() else 0
 
-    async def _ask(self, way: str, query: Query, parameters: dict[str, Any]) -> Any:
-        """What the driver's method `way` answers to the query."""
+    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """The result of the driver's `method` for the query."""
         async with self._connection() as connection:
-            return await getattr(connection, way)(
+            return await getattr(connection, method)(
                 query.text, *query.arguments(parameters), timeout=self._wait_s
             )
 
 
 class Tx(_Statements):
-    """An open transaction; ends with the `async with` block that made it."""
+    """An open transaction or session; ends with its `async with` block."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 
     async def allow_long_statements(self, longest_s: float) -> None:
-        """Let statements run that long, until this transaction or session ends."""
+        """Raise the statement timeout until this transaction or session ends."""
         is_local = self.connection.is_in_transaction()
         text = str(int(longest_s * 1000))
         await self.one(SQL.allow_long_statements, milliseconds=text, is_local=is_local)
@@ -192,16 +190,16 @@ class Tx(_Statements):
             try:
                 yield self.connection
             except OSError:
-                # No answer in time: whatever the caller sends next fails at once.
+                # No response in time: further statements must fail at once.
                 self.connection.terminate()
                 raise
 
 
 class Postgres(_Statements):
-    """A pool of connections to one PostgreSQL: one for each event loop that uses it.
+    """Connections to one PostgreSQL server, with a pool per event loop.
 
-    Connections cannot leave the loop that opened them, and a process may have several: the loop of
-    sync callers beside its own, or one loop after another (each `asyncio.run`, each test).
+    A connection works only in the loop that opened it, and a process may have several loops: one
+    for synchronous callers, or one per `asyncio.run` or test.
     """
 
     def __init__(self, url: str, config: PostgresConfig) -> None:
@@ -211,12 +209,12 @@ class Postgres(_Statements):
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
 
     async def open(self) -> None:
-        """Connect once, so that a wrong URL is told at once. Raises: PostgresDown."""
+        """Connect once, to report a wrong URL early. Raises: PostgresDown."""
         async with self._connection():
             pass
 
     async def close(self) -> None:
-        """Give this loop's connections back, waiting at most 5 s for statements under way."""
+        """Close this loop's connections, waiting at most 5 s for running statements."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is None or pool.opened is None:
             return
@@ -227,14 +225,14 @@ class Postgres(_Statements):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
-        """One transaction: committed when the block ends, rolled back when it raises."""
+        """Run a block in a transaction: commit at its end, roll back if it raises."""
         async with self._connection() as connection:
             transaction = connection.transaction()
             await transaction.start()
             try:
                 yield Tx(connection)
             except (PostgresDown, asyncio.CancelledError):
-                # `_connection` rolls back, or cuts it: nobody waits for a frozen server twice.
+                # `_connection` rolls back or terminates: wait for a frozen server only once.
                 raise
             except BaseException:
                 await transaction.rollback()
@@ -245,7 +243,7 @@ class Postgres(_Statements):
     async def session(self) -> AsyncIterator[Tx]:
         """One connection without a transaction, for session locks and long reads."""
         if self._config.direct_url is not None:
-            connection = await self.connect_alone()
+            connection = await self.connect_unpooled()
             try:
                 with translated_errors(self._direct_server):
                     yield Tx(connection)
@@ -255,10 +253,10 @@ class Postgres(_Statements):
         async with self._connection(resets=True) as connection:
             yield Tx(connection)
 
-    async def connect_alone(self, **options: Any) -> Any:
-        """Open a connection outside the pool, to the server itself, for LISTEN; the caller closes it.
+    async def connect_unpooled(self, **options: Any) -> Any:
+        """Open a connection to the server outside the pool, for LISTEN; the caller closes it.
 
-        `options` are the driver's. Raises: PostgresDown.
+        `options` are passed to the driver. Raises: PostgresDown.
         """
         with translated_errors(self._direct_server):
             return await asyncpg.connect(self._direct_url, **self._options(), **options)
@@ -267,27 +265,27 @@ class Postgres(_Statements):
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
         return {
             "timeout": self._config.connect_timeout_s,
-            # The server ends a statement that takes too long; this ends the wait for one that is frozen.
+            # Ends the wait for a frozen server; the server itself ends a slow statement.
             "command_timeout": self._config.statement_timeout_s + ANSWER_GRACE_S,
             "server_settings": {"application_name": "headrace", "statement_timeout": timeout_ms},
         }
 
     def _pool_options(self) -> dict[str, Any]:
-        """As `_options`, without what a pooler in transaction mode cannot keep from one statement to the next."""
+        """As `_options`, without settings that a pooler in transaction mode loses."""
         if self._config.direct_url is None:
             return self._options()
         settings = {"application_name": "headrace"}
         return {**self._options(), "server_settings": settings, "statement_cache_size": 0}
 
     def _longest_wait_s(self) -> float:
-        """For a connection: another caller's statement ends within its own bounds, and then one is opened at worst."""
+        """Longest wait for a connection: one statement of another caller, then one connect."""
         config = self._config
         return config.statement_timeout_s + ANSWER_GRACE_S + config.connect_timeout_s
 
     async def _open_pool(self) -> Pool:
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
-            # Connections of a loop that was closed are cut when they are collected, here at the latest.
+            # Drop the pools of closed loops; collecting them closes their connections.
             for closed in [other for other in list(self._pools) if other.is_closed()]:
                 self._pools.pop(closed, None)
             self._pools[loop] = Pool()
@@ -306,9 +304,9 @@ class Postgres(_Statements):
 
     @asynccontextmanager
     async def _connection(self, *, resets: bool = False) -> AsyncIterator[Any]:
-        """A connection of the pool; with `resets` it forgets its session afterwards.
+        """A connection of the pool; `resets` clears its session state afterwards.
 
-        Where the server does not answer, a call ends after the one wait: a statement's, or that for a connection.
+        If the server does not respond, a call ends after one timeout.
         """
         with translated_errors(self._server):
             pool = self._pools.get(asyncio.get_running_loop())
@@ -320,10 +318,10 @@ class Postgres(_Statements):
                 if resets:
                     await clear_session(connection)
             except asyncio.CancelledError:
-                pool.give_back(connection, resets=resets)
+                pool.release_later(connection, resets=resets)
                 raise
             except (PostgresDown, *DOWN):
-                pool.cut(connection)
+                pool.terminate(connection)
                 raise
             except BaseException:
                 if resets:
@@ -338,11 +336,11 @@ def _server_of(url: str) -> str:
 
 
 @contextmanager
-def _kept_cancellation() -> Iterator[None]:
-    """Go on with a task's cancellation where the driver put an error of its own in its place.
+def _restore_cancellation() -> Iterator[None]:
+    """Raise CancelledError where the driver replaced a cancellation by its own error.
 
-    Giving a cancelled connection back to a silent server ends in a TimeoutError. As an error worth a
-    retry it would keep a loop alive that was told to end.
+    Releasing a cancelled connection to a silent server raises TimeoutError. A loop that retries on
+    errors would then ignore its cancellation.
     """
     try:
         yield
@@ -355,54 +353,55 @@ def _kept_cancellation() -> Iterator[None]:
 
 @contextmanager
 def translated_errors(server: str = "") -> Iterator[None]:
-    """Raise a driver's error as ours, naming `server` where nothing answers.
+    """Translate the driver's errors; `server` names the server that does not respond.
 
-    The server's own text stays in the cause, not in the message.
+    The server's text stays in the cause, not in the message.
     """
     at = f" at {server}" if server else ""
     try:
-        with _kept_cancellation():
+        with _restore_cancellation():
             yield
     except HeadraceError:
         raise
     except asyncpg.IntegrityConstraintViolationError as error:
         raise ConstraintViolated(
-            f"PostgreSQL refused the row: it breaks {error.constraint_name}", error.constraint_name
+            f"PostgreSQL refused the row: it violates {error.constraint_name}",
+            error.constraint_name,
         ) from error
     except _BUSY as error:
         raise PostgresBusy(
-            f"PostgreSQL gave up ({type(error).__name__}): nothing was done, try again",
+            f"PostgreSQL stopped the statement ({type(error).__name__}) without effect: try again",
             retry_after_s=1,
         ) from error
     except _MISSING as error:
         if not any(ours in str(error) for ours in ("headrace.", '"headrace"')):
             raise
         raise SchemaBehind(
-            f"the database lacks what this version needs ({type(error).__name__}):"
+            f"the database lacks tables or functions of this version ({type(error).__name__}):"
             " run `headrace migrate`"
         ) from error
     except _REFUSED as error:
         raise PostgresRefused(
-            f"PostgreSQL{at} takes no connection ({type(error).__name__}): correct user, password and"
-            " database in postgres.url (HEADRACE_POSTGRES_URL)",
+            f"PostgreSQL{at} refuses the connection ({type(error).__name__}): correct user,"
+            " password and database in postgres.url (HEADRACE_POSTGRES_URL)",
             retry_after_s=5,
         ) from error
     except _ELSEWHERE as error:
-        raise pooled(at) from error
+        raise pooler_error(at) from error
     except DOWN as error:
         if _UNTRACKED in str(error):
-            raise pooled(at) from error
+            raise pooler_error(at) from error
         raise PostgresDown(
-            f"PostgreSQL{at} does not answer ({type(error).__name__}): check that it runs with"
+            f"PostgreSQL{at} does not respond ({type(error).__name__}): check it with"
             " `headrace doctor`, then try again",
             retry_after_s=2,
         ) from error
 
 
-def pooled(at: str) -> PostgresPooled:
-    """Return the error for a pooler that keeps no sessions; `at` is empty or ` at SERVER`."""
+def pooler_error(at: str) -> PostgresPooled:
+    """The error for a pooler without sessions; `at` is empty or ` at SERVER`."""
     return PostgresPooled(
-        f"PostgreSQL{at} is behind a pooler that keeps no sessions: set postgres.direct_url"
-        " (HEADRACE_POSTGRES_DIRECT_URL) to the server itself; or use the pooler's session mode, with"
-        " ignore_startup_parameters = statement_timeout"
+        f"PostgreSQL{at} is behind a pooler without sessions: set postgres.direct_url"
+        " (HEADRACE_POSTGRES_DIRECT_URL) to the server itself; or use the pooler's session mode,"
+        " with ignore_startup_parameters = statement_timeout"
     )

@@ -1,7 +1,7 @@
-"""The connections of one event loop to PostgreSQL: kept between statements, given back, cut.
+"""The connections of one event loop to PostgreSQL, kept open between statements.
 
-The driver's pool opens and counts them. This layer above it keeps those that are idle, since giving one back to the
-driver's pool and taking it again costs a task and 70 us of Python, a third of a single enqueue.
+The driver's pool opens and counts connections. This layer keeps idle connections, because a release
+to the driver's pool and the next acquire cost a task and a third of the CPU of a single enqueue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOWN: Final = (
     TimeoutError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    # A connection used between a dying server's last word and its end (seen under SIGKILL).
+    # The server was killed and its connection not yet closed.
     asyncpg.InternalClientError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
@@ -31,13 +31,13 @@ KEPT_S: Final = 60.0
 
 @dataclass(slots=True)
 class Pool:
-    """The connections of one event loop, once they are opened."""
+    """The connections of one event loop."""
 
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: Any = None
     kept: list[Any] = field(default_factory=list)
-    """The last one used is used first."""
-    _giving_back: set[asyncio.Task[None]] = field(default_factory=set)
+    """Idle connections; the last one used is used first."""
+    _releasing: set[asyncio.Task[None]] = field(default_factory=set)
     _kept_least: int = 0
     _waiting: int = 0
     _timer: asyncio.TimerHandle | None = None
@@ -57,64 +57,64 @@ class Pool:
             self._waiting -= 1
 
     async def put(self, connection: Any) -> None:
-        """Take it back from a caller for whom all went well."""
+        """Take a connection back after success."""
         if self._waiting or not is_fit(connection):
             await self.opened.release(connection)
             return
         self.kept.append(connection)
         if self._timer is None:
-            self._plan_return()
+            self._schedule_release()
 
-    def give_back(self, connection: Any, *, resets: bool) -> None:
-        """Take it from a caller who was cancelled, and does not wait for this either.
+    def release_later(self, connection: Any, *, resets: bool) -> None:
+        """Release the connection of a cancelled caller, in the background.
 
-        The driver requests the server to stop the statement and rolls back; a frozen server takes that without an answer.
+        The driver requests a cancellation from the server and rolls back.
         """
         self._start(self._release(connection, resets=resets))
 
-    def cut(self, connection: Any) -> None:
-        """Take it from a caller whom the server did not answer: nothing more is sent there."""
-        with suppress(asyncpg.InterfaceError):  # the driver's pool has it again already
+    def terminate(self, connection: Any) -> None:
+        """Terminate a connection on which the server did not respond."""
+        with suppress(asyncpg.InterfaceError):  # the driver's pool has taken it back
             connection.terminate()
         self._start(self._release(connection, resets=False))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._giving_back.add(task)
-        task.add_done_callback(self._giving_back.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     async def _release(self, connection: Any, *, resets: bool) -> None:
-        # A connection that is lost while it is given back is out of the driver's pool.
+        # The driver's pool drops a connection that is lost here.
         with suppress(*DOWN, asyncpg.PostgresError):
             if resets:
                 await clear_session(connection)
             await self.opened.release(connection)
 
     async def close(self) -> None:
-        """Give everything back and close it."""
+        """Release every connection and close the pool."""
         if self._timer is not None:
             self._timer.cancel()
         while self.kept:
             await self.opened.release(self.kept.pop())
         await self.opened.close()
 
-    def _plan_return(self) -> None:
+    def _schedule_release(self) -> None:
         self._kept_least = len(self.kept)
-        self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._return_unused)
+        self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._release_unused)
 
-    def _return_unused(self) -> None:
-        """Give back those that nobody took since the last time."""
+    def _release_unused(self) -> None:
+        """Release connections that were idle since the last run."""
         unused = self.kept[: self._kept_least]
         del self.kept[: self._kept_least]
         for one in unused:
             self._start(self._release(one, resets=False))
         self._timer = None
         if self.kept:
-            self._plan_return()
+            self._schedule_release()
 
 
 def is_fit(connection: Any) -> bool:
-    """Whether the next caller can have it as it is; one that was cut is the driver's pool's again already."""
+    """Whether the next caller can use a connection as it is."""
     try:
         return not connection.is_closed() and not connection.is_in_transaction()
     except asyncpg.InterfaceError:
@@ -122,16 +122,16 @@ def is_fit(connection: Any) -> bool:
 
 
 async def clear_session(connection: Any) -> None:
-    """Let a session forget its locks and settings; one that is closed has none."""
+    """Reset the locks and settings of an open session."""
     if not connection.is_closed():
         await connection.reset()
 
 
 async def reset_open_transaction(connection: Any) -> None:
-    """Make a connection fit for the next caller; without the round trip of the driver's own reset.
+    """Roll back a transaction that a cancelled block left open.
 
-    A statement leaves nothing behind and `session` cleans up itself, so only a transaction that is still
-    open (its block was cancelled) needs it.
+    It replaces the driver's reset, which takes a round trip per statement: single statements leave
+    no state, and `Postgres.session` resets its own.
     """
     if connection.is_in_transaction():
         await connection.reset()

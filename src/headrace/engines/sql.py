@@ -1,16 +1,15 @@
-"""SQL as source files: named blocks with `:name` parameters, compiled to `$1, $2, ...` at load.
+"""Named SQL statements in files, with `:name` parameters compiled to `$1, $2, ...`.
 
     -- name: lease_jobs
     -- Lease up to :jobs_max due jobs of a queue, oldest first.
     DELETE FROM ...
 
-`load_queries("headrace.jobs")` reads every `sql/*.sql` of that package (not its migrations) once and
-gives the queries as attributes. A block without a line of purpose is refused, so each query says what
-it is for; the house tests check that each is used.
+`load_queries("headrace.jobs")` reads every `sql/*.sql` of that package once, without migrations,
+and returns the queries as attributes. Each block needs a line that states its purpose.
 
-Drivers of callers that know only `%(name)s` get the same query in that style, with arrays as one literal
-each (`{1,NULL}`): every driver passes text alike, while their own ideas of lists differ (psycopg refuses
-a list of whole and broken numbers, psycopg2 spells out `ARRAY[...]`, 10,000 expressions to parse).
+Drivers that accept only `%(name)s` receive the same query in that style, with each array as one
+literal (`{1,NULL}`). Drivers convert lists differently: psycopg refuses a list of mixed numbers,
+and psycopg2 writes `ARRAY[...]` with one expression per element.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 _BLOCK: Final = re.compile(r"^-- name: *(\w+) *$", re.MULTILINE)
-# Strings and comments are skipped whole, casts (`::int`) are left alone, `:name` is a parameter.
+# Skips strings, comments and casts (`::int`); `:name` is a parameter.
 _TOKEN: Final = re.compile(r"'(?:[^']|'')*'|--[^\n]*|::\w+|:=|:([a-z_][a-z0-9_]*)")
 _NUMBERED: Final = re.compile(r"'(?:[^']|'')*'|--[^\n]*|%|\$(\d+)")
 
@@ -40,14 +39,14 @@ class Query:
     parameters: tuple[str, ...]
 
     def arguments(self, values: dict[str, Any]) -> list[Any]:
-        """`values` in order; a missing or unknown name is our mistake."""
+        """`values` in the order of `parameters`, which must be complete."""
         assert values.keys() == set(self.parameters), (
             f"query {self.name} takes {sorted(self.parameters)}, got {sorted(values)}"
         )
         return [values[name] for name in self.parameters]
 
     def named_arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """`values` for `percent_text`: arrays as literals, all else as it is."""
+        """`values` for `percent_text`: arrays as literals, other values unchanged."""
         return {
             name: array_literal(value) if isinstance(value, list | tuple) else value
             for name, value in zip(self.parameters, self.arguments(values), strict=True)
@@ -56,7 +55,7 @@ class Query:
 
 @cache
 def percent_text(query: Query) -> str:
-    """The query with `%(name)s` for its parameters, as psycopg, psycopg2 and Django take it."""
+    """The query with parameters as `%(name)s`, for psycopg, psycopg2 and Django."""
 
     def name(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -67,7 +66,7 @@ def percent_text(query: Query) -> str:
 
 
 def array_literal(values: Sequence[Any]) -> str:
-    """`values` as PostgreSQL's text of an array, which a cast in the query gives its type."""
+    """`values` as the text of a PostgreSQL array; a cast in the query sets its type."""
     return "{" + ",".join([_element(value) for value in values]) + "}"
 
 
@@ -78,7 +77,7 @@ def _quoted(text: str) -> str:
 _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
     type(None): lambda _: "NULL",
     bool: lambda value: "t" if value else "f",
-    # The classes' own words, for a subclass may say anything: numpy's 1.5 is "np.float64(1.5)".
+    # Of the base class: a subclass may differ, such as numpy's "np.float64(1.5)".
     int: int.__repr__,
     float: float.__repr__,
     str: _quoted,
@@ -92,12 +91,12 @@ def _element(value: Any) -> str:
     if writer is None:
         parents = (_WRITERS[kind] for kind in type(value).__mro__ if kind in _WRITERS)
         writer = next(parents, None)
-        assert writer is not None, f"no array of a query holds a {type(value).__name__}"
+        assert writer is not None, f"an array of a query cannot hold a {type(value).__name__}"
     return writer(value)
 
 
 def compile_query(name: str, block: str) -> Query:
-    """Turn the text after a `-- name:` line into a query."""
+    """The query in the text after a `-- name:` line."""
     lines = block.strip().split("\n")
     count = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
     purpose = " ".join(line.removeprefix("--").strip() for line in lines[:count])
@@ -117,7 +116,7 @@ def compile_query(name: str, block: str) -> Query:
 
 
 def parse_queries(text: str) -> Iterator[Query]:
-    """Every block of one file."""
+    """The queries of one file."""
     parts = _BLOCK.split(text)
     for name, block in zip(parts[1::2], parts[2::2], strict=True):
         yield compile_query(name, block)
@@ -125,7 +124,7 @@ def parse_queries(text: str) -> Iterator[Query]:
 
 @cache
 def load_queries(package: str) -> Any:
-    """The queries of `package`'s `sql` folder as attributes: `SQL.lease_jobs`."""
+    """The queries of `package`'s `sql` folder as attributes, such as `SQL.lease_jobs`."""
     queries: dict[str, Query] = {}
     for file in sorted(files(package).joinpath("sql").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".sql"):

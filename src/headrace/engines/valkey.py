@@ -1,13 +1,13 @@
-"""Valkey through valkey-py with libvalkey: the hot side, which may be lost.
+"""Valkey through valkey-py with libvalkey: data that may be lost.
 
-The stock client is enough for everything but the hot path, which has its own multiplexed connection (`multiplex`).
+Hot paths use one pipelined connection instead (`multiplex`).
 
-**Cluster.** Every key carries a hash tag (`{...}`), so that all of it runs on Valkey Cluster. Whether the URL leads to one
-is asked once, where it matters (`primaries`, `primary_of`); then each primary has a pool of its own here. The cluster client
-of valkey-py is not used: it sends a command again whose reply was lost, which may have been run, and gives up its list of
-nodes while some are away.
+Every key carries a hash tag (`{...}`), so that everything runs on Valkey Cluster. The first
+call that needs it sends `CLUSTER SLOTS`, which only a cluster accepts. A cluster has one pool per
+primary here. The cluster client of valkey-py is not used: it repeats a command whose reply was
+lost, which may have been run, and drops its list of nodes while some are down.
 
-Errors leave this file in our words. A cancellation always ends a call: the client swallows some on Python 3.11.
+A hash slot is one of the 16,384 parts of a cluster's key space.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from binascii import crc_hqx
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -27,45 +28,104 @@ from valkey.exceptions import ConnectionError as ClientConnectionError
 from valkey.exceptions import ResponseError, ValkeyError
 
 from headrace.engines.endpoints import parse_valkey_url, seeds_of, server_of
-from headrace.engines.slots import NOBODY, SlotMap, place_of, read_map, slot_of
-from headrace.kernel.cancels import kept_cancellation
 from headrace.kernel.config import parse_duration_s, parse_text, setting
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import preserve_cancellation
+
+SLOTS: Final = 16_384
+NO_OWNER: Final = ""
+"""The owner of a hash slot without a primary."""
+_NO_HOST: Final = ("", "?")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMap:
+    """The owner of each hash slot as `host:port`; a `MOVED` reply updates an entry."""
+
+    owners: list[str]
+    epoch: int = 0
+
+    @property
+    def primaries(self) -> list[str]:
+        """The owners of hash slots, ordered by their first slot."""
+        return [owner for owner in dict.fromkeys(self.owners) if owner != NO_OWNER]
+
+
+def hash_slot(key: str | bytes | float) -> int:
+    """The hash slot of a key: CRC-16 of its hash tag, or of the whole key without one."""
+    data = key if isinstance(key, bytes) else str(key).encode()
+    start = data.find(b"{") + 1
+    if start:
+        end = data.find(b"}", start)
+        if end > start:
+            data = data[start:end]
+    return crc_hqx(data, 0) % SLOTS
+
+
+def parse_cluster_map(slots: Any, info: Any, *, host: str) -> ClusterMap:
+    """The map from replies to CLUSTER SLOTS and CLUSTER INFO; a node without a name is at `host`.
+
+    Nodes disagree during a failover. Of several maps the one with the highest epoch is current.
+    """
+    owners = [NO_OWNER] * SLOTS
+    for first, last, primary, *_ in slots:
+        address = f"{_host_or(primary[0], host)}:{int(primary[1])}"
+        owners[first : last + 1] = [address] * (last + 1 - first)
+    found = _text(info).partition("cluster_current_epoch:")[2].split("\r\n", 1)[0]
+    return ClusterMap(owners, int(found or 0))
+
+
+def node_address(address: str, *, host: str) -> tuple[str, int]:
+    """Host and port of a node's `host:port`, whose host may be empty."""
+    name, _, port = address.rpartition(":")
+    return _host_or(name, host), int(port)
+
+
+def _host_or(name: Any, host: str) -> str:
+    text = _text(name or "")
+    return host if text in _NO_HOST else text
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class ValkeyDown(Unavailable):
-    """Valkey does not answer or is not ready; nothing is known of a command that was under way."""
+    """Valkey does not respond or is not ready; the outcome of a running command is unknown."""
 
     code = "valkey.unavailable"
 
     @property
     def public_text(self) -> str:
-        """Without the server's address, which is no caller's business."""
-        return "Valkey does not answer: check that it runs with `headrace doctor`, then try again"
+        """The text without the server's address."""
+        return "Valkey does not respond: check it with `headrace doctor`, then try again"
 
 
 class ValkeyMoved(ValkeyDown):
-    """Another node of the cluster has the key; the command was not run. Followed, unless nodes send one round and round."""
+    """Another cluster node has the key; the command was not run.
+
+    The client follows the redirect. Callers see this error only after too many redirects.
+    """
 
     code = "valkey.moved"
 
     def __init__(self, slot: int, address: str, *, is_ask: bool) -> None:
         super().__init__(
-            f"hash slot {slot} is at {address or 'another node'}: a cluster is at the address of valkey.url; if this"
-            " stays, look at `CLUSTER SLOTS` there",
+            f"hash slot {slot} is at {address or 'another node'} of the cluster in valkey.url: if"
+            " this persists, check `CLUSTER SLOTS` there",
             retry_after_s=1,
         )
         self.slot, self.address, self.is_ask = slot, address, is_ask
 
     @property
     def public_text(self) -> str:
-        """Without the node's address."""
-        return "Valkey's keys are on their way to another server: try again in a moment"
+        """The text without the node's address."""
+        return "Valkey moves keys to another server: try again in a moment"
 
 
 _MOVED: Final = re.compile(r"(MOVED|ASK) (\d{1,5}) (\S*:\d{1,5})")
-LOOK_EVERY_S: Final = 1.0
-"""A map of the cluster that is older is asked for anew."""
+MAP_MAX_AGE_S: Final = 1.0
+"""An older map of the cluster is refreshed before use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +134,13 @@ class ValkeyConfig:
 
     url: str | None = setting(
         None,
-        "Where Valkey answers, or some nodes of a cluster, valkey://a:6379,b:6379; unset: the embedded one in the data folder.",
+        "URL of Valkey, or of cluster nodes, valkey://a:6379,b:6379; unset: the embedded server in"
+        " the data folder.",
         parse_valkey_url,
         secret=True,
     )
     timeout_s: float = setting("2s", "Longest wait for a reply.", parse_duration_s)
-    prefix: str = setting("headrace", "First part of every key, to share a server.", parse_text)
+    prefix: str = setting("headrace", "Prefix of every key, to share a server.", parse_text)
 
 
 class Valkey:
@@ -100,20 +161,20 @@ class Valkey:
             for seed in seeds
         ]
         self._first = self._seeds[0]
-        """The node of the URL that answered last."""
+        """The node of the URL that responded last."""
         self._host = _host_of(seeds[0])
         self._hosts = [_host_of(seed) for seed in seeds]
         self._nodes: dict[str, Node] = {}
-        self._map: SlotMap | None = None
+        self._map: ClusterMap | None = None
         self._is_single = False
-        self._looked_s = float("-inf")
+        self._refreshed_s = float("-inf")
 
     async def open(self) -> None:
-        """Check that it answers, or any primary of a cluster. Raises: ValkeyDown."""
+        """Check that the server, or any primary of a cluster, responds. Raises: ValkeyDown."""
         pings = [node.command("PING") for node in await self.primaries()]
-        told = await asyncio.gather(*pings, return_exceptions=True)
-        failures = [one for one in told if isinstance(one, BaseException)]
-        if len(failures) == len(told):
+        results = await asyncio.gather(*pings, return_exceptions=True)
+        failures = [one for one in results if isinstance(one, BaseException)]
+        if len(failures) == len(results):
             raise failures[0]
 
     async def close(self) -> None:
@@ -122,33 +183,30 @@ class Valkey:
             await node.close()
 
     async def command(self, *words: str | bytes | float, near: str | None = None) -> Any:
-        """Send one command as it is; replies are bytes, ints and lists. Raises: ValkeyDown.
+        """Send one command; replies are bytes, ints and lists. Raises: ValkeyDown.
 
-        In a cluster it goes to the primary of the key `near`; without one to where the URL leads.
+        In a cluster the primary of the key `near` receives it, or the first node for None.
         """
         if near is None:
             if len(self._seeds) > 1:
-                await self._look()
+                await self._refresh_map()
             return await self._first.command(*words)
         try:
             return await (await self.primary_of(near)).command(*words)
         except ValkeyMoved:
-            self._looked_s = float("-inf")
+            self._refreshed_s = float("-inf")
             return await (await self.primary_of(near)).command(*words)
 
     @asynccontextmanager
     async def session(self, near: str) -> AsyncIterator[Session]:
-        """One connection for several commands, such as WAIT, which speaks of what its own connection wrote.
-
-        In a cluster it is to the primary of the key `near`.
-        """
+        """A connection for several commands, such as WAIT, to the primary of the key `near`."""
         node = await self.primary_of(near)
         try:
-            with kept_cancellation():
+            with preserve_cancellation():
                 async with node.session() as session:
                     yield session
         except ValkeyDown:
-            self._looked_s = float("-inf")
+            self._refreshed_s = float("-inf")
             raise
 
     async def call(
@@ -158,41 +216,41 @@ class Valkey:
         return await self.command("FCALL", function, len(keys), *keys, *arguments, near=keys[0])
 
     async def is_cluster(self) -> bool:
-        """Whether the URL leads to a cluster. Raises: ValkeyDown while that is not known."""
-        await self._look()
+        """Whether the URL leads to a cluster. Raises: ValkeyDown while this is unknown."""
+        await self._refresh_map()
         return not self._is_single
 
     async def primaries(self) -> list[Node]:
-        """Every primary of the cluster, also one that is away; the only server where it is none. Raises: ValkeyDown."""
-        await self._look()
+        """Every primary of the cluster, also if down, or the single server. Raises: ValkeyDown."""
+        await self._refresh_map()
         if self._map is None:
             return [self._first]
         addresses = self._map.primaries
         if not addresses:
-            raise self._ownerless()
+            raise self._no_owner()
         return [self._node_at(address) for address in addresses]
 
     async def primary_of(self, key: str) -> Node:
-        """The one that has a key. Raises: ValkeyDown."""
-        await self._look()
+        """The primary of a key. Raises: ValkeyDown."""
+        await self._refresh_map()
         if self._map is None:
             return self._first
-        owner = self._map.owners[slot_of(key)]
-        if owner == NOBODY:
-            raise self._ownerless()
+        owner = self._map.owners[hash_slot(key)]
+        if owner == NO_OWNER:
+            raise self._no_owner()
         return self._node_at(owner)
 
-    async def _look(self) -> None:
-        """Ask for the map, if there is one and it is not of this moment."""
-        if self._is_single or time.monotonic() - self._looked_s < LOOK_EVERY_S:
+    async def _refresh_map(self) -> None:
+        """Refresh the map of a cluster if it is older than MAP_MAX_AGE_S."""
+        if self._is_single or time.monotonic() - self._refreshed_s < MAP_MAX_AGE_S:
             return
         known = [self._node_at(address) for address in self._map.primaries] if self._map else []
-        asked = [node.cluster_map(self._host) for node in known]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        maps = [one for one in told if isinstance(one, SlotMap)]
+        requests = [node.cluster_map(self._host) for node in known]
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        maps = [one for one in results if isinstance(one, ClusterMap)]
         if not maps:
             try:
-                found = await self._map_of_a_seed()
+                found = await self._map_of_any_seed()
             except ValkeyDown:
                 if self._map is None:
                     raise
@@ -202,10 +260,13 @@ class Valkey:
                 return
             maps = [found]
         self._map = max(maps, key=lambda one: one.epoch)
-        self._looked_s = time.monotonic()
+        self._refreshed_s = time.monotonic()
 
-    async def _map_of_a_seed(self) -> SlotMap | None:
-        """The map of the first node of the URL that answers, the last one that did before the others. Raises: ValkeyDown."""
+    async def _map_of_any_seed(self) -> ClusterMap | None:
+        """The map of the first node of the URL that responds, starting with the last good one.
+
+        Raises: ValkeyDown.
+        """
         failure: ValkeyDown | None = None
         for seed in sorted(self._seeds, key=lambda one: one is not self._first):
             host = self._hosts[self._seeds.index(seed)]
@@ -218,13 +279,13 @@ class Valkey:
             if found is None and len(self._seeds) > 1:
                 raise no_cluster(seed.server)
             return found
-        assert failure is not None, "a URL names one node at least"
+        assert failure is not None, "a URL has at least one node"
         raise failure
 
     def _node_at(self, address: str) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            host, port = place_of(address, host=self._host)
+            host, port = node_address(address, host=self._host)
             options = {**self._options, "host": host, "port": port}
             if options.pop("path", None):
                 del options["connection_class"]
@@ -232,10 +293,10 @@ class Valkey:
             node = self._nodes[address] = Node(Client.from_pool(pool), address)
         return node
 
-    def _ownerless(self) -> ValkeyDown:
+    def _no_owner(self) -> ValkeyDown:
         return ValkeyDown(
-            f"no primary of the cluster at {self._first.server} has the hash slot: look at `CLUSTER"
-            " SLOTS` there",
+            f"no primary of the cluster at {self._first.server} has the hash slot: check"
+            " `CLUSTER SLOTS` there",
             retry_after_s=2,
         )
 
@@ -245,10 +306,10 @@ def _host_of(seed: str) -> str:
 
 
 def no_cluster(server: str) -> ValkeyDown:
-    """Several nodes were given, and one of them is a server by itself: writes would go to one or the other."""
+    """The error for several nodes in the URL of which one is not in a cluster."""
     return ValkeyDown(
-        f"Valkey at {server} is in no cluster: name several nodes in valkey.url only for a cluster,"
-        " else the one server",
+        f"Valkey at {server} is not in a cluster: list several nodes in valkey.url only for a"
+        " cluster, otherwise the one server",
         retry_after_s=5,
     )
 
@@ -272,22 +333,22 @@ class Node:
         try:
             yield Session(client, self.server)
         except BaseException:
-            # A reply that was not awaited must not meet the next user of the connection.
+            # A pending reply must not reach the next user of the connection.
             if client.connection is not None:
                 await client.connection.disconnect(nowait=True)
             raise
         finally:
             await client.aclose(close_connection_pool=False)
 
-    async def cluster_map(self, host: str) -> SlotMap | None:
-        """Which primary has what; None where the server is in no cluster, or may not be asked. Raises: ValkeyDown."""
+    async def cluster_map(self, host: str) -> ClusterMap | None:
+        """The map of the cluster, or None if the server is in no cluster. Raises: ValkeyDown."""
         with translated_errors(self.server):
             try:
                 slots = await self._client.execute_command("CLUSTER", "SLOTS")
             except ResponseError:
                 return None
             info = await self._client.execute_command("CLUSTER", "INFO")
-        return read_map(slots, info, host=host)
+        return parse_cluster_map(slots, info, host=host)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -295,7 +356,7 @@ class Node:
 
 
 class Session:
-    """One connection; ends with the `async with` block that made it."""
+    """One connection, until the end of its `async with` block."""
 
     def __init__(self, client: Any, server: str) -> None:
         self._client = client
@@ -308,16 +369,16 @@ class Session:
 
 
 def moved_of(reply: str) -> ValkeyMoved | None:
-    """Where an error reply says that the key is; None for any other error."""
+    """The redirect in an error reply, or None for any other error."""
     found = _MOVED.fullmatch(reply)
     return ValkeyMoved(int(found[2]), found[3], is_ask=found[1] == "ASK") if found else None
 
 
 @contextmanager
 def translated_errors(server: str) -> Iterator[None]:
-    """Raise a client's error as ours, naming `server`; a cancellation that the client swallowed is raised again."""
+    """Translate the client's errors and restore cancellations that it swallowed."""
     try:
-        with kept_cancellation():
+        with preserve_cancellation():
             yield
     except (ValkeyError, OSError, TimeoutError) as error:
         moved = moved_of(str(error))
@@ -326,7 +387,7 @@ def translated_errors(server: str) -> Iterator[None]:
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]
         raise ValkeyDown(
-            f"Valkey at {server} failed ({reason}): check that it runs with `headrace doctor`, then"
-            " try again",
+            f"Valkey at {server} failed ({reason}): check it with `headrace doctor`, then try"
+            " again",
             retry_after_s=2,
         ) from error

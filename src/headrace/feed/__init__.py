@@ -1,26 +1,32 @@
-"""Feed: to each viewer the newest posts of those whom he follows, merged when he asks.
+"""Feed: the newest posts of followed authors, merged on read.
 
-    post, follow --transaction--> truth, version, outbox (PostgreSQL) --at once--> index (Valkey) <-- sweep
-    page <-- one function call a shard, merged; what is older than the index, or without one: from PostgreSQL
+    post, follow --transaction--> data, version, outbox (PostgreSQL) --at once--> index (Valkey)
+                                                               `--- sweep ----------^
+    page <-- one function call per shard, merged; older posts, or all without an index: PostgreSQL
 
-**Promise.** What was posted, deleted, followed, unfollowed, muted, blocked is so on the next read. Pages lose and double
-nothing where times are equal, and are full until the true end. The index is the truth, whatever is killed in between,
-and `verify` proves it; lost, it is built anew while pages go on from PostgreSQL.
+**Promise.** Every change (post, deletion, follow, unfollow, mute, block) is visible on the next
+read. Pages neither lose nor repeat posts with equal times, and are full until the true end. The
+index stays equal to PostgreSQL, whichever process dies, and `verify` checks it. A lost index is
+rebuilt while pages come from PostgreSQL.
 
-**PostgreSQL** is the truth: posts, follows, mutes, blocks, markers, names. **Valkey** has, for each author, his posts of
-`feed.index_for`, the set of authors that each viewer is to see, and in which span of time which authors posted; nothing
-that is not built anew from PostgreSQL.
+**PostgreSQL** is the truth: posts, follows, mutes, blocks, markers, the map of ids. **Valkey**
+holds for each author the posts of `feed.index_for`, for each viewer the set of visible authors,
+and for each time bucket the authors that posted in it. All of it can be rebuilt from PostgreSQL.
 
-**Limits.** A viewer follows up to `feed.follows_max` authors. Ids of viewers and authors are whole numbers from 1, or
-names; those of posts have up to 64 characters. Two posts that are committed within milliseconds of each other may become
-visible in the other order than their moments; a page begun in between may then lack one that the next first page has.
-A Valkey that comes back is not read before it has what it missed. Where it answers others and not the process that wrote,
-these may read what was before until it is reached, or the sweep brings it, a second or two later.
+**Limits.** A viewer follows up to `feed.follows_max` authors. Ids of viewers and authors are whole
+numbers from 1, or text; ids of posts have up to 64 characters. Two posts committed within
+milliseconds of each other may become visible in reverse order of their times; a page started in
+between may lack one that the next first page has. A restarted Valkey is not read before its
+missing changes are applied. If the writing process alone cannot reach Valkey, other processes read
+the state before the change until the process reconnects or the sweep applies it, within one or two
+seconds.
 
-**Files**: hearts `lua/feed_page_v2.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order),
-`returning.py` (brought back with its server) and `rebuild.py` (made anew, and proved); then `reasons` (why a post is shown or
-not), `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`, `service/`, `worker` (the sweep, in the role
-`flusher`).
+**Files.** Read `lua/feed_v1.lua` (the index and a page of one shard), `merge.py` (a page of all
+shards), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover) first. Then:
+`service` with the topics `posts`, `follows`, `pages` and `index`; `why` (why a post is shown or
+not), `worker` (the sweep, in the role `flusher`), `id_map` (external ids and cursors),
+`valkey_store`, `store` with `sql/` (PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli` with
+`file_import`.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.feed.model import (
-    Differs,
+    FeedDifference,
     FeedId,
     FeedVerified,
     Marker,
@@ -42,16 +48,16 @@ from headrace.feed.model import (
     ShardState,
     Unread,
 )
-from headrace.feed.reasons import PostWhy, Reason
 from headrace.feed.settings import FeedConfig
+from headrace.feed.why import PostWhy, Reason
 
 if TYPE_CHECKING:
     from headrace.feed.service import Feed as Feed
 
 __all__ = [
-    "Differs",
     "Feed",
     "FeedConfig",
+    "FeedDifference",
     "FeedId",
     "FeedVerified",
     "Marker",
@@ -70,7 +76,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    """Import the service on first use, so that reading the configuration needs no driver."""
     if name == "Feed":
         from headrace.feed.service import Feed
 

@@ -1,17 +1,18 @@
-"""How a change that is committed gets into the index: in order of its versions, once, whoever brings it.
+"""Apply committed changes to the index: in order of versions, each once, by any process.
 
-    transaction: truth, version + 1, outbox row --commit--> the index takes version + 1 alone
-                                                              ok    it was the next one
-                                                              old   it is there already
-                                                              gap   an earlier one is missing: bring those from the outbox,
-                                                                    or, where they are forgotten, the whole from the truth
+    transaction: data, version + 1, outbox row --commit--> the index accepts only version + 1
+                                                 ok    it was the next version
+                                                 old   already applied
+                                                 gap   an earlier version is missing: replay the
+                                                       outbox, or if purged apply a snapshot
 
-Two processes that commit follow and unfollow may come here the other way round; then the first one finds a gap and brings
-both, and the second one finds its own there. A process that dies between commit and this leaves its row in the outbox,
-and the sweep (`worker.py`) brings it within a second or two. Bringing a change again never does harm.
+Two processes that commit a follow and an unfollow may arrive in reverse order. The first finds a
+gap and applies both changes, the second finds its change applied. If a process dies after the
+commit, its outbox row remains, and the sweep (`worker.py`) applies it within seconds. Applying a
+change twice has no effect.
 
-A process that could not bring what it committed knows that the index lacks it: it takes no page from there until all is
-brought, which it tries by itself from then on.
+A process that could not apply a committed change defers it. Until it succeeds, the process reads no
+page from the index, and it retries in the background.
 """
 
 from __future__ import annotations
@@ -23,104 +24,108 @@ from typing import Final, NamedTuple
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
-from headrace.feed.hot import Hot
 from headrace.feed.model import Change
 from headrace.feed.settings import changes_made
-from headrace.kernel.crash import crash_point
+from headrace.feed.valkey_store import ValkeyStore
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import crash_point
 
 TRIES: Final = 8
 CHANGES_PER_STEP: Final = 500
 _log: Final = logger(__name__)
-_often: Final = SparseLogger(_log)
 _APPLIED: Final = changes_made.labels(outcome="applied")
 _REPLAYED: Final = changes_made.labels(outcome="replayed")
-_LEFT: Final = changes_made.labels(outcome="left")
+_DEFERRED: Final = changes_made.labels(outcome="deferred")
 
 
 class Swept(NamedTuple):
-    """What a sweep found."""
+    """Result of a sweep."""
 
     missing: int
+    """Changes that the index lacked."""
     last: int
-    """The last change that it brought; 0: there was none."""
+    """Id of the last swept change; 0: none."""
 
 
 class Applier:
-    """Brings changes into the index. `on_left` is called where one could not be brought."""
+    """Apply changes to the index. `on_deferred` is called after a failure."""
 
     def __init__(
-        self, postgres: Postgres, hot: Hot, on_left: Callable[[], None] = lambda: None
+        self,
+        postgres: Postgres,
+        valkey: ValkeyStore,
+        on_deferred: Callable[[], None] = lambda: None,
     ) -> None:
         self._postgres = postgres
-        self._hot = hot
-        self._on_left = on_left
-        self._left = 0
+        self._valkey = valkey
+        self._on_deferred = on_deferred
+        self._deferred = 0
+        self._sparse_log = SparseLogger(_log)
 
     @property
-    def has_left(self) -> bool:
-        """Whether the index may lack something that was committed here."""
-        return self._left > 0
+    def has_deferred(self) -> bool:
+        """Whether the index may lack a change committed by this process."""
+        return self._deferred > 0
 
-    async def bring(self, changes: Sequence[Change]) -> bool:
-        """Bring committed changes; False where an engine is away, and they are left for later."""
+    async def apply_or_defer(self, changes: Sequence[Change]) -> bool:
+        """Apply committed changes. Return False if an engine is down and they were deferred."""
         crash_point("feed.committed")
         try:
-            await self.bring_now(changes)
+            await self.apply(changes)
         except Unavailable as error:
-            _LEFT.inc(len(changes))
-            _often.warning("feed_change_left", error=error.text, changes=len(changes))
-            self._left += 1
-            self._on_left()
+            _DEFERRED.inc(len(changes))
+            self._sparse_log.warning("feed_change_deferred", error=error.text, changes=len(changes))
+            self._deferred += 1
+            self._on_deferred()
             return False
         except BaseException:
-            # Cancelled in the middle: its caller was told nothing, and whoever reads here next must see it.
-            self._left += 1
+            # Cancelled half-way: the next read in this process must include the change.
+            self._deferred += 1
             raise
         return True
 
-    async def bring_left(self) -> None:
-        """Bring what was left here, with whatever else was not swept. Raises: ValkeyDown, PostgresDown."""
-        while left := self._left:
+    async def retry_deferred(self) -> None:
+        """Apply deferred and other unswept changes. Raises: ValkeyDown, PostgresDown."""
+        while deferred := self._deferred:
             await self.sweep(older_s=0.0)
-            if self._left == left:
-                self._left = 0
+            if self._deferred == deferred:
+                self._deferred = 0
 
     async def sweep(self, *, older_s: float) -> Swept:
-        """Bring again what was made so long ago and not swept yet. Raises: ValkeyDown, PostgresDown."""
+        """Apply unswept changes older than `older_s` again. Raises: ValkeyDown, PostgresDown."""
         missing = last = 0
         is_full = True
         while is_full:
-            changes = await store.changes.unswept(
+            changes = await store.unswept(
                 self._postgres, older_s=older_s, rows_max=CHANGES_PER_STEP
             )
             if changes:
-                missing += await self.bring_now(changes)
-                await store.changes.mark_swept(self._postgres, [change.id for change in changes])
+                missing += await self.apply(changes)
+                await store.mark_swept(self._postgres, [change.id for change in changes])
                 last = max(last, changes[-1].id)
             is_full = len(changes) == CHANGES_PER_STEP
         return Swept(missing, last)
 
-    async def bring_now(self, changes: Sequence[Change]) -> int:
-        """Bring changes; how many of them were missing. Raises: ValkeyDown, PostgresDown."""
-        parts = [part for change in changes for part in self._hot.parts(change)]
+    async def apply(self, changes: Sequence[Change]) -> int:
+        """Apply changes. Return how many were missing. Raises: ValkeyDown, PostgresDown."""
+        parts = [part for change in changes for part in self._valkey.parts(change)]
         if len(parts) == 1:
-            return await self._bring_part(*parts[0])
-        return sum(await asyncio.gather(*[self._bring_part(*part) for part in parts]))
+            return await self._apply_part(*parts[0])
+        return sum(await asyncio.gather(*[self._apply_part(*part) for part in parts]))
 
-    async def put(self, whole: Change) -> bool:
-        """Replace a viewer or author by the truth, as of whatever moment from now on; False: not built.
+    async def put(self, snapshot: Change) -> bool:
+        """Replace an entity by its current snapshot. Return False without an index.
 
         Raises: ValkeyDown, PostgresDown.
         """
-        for shard, part in self._hot.parts(whole):
+        for shard, part in self._valkey.parts(snapshot):
             if not await self._put_part(shard, part):
                 return False
         return True
 
-    async def _bring_part(self, shard: int, change: Change) -> int:
-        state, version = await self._hot.bring(shard, change)
+    async def _apply_part(self, shard: int, change: Change) -> int:
+        state, version = await self._valkey.apply(shard, change)
         if state == "ok":
             _APPLIED.inc()
             return 1
@@ -132,29 +137,29 @@ class Applier:
         return 1
 
     async def _replay(self, shard: int, change: Change, version: int) -> bool:
-        """Bring what comes after `version` from the outbox; False where that is not enough."""
-        missing = await store.changes.changes_after(
+        """Replay the outbox after `version`. Return False if changes were purged."""
+        missing = await store.changes_after(
             self._postgres, change.kind, change.entity, version=version
         )
         for earlier in missing:
-            for other, part in self._hot.parts(earlier):
-                if other == shard and (await self._hot.bring(shard, part))[0] == "gap":
+            for other, part in self._valkey.parts(earlier):
+                if other == shard and (await self._valkey.apply(shard, part))[0] == "gap":
                     return False
         return bool(missing)
 
     async def _put_part(self, shard: int, change: Change) -> bool:
-        """Replace one shard's part by the truth; again where a later version came in between."""
+        """Replace one shard's part by a snapshot; repeat after a concurrent later version."""
         for _ in range(TRIES):
-            floor = (await self._hot.look(shard)).floor
-            [whole] = await store.changes.whole(
+            floor = (await self._valkey.status(shard)).floor
+            [snapshot] = await store.snapshots(
                 self._postgres, change.kind, [change.entity], floor=floor
             )
-            part = dict(self._hot.parts(whole))[shard]
-            state, _ = await self._hot.put(shard, part)
+            part = dict(self._valkey.parts(snapshot))[shard]
+            state, _ = await self._valkey.put(shard, part)
             if state != "old":
                 return state == "ok"
         raise ValkeyDown(
-            f"{change.kind.name.lower()} of {change.entity} change faster than they can be read:"
-            " try again",
+            f"{change.kind.name.lower()} of {change.entity} changed during {TRIES} attempts to read"
+            " them: try again",
             retry_after_s=1,
         )

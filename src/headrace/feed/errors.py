@@ -1,4 +1,4 @@
-"""What can go wrong with feeds, each with its code and what to do about it."""
+"""Errors of the feed, each with a code and advice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headrace.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, U
 
 
 class InvalidFeedId(InvalidInput):
-    """An id of a viewer, author or post that means nothing valid; nothing of the call was done."""
+    """Reject an invalid id of a viewer, author or post; nothing was done."""
 
     code = "feed.invalid_id"
 
@@ -15,42 +15,44 @@ class InvalidFeedId(InvalidInput):
 
 
 class InvalidPost(InvalidInput):
-    """A post that cannot be taken; nothing of the call was done."""
+    """Reject an invalid post; nothing was done."""
 
     code = "feed.invalid_post"
 
 
 class InvalidFollow(InvalidInput):
-    """A follow that cannot be taken; nothing of the call was done."""
+    """Reject an invalid follow; nothing was done."""
 
     code = "feed.invalid_follow"
 
 
 class InvalidLine(InvalidInput):
-    """A line of a file to import that is none; what was imported before it is in, nothing from there on."""
+    """Reject an invalid line of an import; the lines before it are imported."""
 
     code = "feed.invalid_line"
 
     def __init__(self, number: int, text: str, *, done: int = 0) -> None:
         self.number, self.reason = number, text
         super().__init__(
-            f"line {number}: {text}; {_said(done)}: correct it and import the file again"
+            f"line {number}: {text}; {_imported(done)}: correct it and import the file again"
         )
 
 
 class ImportStopped(Conflict):
-    """Lines of a file to import that cannot be taken as things stand; what stands before them is in."""
+    """Stop an import at lines that conflict with stored data; earlier lines are imported."""
 
     code = "feed.import_stopped"
 
     def __init__(self, text: str, *, lines: tuple[int, int], done: int) -> None:
         first, last = lines
         where = f"line {first}" if first == last else f"lines {first} to {last}"
-        super().__init__(f"{where}: {text}; {_said(done)}: then import the file again")
+        super().__init__(
+            f"{where}: {text}; {_imported(done)}: resolve the conflict and import the file again"
+        )
 
 
 class InvalidLimit(InvalidInput):
-    """A number of posts or lines that cannot be answered."""
+    """Reject an invalid number of posts or rows."""
 
     code = "feed.invalid_limit"
 
@@ -59,90 +61,95 @@ class InvalidLimit(InvalidInput):
 
 
 class UnclearUnfollow(InvalidInput):
-    """Whom to unfollow was not said, and all is not meant by leaving it out: nothing was changed."""
+    """Reject an unfollow without explicit authors; nothing was changed."""
 
     code = "feed.unclear_unfollow"
 
 
 class TooManyAtOnce(TooLarge):
-    """More in one call than may be; nothing of it was done."""
+    """Reject a call with too many items; nothing was done."""
 
     code = "feed.too_many_at_once"
 
     def __init__(self, what: str, count: int, count_max: int) -> None:
         super().__init__(
-            f"{count} {what} in one call, at most {count_max} may be: split it; nothing was done"
+            f"{count} {what} in one call exceed the limit of {count_max}: split the call;"
+            " nothing was done"
         )
 
 
 class TooManyFollows(Conflict):
-    """The viewer would follow more authors than may be; none of the call is followed."""
+    """The call would exceed the follows of a viewer; nothing was done."""
 
     code = "feed.too_many_follows"
 
     def __init__(self, viewer: object, follows_max: int) -> None:
         super().__init__(
-            f"viewer {viewer} would follow more than {follows_max} authors (feed.follows_max): unfollow some"
-            " first; nothing was done"
+            f"viewer {viewer} would exceed the limit of {follows_max} follows (feed.follows_max):"
+            " unfollow some authors first; nothing was done"
         )
 
 
-class TooManyBars(Conflict):
-    """The viewer would mute or block more authors than may be; none of the call is."""
+class TooManyMutesBlocks(Conflict):
+    """The call would exceed the mutes or blocks of a viewer; nothing was done."""
 
-    code = "feed.too_many_bars"
+    code = "feed.too_many_mutes_blocks"
 
-    def __init__(self, viewer: object, kind: str, bars_max: int) -> None:
+    def __init__(self, viewer: object, kind: str, count_max: int) -> None:
         super().__init__(
-            f"viewer {viewer} would {kind} more than {bars_max} authors: end some first; nothing was done"
+            f"viewer {viewer} would exceed the limit of {count_max} {kind}s: end some first;"
+            " nothing was done"
         )
 
 
 class PostTaken(Conflict):
-    """The id belongs to a post of another author; nothing of the call was done."""
+    """The id belongs to a post of another author; nothing was done."""
 
     code = "feed.post_taken"
 
     def __init__(self, post_id: str) -> None:
         super().__init__(
-            f"post {post_id!r} is another author's: use an id of its own; nothing was done"
+            f"post {post_id!r} belongs to another author: use a unique id; nothing was done"
         )
 
 
 class PostUnknown(NotFound):
-    """There is no such post."""
+    """The post does not exist."""
 
     code = "feed.post_unknown"
 
     def __init__(self, post_id: str) -> None:
-        super().__init__(f"post {post_id!r}: there is none (never posted, or deleted)")
+        super().__init__(f"post {post_id!r} does not exist: it was never posted, or it was deleted")
 
 
 class FeedShardsFixed(Conflict):
-    """The number of shards is not the one that the index was begun with."""
+    """The configured number of shards differs from the stored one."""
 
     code = "feed.shards_fixed"
 
     def __init__(self, configured: int, stored: int) -> None:
         super().__init__(
-            f"feed.shards is {configured}, but the index was begun with {stored}: set feed.shards"
-            f" (HEADRACE_FEED_SHARDS) to {stored}; the number stays for good"
+            f"feed.shards is {configured}, but the existing index uses {stored} shards: set"
+            f" feed.shards (HEADRACE_FEED_SHARDS) to {stored}; the number cannot be changed"
         )
 
 
 class SlowPagesBusy(Unavailable):
-    """Too many pages are read from PostgreSQL at once; this one was not read."""
+    """Too many pages are read from PostgreSQL at once; this page was not read."""
 
     code = "feed.slow_pages_busy"
 
     def __init__(self, at_once: int) -> None:
         super().__init__(
-            f"the page was not read: without its index it comes from PostgreSQL, of which this process reads {at_once}"
-            " at once (feed.slow_pages_max), and too many wait already: try again",
+            "the page was not read: the index is unavailable, and this process reads at most"
+            f" {at_once} pages at once from PostgreSQL (feed.slow_pages_max), with too many"
+            " waiting: try again",
             retry_after_s=2,
         )
 
 
-def _said(done: int) -> str:
-    """What an import did before it ended."""
-    return f"lines up to {done} are in, nothing after them" if done else "nothing of the file is in"
+def _imported(done: int) -> str:
+    """Progress of an import at its end."""
+    if done:
+        return f"lines up to {done} are imported, later ones are not"
+    return "nothing of the file is imported"

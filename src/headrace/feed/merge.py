@@ -1,22 +1,23 @@
-"""A page of a feed: each shard is asked once, what they found is merged, and what they cannot have comes from the truth.
+"""A page of a feed: one call per shard, merged, and completed from PostgreSQL below the index.
 
-    shard 0: newest of its followed authors  \
-    shard 1: ...                              > merged by (score, id), cut at the limit, filled up from PostgreSQL
-    ...                                      /  where the index ends before the page does
+    shard 0: newest posts of its followed authors  \
+    shard 1: ...                                    > merged by (score, id), cut at the limit,
+    ...                                            /  completed from PostgreSQL if the index ends
 
-A shard answers with as many posts as the page has, so what is merged is the page. Mutes, blocks, deletions and posts
-that wait need no filter: the index has none of them, so a page is full until the true end. No post below the highest
-floor of the shards is taken from the index, since another shard may lack posts of that age.
+Each shard returns a full page, so the merge is exact. Mutes, blocks, deletions and waiting posts
+need no filter, because the index does not contain them. So a page is full until the true end.
+Posts below the highest floor of the shards are not taken from the index, since another shard may
+lack posts of that age.
 
-Without an index (Valkey is away, came back empty, or may lack the last changes) the page is made from PostgreSQL: slower,
-and the same. So it is while this process knows of a change that it could not bring. A process reads few such pages at once
-(`SlowPages`) and refuses those that would wait long: other calls need its connections to PostgreSQL, too.
+Without a usable index the same page comes from PostgreSQL, more slowly: Valkey is down, empty, or
+may lack recent changes, or this process has deferred changes. A process reads few such pages at
+once (`SlowPages`) and refuses those that would wait long, because other calls share its
+connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -24,40 +25,40 @@ from weakref import WeakKeyDictionary
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
-from headrace.feed.apply import Applier
 from headrace.feed.errors import SlowPagesBusy
-from headrace.feed.hot import Found, Hot, ShardPage
-from headrace.feed.model import Place
-from headrace.feed.settings import pages_refused, pages_told
+from headrace.feed.index import Index
+from headrace.feed.model import Position
+from headrace.feed.settings import pages_read, pages_refused
+from headrace.feed.valkey_store import Found, ShardPage, ValkeyStore
 from headrace.kernel.errors import Unavailable
 
 WAITING_TIMES: Final = 4
-"""So many times as many pages wait as are read."""
+"""Limit of waiting pages, as a multiple of those read at once."""
 WAIT_S_MAX: Final = 5.0
-_FROM_INDEX: Final = pages_told.labels(source="index")
-_FROM_POSTGRES: Final = pages_told.labels(source="postgres")
+_FROM_INDEX: Final = pages_read.labels(source="index")
+_FROM_POSTGRES: Final = pages_read.labels(source="postgres")
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedPage:
     """Posts of a page, newest first."""
 
     posts: list[Found]
     is_end: bool
-    """Whether there is nothing after them."""
+    """Whether no older posts exist."""
     is_slow: bool = False
 
 
 @dataclass(slots=True)
 class _Gate:
-    """The slow pages of one event loop."""
+    """Slow pages of one event loop."""
 
     free: asyncio.Semaphore
     waiting: int = field(default=0)
 
 
 class SlowPages:
-    """Pages read from PostgreSQL: `at_once` at a time in each event loop, some more wait, others are refused."""
+    """Pages read from PostgreSQL, `at_once` at a time per event loop; some wait, others fail."""
 
     def __init__(self, postgres: Postgres, at_once: int) -> None:
         self._postgres = postgres
@@ -65,12 +66,12 @@ class SlowPages:
         self._gates = WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate]()
 
     async def read(
-        self, viewer: int, *, limit: int, before: Place | None, after: Place | None
+        self, viewer: int, *, limit: int, before: Position | None, after: Position | None
     ) -> list[Found]:
-        """The newest posts between two places. Raises: SlowPagesBusy, PostgresDown."""
+        """The newest posts between two positions. Raises: SlowPagesBusy, PostgresDown."""
         free = await self._enter()
         try:
-            rows = await store.posts.page(
+            rows = await store.page(
                 self._postgres, viewer, before=before, after=after, rows_max=limit
             )
         finally:
@@ -78,7 +79,7 @@ class SlowPages:
         return [Found(*row) for row in rows]
 
     async def _enter(self) -> asyncio.Semaphore:
-        """Wait for a turn; the caller releases it. Raises: SlowPagesBusy."""
+        """Acquire the semaphore; the caller releases it. Raises: SlowPagesBusy."""
         gate = self._gates.setdefault(
             asyncio.get_running_loop(), _Gate(asyncio.Semaphore(self._at_once))
         )
@@ -99,24 +100,26 @@ class SlowPages:
         return SlowPagesBusy(self._at_once)
 
 
-class Merge:
-    """Makes pages. `on_unready` is called where the index has to be made ready."""
+class PageMerger:
+    """Merge pages of all shards."""
 
-    def __init__(
-        self, slow_pages: SlowPages, hot: Hot, applier: Applier, on_unready: Callable[[], None]
-    ) -> None:
+    def __init__(self, slow_pages: SlowPages, valkey: ValkeyStore, index: Index) -> None:
         self._slow_pages = slow_pages
-        self._hot = hot
-        self._applier = applier
-        self._on_unready = on_unready
+        self._valkey = valkey
+        self._index = index
 
     async def page(
-        self, viewer: int, *, limit: int, before: Place | None = None, after: Place | None = None
-    ) -> Merged:
-        """The newest posts between two places. Raises: PostgresDown, SlowPagesBusy."""
-        parts = await self._ask(viewer, limit, before, after)
+        self,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None = None,
+        after: Position | None = None,
+    ) -> MergedPage:
+        """The newest posts between two positions. Raises: PostgresDown, SlowPagesBusy."""
+        parts = await self._read_shards(viewer, limit, before, after)
         if parts is None:
-            return await self._slow(viewer, limit, before, after)
+            return await self._read_slowly(viewer, limit, before, after)
         _FROM_INDEX.inc()
         floor = max([part.floor for part in parts])
         posts = parts[0].posts
@@ -125,10 +128,10 @@ class Merge:
             posts.sort(reverse=True)
             posts = posts[:limit]
         if len(posts) == limit:
-            return Merged(posts, is_end=False)
+            return MergedPage(posts, is_end=False)
         if floor == 0 or (after is not None and after.score >= floor):
-            return Merged(posts, is_end=True)
-        edge = Place(floor, "")
+            return MergedPage(posts, is_end=True)
+        edge = Position(floor, "")
         try:
             rest = await self._slow_pages.read(
                 viewer,
@@ -139,35 +142,35 @@ class Merge:
         except Unavailable:
             if not posts:
                 raise
-            return Merged(posts, is_end=False)
+            return MergedPage(posts, is_end=False)
         posts = posts + rest
-        return Merged(posts, is_end=len(posts) < limit, is_slow=True)
+        return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)
 
-    async def _ask(
-        self, viewer: int, limit: int, before: Place | None, after: Place | None
+    async def _read_shards(
+        self, viewer: int, limit: int, before: Position | None, after: Position | None
     ) -> list[ShardPage] | None:
-        """What each shard has; None where one of them cannot say."""
-        if self._applier.has_left:
-            self._on_unready()
+        """The page of each shard; None if the index is not usable."""
+        if self._index.applier.has_deferred:
+            self._index.require_ready()
             return None
-        shards = range(self._hot.shards)
-        asked = [
-            self._hot.page(shard, viewer, limit=limit, before=before, after=after)
+        shards = range(self._valkey.shards)
+        reads = [
+            self._valkey.page(shard, viewer, limit=limit, before=before, after=after)
             for shard in shards
         ]
         try:
-            found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+            found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         except ValkeyDown:
             return None
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
-            self._on_unready()
+            self._index.require_ready()
             return None
         return parts
 
-    async def _slow(
-        self, viewer: int, limit: int, before: Place | None, after: Place | None
-    ) -> Merged:
+    async def _read_slowly(
+        self, viewer: int, limit: int, before: Position | None, after: Position | None
+    ) -> MergedPage:
         _FROM_POSTGRES.inc()
         posts = await self._slow_pages.read(viewer, limit=limit, before=before, after=after)
-        return Merged(posts, is_end=len(posts) < limit, is_slow=True)
+        return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)

@@ -1,7 +1,7 @@
-"""The feed as values: ids, places in a feed, posts, changes of the index. No I/O.
+"""Values of the feed: ids, positions, posts, changes, and the JSON form of pages. No I/O.
 
-A place is (score, id of a post): newer is greater, and ids are compared by their bytes, which for the characters they
-may have is how Python compares them. It stays a place when its post is gone.
+A position is (score, post id). Newer positions are greater, and ids compare by bytes, as Python
+compares their characters. A position stays valid after its post was deleted.
 """
 
 from __future__ import annotations
@@ -25,69 +25,73 @@ from headrace.feed.errors import (
 from headrace.kernel.ids import USER_ID
 
 FeedId: TypeAlias = int | str
-"""A viewer or author as its owner names it: a number from 1 to 2**63 - 1, or a name."""
+"""External id of a viewer or author: a number from 1 to 2**63 - 1, or a text."""
 POST_ID_MAX: Final = 64
 REF_MAX: Final = 1_000
 ID_MAX: Final = 2**63 - 1
 PAGE_MAX: Final = 200
 AT_ONCE_MAX: Final = 10_000
 POSTS_PER_CALL_MAX: Final = 1_000
-BARS_MAX: Final = 10_000
-"""So many authors a viewer may mute, and so many he may block."""
+MUTES_BLOCKS_MAX: Final = 10_000
+"""Limit of mutes per viewer, and of blocks."""
 UNREAD_MAX: Final = 100
 TICKS: Final = 2048
+"""Ticks of a score per millisecond."""
 SCORE_MAX: Final = 2**53 - 1
 VERSION_SLOTS: Final = 65_521
-"""Versions of follow sets are kept in so many small hashes; a prime, since ids may be made of bit fields."""
+"""Number of small hashes with versions of follow sets; a prime, since ids may have bit fields."""
 BUCKET_MS: Final = 65_536
 FINE_MS: Final = BUCKET_MS * 64
-"""The width of a bucket of level 2; `floor` and `fine` are multiples of it."""
+"""Width of a level 2 bucket; `floor` and `fine` are multiples of it."""
 FINE_FOR_MS: Final = 4 * 86_400_000
-"""How long buckets of levels 0 and 1 are kept; older ones are kept only where many authors posted."""
+"""How long buckets of levels 0 and 1 are kept; older ones only if many authors posted."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}")
 _NUMERIC: Final = re.compile(r"[+-]?[0-9]+")
-_FEED_ID: Final = "a whole number from 1 to 2**63 - 1, or a name: 1 to 128 of A-Z a-z 0-9 . _ : @ ~ - that are no number"
+_FEED_ID: Final = (
+    "a whole number from 1 to 2**63 - 1, or a text of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
+    " that is not a number"
+)
 _POST_ID: Final = f"1 to {POST_ID_MAX} of A-Z a-z 0-9 . _ : @ ~ -"
 
 
 class Kind(IntEnum):
-    """What a version is of."""
+    """What a version belongs to."""
 
     FOLLOWS = 0
     POSTS = 1
 
 
-class Bar(StrEnum):
-    """Why a viewer does not see an author: he muted him, or one of the two blocked the other."""
+class MuteOrBlock(StrEnum):
+    """Mute: hide an author from a viewer. Block: hide both from each other."""
 
     MUTE = "mute"
     BLOCK = "block"
 
 
-class Place(NamedTuple):
-    """Where a post stands; compared as pages are ordered, from old to new."""
+class Position(NamedTuple):
+    """Position of a post in time order, older first."""
 
     score: int
     id: str
 
 
-NEWEST: Final = Place(2**63 - 1, "")
-OLDEST: Final = Place(-1, "")
+NEWEST: Final = Position(2**63 - 1, "")
+OLDEST: Final = Position(-1, "")
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A post as it is kept."""
+    """A stored post."""
 
     id: str
     author: FeedId
     at: datetime
-    """Its moment in the feed; of one that waits, when it is to be shown."""
+    """Its time in the feed; for a waiting post the moment it becomes visible."""
     is_waiting: bool = False
     ref: str | None = None
 
 
 class NewPost(msgspec.Struct, frozen=True, kw_only=True):
-    """A post to add. `at`: its moment, now if left out; a later one is shown then."""
+    """A post to add. `at` defaults to now; a later moment delays the post until then."""
 
     author: FeedId
     id: str
@@ -104,49 +108,49 @@ class PagePost(NamedTuple):
 
     @property
     def at(self) -> datetime:
-        """Its moment in the feed."""
+        """Its time in the feed."""
         return moment_of(self.score)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Posts, newest first. A page that is not full is the last one."""
+    """Posts, newest first. An incomplete page is the last one."""
 
     posts: list[PagePost]
     next: str | None = None
-    """The cursor of the page after it; None: there is none."""
+    """Cursor of the next page; None: last page."""
     newest: str | None = None
-    """The place of its first post, for `since` and the read marker; None: it has no posts."""
+    """Position of its first post, for `since` and the read marker; None: no posts."""
     is_slow: bool = False
     """Whether it was read from PostgreSQL."""
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a viewer has read; all None: nothing yet."""
+    """The last post that a viewer has read; all None: no marker."""
 
-    place: str | None = None
+    position: str | None = None
     post: str | None = None
     at: datetime | None = None
-    """The moment of that post."""
+    """The time of that post."""
     set_at: datetime | None = None
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
-    """How many posts are newer than the marker."""
+    """Number of posts newer than the marker."""
 
     count: int
     has_more: bool = False
-    """Whether there are more than so many."""
+    """Whether there are more than `count`."""
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a list of followers, followed, muted or blocked."""
+    """A row of a list of followers, followed, muted or blocked authors."""
 
     id: FeedId
     since_at: datetime
 
 
 class People(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of such a list, latest first."""
+    """A page of such a list, latest first."""
 
     people: list[Person]
     total: int
@@ -154,15 +158,15 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What handlers of deletions are given."""
+    """Argument of handlers of deletions."""
 
     id: str
     author: FeedId
     ref: str | None = None
 
 
-class Differs(msgspec.Struct, frozen=True, kw_only=True):
-    """A viewer or author whose index is not its truth."""
+class FeedDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A viewer or author whose index differs from PostgreSQL."""
 
     kind: str
     entity: FeedId
@@ -171,34 +175,34 @@ class Differs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedVerified(msgspec.Struct, frozen=True, kw_only=True):
-    """How index and truth compare."""
+    """Result of comparing the index with PostgreSQL."""
 
     viewers: int
     authors: int
     posts: int
     follows: int
-    differences: list[Differs]
+    differences: list[FeedDifference]
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no entity differs."""
         return not self.differences
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
-    """How one shard of the index stands."""
+    """State of one shard of the index."""
 
     shard: int
     state: str
-    """missing, building or ready."""
+    """missing, building, recovering or ready."""
     floor_at: datetime | None = None
-    """Older posts are read from PostgreSQL; None: all are here."""
+    """Older posts are read from PostgreSQL; None: the index has all."""
     newest_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a version changes: items with their scores; a score below 0 removes."""
+    """Items of one version with their scores; a negative score removes."""
 
     kind: Kind
     entity: int
@@ -206,25 +210,26 @@ class Change:
     items: Sequence[str]
     scores: Sequence[int]
     id: int = 0
-    """Of its row in the outbox, where it was read from there."""
-    is_whole: bool = False
-    """Whether these are all items there are at that version, rather than what changed."""
+    """Id in the outbox, if it was read from there."""
+    is_snapshot: bool = False
+    """Whether these are all items at that version, rather than its change."""
 
 
 def score_of(moment: datetime) -> int:
-    """The least score of a moment's millisecond."""
+    """The lowest score of a moment's millisecond."""
     return int(moment.timestamp() * 1000) * TICKS
 
 
 def moment_of(score: int) -> datetime:
-    """The moment that a score tells."""
+    """The moment of a score."""
     return datetime.fromtimestamp(score // TICKS / 1000, UTC)
 
 
 def require_feed_id(what: str, value: object) -> FeedId:
-    """A viewer's or author's id; a number may be written as text. Raises: InvalidFeedId.
+    """Validate an id of a viewer or author; a number may be text. Raises: InvalidFeedId.
 
-    Text that only looks like such a number (007, -5, 0) is refused: as a name it would be somebody else.
+    Text that resembles a number (007, -5, 0) is refused, because as a text id it would be another
+    entity.
     """
     if isinstance(value, str):
         if _NUMBER.fullmatch(value):
@@ -238,7 +243,7 @@ def require_feed_id(what: str, value: object) -> FeedId:
 
 
 def require_feed_ids(what: str, values: Iterable[object]) -> list[FeedId]:
-    """Ids without doubles, in order. Raises: InvalidFeedId, TooManyAtOnce."""
+    """Validate ids and drop duplicates, in order. Raises: InvalidFeedId, TooManyAtOnce."""
     listed = require_many(what, values)
     found = list(dict.fromkeys(require_feed_id(what, value) for value in listed))
     if len(found) > AT_ONCE_MAX:
@@ -247,7 +252,7 @@ def require_feed_ids(what: str, values: Iterable[object]) -> list[FeedId]:
 
 
 def require_post_ids(values: Iterable[object]) -> list[str]:
-    """Ids of posts without doubles. Raises: InvalidFeedId, TooManyAtOnce."""
+    """Validate post ids and drop duplicates. Raises: InvalidFeedId, TooManyAtOnce."""
     found = list(
         dict.fromkeys(_require_post_id(value) for value in require_many("post", values, _POST_ID))
     )
@@ -257,7 +262,10 @@ def require_post_ids(values: Iterable[object]) -> list[str]:
 
 
 def require_posts(posts: Iterable[object]) -> list[NewPost]:
-    """Posts that may be added, with canonical authors. Raises: InvalidFeedId, InvalidPost, TooManyAtOnce."""
+    """Validate posts; return them with canonical authors.
+
+    Raises: InvalidFeedId, InvalidPost, TooManyAtOnce.
+    """
     found: dict[str, NewPost] = {}
     for post in require_many("post", posts, "a NewPost"):
         if not isinstance(post, NewPost):
@@ -267,7 +275,7 @@ def require_posts(posts: Iterable[object]) -> list[NewPost]:
         if fault := _fault_of(post):
             raise InvalidPost(f"post {post.id!r}: {fault}; nothing was posted")
         if post.id in found:
-            raise InvalidPost(f"post {post.id!r} is there twice; nothing was posted")
+            raise InvalidPost(f"post {post.id!r} appears twice; nothing was posted")
         found[post.id] = NewPost(author=author, id=post.id, at=post.at, ref=post.ref)
     if len(found) > POSTS_PER_CALL_MAX:
         raise TooManyAtOnce("posts", len(found), POSTS_PER_CALL_MAX)
@@ -275,33 +283,33 @@ def require_posts(posts: Iterable[object]) -> list[NewPost]:
 
 
 def require_limit(limit: object, limit_max: int = PAGE_MAX, *, what: str = "limit") -> int:
-    """How many lines a page is to have. Raises: InvalidLimit."""
+    """Validate a number of rows. Raises: InvalidLimit."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= limit_max:
         raise InvalidLimit(limit, limit_max, what=what)
     return limit
 
 
 def require_since(author: object, at: object) -> datetime | None:
-    """Since when an author is followed; None: now. Raises: InvalidFollow."""
+    """Validate the moment of a follow; None: now. Raises: InvalidFollow."""
     if at is None:
         return None
     if not isinstance(at, datetime) or at.tzinfo is None:
         raise InvalidFollow(
-            f"author {str(author)[:40]!r}: since {str(at)[:40]!r}, expected a moment with its time zone; nothing"
-            " of this call was done"
+            f"author {str(author)[:40]!r}: since {str(at)[:40]!r}, expected a moment with a time"
+            " zone; nothing of this call was done"
         )
     return at
 
 
 def require_many(what: str, values: object, expected: str = _FEED_ID) -> Iterable[Any]:
-    """Several values: no bytes, whose parts would be numbers, nor a single thing. Raises: InvalidFeedId."""
+    """Validate a list, which bytes are not. Raises: InvalidFeedId."""
     if isinstance(values, Iterable) and not isinstance(values, bytes | bytearray | memoryview):
         return values
     raise InvalidFeedId(f"{what}s", values, f"a list, each of them {expected}")
 
 
 def _fault_of(post: NewPost) -> str:
-    """What is wrong with moment or note; empty for nothing."""
+    """The error in `at` or `ref`; empty: none."""
     return _fault_of_moment(post.at) or _fault_of_ref(post.ref)
 
 
@@ -321,7 +329,7 @@ def _fault_of_ref(ref: object) -> str:
     if not isinstance(ref, str):
         return f"ref is {str(ref)[:40]!r}, expected text"
     if len(ref) > REF_MAX or "\0" in ref or not _is_text(ref):
-        return f"ref may have {REF_MAX} characters, none of them NUL or half of one"
+        return f"ref may have {REF_MAX} characters, without NUL and unpaired surrogates"
     return ""
 
 
@@ -337,3 +345,52 @@ def _require_post_id(value: object) -> str:
     if isinstance(value, str) and len(value) <= POST_ID_MAX and USER_ID.fullmatch(value):
         return value
     raise InvalidFeedId("post", value, _POST_ID)
+
+
+class FeedPost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """JSON form of a post on a page."""
+
+    id: str
+    author: FeedId
+    at: datetime
+
+
+class FeedPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """JSON form of a page, newest first; without `next_cursor` it is the last page.
+
+    `newest` is the position of the first post, for `since` and the read marker. `is_slow`: read
+    from PostgreSQL, because the index is unavailable or has no posts of that age.
+    """
+
+    posts: list[FeedPost]
+    next_cursor: str | None = None
+    newest: str | None = None
+    is_slow: bool = False
+
+
+class FeedPeople(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """JSON form of a list, latest first, with its total; without `next_cursor` it is the end."""
+
+    people: list[Person]
+    total: int
+    next_cursor: str | None = None
+
+
+def feed_post(post: PagePost) -> FeedPost:
+    """The JSON form of a post."""
+    return FeedPost(id=post.id, author=post.author, at=post.at)
+
+
+def feed_page(page: Page) -> FeedPage:
+    """The JSON form of a page."""
+    return FeedPage(
+        posts=[feed_post(post) for post in page.posts],
+        next_cursor=page.next,
+        newest=page.newest,
+        is_slow=page.is_slow,
+    )
+
+
+def feed_people(people: People) -> FeedPeople:
+    """The JSON form of a list."""
+    return FeedPeople(people=people.people, total=people.total, next_cursor=people.next)

@@ -1,35 +1,40 @@
-"""Fetch: sellers' catalogues and their photos, brought in politely and safely.
+"""Fetch: import sellers' catalogues and download their photos, politely and safely.
 
     file --readers--> rows --intake--> staged --diff--> items, needs --jobs--> photos --> links
-                                                              `--group done--> publish --> results --> consumers
+                                                              |--group done--> results --> consumers
 
-**Promise.** Every row and every photo of a run ends in exactly one outcome and the counts add up. A run is
-applied whole or not at all. No connection is ever opened to a forbidden address. A stored photo's row
-always has its bytes; one content is stored once. The newest version of an item reaches each recorded
-consumer at least once, never an older one after it; a webhook is told every result, in the order of commits.
-A customer's rate holds in every window of its hosts' own logs; a slow host delays nobody beside it. A broken
-link sits out some runs and is asked again within a day.
+**Promise.** Every row and every photo of a run ends in exactly one outcome, and the counts add up.
+A run is applied completely or not at all. No connection is opened to a forbidden address. A stored
+photo's row always has its bytes, and one content is stored once. Each recorded consumer receives
+the newest version of an item at least once, and never an older one after it. A webhook receives
+every result in the order of commits. A customer's rate limit holds in every window of its hosts'
+own logs. A slow host delays no other. A broken link skips some runs and is requested again within
+a day.
 
-**Everything is in PostgreSQL** (customers, runs, items, links, speeds, results), the bytes in the object store.
-The photo queues are the timeout classes, `fetch.1s`, `fetch.5s`, `fetch.30s`, under the one limiter `fetch` whose
-lanes are the customers. **Limits**: `model.py`, section `fetch` of the configuration.
+**State.** PostgreSQL stores customers, runs, items, links, statistics and results; the object
+store stores the bytes. The photo queues are the timeout classes `fetch.1s`, `fetch.5s` and
+`fetch.30s` under the limiter `fetch`, whose lanes are the customers. **Limits**: `model.py`;
+section `fetch` of the configuration.
 
-**Hearts.** `guard.py`: which URLs and addresses may be asked. `routing.py`: in which class a photo starts.
-`upkeep.py`: deadlines of items, and when a failed link is asked again. `webhooks.py`: results to somebody else's system.
+**Critical rules.** `guard.py`: which URLs and addresses are allowed. `routing.py`: the class in
+which a photo starts. `upkeep.py`: deadlines of items and the backoff of failed links.
+`webhook_delivery.py`: results to foreign systems.
 
-| what | files |
+A photo's life, from its row in a catalogue to the published item:
+
+| step | file |
 | --- | --- |
-| a file becomes rows | `readers/`, `mappings.py` (what foreign names mean), `sources.py` (files at a URL) |
-| a row is judged | `item_ids.py`, `intake.py`, `schemas.py` with `kinds.py` and `schema_rules.py`, `door.py` (its links) |
-| a run | `catalogues.py`, `staging.py`, `applying.py` (the diff is in `sql/runs.sql`), `sampling.py` (dry runs), `sent.py` (items without a file) |
-| a photo's job | `photos.py`, `asking.py` (one host for one photo), `ledger.py` with `gathering.py` (rows of many at a time) |
-| politeness | `starts.py`, `lanes.py`, `places.py`, `share.py`, `robots.py`, `speeds.py` (what was measured) |
-| a body from a stranger | `download.py`, `hop.py`, `body.py`, `names.py`, `transfers.py` |
-| a body becomes a photo | `keeping.py`, `images.py` (headers), `decoding/` (whole, in a guarded child), `outages.py` |
-| results | `publishing.py`, `consumers.py` (to whom), `webhooks.py` with `posting.py` |
-| in plain words | `texts/`, `outcomes.py`, `reports.py` |
+| 1. the run enqueues a job per photo | `applying.py`, `store/runs.py`, `sql/photos.sql` |
+| 2. the host's statistics select the queue | `routing.py`, `host_stats.py` |
+| 3. the job checks limits and fetches | `photo_fetch.py`, `rate_tokens.py`, `robots.py` |
+| 4. the download | `download.py`, `guard.py`, `dns.py`, `host_pool.py`, `curl.py` |
+| 5. the bytes are checked and stored | `images.py`, `blob_writer.py`, `decoding/` |
+| 6. the outcome is recorded under the lease | `store/outcomes.py`, `batching.py` |
+| 7. the item is published and delivered | `publishing.py`, `consumers.py`, `webhook_delivery.py` |
 
-Then `model.py`, `settings.py`, `errors.py`, and by topic `store/` + `sql/`, `service/`, `http/`, `cli/`.
+Catalogues: `readers/`, `intake.py`, `schemas.py`, `catalogues.py`, `staging.py`, `applying.py`,
+`sources.py`, and `item_upload.py` for items without a file. Then `model.py`, `outcomes.py`,
+`settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Consumers: who is told about items, kept in PostgreSQL so that nobody's absence loses anything.
+"""Consumers: `on_item` handlers, recorded in PostgreSQL so that an absence loses no result.
 
-A process whose application has `on_item` handlers records them when it starts to work. From then on
-every result is put on each recorded consumer's way, whichever process publishes it; a delivery whose
-consumer is not in this process waits for one that has it, longer and longer, and is woken when a worker
-that has it begins. So a restart without the application, a
-renamed function or a fleet of several applications delays deliveries and drops none. Only a person
-forgets a consumer (`remove`): its deliveries carry its id, and those of an id that is not recorded
-any more are dropped when their turn comes.
+A process whose application has `on_item` handlers records them when it starts to work. From then
+on every result is enqueued for each recorded consumer, whichever process publishes it. A delivery
+whose consumer is not in this process waits for a worker that has it, with growing delays, and is
+enqueued again when such a worker starts. So a restart without the application, a renamed function
+or a fleet of several applications delays deliveries and drops none. Only a person removes a
+consumer (`remove`): deliveries carry its id, and those with an unknown id are dropped when they
+run.
 
-Recording takes the same turn as publishing, so a result is either delivered to a new consumer or was
-there before it, which is logged; `replay` brings such a one up to date.
+Recording takes the same lock as publishing. A result is either delivered to a new consumer or
+older than it, which is logged; `replay` delivers the older ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from headrace.engines.postgres import Postgres, Runner
+from headrace.fetch import store
 from headrace.fetch.errors import ConsumerUnknown
 from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
 from headrace.jobs import Jobs, NewJob
 from headrace.kernel.logs import logger
 
@@ -34,7 +35,7 @@ _LOG: Final = logger(__name__)
 
 
 class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload: a result of an item for a consumer."""
+    """Payload: a result of an item for a consumer."""
 
     seq: int
     consumer: str
@@ -42,7 +43,7 @@ class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumers:
-    """The consumers recorded, and those that this process can call."""
+    """Recorded consumers, and the handlers of this process: `fetch.consumers`."""
 
     def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
         self._postgres = postgres
@@ -52,13 +53,13 @@ class Consumers:
         self._warned_s: dict[str, float] = {}
 
     def add(self, handler: Handler) -> None:
-        """Register a handler of this process under its module and name."""
+        """Register a handler of this process by its module and name."""
         name = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__name__)}"
         self._handlers[name] = handler
         self._is_declared = False
 
     def handler(self, name: str) -> Handler | None:
-        """The handler of that consumer; a warning, once a minute, where this process has none."""
+        """The handler of a consumer; logs a warning once a minute if this process has none."""
         found = self._handlers.get(name)
         now_s = time.monotonic()
         if found is None and now_s - self._warned_s.get(name, -WARN_EVERY_S) >= WARN_EVERY_S:
@@ -66,33 +67,36 @@ class Consumers:
             _LOG.warning(
                 "item_consumer_not_here",
                 consumer=name,
-                text="its deliveries wait for a worker whose application has this on_item handler;"
-                f" if none ever will: headrace fetch consumer rm '{name}'",
+                text="deliveries wait for a worker whose application has this on_item handler;"
+                f" to drop them: headrace fetch consumer rm '{name}'",
             )
         return found
 
     async def declare(self) -> None:
-        """Record the handlers of this process; once, until another is added."""
+        """Record the handlers of this process, once until another is added."""
         if self._is_declared:
             return
         async with self._postgres.transaction() as tx:
-            await tx.run(SQL.take_turn)
+            await tx.run(SQL.lock_result_order)
             new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
             has_results = bool(new) and await tx.value(SQL.has_results)
         self._is_declared = True
-        await self._wake()
+        await self._enqueue_waiting()
         for name in new:
             _LOG.info("item_consumer_added", consumer=name)
             if has_results:
                 _LOG.warning(
                     "item_consumer_came_late",
                     consumer=name,
-                    text="items published before it are not told to it by themselves: replay with"
+                    text="items published before it are not delivered: replay them with"
                     f" headrace fetch consumer replay '{name}'",
                 )
 
-    async def _wake(self) -> None:
-        """Enqueue anew what waited for the consumers of this process; the jobs that wait find it done."""
+    async def _enqueue_waiting(self) -> None:
+        """Enqueue the deliveries that waited for handlers of this process.
+
+        Their old jobs find them done.
+        """
         count = ITEMS_OF_PAGE
         while count == ITEMS_OF_PAGE:
             async with self._postgres.transaction() as tx:
@@ -112,7 +116,7 @@ class Consumers:
             count = len(rows)
 
     async def ids(self, runner: Runner | None = None) -> dict[str, int]:
-        """The id of each consumer recorded."""
+        """The id of each recorded consumer, by name."""
         rows = await (runner or self._postgres).all(SQL.consumer_ids)
         return {row["name"]: row["id"] for row in rows}
 
@@ -122,16 +126,21 @@ class Consumers:
         return [Consumer(**dict(row)) for row in rows]
 
     async def remove(self, name: str) -> None:
-        """Forget a consumer and drop what waits for it. Raises: ConsumerUnknown."""
+        """Remove a consumer and drop its deliveries; a worker with its handler records it again.
+
+        Raises: ConsumerUnknown.
+        """
         if not _is_name(name) or not await self._postgres.run(SQL.remove_consumer, name=name):
             raise ConsumerUnknown(name)
 
-    async def replay(self, name: str, customer: str | None) -> int:
-        """Put the newest version of every item on its way once more; return how many items.
+    async def replay(self, name: str, *, customer: str | None = None) -> int:
+        """Redeliver the newest version of every item to a consumer; return the number of items.
 
-        A page of items a transaction: what ends in the middle is begun anew without harm. Raises:
-        ConsumerUnknown.
+        Each page of items is a transaction, so an interrupted replay can be repeated safely.
+        Raises: ConsumerUnknown, CustomerUnknown.
         """
+        if customer is not None:
+            await store.catalogues.get_customer(self._postgres, customer)
         items, page_items, place = 0, ITEMS_OF_PAGE, ("", "")
         while page_items == ITEMS_OF_PAGE:
             async with self._postgres.transaction() as tx:
@@ -164,7 +173,7 @@ class Consumers:
 
 
 def deliveries(results: list[tuple[int, str]], consumers: dict[str, int]) -> list[NewJob]:
-    """A job for each result, by its `seq` and its customer, and each consumer."""
+    """One job per result (its `seq` and customer) and consumer."""
     return [
         NewJob(
             queue=ITEM_QUEUE,

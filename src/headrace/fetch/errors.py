@@ -1,4 +1,4 @@
-"""What can go wrong with fetch, each with its code and what to do about it."""
+"""Errors of fetch, each with its code and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, U
 
 
 class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wrong with a whole file: `code` has a sentence in `texts/`, `values` are what it shows."""
+    """Fault of a whole file: `texts/` has a message for `code`, which shows `values`."""
 
     code: str
     line: int | None = None
@@ -16,13 +16,13 @@ class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CustomerUnknown(NotFound):
-    """No customer of that name was set."""
+    """No customer has that name."""
 
     code = "fetch.customer_unknown"
 
     def __init__(self, customer: str) -> None:
         super().__init__(
-            f"customer {customer[:128]!r} is not known: make it with"
+            f"customer {customer[:128]!r} is not known: create it with"
             f" `headrace fetch customer set {customer[:128]} --rate 600/m --connections 8` or"
             f" `PUT /v1/fetch/customers/{customer[:128]}`"
         )
@@ -38,38 +38,38 @@ class RunUnknown(NotFound):
 
 
 class SourceUnknown(NotFound):
-    """The customer's catalogue is brought from nowhere by itself."""
+    """The customer has no source of catalogues."""
 
     code = "fetch.source_unknown"
 
     def __init__(self, customer: str) -> None:
         super().__init__(
-            f"customer {customer[:128]!r} has no source: make one with `headrace fetch catalogue add URL"
-            f" --customer {customer[:128]} --cron '0 * * * *'`"
+            f"customer {customer[:128]!r} has no source: create one with"
+            f" `headrace fetch catalogue add URL --customer {customer[:128]} --cron '0 * * * *'`"
         )
 
 
 class InvalidSource(InvalidInput):
-    """A catalogue cannot be brought as asked."""
+    """Invalid parameters of a source or file."""
 
     code = "fetch.invalid_source"
 
 
 class InvalidItems(InvalidInput):
-    """Items cannot be sent as asked."""
+    """Invalid items in an upload."""
 
     code = "fetch.invalid_items"
 
 
 class ConsumerUnknown(NotFound):
-    """No worker ever recorded an `on_item` handler of that name, or it was removed."""
+    """No worker recorded an `on_item` handler of that name, or it was removed."""
 
     code = "fetch.consumer_unknown"
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"consumer {name[:400]!r} is not known: `headrace fetch consumer ls` or"
-            " `GET /v1/fetch/consumers` lists those there are"
+            " `GET /v1/fetch/consumers` lists the consumers"
         )
 
 
@@ -87,112 +87,112 @@ class WebhookUnknown(NotFound):
 
 
 class ItemUnknown(NotFound):
-    """The customer never had an item of that id."""
+    """The customer has no item with that id."""
 
     code = "fetch.item_unknown"
 
 
 class NotACatalogue(InvalidInput):
-    """The file is of no format that can be read; `fault` says it in any language."""
+    """The file has no readable format; `fault` has a message in each language."""
 
     code = "fetch.not_a_catalogue"
     fault: FileFault | None = None
 
 
 class CatalogueBroken(InvalidInput):
-    """The file is a catalogue with a fault that makes the rest of it unreadable; nothing was applied."""
+    """A fault in the catalogue makes the rest unreadable; nothing was applied."""
 
     code = "fetch.catalogue_broken"
     fault: FileFault | None = None
 
 
 class CatalogueTooLarge(TooLarge):
-    """The file, packed or unpacked, is larger than catalogues may be."""
+    """The file exceeds the size limit, compressed or uncompressed."""
 
     code = "fetch.catalogue_too_large"
     fault: FileFault | None = None
 
 
 class UnknownFormat(InvalidInput):
-    """There is no catalogue format of that name, or it cannot be read in that way."""
+    """No such catalogue format, or it does not support the mapping."""
 
     code = "fetch.unknown_format"
 
 
 class InvalidMapping(InvalidInput):
-    """A mapping cannot be meant; every fault found is listed."""
+    """Invalid mapping; the message lists every fault."""
 
     code = "fetch.invalid_mapping"
 
 
 class MappingUnknown(NotFound):
-    """No mapping of that name was set."""
+    """No mapping has that name."""
 
     code = "fetch.mapping_unknown"
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"mapping {name[:128]!r} is not known: `headrace fetch mapping ls` or"
-            " `GET /v1/fetch/mappings` lists those there are"
+            " `GET /v1/fetch/mappings` lists the mappings"
         )
 
 
 class InvalidSchema(InvalidInput):
-    """A schema cannot be meant; every fault found is listed."""
+    """Invalid schema; the message lists every fault."""
 
     code = "fetch.invalid_schema"
 
 
 class SchemaUnknown(NotFound):
-    """No schema was set for that category."""
+    """The category has no schema."""
 
     code = "fetch.schema_unknown"
 
     def __init__(self, category: str) -> None:
         super().__init__(
             f"category {category[:200]!r} has no schema: `headrace fetch schema ls` or"
-            " `GET /v1/fetch/schemas` lists those that have"
+            " `GET /v1/fetch/schemas` lists the categories that have one"
         )
 
 
 class InvalidCustomer(InvalidInput):
-    """A limit of a customer is out of its range."""
+    """A limit of a customer is out of range."""
 
     code = "fetch.invalid_customer"
 
 
 class InvalidRate(InvalidInput):
-    """A customer's rate or connections cannot be meant."""
+    """Invalid rate or number of connections of a customer."""
 
     code = "fetch.invalid_rate"
 
 
 class RunUnderWay(Conflict):
-    """Another catalogue of the same customer is being read right now."""
+    """Another catalogue of the same customer is being read."""
 
     code = "fetch.run_under_way"
 
 
 class RunsBusy(Unavailable):
-    """As many catalogues as this process reads at once are being read; nothing was changed."""
+    """This process already reads its maximum of catalogues; nothing was changed."""
 
     code = "fetch.busy"
 
 
 class RunNotHeld(Conflict):
-    """Only a held run can be confirmed, as long as no other catalogue was applied since."""
+    """The run is not held, or another catalogue was applied since."""
 
     code = "fetch.run_not_held"
 
 
 class RunNotUndoable(Conflict):
-    """Only an applied catalogue can be undone, while no later one is applied."""
+    """The run is not an applied catalogue, or a later one is applied."""
 
     code = "fetch.run_not_undoable"
 
 
 class UrlRefused(InvalidInput):
-    """The URL may not be asked; `reason` is the code of the outcome `refused:<reason>`."""
+    """The URL is forbidden; `reason` is the code of the outcome `refused:<reason>`."""
 
     code = "fetch.url_refused"
 
@@ -202,19 +202,19 @@ class UrlRefused(InvalidInput):
 
 
 class RunHeld(Conflict):
-    """The command ended with a run that a person must confirm."""
+    """The command ended with a held run that a person must confirm."""
 
     code = "fetch.run_held"
 
 
 class RunUnfinished(Unavailable):
-    """The run is applied; its photos were not decided in the time the command waited."""
+    """The run is applied; its photos were not decided within the wait limit."""
 
     code = "fetch.run_unfinished"
 
 
 class LanguageUnknown(InvalidInput):
-    """There are no sentences in that language."""
+    """No messages exist in that language."""
 
     code = "fetch.language_unknown"
 
@@ -223,12 +223,13 @@ class LanguageUnknown(InvalidInput):
 
 
 class HostUnknown(NotFound):
-    """No photo was asked of that host."""
+    """No photo was requested from that host."""
 
     code = "fetch.host_unknown"
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"host {host[:253]!r} is not known: no photo was asked of it yet; write it as in the links, with"
-            " its port unless it is the usual one; `headrace fetch host ls` lists those there are"
+            f"host {host[:253]!r} is not known: no photo was requested from it yet; write it"
+            " as in the links, with its port unless that is the default;"
+            " `headrace fetch host ls` lists hosts"
         )

@@ -1,9 +1,8 @@
-"""Is it a photo, of which format and size: a reader of headers for JPEG, PNG, WebP, GIF and AVIF.
+"""Image headers: format and size of JPEG, PNG, WebP, GIF and AVIF files, without decoding.
 
-About 1 us a photo, against 11 to 110 us through an imaging library, and nothing is decoded: a PNG of
-30,000 x 30,000 pixels is 109 KB on the wire. The end of a file is looked for too, since half a JPEG
-parses well and shows grey. What a header cannot show is left to a decoder in a guarded process
-(`decoding`): for a share of the photos, and for all whose header is odd.
+A PNG of 30,000 x 30,000 pixels has 109 KB, so decoding every body is unsafe and slow. The end of a
+file is checked too: half a JPEG has a valid header and displays grey. A decoder in a guarded
+process (`decoding`) checks a share of the photos, and all with a suspicious header.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ SIDES_RATIO_MAX: Final = 20
 LARGE_PIXELS: Final = 4_000_000
 BITS_OF_PIXEL_MIN: Final = 0.1
 BITS_OF_PIXEL_MAX: Final = 64
-"""As many has a pixel of four channels of 16 bits, not packed at all."""
+"""Size of an uncompressed pixel of four channels of 16 bits."""
 SMALL_BYTES: Final = 64 * 1024
-"""Below it a photo may be mostly metadata."""
+"""A smaller photo may be mostly metadata."""
 GIF_BLOCKS_MAX: Final = 110_000
-"""More than the full data blocks of the largest photo; a GIF of more blocks is decoded whole."""
+"""More than the data blocks of the largest photo; a GIF with more blocks is decoded completely."""
 _SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What the header says; `format` is also the file's extension: jpg png webp gif avif."""
+    """Contents of an image header; `format` is also the extension: jpg png webp gif avif."""
 
     format: str
     width: int
@@ -38,7 +37,7 @@ class ImageInfo:
 
 
 class NotAPhoto(Exception):
-    """The bytes are refused; `outcome` says how."""
+    """The bytes are refused with `outcome`."""
 
     def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -47,7 +46,7 @@ class NotAPhoto(Exception):
 
 
 def inspect_image(data: bytes) -> ImageInfo:
-    """Format and size of the whole file `data`. Raises: NotAPhoto."""
+    """Format and size of a complete image file. Raises: NotAPhoto."""
     if not data:
         raise NotAPhoto("refused:empty", "the body is empty")
     try:
@@ -57,19 +56,21 @@ def inspect_image(data: bytes) -> ImageInfo:
             "failed:truncated", f"the image ends after {len(data)} bytes, in its header"
         ) from None
     if info is None or info.width < 1 or info.height < 1:
-        raise NotAPhoto("refused:not_an_image", "the body is no JPEG, PNG, WebP, GIF or AVIF image")
+        raise NotAPhoto(
+            "refused:not_an_image", "the body is not a JPEG, PNG, WebP, GIF or AVIF image"
+        )
     if info.width * info.height > PIXELS_MAX:
         raise NotAPhoto(
             "refused:too_many_pixels",
-            f"the image has {info.width} x {info.height} pixels, at most {PIXELS_MAX:,} are taken",
+            f"the image has {info.width} x {info.height} pixels, the limit is {PIXELS_MAX:,}",
         )
     return info
 
 
 def is_suspicious(image: ImageInfo, size_bytes: int) -> bool:
-    """Whether the header is odd enough that the photo is decoded whole before it is taken.
+    """Whether the header is unusual, so the photo must be decoded completely before it is stored.
 
-    Several frames, a strip, many pixels of next to no bytes, or more bytes than the pixels can need.
+    Several frames, a strip, many pixels in few bytes, or more bytes than the pixels can need.
     """
     sides = sorted((image.width, image.height))
     pixels = image.width * image.height
@@ -119,7 +120,7 @@ def _parse_jpeg(data: bytes) -> ImageInfo | None:
             height, width = struct.unpack_from(">HH", data, position + 5)
             found = ImageInfo("jpg", width, height)
         if marker == 0xDA:
-            # In scan data 0xFF is always stuffed, so an end marker found behind here is one.
+            # ClaimCursor data escapes 0xFF, so an end marker found behind here is real.
             if data.rfind(b"\xff\xd9") < position:
                 raise _truncated("the JPEG has no end marker")
             return found
@@ -152,7 +153,7 @@ def _parse_webp(data: bytes) -> ImageInfo | None:
     else:
         return None
     if len(data) < riff_bytes + 8:
-        raise _truncated(f"the WebP says {riff_bytes + 8} bytes and has {len(data)}")
+        raise _truncated(f"the WebP declares {riff_bytes + 8} bytes and has {len(data)}")
     return ImageInfo("webp", width, height, kind == b"VP8X" and bool(data[20] & 2))
 
 
@@ -163,7 +164,7 @@ def _parse_gif(data: bytes) -> ImageInfo | None:
 
 
 def _gif_frames(data: bytes) -> int:
-    """Count image descriptors up to 2; a GIF of unusual structure counts as 2. Raises: IndexError."""
+    """Number of frames up to 2; a GIF of unusual structure has 2. Raises: IndexError."""
     frames, blocks = 0, 0
     position = 13 + _color_table_bytes(data[10])
     while position < len(data):
@@ -217,7 +218,7 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
 
 
 def _find(data: bytes, start: int, end: int, path: tuple[bytes, ...]) -> Iterator[int]:
-    """Where the contents of each box of `path` start."""
+    """Start of the contents of each box of `path`."""
     for kind, box_start, box_end in _boxes(data, start, end):
         if kind != path[0]:
             continue
@@ -230,9 +231,9 @@ def _find(data: bytes, start: int, end: int, path: tuple[bytes, ...]) -> Iterato
 
 
 def _parse_avif(data: bytes) -> ImageInfo | None:
-    """The largest `ispe` is the image: tiles of a grid have smaller ones of their own."""
-    places = _find(data, 0, len(data), (b"meta", b"iprp", b"ipco", b"ispe"))
-    sizes = [struct.unpack_from(">II", data, at + 4) for at in places]
+    """Size by the largest `ispe` box: the tiles of a grid have smaller ones."""
+    starts = _find(data, 0, len(data), (b"meta", b"iprp", b"ipco", b"ispe"))
+    sizes = [struct.unpack_from(">II", data, at + 4) for at in starts]
     if not sizes:
         return None
     width, height = max(sizes, key=lambda size: size[0] * size[1])

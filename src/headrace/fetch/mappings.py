@@ -1,21 +1,27 @@
-"""Mappings: which names of a foreign file mean what, as data.
+"""Field names: which column or path of a file holds which field, by mapping or by synonyms.
 
-    format = "json"                                   # only where recognition by content is not enough
-    rows   = "catalog.products"                       # where the rows are, in JSON and XML
+Without a mapping, the table `synonyms.toml` recognizes common column names. A mapping names them:
+
+    format = "json"                                   # only if the content does not show the format
+    rows   = "catalog.products"                       # the path of the rows, in JSON and XML
     id     = "sku"
     name   = ["title.ru", "title"]                    # the first that has a value
     photos = ["images[].url", "pic1", "pic2"]         # all, in this order
-    fields = { brand = "maker.name" }                 # any others, under names of your own
+    fields = { brand = "maker.name" }                 # any further fields, under your names
 
-A path is the name of a column, or the names on the way down parted by `.` or `/`; `[]` after a list may be
-left out; `@url` is an attribute of XML. Case does not matter. What is not mapped is kept under its own
-path, unless `others = "drop"`.
+A path is the name of a column, or nested names separated by `.` or `/`. The `[]` after a list may
+be omitted; `@url` is an XML attribute. Case is ignored. Unmapped values keep their own path as the
+name, unless `others = "drop"`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -24,6 +30,8 @@ from headrace.fetch.errors import InvalidMapping
 from headrace.kernel.errors import FieldProblem
 
 Paths: TypeAlias = str | list[str]
+Value: TypeAlias = str | list[str]
+"""The value of a field: one text, or several texts for a repeated field."""
 PATH_CHARACTERS_MAX: Final = 200
 PATHS_MAX: Final = 100
 FIELDS_MAX: Final = 500
@@ -39,7 +47,7 @@ _SINGLE: Final = ("id", "name", "price", "category", "url")
 class Mapping(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How to read a file with names of its own; see the head of this module."""
+    """How to read a file whose fields have other names; the module docstring has an example."""
 
     id: Paths
     name: Paths | None = None
@@ -56,7 +64,7 @@ class Mapping(
 
 
 class NamedMapping(msgspec.Struct, frozen=True, kw_only=True):
-    """A mapping and what it is called."""
+    """A stored mapping with its name."""
 
     name: str
     mapping: Mapping
@@ -64,17 +72,17 @@ class NamedMapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain_path(path: str) -> str:
-    """A path in the one form that paths are compared in."""
+    """A path in normalized form, in which paths are compared."""
     return path.strip().lower().replace("[]", "").replace("/", ".").strip(".")
 
 
 def paths_of(paths: Paths | None) -> list[str]:
-    """Every path that a field is mapped to, in the one form."""
+    """The normalized paths that a field is mapped to."""
     return [plain_path(path) for path in ([paths] if isinstance(paths, str) else paths or ())]
 
 
 def parse_mapping(data: Any) -> Mapping:
-    """The mapping that decoded JSON or TOML describes. Raises: InvalidMapping."""
+    """The mapping in decoded JSON or TOML. Raises: InvalidMapping."""
     try:
         mapping = msgspec.convert(data, Mapping)
     except msgspec.ValidationError as error:
@@ -84,11 +92,11 @@ def parse_mapping(data: Any) -> Mapping:
 
 
 def require_mapping(mapping: Mapping) -> Mapping:
-    """`mapping`, if it can be meant. Raises: InvalidMapping, with every fault."""
+    """Return `mapping` if it is valid. Raises: InvalidMapping, with every fault."""
     problems = tuple(_faults(mapping))
     if problems:
-        said = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise InvalidMapping(f"the mapping is not valid: {said}", problems=problems)
+        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
+        raise InvalidMapping(f"the mapping is not valid: {texts}", problems=problems)
     return mapping
 
 
@@ -99,18 +107,22 @@ def _faults(mapping: Mapping) -> Iterator[FieldProblem]:
         ("delimiter", mapping.delimiter, _DELIMITERS),
     ):
         if value is not None and value not in allowed:
-            told = ", ".join(repr(choice) for choice in allowed)
-            yield FieldProblem(f"/{name}", "invalid", f"{value[:40]!r} is none of {told}")
+            choices = ", ".join(repr(choice) for choice in allowed)
+            yield FieldProblem(f"/{name}", "invalid", f"{value[:40]!r} is not one of {choices}")
     if mapping.rows is not None and not plain_path(mapping.rows):
-        yield FieldProblem("/rows", "invalid", "the path is empty: leave it out or name the rows")
+        text = "the path is empty: remove it, or set the path of the rows"
+        yield FieldProblem("/rows", "invalid", text)
     if len(mapping.fields) > FIELDS_MAX:
         yield FieldProblem("/fields", "too_many", f"more than {FIELDS_MAX} fields")
     for name in mapping.fields:
         if name in (*_SINGLE, "photos") or not _is_name(name):
-            text = f"{name[:40]!r} is no name for a further field: 1 to 200 printed characters"
+            text = (
+                f"{name[:40]!r} cannot name a further field: use 1 to 200 printable characters,"
+                " and no name of a standard field"
+            )
             yield FieldProblem("/fields", "invalid", text)
     if not paths_of(mapping.id):
-        yield FieldProblem("/id", "missing", "name the field that holds the id")
+        yield FieldProblem("/id", "missing", "the path of the id is missing: set it")
     mapped = {name: getattr(mapping, name) for name in (*_SINGLE, "photos")} | {
         f"fields/{name}": paths for name, paths in mapping.fields.items()
     }
@@ -122,3 +134,134 @@ def _faults(mapping: Mapping) -> Iterator[FieldProblem]:
 
 def _is_name(name: str) -> bool:
     return 0 < len(name) <= PATH_CHARACTERS_MAX and name.isprintable() and bool(name.strip())
+
+
+_WORDS_KEPT: Final = 10_000
+_WORD_CHARACTERS_MAX: Final = 100
+_TABLES: Final[dict[str, dict[str, list[str]]]] = tomllib.loads(
+    files("headrace.fetch").joinpath("synonyms.toml").read_text(encoding="utf-8")
+)
+_REMARK: Final = re.compile(r"[\s*:]*(?:\([^()]*\)|\[[^\[\]]*\]|,.*)?[\s*:]*$", re.DOTALL)
+_NUMBER: Final = re.compile(r"[ _-]?№?[0-9]*(?:\.(?:url|src|href|link))?$")
+
+
+def plain_word(word: str) -> str:
+    """A word in normalized form, in which words are compared."""
+    return " ".join(word.lower().replace("ё", "е").split())  # noqa: RUF001
+
+
+def by_word(table: str) -> dict[str, str]:
+    """The meanings of the words in a table of `synonyms.toml`, by normalized word."""
+    return {
+        plain_word(word): meaning for meaning, words in _TABLES[table].items() for word in words
+    }
+
+
+_FIELDS: Final = by_word("columns")
+_RANKS: Final = {word: rank for rank, word in enumerate(_FIELDS)}
+ID_WORDS: Final = tuple(_TABLES["columns"]["id"])
+
+
+def field_of(name: str) -> tuple[str, int] | None:
+    """The field that a column name means, with the rank of the name; None if it is unknown."""
+    return _field_of(name) if len(name) <= _WORD_CHARACTERS_MAX else None
+
+
+@lru_cache(_WORDS_KEPT)
+def _field_of(name: str) -> tuple[str, int] | None:
+    plain = plain_word(name)
+    for word in (plain, plain_word(_REMARK.sub("", plain))):
+        if word in _FIELDS:
+            return _FIELDS[word], _RANKS[word]
+        unnumbered = _NUMBER.sub("", word).rstrip()
+        if _FIELDS.get(unnumbered) == "photos":
+            return "photos", _RANKS[unnumbered]
+    return None
+
+
+KNOWN: Final = frozenset({"name", "price", "category", "url"})
+_BETWEEN_PHOTOS: Final = re.compile(r"\s*[|\n\r]\s*|[,;\s]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+_UNUSUAL: Final = re.compile(r"[ ,;]")
+"""Characters that need the general split, which is ten times slower than `str.split`."""
+
+
+def known_names(names: Sequence[str]) -> list[str]:
+    """The names with synonyms replaced by the fields that they mean.
+
+    If several names mean one field, the first one in the table is replaced. Unknown names and names
+    of photo columns are not replaced.
+    """
+    found = [field_of(name) for name in names]
+    best: dict[str, int] = {}
+    for known in found:
+        if known is not None:
+            best[known[0]] = min(known[1], best.get(known[0], known[1]))
+    return [
+        known[0] if known and known[0] != "photos" and known[1] == best[known[0]] else name
+        for name, known in zip(names, found, strict=True)
+    ]
+
+
+def is_photos(name: str) -> bool:
+    """Whether a column of that name contains photo links."""
+    found = field_of(name)
+    return found is not None and found[0] == "photos"
+
+
+def split_photos(text: str) -> list[str]:
+    """The links in one text, in order."""
+    if text.isprintable() and not _UNUSUAL.search(text):
+        return [link for link in text.split("|") if link]
+    return [link for link in (part.strip() for part in _BETWEEN_PHOTOS.split(text.strip())) if link]
+
+
+def one_or_all(texts: list[str]) -> Value:
+    """The only text, or the list of texts."""
+    return texts[0] if len(texts) == 1 else texts
+
+
+def apply_synonyms(cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
+    """The fields and photos in the cells of a row, by synonyms."""
+    values: dict[str, Value] = {}
+    photos: list[str] = []
+    for name, texts in zip(known_names(list(cells)), cells.values(), strict=True):
+        if is_photos(name):
+            photos.extend(links_of(texts))
+        else:
+            values.setdefault(name, texts[0] if name in _SINGLE else one_or_all(texts))
+    return values, photos
+
+
+def links_of(texts: Iterable[str]) -> list[str]:
+    """The links in several texts, in order."""
+    return [link for text in texts for link in split_photos(text)]
+
+
+class Names:
+    """A mapping prepared to be applied to rows. Cells are keyed by normalized paths."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._single = [(name, paths_of(getattr(mapping, name))) for name in _SINGLE]
+        self._fields = [(name, paths_of(paths)) for name, paths in mapping.fields.items()]
+        self._photos = paths_of(mapping.photos)
+        self._keeps_others = mapping.others == "keep"
+        self._used = {path for _, paths in self._single + self._fields for path in paths}
+        self._used.update(self._photos)
+        self.id_paths = self._single[0][1]
+
+    def apply(self, cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
+        """The fields and photos in the cells of a row; the first path with a value wins."""
+        values: dict[str, Value] = {}
+        for name, paths in self._single:
+            texts = next((cells[path] for path in paths if path in cells), None)
+            if texts:
+                values[name] = texts[0]
+        for name, paths in self._fields:
+            texts = next((cells[path] for path in paths if path in cells), None)
+            if texts:
+                values[name] = one_or_all(texts)
+        if self._keeps_others:
+            for path, texts in cells.items():
+                if path not in self._used:
+                    values.setdefault(path, one_or_all(texts))
+        return values, links_of(text for path in self._photos for text in cells.get(path, ()))

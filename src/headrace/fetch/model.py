@@ -1,10 +1,4 @@
-"""The values of fetch: customers, runs, items and outcomes.
-
-An outcome is a text of one of four shapes, kept as written in every table and answer:
-`stored`, `unchanged`, `refused:<code>` (we declined what was offered) and `failed:<code>` (the host did
-not deliver). `known` counts photos that needed no request at all. A `refused` outcome and most answers
-of 4xx are final at once; 5xx, TEMPORARY_STATUSES and faults of the way are tried again with backoff.
-"""
+"""The values of fetch: customers, runs, items, results, hosts and links."""
 
 from __future__ import annotations
 
@@ -21,7 +15,7 @@ from headrace.kernel import metrics
 
 LIMITER: Final = "fetch"
 RESULTS_LIMITER: Final = "fetch.results"
-"""A lane a customer without limits, for the turns: 300,000 results of one held up another's two for minutes."""
+"""Limiter without limits; its lanes make customers take turns, so none delays another."""
 PUBLISH_QUEUE: Final = "fetch.publish"
 ITEM_QUEUE: Final = "fetch.item"
 CATALOGUE_QUEUE: Final = "fetch.catalogue"
@@ -29,7 +23,7 @@ WEBHOOK_QUEUE: Final = "fetch.webhook"
 DEADLINES_QUEUE: Final = "fetch.deadlines"
 LINKS_QUEUE: Final = "fetch.links"
 PHOTO_RETRIES: Final = 3
-"""Tries after the first one, of a link that did not fail the last time; one that did has one try a run."""
+"""Retries of a link in a run; a link that failed in its last run has none."""
 BIGINT_MAX: Final = 2**63 - 1
 PHOTOS_OF_ITEM_MAX: Final = 30
 URL_CHARACTERS_MAX: Final = 2048
@@ -39,53 +33,22 @@ COLUMNS_MAX: Final = 500
 ROWS_MAX: Final = 5_000_000
 PROBLEMS_KEPT_MAX: Final = 1000
 RUNS_KEPT: Final = 20
-SENT_RUNS_KEPT: Final = 100  # of items sent by themselves
+SENT_RUNS_KEPT: Final = 100
+"""Kept runs of uploaded items."""
 DRY_RUNS_KEPT: Final = 5
 UNDOABLE_RUNS: Final = 5
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
 
-TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429})
-OUTCOME_CODES: Final = (
-    "stored",
-    "unchanged",
-    "known",
-    "refused:forbidden_address",
-    "refused:not_an_image",
-    "refused:too_large",
-    "refused:too_many_pixels",
-    "refused:too_many_frames",
-    "refused:undecodable",
-    "failed:dns",
-    "failed:connect",
-    "failed:timeout",
-    "failed:http_404",
-    "failed:http_503",
-    "failed:rate_limited",
-    "failed:truncated",
-    "failed:tls",
-    "failed:tls_expired",
-    "failed:tls_not_yet_valid",
-    "failed:tls_wrong_name",
-    "failed:tls_self_signed",
-    "failed:tls_untrusted",
-    "failed:tls_incomplete",
-)
-PHOTOS_DECIDED: Final = metrics.counter(
-    "fetch_photos_total", "Photos decided, by outcome.", outcome=OUTCOME_CODES
-)
-BYTES_RECEIVED: Final = metrics.counter(
-    "fetch_received_bytes_total", "Bytes of photo bodies received."
-)
 WEBHOOK_POSTS: Final = metrics.counter(
     "fetch_webhook_posts_total",
-    "Messages sent to webhooks, by what came of them.",
+    "Messages sent to webhooks, by result.",
     outcome=("taken", "refused", "gone"),
 )
 
 
 class RunState(StrEnum):
-    """Where a run is; RUN_MOVES has the moves."""
+    """State of a run; RUN_MOVES lists the transitions."""
 
     BRINGING = "bringing"
     READING = "reading"
@@ -119,26 +82,28 @@ RUN_MOVES: Final[dict[RunState, frozenset[RunState]]] = {
     RunState.DONE: frozenset(),
 }
 FINAL_STATES: Final = frozenset(s for s in RunState if not RUN_MOVES[s]) | {RunState.HELD}
-"""Nothing more happens by itself."""
+"""States without further automatic transitions."""
 
 
 class Customer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose catalogues and photos: `starts_max` requests in any `window_s`, `connections` at once."""
+    """A seller: at most `starts_max` requests in any `window_s`, `connections` at once."""
 
     customer: str
     starts_max: int
     window_s: float
     connections: int
     hold_share: float | None = None
-    """A catalogue that removes more than this share of the items is held; null: `fetch.hold_share`."""
+    """A catalogue that removes more than this share of the items is held; null:
+    `fetch.hold_share`.
+    """
     hold_items: int | None = None
-    """And more than so many items; null: `fetch.hold_items`."""
+    """It must also remove more than this number of items; null: `fetch.hold_items`."""
     refresh_s: float | None = None
-    """Good photos are asked for again after so many seconds; 0: never; null: `fetch.refresh`."""
+    """Good photos are requested again after this time; 0: never; null: `fetch.refresh`."""
 
 
 class SampledPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """A photo that a dry run downloaded to see how it goes; nothing of it was kept."""
+    """A photo that a dry run downloaded; nothing was stored."""
 
     url: str
     outcome: str
@@ -147,21 +112,21 @@ class SampledPhoto(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dry run saw of the photos it would ask, and how long the real run is expected to take."""
+    """Sampled photos of a dry run, and the expected time of the real run."""
 
     photos: list[SampledPhoto]
     expected_s: float
-    """At the customer's rate and connections, and as fast as the sampled photos came."""
+    """At the customer's rate and connections, and at the speed of the sampled photos."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a catalogue; new + changed + unchanged + invalid = rows.
 
-    An unchanged item whose photos changed when asked again becomes a changed one. Of a dry run and of
-    a held one all counts say what it would change; `photos_pending` would be asked. A run whose format is `items`
-    is of items sent by themselves, where gone ones have a row too; one whose format is `same` is of a
-    file that did not change: links that are due are asked again. One whose format is `undo` undoes another run, one whose
-    format is `links` asks again for failed links and old photos.
+    An unchanged item becomes changed if its photos changed when they were requested again. The
+    counts of a dry or held run are what it would change; `photos_pending` would be requested.
+    Special formats: `items`: uploaded items, where gone ones have a row too; `same`: an unchanged
+    file, whose due links are requested; `undo`: undoes another run; `links`: requests failed links
+    and old photos again.
     """
 
     run: int
@@ -184,31 +149,31 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     photos_pending: int
     photos_by_outcome: dict[str, int]
     photos_per_s: float | None = None
-    """Photos decided per second in the last two to three minutes; None: not known."""
+    """Photos decided per second in the last two to three minutes; null: unknown."""
     eta_s: float | None = None
-    """Seconds until the last photo is decided at this pace; None: not known."""
+    """Seconds until the last photo is decided at this rate; null: unknown."""
     sample: Sample | None = None
-    """Of a dry run."""
+    """Only for a dry run."""
     undone_by: int | None = None
-    """The run that put the items back."""
+    """The run that restored the items."""
     items_late: int = 0
     """Items published at their deadline without all of their photos."""
     fault: FileFault | None = None
-    """What is wrong with the whole file; reports show it in the reader's language."""
+    """Fault of the whole file; reports show it in the chosen language."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does to an item, or would: `new`, `changed` or `gone`."""
+    """Change of an item by a run: `new`, `changed` or `gone`."""
 
     item: str
     kind: str
     version: int
     fields: list[str]
-    """Of a changed item: those that differ, `photos` where its list of links does."""
+    """Fields of a changed item that differ, including `photos`."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a customer's catalogue is brought from, when next, and what came of it last."""
+    """Source of a customer's catalogue: URL, schedule and last result."""
 
     customer: str
     url: str
@@ -217,20 +182,20 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     format: str | None
     mapping: str | None
     next_at: datetime | None
-    """None: its cron is paused."""
+    """Null: its cron is paused."""
     tried_at: datetime | None
     outcome: str | None
     """`applied`, `done`, `held`, `unchanged`, `refused:<code>` or `failed:<code>`."""
     text: str | None
-    """Why, where it did not go well."""
+    """Reason of a failure."""
     run: int | None
-    """The last run made of it."""
+    """The last run of this source."""
     failures: int
-    """Tries in a row that brought no readable file."""
+    """Consecutive attempts without a readable file."""
 
 
 class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An item sent by itself. Without `fields` those it has stay; `gone`: it is to be unpublished."""
+    """An uploaded item. Without `fields` the stored ones stay; `gone` unpublishes it."""
 
     customer: str
     item: str
@@ -240,7 +205,7 @@ class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of one row: where it is, and its code with the values that its sentence shows."""
+    """A problem of one row: position, code and the values that its message shows."""
 
     row: int
     line: int
@@ -249,11 +214,11 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     values: dict[str, str | int | float] = msgspec.field(default_factory=dict)
     text: str = ""
-    """The sentence of `texts/`; whoever finds a fault leaves it empty and gives the values."""
+    """The message from `texts/`; empty until it is rendered in a language."""
 
 
 class PhotoProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A photo that failed or was refused when a run asked for it."""
+    """A photo of a run that failed or was refused."""
 
     item: str
     url: str
@@ -262,7 +227,7 @@ class PhotoProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
-    """An `on_item` handler that results are delivered to; `items` is how many it was told of."""
+    """An `on_item` handler that receives results; `items`: number of items delivered."""
 
     name: str
     added_at: datetime
@@ -270,31 +235,31 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a customer's results are sent, and how far its receiver is."""
+    """URL that receives a customer's results, and its progress."""
 
     customer: str
     url: str
     taken_seq: int
-    """The last result that was taken."""
+    """The last accepted result."""
     waiting: int
-    """Results after it, counted up to 10,000."""
+    """Backlog after it, counted up to 10,000."""
     failures: int
-    """Sends since the last that was taken."""
+    """Failed messages since the last accepted one."""
     failing_since: datetime | None
     next_at: datetime | None
-    """When what failed is sent again."""
+    """Time of the next retry."""
     last_at: datetime | None
     last_status: int | None
     last_error: str | None
     disabled_at: datetime | None
-    """The receiver answered 410; set the webhook again to go on."""
+    """The receiver responded 410; set the webhook again to enable it."""
     old_until: datetime | None
-    """Until then the secret before the last rotation signs as well."""
+    """Until then the previous secret also signs."""
     created_at: datetime
 
 
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook's secret, told this once; until `old_until` the one before signs as well."""
+    """A new secret, returned only once; until `old_until` the previous one also signs."""
 
     customer: str
     secret: str
@@ -302,7 +267,7 @@ class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """How many results, counted up to 10,000, are on their way to the webhook once more."""
+    """Number of results, counted up to 10,000, that are sent again."""
 
     customer: str
     after: int
@@ -310,7 +275,7 @@ class WebhookReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a test message to a webhook met."""
+    """Result of a test message to a webhook."""
 
     customer: str
     url: str
@@ -321,15 +286,15 @@ class WebhookTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CustomerSet(Customer, frozen=True, kw_only=True):
-    """A customer that was set; `webhook_secret` is told once, when its webhook is made."""
+    """A customer after a change; `webhook_secret` is returned once, for a new webhook."""
 
     webhook: str | None = None
-    """The URL that its results are sent to."""
+    """The URL that receives its results."""
     webhook_secret: str | None = None
 
 
 class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """A photo of an item; `key` is set while a good copy is stored, also when the last try failed."""
+    """A photo of an item; `key` is set while a good copy is stored, even after a failed attempt."""
 
     url: str
     outcome: str
@@ -341,7 +306,7 @@ class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `on_item` handler gets; `action` is publish, edit or unpublish."""
+    """Argument of an `on_item` handler; `action` is publish, edit or unpublish."""
 
     customer: str
     id: str
@@ -352,14 +317,14 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(Item, frozen=True, kw_only=True):
-    """An item's result as polling sees it: `seq` grows in the order of commits."""
+    """A published version of an item; `seq` grows in the order of commits."""
 
     seq: int
     at: datetime
 
 
 class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item as the last catalogues left it, with its photos as they stand now."""
+    """Current state of an item with its photos."""
 
     customer: str
     id: str
@@ -371,7 +336,7 @@ class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a URL of a customer."""
+    """The last result of a URL of a customer."""
 
     customer: str
     url: str
@@ -381,81 +346,81 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     last_modified: str | None
     checked_at: datetime
     failures: int
-    """How many times in a row it failed."""
+    """Consecutive failures."""
     rounds_left: int
-    """So many whole catalogues pass before it is asked again."""
+    """Whole catalogues that skip it before the next request."""
     recheck_at: datetime | None
-    """When a failed link is asked again at the latest, whichever catalogues come."""
+    """Latest time of the next request of a failed link."""
     run: int
     text: str
-    """The outcome in plain words."""
+    """The outcome as a sentence."""
 
 
 class UrlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a photo is or is not there: the judgement of the URL now, every customer's last outcome."""
+    """Why a photo exists or not: whether the URL is allowed, and the last outcome per customer."""
 
     url: str
     allowed: bool
     judgement: str
     links: list[Link]
     customers: list[UrlCustomer]
-    """Those whose runs asked it or are about to."""
+    """Customers whose runs requested it or will."""
 
 
 class UrlCustomer(msgspec.Struct, frozen=True, kw_only=True):
-    """What bears on the next time that a customer's run asks a URL."""
+    """State that determines a customer's next request of a URL."""
 
     customer: str
     waiting_runs: list[int]
-    """Runs that have it to ask and have not yet."""
+    """Runs that will request it."""
     job: Why | None
-    """Why the photo's job waits; of a long backlog, why another photo of the customer does."""
+    """Why the photo's job waits; in a long backlog, why another job of the customer waits."""
     host: Host | None
-    """How fast its host is and in which class the photo starts; null: nothing was measured."""
+    """Statistics of its host; null: none."""
     lane: Lane | None
-    """The customer's limits and what is under way."""
+    """The customer's limits and running requests."""
     ahead: str
-    """When it is asked next, in a sentence."""
+    """When it is requested next, as a sentence."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a host of a customer's links, and what it asked of us."""
+    """Statistics of a host of a customer's links, and its requested pauses."""
 
     host: str
     customer: str
     starts_in: str
     """Timeout class in which its next photo starts."""
     needs: dict[str, float]
-    """Share of its recent photos by the class that was enough for them."""
+    """Share of recent photos by the class that was enough for them."""
     mean_s: float | None
-    """Mean time of a recent photo; null: nothing recent was measured."""
+    """Mean time of a recent photo; null: none measured."""
     requests: int
     photos_by_outcome: dict[str, int]
     first_seen_at: datetime
     last_seen_at: datetime
     paused_until: datetime | None
-    """Until when it asked to be left alone."""
+    """End of the pause that it requested."""
     crawl_delay_s: float | None
-    """What its robots.txt asks, where that is read."""
+    """Crawl-delay of its robots.txt, if that is read."""
 
 
 class PhotoStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a download; times count from its beginning."""
+    """One request of a download; times are measured from its start."""
 
     url: str
     address: str
     status: int
-    """0: no answer came."""
+    """0: no response."""
     connect_s: float
-    """Connected, with TLS; 0 for a connection that was kept, and where none came about."""
+    """Connected, including TLS; 0 for a kept or failed connection."""
     first_byte_s: float
     took_s: float
     is_sent: bool
-    """Whether a request left; only then the host saw one."""
+    """Whether a request was sent to the host."""
 
 
 class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One photo downloaded now, nothing stored."""
+    """Result of a test download; nothing was stored."""
 
     url: str
     outcome: str
@@ -476,22 +441,13 @@ def photo_key(sha256: str, extension: str) -> str:
     return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
 
 
-def is_temporary(outcome: str) -> bool:
-    """Whether asking again in this run makes sense."""
-    kind, _, code = outcome.partition(":")
-    if kind != "failed" or code.startswith("tls"):
-        return False
-    status = re.fullmatch(r"http_(\d+)", code)
-    return status is None or int(status[1]) in TEMPORARY_STATUSES or int(status[1]) >= 500
-
-
 def parse_rate(text: str) -> tuple[int, float]:
     """Starts and window in seconds of `600/m`, `10/s`, `20/5s`, `5000/h`. Raises: InvalidRate."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,6}(?:\.[0-9]{1,3})?)?(s|m|h)", text.strip())
     if match is None:
         raise InvalidRate(
-            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m, or in a"
-            " window such as 20/5s"
+            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m,"
+            " or in a window such as 20/5s"
         )
     if int(match[1]) == 0:
         raise InvalidRate(

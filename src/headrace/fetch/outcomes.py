@@ -1,6 +1,59 @@
-"""Kinds of outcomes."""
+"""Outcomes of photos: their codes, which of them are retried, and their counters.
+
+An outcome is a text in one of four forms, stored and shown as it is: `stored`, `unchanged`,
+`refused:<code>` (we rejected the URL or the content) and `failed:<code>` (the host did not
+deliver). `known` counts photos that needed no request. A `refused` outcome and most 4xx responses
+are final; 5xx, TEMPORARY_STATUSES and network errors are retried with backoff.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+from headrace.kernel import metrics
+
+TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429})
+OUTCOME_CODES: Final = (
+    "stored",
+    "unchanged",
+    "known",
+    "refused:forbidden_address",
+    "refused:not_an_image",
+    "refused:too_large",
+    "refused:too_many_pixels",
+    "refused:too_many_frames",
+    "refused:undecodable",
+    "failed:dns",
+    "failed:connect",
+    "failed:timeout",
+    "failed:http_404",
+    "failed:http_503",
+    "failed:rate_limited",
+    "failed:truncated",
+    "failed:tls",
+    "failed:tls_expired",
+    "failed:tls_not_yet_valid",
+    "failed:tls_wrong_name",
+    "failed:tls_self_signed",
+    "failed:tls_untrusted",
+    "failed:tls_incomplete",
+)
+PHOTOS_DECIDED: Final = metrics.counter(
+    "fetch_photos_total", "Photos decided, by outcome.", outcome=OUTCOME_CODES
+)
+BYTES_RECEIVED: Final = metrics.counter(
+    "fetch_received_bytes_total", "Bytes of photo bodies received."
+)
+
+
+def is_temporary(outcome: str) -> bool:
+    """Whether a retry in this run makes sense."""
+    kind, _, code = outcome.partition(":")
+    if kind != "failed" or code.startswith("tls"):
+        return False
+    status = re.fullmatch(r"http_(\d+)", code)
+    return status is None or int(status[1]) in TEMPORARY_STATUSES or int(status[1]) >= 500
 
 
 def is_bad(outcome: str) -> bool:

@@ -1,22 +1,20 @@
-"""From decided photos to consumers: the publish task and the item task.
+"""Publishing: from decided photos to consumers, by the publish task and the item task.
 
-Publishing writes one row for each version of an item, exactly once, in the transaction that closes the
-run's change and enqueues a job for each consumer. A version that a later catalogue replaced before it
-was published is closed without a result.
+Publishing writes one row per version of an item, exactly once, in the transaction that closes the
+run's change and enqueues one job per consumer. A version that a later catalogue replaced before
+its publication is closed without a result.
 
-An unchanged item whose photos were asked again gets a version of its own only where a copy came or
-changed; otherwise its change is closed without a word. So does an item that was published at its deadline,
-when its last photo is decided.
+An unchanged item whose photos were requested again gets a new version only if a copy arrived or
+changed. The same holds for an item published at its deadline, when its last photo is decided.
 
-A consumer gets an item's versions in order, the newest at least once: a job brings the newest version
-there is, whichever it was made for, one whose version was delivered is dropped, and one that finds
-another job at the same item waits. What an item is *to a consumer* (publish, edit, unpublish) follows
-from what that consumer was shown, so a dropped version never leaves it with an edit of something it
-does not know.
+A consumer receives the versions of an item in order, the newest at least once. A job delivers the
+newest version, whichever it was created for. A job whose version was delivered is dropped; a job
+that finds another job at the same item waits. The action (publish, edit, unpublish) follows from
+what that consumer received, so a dropped version never leaves it with an edit of an unknown item.
 
-Each delivery is a job of its own: a call that hangs holds one place of many, and whatever a handler
-raises costs its own job a try. That includes SystemExit: one that leaves a task of the event loop ends
-the process (in batches of 50 it took the 49 beside it along, until all were quarantined).
+Each delivery is a job of its own: a call that hangs occupies one place, and any exception of a
+handler costs its own job an attempt. That includes SystemExit, which would end the process if it
+left the task.
 """
 
 from __future__ import annotations
@@ -28,51 +26,53 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
+from headrace.fetch.batching import Batcher
 from headrace.fetch.consumers import Consumers, Handler, ItemJob, deliveries
-from headrace.fetch.gathering import Gathering
 from headrace.fetch.model import Item, Result
-from headrace.fetch.store.photos import Decision
+from headrace.fetch.sql import SQL
+from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import NewResult
-from headrace.fetch.store.sql import SQL
-from headrace.fetch.webhooks import WebhookSending
-from headrace.jobs import Batch, JobInHand, Jobs, Snooze
-from headrace.kernel.crash import crash_point
+from headrace.fetch.webhook_delivery import WebhookSender
+from headrace.jobs import Batch, JobContext, Jobs, Snooze
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 
 DELIVERIES_AT_ONCE: Final = 50
-"""Calls of handlers under way in a worker."""
+"""Concurrent handler calls of a worker."""
 LATE_ITEMS_AT_ONCE: Final = 200
 LATE: Final = "failed:late"
-"""The outcome of a photo that is missing at its item's deadline."""
+"""Outcome of a photo that is missing at its item's deadline."""
 BUSY_SLACK_S: Final = 30.0
-"""An item is kept for its call that much longer than the call may take."""
+"""Margin of an item's claim over the time limit of the call."""
 BUSY_AGAIN_S: Final = 1.0
 ABSENT_SHARE: Final = 0.5
 ABSENT_S: Final = (1.0, 300.0)
-"""A delivery whose consumer is not in this process is looked at again after half of the time that it
-was away so far, within these bounds; where another process has the consumer it soon finds it, and one that is away
-for a day costs each of its deliveries a look every five minutes. A worker that has the consumer wakes
-them all when it begins."""
+"""Limits of the retry delay of a delivery without a handler in this process.
+
+The delay is ABSENT_SHARE of the absence so far: short enough to reach another process that has the
+handler, long enough for an absence of a day. A worker with the handler enqueues all waiting
+deliveries when it starts.
+"""
 _LOG: Final = logger(__name__)
 
 
 class PublishJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload: an item of a run whose photos are decided."""
+    """Payload: an item of a run whose photos are decided."""
 
     run: int
     item: str
 
 
 class Publishing:
-    """Handles the publish and the item queue."""
+    """Handlers of the publish queue and the item queue."""
 
     def __init__(
         self,
         postgres: Postgres,
         jobs: Jobs,
         consumers: Consumers,
-        webhooks: WebhookSending,
+        webhooks: WebhookSender,
         *,
         handler_timeout_s: float,
     ) -> None:
@@ -81,12 +81,12 @@ class Publishing:
         self._consumers = consumers
         self._webhooks = webhooks
         self._handler_timeout_s = handler_timeout_s
-        self._ids: Gathering[None, dict[str, int]] = Gathering(self._read_ids)
+        self._ids: Batcher[None, dict[str, int]] = Batcher(self._read_ids)
 
     async def publish(self, batch: Batch[PublishJob]) -> None:
-        """Publish every change of `batch` that is open, in one transaction."""
+        """Publish every open change of `batch` in one transaction."""
         try:
-            # The worker recorded them when it began, unless it runs inside a program of its own.
+            # The worker recorded them at its start, unless it is embedded in another program.
             await self._consumers.declare()
             async with self._postgres.transaction() as tx:
                 await self._jobs.lock_lease(tx, batch.lease_id)
@@ -98,7 +98,7 @@ class Publishing:
         keys = sorted({(p.run, p.item) for p in payloads})
         runs, items = [k[0] for k in keys], [k[1] for k in keys]
         changes = await tx.all(SQL.lock_changes, runs=runs, items=items)
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         await self._settle_undecided(tx, changes)
         results = await self._results_of(
             tx, [row for row in changes if row["version"] == row["item_version"]]
@@ -107,9 +107,9 @@ class Publishing:
         await tx.run(SQL.note_published, runs=runs, items=items)
 
     async def publish_late(self, run_id: int) -> int:
-        """Publish the items of a run that still wait for photos with those that they have; how many.
+        """Publish the items of a run that still wait for photos; return the number.
 
-        Each once; their changes stay open, and photos that come make a further version.
+        Each item once. Its change stays open, and later photos make a further version.
         """
         after, count = "", 0
         while True:
@@ -121,7 +121,7 @@ class Publishing:
                     return count
                 after = rows[-1]["item"]
                 changes = [row for row in rows if row["version"] == row["item_version"]]
-                await tx.run(SQL.take_turn)
+                await tx.run(SQL.lock_result_order)
                 await self._insert(tx, await self._late_results(tx, changes))
                 items = [row["item"] for row in changes]
                 await tx.run(SQL.note_late, runs=[run_id] * len(items), items=items)
@@ -145,15 +145,15 @@ class Publishing:
         return results
 
     async def _insert(self, tx: Tx, results: list[NewResult]) -> None:
-        """Publish results and make the jobs of those that they go to."""
+        """Insert results and enqueue the jobs of their receivers."""
         if results:
             published = await store.results.insert_results(tx, results)
             jobs = deliveries(published, await self._consumers.ids(tx))
             await self._jobs.enqueue_many(jobs, tx=tx)
-            await self._webhooks.wake(tx, {result.customer for result in results})
+            await self._webhooks.notify(tx, {result.customer for result in results})
 
     async def _settle_undecided(self, tx: Tx, changes: list[Any]) -> None:
-        """A photo whose job ended without an outcome (quarantined, cancelled) gets one here."""
+        """Set the outcome of photos whose jobs ended without one (quarantined, cancelled)."""
         runs, items = [r["run_id"] for r in changes], [r["item"] for r in changes]
         rows = await tx.all(SQL.undecided_needs, runs=runs, items=items)
         if rows:
@@ -168,11 +168,11 @@ class Publishing:
                 )
                 for r in rows
             ]
-            await store.photos.decide(tx, lost)
+            await store.outcomes.decide(tx, lost)
 
     async def _results_of(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
         keys = [(row["customer"], row["item"]) for row in changes]
-        photos = await store.photos.item_photos(tx, keys)
+        photos = await store.outcomes.item_photos(tx, keys)
         last = await store.results.last_results(tx, keys)
         results = []
         photo_edits = []
@@ -195,18 +195,18 @@ class Publishing:
             )
         return results
 
-    async def deliver(self, job: JobInHand[ItemJob]) -> None:
-        """Call a job's consumer; a handler's error sends its job to retry."""
+    async def deliver(self, job: JobContext[ItemJob]) -> None:
+        """Call the consumer of a job; an error of the handler retries the job."""
         try:
-            await self._deliver(job, await self._ids.ask(None))
+            await self._deliver(job, await self._ids.submit(None))
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _read_ids(self, asked: list[None]) -> list[dict[str, int]]:
-        return [await self._consumers.ids()] * len(asked)
+    async def _read_ids(self, requests: list[None]) -> list[dict[str, int]]:
+        return [await self._consumers.ids()] * len(requests)
 
-    async def _deliver(self, job: JobInHand[ItemJob], ids: dict[str, int]) -> None:
-        """Bring the newest version of the job's item to its consumer, or leave the job for later."""
+    async def _deliver(self, job: JobContext[ItemJob], ids: dict[str, int]) -> None:
+        """Deliver the newest version of the job's item to its consumer, or snooze the job."""
         consumer = job.payload.consumer
         if ids.get(consumer) != job.payload.consumer_id:
             job.done()  # a person removed the consumer
@@ -238,14 +238,14 @@ class Publishing:
             else:
                 job.snooze(BUSY_AGAIN_S)
             return
-        # Version 0 of an item that is shown: it is replayed, to one who may not know it any more.
+        # Version 0 of a shown item: a replay to a consumer that may have lost it.
         is_known = taken["version"] > 0 or found.action == "unpublish"
         await self._call(job, handler, found, is_shown=taken["is_shown"] and is_known)
 
     async def _call(
-        self, job: JobInHand[ItemJob], handler: Handler, found: Result, *, is_shown: bool
+        self, job: JobContext[ItemJob], handler: Handler, found: Result, *, is_shown: bool
     ) -> None:
-        """Call `handler` and note how far its consumer is."""
+        """Call `handler` and record the delivery."""
         place = {"consumer": job.payload.consumer, "customer": found.customer, "item": found.id}
         action = next_action(is_gone=found.action == "unpublish", is_shown=is_shown)
         if action is not None:
@@ -266,20 +266,23 @@ class Publishing:
         job.done()
 
     async def _failure_of(self, handler: Handler, item: Item) -> BaseException | None:
-        """Call `handler`; what it raised, or None. Raises: CancelledError where the worker stops."""
+        """Call `handler`; return its exception or None.
+
+        Raises: CancelledError if the worker stops.
+        """
         limit = asyncio.timeout(self._handler_timeout_s)
         try:
             async with limit:
                 await handler(item)
         except BaseException as error:
-            # It may raise anything, and its job alone pays.
+            # A handler may raise anything; only its own job fails.
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             if not limit.expired():
                 return error
             late = TimeoutError(
-                f"it ran over fetch.handler_timeout ({self._handler_timeout_s:g} s)"
+                f"the handler exceeded fetch.handler_timeout ({self._handler_timeout_s:g} s)"
             )
             late.__cause__ = error
             return late
@@ -287,13 +290,13 @@ class Publishing:
 
 
 def absent_wait_s(away_s: float) -> float:
-    """Seconds until a delivery whose consumer is away so long looks for it again."""
+    """Retry delay of a delivery without a handler for `away_s`."""
     least_s, most_s = ABSENT_S
     return min(most_s, max(least_s, away_s * ABSENT_SHARE))
 
 
 def next_action(*, is_gone: bool, is_shown: bool) -> str | None:
-    """What to do about an item for one who does or does not show it now; None: nothing."""
+    """Action for a receiver that shows the item or not; None: no action."""
     if is_gone:
         return "unpublish" if is_shown else None
     return "edit" if is_shown else "publish"

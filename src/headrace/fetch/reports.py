@@ -1,8 +1,8 @@
-"""What was wrong with a run, as somebody reads it: lines, CSV for a spreadsheet, a page for a browser.
+"""Reports of a run for people: lines, CSV for a spreadsheet, and an HTML page.
 
-A seller's file ends up in both, so every cell is hostile: what a spreadsheet would take for a formula is
-made text with a quote in front, and the page escapes everything, has no link to follow, no script, and a
-policy that would let none run.
+Reports contain text from files of sellers, so every cell is untrusted. The CSV puts a quote before
+a cell that a spreadsheet would run as a formula. The page escapes all text, has no links and no
+scripts, and forbids scripts by its Content-Security-Policy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 
 import msgspec
 
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
-from headrace.fetch.texts import Texts
 
 COLUMNS: Final = ("row", "line", "item", "field", "code", "text", "link")
 BOM: Final = "\ufeff"
-"""Spreadsheets take a CSV for UTF-8 by it."""
+"""The byte order mark, by which spreadsheets recognize UTF-8."""
 _FORMULA: Final = tuple("=+-@\t\r\n|%\uff1d\uff0b\uff0d\uff20")
 _ROW_HEADS: Final = ("row", "line", "item", "field", "problem")
 _PHOTO_HEADS: Final = ("item", "link", "problem")
@@ -37,11 +37,11 @@ POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'"
 )
-"""The page's Content-Security-Policy: its one style, and nothing else."""
+"""The Content-Security-Policy of the page, which allows only its own style."""
 
 
 class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of the file, a fault of a row, or a photo that is not there (with its link)."""
+    """One problem: of the file, of a row, or of a photo with its link."""
 
     row: int | None
     line: int | None
@@ -53,14 +53,14 @@ class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_of_file(run: Run, text: str) -> ReportLine:
-    """Why a run is held, refused or abandoned, as a line."""
+    """The reason why a run is held, refused or abandoned, as a line."""
     code = run.fault.code if run.fault else (run.reason or "").partition(":")[0]
     line = run.fault.line if run.fault else None
     return ReportLine(row=None, line=line, item=None, field="file", code=code, text=text)
 
 
 def line_of_row(problem: RowProblem) -> ReportLine:
-    """A row's problem as a line."""
+    """The problem of a row as a line."""
     return ReportLine(
         row=problem.row,
         line=problem.line,
@@ -72,7 +72,7 @@ def line_of_row(problem: RowProblem) -> ReportLine:
 
 
 def line_of_photo(photo: PhotoProblem) -> ReportLine:
-    """A photo's problem as a line."""
+    """The problem of a photo as a line."""
     return ReportLine(
         row=None,
         line=None,
@@ -90,12 +90,12 @@ def csv_head() -> str:
 
 
 def csv_of(lines: Iterable[ReportLine]) -> str:
-    """Lines as CSV, every cell harmless in a spreadsheet."""
+    """Lines as CSV with cells that are safe in a spreadsheet."""
     return _csv([safe_cell(getattr(line, name)) for name in COLUMNS] for line in lines)
 
 
 def safe_cell(value: str | int | None) -> str:
-    """`value` as a cell that no spreadsheet takes for a formula."""
+    """`value` as a cell that a spreadsheet does not run as a formula."""
     if not isinstance(value, str):
         return "" if value is None else str(value)
     return (
@@ -115,21 +115,21 @@ def page_of(
     """The report as one self-contained page."""
     title = escape(texts.heading("title", run=run.run))
     parts = [_facts(run, texts)]
-    is_taken = run.state in (RunState.APPLIED, RunState.DONE) or not run.reason
-    if is_taken and not rows and not photos:
+    is_accepted = run.state in (RunState.APPLIED, RunState.DONE) or not run.reason
+    if is_accepted and not rows and not photos:
         parts.append(f"<p>{escape(texts.heading('no_problems'))}</p>")
     if rows:
-        cells = [(line.row, line.line, line.item, line.field, _told(line)) for line in rows]
+        cells = [(line.row, line.line, line.item, line.field, _problem(line)) for line in rows]
         parts += [_heading(texts, "row_problems"), _table(texts, _ROW_HEADS, cells)]
         parts += _more(texts, len(rows), run.problems)
     if photos:
-        told = [(line.item, line.link, _told(line)) for line in photos]
+        listed = [(line.item, line.link, _problem(line)) for line in photos]
         bad = sum(
             count
             for outcome, count in run.photos_by_outcome.items()
             if outcome.startswith(("failed:", "refused:"))
         )
-        parts += [_heading(texts, "photo_problems"), _table(texts, _PHOTO_HEADS, told)]
+        parts += [_heading(texts, "photo_problems"), _table(texts, _PHOTO_HEADS, listed)]
         parts += _more(texts, len(photos), bad)
     return (
         f'<!DOCTYPE html>\n<html lang="{escape(texts.lang)}">\n<head><meta charset="utf-8">'
@@ -139,7 +139,7 @@ def page_of(
 
 
 class _Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -166,7 +166,7 @@ def _heading(texts: Texts, name: str) -> str:
     return f"<h2>{escape(texts.heading(name))}</h2>\n"
 
 
-def _told(line: ReportLine) -> _Html:
+def _problem(line: ReportLine) -> _Html:
     return _Html(f"{escape(line.text)} <code>{escape(line.code)}</code>")
 
 
@@ -184,5 +184,5 @@ def _cell(value: str | int | None) -> str:
     return "" if value is None else escape(str(value))
 
 
-def _more(texts: Texts, shown: int, there: int) -> list[str]:
-    return [f"<p>{escape(texts.heading('more', shown=shown))}</p>"] if there > shown else []
+def _more(texts: Texts, shown: int, count: int) -> list[str]:
+    return [f"<p>{escape(texts.heading('more', shown=shown))}</p>"] if count > shown else []

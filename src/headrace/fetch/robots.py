@@ -1,9 +1,9 @@
-"""What a host's robots.txt asks of the pace: its Crawl-delay, kept by the whole fleet, if the operator says so.
+"""Crawl-delay of robots.txt, applied by the whole fleet, if the operator enables it.
 
-Only the delay is read: sellers send us to their own photos, so what robots.txt forbids to visitors without
-an invitation is not asked. The file comes through the same guard and the same lane as a photo and
-is kept for a day. A host with a delay has its turns in one row, for all customers: a job that gets none
-goes back for a while, spread so that not all of them come again at once.
+Only the delay is used: sellers refer us to their own photos, so rules for uninvited visitors do
+not apply. The file is downloaded with the same guard and lane as a photo and kept for a day. The
+next free time of a host with a delay is one row for all customers. A job that gets no reservation
+retries after a random delay, so that the jobs spread.
 """
 
 from __future__ import annotations
@@ -12,29 +12,42 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 from urllib.robotparser import RobotFileParser
 
-from headrace.engines.postgres import Postgres
-from headrace.fetch import store
+from headrace.engines.postgres import Postgres, Runner
+from headrace.fetch.curl import Bounds
 from headrace.fetch.download import Downloader
-from headrace.fetch.hop import Bounds
+from headrace.fetch.rate_tokens import RateTokens
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.starts import Starts
+from headrace.fetch.sql import SQL
 
 KEPT_S: Final = 86_400.0
 LOOK_S: Final = 60.0
 BYTES_MAX: Final = 500 * 1024
-"""As much of a robots.txt as RFC 9309 asks to be read."""
+"""Size limit of a robots.txt by RFC 9309."""
 READ_WITHIN_S: Final = 5.0
 DELAY_S_MAX: Final = 60.0
 SPREAD: Final = 8
-"""A job that got no turn comes back within so many turns."""
+"""A job without a reservation retries within this many delays."""
 HOSTS_MAX: Final = 10_000
+
+READING_S: Final = 0.5
+"""Delay of a request while another process reads the host's robots.txt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Result of a reservation: success, the wait until it or the next try, the host's delay."""
+
+    is_reserved: bool
+    wait_s: float
+    delay_s: float
 
 
 class Robots:
-    """Crawl delays of hosts; answers 0 at once where they are not to be kept."""
+    """Crawl delays of hosts; always 0 if they are disabled."""
 
     def __init__(self, postgres: Postgres, downloader: Downloader, config: FetchConfig) -> None:
         self._postgres = postgres
@@ -43,48 +56,76 @@ class Robots:
         self._is_on = config.crawl_delay == "honour"
         self._looked: OrderedDict[str, float] = OrderedDict()
 
-    async def stay_away_s(self, url: str, host: str, starts: Starts) -> float:
-        """Take a turn at the host of `url`: 0, or how long to leave it alone.
+    async def wait_s(self, url: str, host: str, tokens: RateTokens) -> float:
+        """Reserve the next request to the host: 0, or the delay after which to retry.
 
-        Raises: NotStarted, LaneExhausted, of reading robots.txt.
+        Raises: TokenExpired, LaneExhausted, while reading robots.txt.
         """
         if not self._is_on:
             return 0.0
         if time.monotonic() - self._looked.get(host, -LOOK_S) >= LOOK_S:
-            await self._read(url, host, starts)
-        left_s = 0.0 if starts.before_s is None else starts.before_s - time.monotonic()
-        turn = await store.speeds.take_turn(self._postgres, host, wait_max_s=max(0.0, left_s / 2))
-        if not turn.is_taken:
-            return turn.wait_s + random.random() * SPREAD * turn.delay_s
-        await asyncio.sleep(turn.wait_s)
+            await self._read(url, host, tokens)
+        left_s = 0.0 if tokens.valid_until_s is None else tokens.valid_until_s - time.monotonic()
+        reservation = await reserve(self._postgres, host, wait_max_s=max(0.0, left_s / 2))
+        if not reservation.is_reserved:
+            return reservation.wait_s + random.random() * SPREAD * reservation.delay_s
+        await asyncio.sleep(reservation.wait_s)
         return 0.0
 
-    async def _read(self, url: str, host: str, starts: Starts) -> None:
-        """Read the host's robots.txt, unless somebody did within a day."""
-        if await store.speeds.begin_robots(self._postgres, host, kept_s=KEPT_S):
+    async def _read(self, url: str, host: str, tokens: RateTokens) -> None:
+        """Download the host's robots.txt unless it was read within a day."""
+        if await begin_robots(self._postgres, host, kept_s=KEPT_S):
             scheme = url.partition("://")[0]
             bounds = Bounds(READ_WITHIN_S, BYTES_MAX, accept="text/plain")
             try:
                 found = await self._downloader.download(
-                    f"{scheme}://{host}/robots.txt", bounds=bounds, starts=starts
+                    f"{scheme}://{host}/robots.txt", bounds=bounds, tokens=tokens
                 )
             except BaseException:
-                await store.speeds.leave_robots(self._postgres, host)
+                await leave_robots(self._postgres, host)
                 raise
             text = ""
             if found.body is not None:
                 with found.body:
                     text = found.body.read().decode("utf-8", errors="replace")
             delay_s = crawl_delay_s(text, self._agent)
-            await store.speeds.note_robots(self._postgres, host, delay_s)
+            await note_robots(self._postgres, host, delay_s)
         self._looked[host] = time.monotonic()
         if len(self._looked) > HOSTS_MAX:
             self._looked.popitem(last=False)
 
 
 def crawl_delay_s(text: str, agent: str) -> float | None:
-    """The Crawl-delay that a robots.txt asks of `agent`, whole seconds up to DELAY_S_MAX; None: none."""
+    """The Crawl-delay of a robots.txt for `agent`, up to DELAY_S_MAX; None if it has none."""
     parser = RobotFileParser()
     parser.parse(text.splitlines())
     delay = parser.crawl_delay(agent)
     return min(float(delay), DELAY_S_MAX) if delay else None
+
+
+async def begin_robots(runner: Runner, host: str, *, kept_s: float) -> bool:
+    """Claim the reading of a host's robots.txt; False if it is recent or claimed."""
+    return await runner.one(SQL.begin_robots, host=host, kept_s=kept_s) is not None
+
+
+async def leave_robots(runner: Runner, host: str) -> None:
+    """Release the claim on a host's robots.txt."""
+    await runner.run(SQL.leave_robots, host=host)
+
+
+async def note_robots(runner: Runner, host: str, crawl_delay_s: float | None) -> None:
+    """Store the Crawl-delay of a host; None: none."""
+    await runner.run(SQL.note_robots, host=host, crawl_delay_s=crawl_delay_s)
+
+
+async def reserve(runner: Runner, host: str, *, wait_max_s: float) -> Reservation:
+    """Reserve the next request to a host with a Crawl-delay within `wait_max_s`."""
+    row = await runner.one(SQL.take_turn_of_host, host=host, wait_max_s=wait_max_s)
+    if row is not None:
+        return Reservation(True, row["wait_s"], 0.0)
+    known = await runner.one(SQL.find_robots, host=host)
+    if known is not None and not known["is_read"]:
+        return Reservation(False, READING_S, READING_S)
+    if known is None or not known["crawl_delay_s"]:
+        return Reservation(True, 0.0, 0.0)
+    return Reservation(False, max(0.0, known["wait_s"]), known["crawl_delay_s"])

@@ -1,20 +1,20 @@
-"""Which timeout class a photo starts in, as a pure rule over what its host was measured to need.
+"""Timeout classes: a pure rule that selects the class in which a photo starts.
 
-    a download ended -> which class would have been enough -> a fading weight of (customer, host, class)
+    a download ended -> the class that was enough -> decaying weight of (customer, host, class)
     a photo is enqueued -> the shortest class that was enough for FIT of the weight -> its queue
 
-A share and not the mean decides: a host whose photos take 0.3 s and 4 s has a mean that fits neither. With
-the mean 60 % of slow photos were begun twice in the system that this replaces; the simulation in
-`tests/fetch/test_routing.py` holds this rule to 5 %.
+A share decides, not the mean: a host whose photos take 0.3 s and 4 s has a mean that fits neither.
+The simulation in `tests/fetch/test_routing.py` limits photos that start in too small a class to 5
+%.
 
-**It forgets**, by age (`fetch.speed_half_life`) and by number: RECENT downloads are remembered, so a host
-that got faster comes back after some hundred photos, and needs no probes, for a long class measures a
-short download as well as a short class does. **What counts**: bodies that came, and timeouts, which say
-that a longer class is needed. An answer without a body (404, 304) says nothing of how long a photo
-takes, unless it took longer than the shortest class.
+**Decay.** Weights decay by age (`fetch.speed_half_life`) and by number: RECENT downloads count. So
+a host that became faster moves back after some hundred photos. Probes are unnecessary: a long
+class measures a short download as well as a short class does.
 
-Weights are kept by the length of a class, not by its place in a list: a class that is added or taken away
-leaves what was learned true.
+**Evidence.** Received bodies, and timeouts, which prove that a longer class is needed. A response
+without a body (404, 304) shows nothing, unless it took longer than the shortest class.
+
+Weights are stored by the length of a class, so they stay valid when a class is added or removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Final
 from headrace.kernel.config import parse_duration_s
 
 FIT: Final = 0.95
-"""So much of what is remembered of a host must have fitted into a class."""
+"""Share of a host's weight that must fit into its class."""
 HEADROOM: Final = 1.25
-"""A download that used more of a class than 1/HEADROOM is taken to need the next one."""
+"""A download that used more than 1/HEADROOM of a class counts for the next one."""
 RECENT: Final = 50
-"""Downloads of a host that are remembered, by weight."""
+"""Downloads of a host that count, by weight."""
 FORGOTTEN: Final = 0.05
-"""A host with less weight than this is as good as new."""
+"""A host with less weight is treated as new."""
 CLASS_S_MAX: Final = 600.0
 CLASSES_MAX: Final = 10
 _HOST: Final = re.compile(r"(https?)://([^/?#]+)", re.IGNORECASE)
@@ -41,7 +41,7 @@ _PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 def parse_classes(text: str) -> tuple[float, ...]:
-    """Seconds of `1s, 5s, 30s`, from short to long; the empty text is none. Raises: ValueError."""
+    """Seconds of `1s, 5s, 30s`, shortest first; an empty text has none. Raises: ValueError."""
     times_s = sorted({parse_duration_s(part) for part in text.split(",") if part.strip()})
     if len(times_s) > CLASSES_MAX or any(not 0.05 <= s <= CLASS_S_MAX for s in times_s):
         raise ValueError(
@@ -52,7 +52,7 @@ def parse_classes(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TimeClass:
-    """A timeout class: its queue, and the time that a photo with its redirects may take in it."""
+    """A timeout class: its queue, and the time limit of a photo with its redirects."""
 
     time_s: float
 
@@ -69,13 +69,13 @@ class TimeClass:
         return f"fetch.{self.name}"
 
     @property
-    def places(self) -> int:
-        """Downloads at once in a slot: the longer a silent host is awaited, the more of them there are."""
+    def concurrency(self) -> int:
+        """Concurrent downloads per slot; longer timeouts need more of them."""
         return min(1000, int(200 + 20 * self.time_s))
 
 
 class Classes:
-    """The timeout classes, from the shortest to the longest, and former ones that still have jobs."""
+    """The timeout classes, shortest first, and former ones that still have jobs."""
 
     def __init__(self, times_s: Iterable[float], former_s: Iterable[float] = ()) -> None:
         self.listed = tuple(TimeClass(s) for s in sorted(set(times_s))) or (TimeClass(30.0),)
@@ -85,28 +85,28 @@ class Classes:
 
     @property
     def first(self) -> TimeClass:
-        """The shortest."""
+        """The shortest class."""
         return self.listed[0]
 
     @property
     def last(self) -> TimeClass:
-        """The longest."""
+        """The longest class."""
         return self.listed[-1]
 
     def of_queue(self, queue: str) -> TimeClass:
-        """The class whose jobs are in `queue`; the longest for a queue that is none."""
+        """The class of a queue; the longest for an unknown queue."""
         return self._by_queue.get(queue, self.last)
 
     def after(self, here: TimeClass) -> TimeClass | None:
-        """The next longer one; None behind the longest."""
+        """The next longer class; None after the longest."""
         return next((c for c in self.listed if c.time_s > here.time_s), None)
 
     def enough_for(self, took_s: float) -> TimeClass:
-        """The shortest that leaves a download of `took_s` some headroom, or the longest."""
+        """The shortest class with headroom for a download of `took_s`, or the longest."""
         return next((c for c in self.listed if c.time_s >= took_s * HEADROOM), self.last)
 
     def starting(self, weights: Mapping[float, float]) -> TimeClass:
-        """Where a photo starts whose host needed these classes: weight by length of class."""
+        """The class in which a photo starts, from its host's weights by length of class."""
         total = sum(weights.values())
         if total < FORGOTTEN:
             return self.first
@@ -117,7 +117,7 @@ class Classes:
         return self.last
 
     def needed(self, outcome: str, took_s: float, here: TimeClass) -> float | None:
-        """Length of the class that a download which ended so in `here` needed; None: it shows nothing."""
+        """Length of the class that a download in `here` needed; None: no evidence."""
         if outcome == "failed:timeout":
             following = self.after(here)
             return (following or self.last).time_s
@@ -126,13 +126,13 @@ class Classes:
         return self.enough_for(took_s).time_s
 
 
-def faded(weight: float, *, age_s: float, half_life_s: float, new: int) -> float:
-    """What is left of a weight after `age_s` and `new` further downloads; sql/speeds.sql does the same."""
+def decayed(weight: float, *, age_s: float, half_life_s: float, new: int) -> float:
+    """A weight after `age_s` and `new` further downloads; fetch_note_hosts_v1 computes the same."""
     return weight * float(0.5 ** (age_s / half_life_s)) * max(0.0, 1 - new / RECENT)
 
 
 def host_of(url: str) -> str:
-    """The host that is measured: lower case, with its port unless it is the usual one; "" for no URL."""
+    """Host of a URL in lower case, with a port other than the default; "" for no URL."""
     match = _HOST.match(url)
     if match is None:
         return ""

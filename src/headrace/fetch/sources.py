@@ -1,16 +1,18 @@
-"""Catalogues brought from a URL: on a schedule of the customer's, or once.
+"""Sources: catalogues downloaded from a URL, once or on a schedule of the customer.
 
-    cron --job--> the only one at this customer? --a start of his lane--> download --> same file? a run of its due links
-                                                                              \\--> else a run like an upload's
+    cron --> job --> lock of the customer --> rate-limit token --> download
+                                              unchanged file --> a run that only retries due links
+                                              changed file   --> a run like that of an upload
 
-The file is asked for like a photo: through the same guard, out of the same lane, redirects by hand, with the
-validators of the file that was applied last, as gzip if the host likes. One that did not change, by the
-host's word or by its hash, is not read again; links that are due are asked all the same. What cannot be
-mended by asking again (a wrong address, a file that is no catalogue) waits for the schedule; the rest is tried
-again with backoff. What came of it is kept with the source.
+A file is downloaded like a photo: the same URL checks, the same rate limit, and redirects that are
+checked one by one. The request has the validators (ETag, date) of the file that was applied last
+and accepts gzip. A file is unchanged if the host reports so, or if its hash is equal.
 
-Validators are sent only while they say something: the run that they are of is the newest that was applied,
-and rows would be judged as they were then.
+Temporary errors are retried with backoff. Other errors, such as a wrong URL or a file that is not a
+catalogue, wait for the next scheduled time. The result is stored with the source.
+
+Validators are sent only if the run that stored them is the last applied one and the validation
+rules did not change since.
 """
 
 from __future__ import annotations
@@ -29,26 +31,26 @@ import msgspec
 from headrace.engines.postgres import Postgres, Row, Tx
 from headrace.fetch import store
 from headrace.fetch.catalogues import UNREADABLE, Catalogues, Order
+from headrace.fetch.curl import Bounds, Validators
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.errors import CustomerUnknown, RunUnderWay, RunUnknown, SourceUnknown
 from headrace.fetch.guard import judge_url
-from headrace.fetch.hop import Bounds, Known
-from headrace.fetch.lanes import LaneReach
-from headrace.fetch.model import CATALOGUE_QUEUE, RunState, Source, is_temporary
+from headrace.fetch.model import CATALOGUE_QUEUE, RunState, Source
+from headrace.fetch.outcomes import is_temporary
+from headrace.fetch.rate_tokens import LaneClient, TokenExpired
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.starts import NotStarted
-from headrace.fetch.store.sources import SourceToBring
-from headrace.fetch.store.sql import SQL
-from headrace.jobs import JobInHand, Jobs, NewCron, NewJob, Snooze
+from headrace.fetch.sql import SQL
+from headrace.fetch.store.catalogues import SourceToBring
+from headrace.jobs import JobContext, Jobs, NewCron, NewJob, Snooze
 from headrace.jobs.crons import Cron
 from headrace.jobs.errors import CronExists, CronUnknown
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import Backoff
 
 RETRIES: Final = 5
 RETRY: Final = Backoff(first_s=30, max_s=1800)
 BUSY_AGAIN_S: Final = 15.0
-"""When a file is asked again for whose customer another catalogue is under way."""
+"""Delay before a retry while another catalogue of the customer is running."""
 START_WAIT_S: Final = 60.0
 ACCEPT: Final = "*/*"
 CRON_PREFIX: Final = "fetch:"
@@ -56,7 +58,7 @@ GOOD_STATES: Final = (RunState.APPLIED, RunState.DONE)
 
 
 class CatalogueJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload: a customer's source, or a file to be brought once, into a run that waits for it."""
+    """The payload: the source of a customer, or a URL to download once for a waiting run."""
 
     customer: str
     run: int | None = None
@@ -67,7 +69,7 @@ class CatalogueJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources:
-    """Where catalogues come from by themselves, and the task that brings them."""
+    """Stores the sources of customers, and downloads their catalogues as jobs."""
 
     def __init__(
         self,
@@ -82,12 +84,12 @@ class Sources:
         self._jobs = jobs
         self._catalogues = catalogues
         self._downloader = downloader
-        self._lanes = LaneReach(jobs)
+        self._lanes = LaneClient(jobs)
         self._bounds = Bounds(
             config.catalogue_timeout_s,
             config.catalogue_max_bytes,
             accept=ACCEPT,
-            takes_packed=True,
+            takes_gzip=True,
         )
 
     async def set(
@@ -100,11 +102,12 @@ class Sources:
         format_name: str | None = None,
         mapping: str | None = None,
     ) -> Source:
-        """Bring the customer's catalogue at every moment of `cron`; replaces the source there was, whose pause goes on.
+        """Download the catalogue of a customer on a schedule, in place of the previous source.
 
-        Raises: CustomerUnknown, MappingUnknown, UnknownFormat, UrlRefused, InvalidCron.
+        A paused schedule remains paused. Raises: CustomerUnknown, MappingUnknown, UnknownFormat,
+        UrlRefused, InvalidCron.
         """
-        if not await store.customers.find_customers(self._postgres, customer):
+        if not await store.catalogues.find_customers(self._postgres, customer):
             raise CustomerUnknown(customer)
         await self._catalogues.require_readable(format_name, mapping)
         judge_url(url, self._downloader.policy)
@@ -113,7 +116,7 @@ class Sources:
             name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload={"customer": customer}
         )
         async with self._postgres.transaction() as tx:
-            await store.sources.set_source(
+            await store.catalogues.set_source(
                 tx,
                 customer,
                 url=url,
@@ -132,7 +135,7 @@ class Sources:
         return await self.get(customer)
 
     async def order(self, order: Order, url: str, *, tx: Tx | None = None) -> int:
-        """Bring a file once, now; the id of the run that waits for it.
+        """Download a file once, now; return the id of the run that waits for it.
 
         Raises: MappingUnknown, UnknownFormat, UrlRefused.
         """
@@ -157,14 +160,14 @@ class Sources:
         return run_id
 
     async def all(self) -> list[Source]:
-        """Every source, by customer."""
-        rows = await store.sources.find_sources(self._postgres)
+        """All sources, by customer."""
+        rows = await store.catalogues.find_sources(self._postgres)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
         return [_source(row, crons.get(cron_name(row["customer"]))) for row in rows]
 
     async def get(self, customer: str) -> Source:
-        """A customer's source. Raises: SourceUnknown."""
-        rows = await store.sources.find_sources(self._postgres, customer)
+        """The source of a customer. Raises: SourceUnknown."""
+        rows = await store.catalogues.find_sources(self._postgres, customer)
         if not rows:
             raise SourceUnknown(customer)
         cron = None
@@ -173,53 +176,56 @@ class Sources:
         return _source(rows[0], cron)
 
     async def bring(self, customer: str) -> int:
-        """Bring the customer's catalogue now, besides its moments; the id of the job. Raises: SourceUnknown."""
+        """Download the catalogue of a customer now, off schedule; return the id of the job.
+
+        Raises: SourceUnknown.
+        """
         await self.get(customer)
         job = NewJob(queue=CATALOGUE_QUEUE, payload={"customer": customer})
         return await self._jobs.enqueue(job)
 
     async def remove(self, customer: str) -> None:
-        """Bring the customer's catalogue no more; its items stay. Raises: SourceUnknown."""
-        if not await store.sources.drop_source(self._postgres, customer):
+        """Delete the source of a customer; its items remain. Raises: SourceUnknown."""
+        if not await store.catalogues.drop_source(self._postgres, customer):
             raise SourceUnknown(customer)
         await self._drop_cron(customer)
 
-    async def handle(self, job: JobInHand[CatalogueJob]) -> None:
-        """Bring one file and run it."""
+    async def handle(self, job: JobContext[CatalogueJob]) -> None:
+        """Run one job: download a file and run it."""
         payload = job.payload
         try:
-            async with self._alone(payload.customer) as is_alone:
-                if is_alone:
-                    await self._bring(job)
+            async with self._lock(payload.customer) as is_locked:
+                if is_locked:
+                    await self._download(job)
                 elif payload.run is not None:
                     job.snooze(BUSY_AGAIN_S)
-        except NotStarted as error:
+        except TokenExpired as error:
             raise Snooze(error.after_s or 1.0) from error
         except (RunUnderWay, Unavailable) as error:
             raise Snooze(getattr(error, "retry_after_s", None) or BUSY_AGAIN_S) from error
 
     @asynccontextmanager
-    async def _alone(self, customer: str) -> AsyncIterator[bool]:
-        """Whether nobody else brings a file of this customer, until the block ends."""
-        connection = await self._postgres.connect_alone()
+    async def _lock(self, customer: str) -> AsyncIterator[bool]:
+        """Try to lock the downloads of a customer until the block ends; yield the success."""
+        connection = await self._postgres.connect_unpooled()
         try:
             yield bool(await Tx(connection).value(SQL.try_lock_source, customer=customer))
         finally:
             with suppress(OSError, TimeoutError):
                 await connection.close(timeout=5)
 
-    async def _bring(self, job: JobInHand[CatalogueJob]) -> None:
+    async def _download(self, job: JobContext[CatalogueJob]) -> None:
         payload = job.payload
         source = await self._source_of(payload)
         if source is None:
             await self._drop_cron(payload.customer)
             return
-        starts = await self._lanes.starts(payload.customer, wait_max_s=START_WAIT_S)
+        tokens = await self._lanes.tokens(payload.customer, wait_max_s=START_WAIT_S)
         download = await self._downloader.download(
             source.url,
-            Known(source.etag, source.last_modified),
+            Validators(source.etag, source.last_modified),
             bounds=self._bounds,
-            starts=starts,
+            tokens=tokens,
         )
         if download.body is None:
             await self._end_without(job, source, download)
@@ -231,23 +237,23 @@ class Sources:
                 await self._run(payload, source, download)
 
     async def _source_of(self, payload: CatalogueJob) -> SourceToBring | None:
-        """What to ask for; None: the source was removed."""
+        """The URL to download and its validators; None if the source was deleted."""
         if payload.url is not None:
             return SourceToBring(payload.url, payload.format, payload.mapping)
-        found = await store.sources.find_to_bring(self._postgres, payload.customer)
+        found = await store.catalogues.find_to_bring(self._postgres, payload.customer)
         if found is None:
             return None
         try:
             rules = await self._catalogues.require_readable(found.format_name, found.mapping)
         except UNREADABLE:
-            # It is told when the file is there to be read.
+            # The run of the file reports the error.
             return SourceToBring(found.url, found.format_name, found.mapping)
         return found.read_as(rules)
 
     async def _end_without(
-        self, job: JobInHand[CatalogueJob], source: SourceToBring, download: Download
+        self, job: JobContext[CatalogueJob], source: SourceToBring, download: Download
     ) -> None:
-        """No body came: it did not change, or it could not be had."""
+        """Handle a download without a body: the file is unchanged, or the download failed."""
         payload = job.payload
         if download.outcome == "unchanged":
             await self._repeat(payload.customer, source)
@@ -257,7 +263,7 @@ class Sources:
         if is_temporary(outcome) and job.attempt <= RETRIES:
             delay_s = max(download.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
             if payload.run is not None:
-                reason = f"{outcome}: {text}; it is asked again"
+                reason = f"{outcome}: {text}; it is retried"
                 await self._postgres.run(SQL.note_trouble, run_id=payload.run, reason=reason)
             job.retry(delay_s, f"{outcome}: {text}")
         elif payload.run is not None:
@@ -271,7 +277,7 @@ class Sources:
         )
 
     async def _run(self, payload: CatalogueJob, source: SourceToBring, download: Download) -> None:
-        """Run the file that came."""
+        """Run a downloaded file and store the result with the source."""
         assert download.body is not None
         order = Order(
             customer=payload.customer,
@@ -332,7 +338,7 @@ class Sources:
 
 
 def cron_name(customer: str) -> str:
-    """The name of the cron that brings a customer's catalogue."""
+    """The name of the cron that downloads the catalogue of a customer."""
     name = f"{CRON_PREFIX}{customer}"
     if len(name) <= 128:
         return name
@@ -340,7 +346,7 @@ def cron_name(customer: str) -> str:
 
 
 def shown_name(url: str) -> str:
-    """A URL as the name of a file: without its query, which may hold a secret."""
+    """A URL as a file name for display, without its query, which may contain a secret."""
     parts = urlsplit(url)
     name = f"{parts.scheme}://{parts.netloc}{parts.path}"
     return "".join(c if c.isprintable() else "?" for c in name)[:200]

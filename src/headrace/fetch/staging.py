@@ -1,12 +1,11 @@
-"""A file's rows on their way to be compared: those equal to last time's are not judged again.
+"""Stage the rows of a file for comparison; rows equal to the last run are not validated again.
 
-    row --hash of it as read--> its item was made of an equal row: staged without content
-                           \\--> else judged in a thread: staged whole, or as invalid
+    row --hash of the raw row--> equal to the row of its item: staged without content
+                            \\--> otherwise validated in a thread: staged whole, or as invalid
 
-Judging a row (its links, its schema) costs several times reading it, and most rows of a catalogue are the
-ones of yesterday. An item remembers the hash of its row as it was read, together with everything that
-judging depends on, unless anything was at fault in it. A chunk is read ahead while the one before is
-compared and staged, so PostgreSQL and the reader work side by side.
+Validating a row costs several times as much as reading it, and most rows of a catalogue did not
+change. An item without faults stores a hash of its raw row and of all validation rules. The next
+chunk is read while the current one is staged, so that the reader and PostgreSQL work in parallel.
 """
 
 from __future__ import annotations
@@ -23,45 +22,52 @@ import msgspec
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
 from headrace.fetch.errors import FileFault
-from headrace.fetch.intake import ROWS_OF_CHUNK, Chunk, IntakeRow, Rules, read_chunk
-from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import PROBLEMS_KEPT_MAX, RowProblem
 from headrace.fetch.readers import RawRow, Truncated
-from headrace.fetch.store.sql import SQL
-from headrace.kernel.crash import crash_point
+from headrace.fetch.sql import SQL
+from headrace.fetch.validation import (
+    ROWS_OF_CHUNK,
+    Chunk,
+    Rules,
+    ValidatedRow,
+    find_item_id,
+    read_chunk,
+)
+from headrace.kernel.resilience import crash_point
 
 ROWS_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 8 * 2**20
-"""A chunk ends there too: rows may be of 256 KiB each."""
+"""A chunk also ends at this size, since one row may have 256 KiB."""
 _JSON: Final = msgspec.json.Encoder()
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a run has read so far."""
+    """What a run has read so far, and how the file ended."""
 
     rows: int = 0
     invalid: int = 0
     problems: int = 0
-    judged: int = 0
-    """Rows that were not equal to last time's."""
+    validated: int = 0
+    """Rows that differ from the last run."""
     unreadable: int = 0
-    """Rows whose id cannot be read: they keep no item from being gone."""
+    """Rows without a valid id; the items they describe count as removed."""
     truncated: str | None = None
+    """Where the file ends too early, as an English sentence."""
     fault: FileFault | None = None
-    """Where the file ends too early."""
+    """The same as a fault, for other languages."""
     last_line: int = 0
     has_line_break: bool | None = None
-    """Whether a line break ends the last row; None: the file is no text table."""
+    """Whether a line break ends the last row; None unless the file is a text table."""
 
 
 @dataclass(slots=True)
 class RawChunk:
-    """Rows as they were read, each with its hash; None for one that no item can have been made of."""
+    """Rows as read, each with its hash; None if no stored item can be equal to the row."""
 
     rows: list[RawRow] = field(default_factory=list)
     items: list[str | None] = field(default_factory=list)
-    """The id of each row; None where it has no valid one."""
+    """The id of each row; None if it is invalid."""
     hashes: list[bytes | None] = field(default_factory=list)
     is_last: bool = False
     truncated: Truncated | None = None
@@ -81,7 +87,7 @@ def read_raw(rows: Iterator[RawRow], rules: bytes) -> RawChunk:
             chunk.rows.append(raw)
             chunk.items.append(item)
             chunk.hashes.append(hashed if encoded else None)
-            # The first row of an id counts: a later one must not be taken for it.
+            # The first row of an id is used: a later row must not match the stored item.
             if item is not None:
                 seen.add(item)
             size_bytes += len(encoded)
@@ -96,7 +102,7 @@ def read_raw(rows: Iterator[RawRow], rules: bytes) -> RawChunk:
 
 
 def _encoded(raw: RawRow) -> bytes:
-    """The row as bytes that are equal for equal rows; empty where it holds half a letter."""
+    """The row as bytes, equal for equal rows; empty if it has an incomplete character."""
     try:
         return _JSON.encode((raw.values, raw.photos))
     except UnicodeEncodeError:
@@ -126,26 +132,26 @@ class Staging:
                 if chunk.is_last:
                     return self.reading
         finally:
-            # The file is closed after this; the thread must not be in it.
+            # The caller closes the file next: wait until the thread has left it.
             await asyncio.wait({ahead})
-            # What was read ahead of a chunk that could not be stored may be at fault, too; the first fault is raised.
+            # Retrieve an error of the chunk read ahead, so that only the first error is raised.
             if not ahead.cancelled():
                 ahead.exception()
 
     async def _stage(self, raw: RawChunk) -> None:
-        """Stage one chunk; the same transaction notes how far reading is."""
+        """Stage one chunk and store the progress, in one transaction."""
         reading = self.reading
         async with self._postgres.transaction() as tx:
             await tx.one(SQL.commit_lazily)
-            rest = await self._others(tx, raw)
+            rest = await self._stage_equal(tx, raw)
             hashes = {row.number: hashed for row, hashed in rest}
             rows = [row for row, _ in rest]
             for start in range(0, len(rest), ROWS_OF_CHUNK):
                 piece = iter(rows[start : start + ROWS_OF_CHUNK])
-                await self.stage_judged(
+                await self.stage_validated(
                     tx, await asyncio.to_thread(read_chunk, piece, self._rules), hashes
                 )
-            reading.judged += len(rest)
+            reading.validated += len(rest)
             if raw.rows:
                 reading.last_line = raw.rows[-1].line
                 reading.has_line_break = raw.rows[-1].has_line_break
@@ -155,7 +161,7 @@ class Staging:
         crash_point("fetch.rows_staged")
 
     async def note(self, tx: Tx, *, rows: int) -> None:
-        """Note that so many more rows were read."""
+        """Store that `rows` more rows were read."""
         self.reading.rows += rows
         await store.runs.note_reading(
             tx,
@@ -165,46 +171,49 @@ class Staging:
             problems=self.reading.problems,
         )
 
-    async def _others(self, tx: Tx, raw: RawChunk) -> list[tuple[RawRow, bytes | None]]:
-        """Stage the rows that are equal to last time's; the others, with their hashes."""
-        asked = [index for index, hashed in enumerate(raw.hashes) if hashed is not None]
-        others = await store.runs.stage_same(
+    async def _stage_equal(self, tx: Tx, raw: RawChunk) -> list[tuple[RawRow, bytes | None]]:
+        """Stage the rows equal to stored items; return the others with their hashes."""
+        hashed = [index for index, value in enumerate(raw.hashes) if value is not None]
+        differing = await store.runs.stage_same(
             tx,
             self._run_id,
             self._customer,
-            items=[item for index in asked if (item := raw.items[index]) is not None],
-            raw_hashes=[raw.hashes[index] for index in asked],
+            items=[item for index in hashed if (item := raw.items[index]) is not None],
+            raw_hashes=[raw.hashes[index] for index in hashed],
         )
-        left = [index for index, hashed in enumerate(raw.hashes) if hashed is None]
-        left += [asked[position - 1] for position in others]
-        return [(raw.rows[index], raw.hashes[index]) for index in sorted(left)]
+        rest = [index for index, value in enumerate(raw.hashes) if value is None]
+        rest += [hashed[position - 1] for position in differing]
+        return [(raw.rows[index], raw.hashes[index]) for index in sorted(rest)]
 
-    async def stage_judged(
+    async def stage_validated(
         self, tx: Tx, chunk: Chunk, hashes: dict[int, bytes | None] | None = None
     ) -> None:
-        """Stage judged rows; those of a double id are told. `hashes`: of rows as read, by number."""
+        """Stage validated rows and store their problems, duplicate ids included.
+
+        `hashes` has the hashes of the raw rows by row number.
+        """
         reading = self.reading
         faulty = {problem.row for problem in chunk.problems}
         raw_hashes = [
             None if row.number in faulty or hashes is None else hashes.get(row.number)
             for row in chunk.rows
         ]
-        doubled = []
+        duplicates = []
         if chunk.rows:
-            doubled = await store.runs.stage(tx, self._run_id, chunk.rows, raw_hashes=raw_hashes)
+            duplicates = await store.runs.stage(tx, self._run_id, chunk.rows, raw_hashes=raw_hashes)
         reading.unreadable += chunk.rows_count - len(chunk.rows)
         valid = sum(row.hash is not None for row in chunk.rows)
-        valid -= sum(row.hash is not None for row in doubled)
+        valid -= sum(row.hash is not None for row in duplicates)
         reading.invalid += chunk.rows_count - valid
-        problems = chunk.problems + [_doubled(row) for row in doubled]
+        problems = chunk.problems + [_duplicate_id(row) for row in duplicates]
         room = max(0, PROBLEMS_KEPT_MAX - reading.problems)
         reading.problems += len(problems)
         if problems[:room]:
             ordered = sorted(problems[:room], key=lambda problem: problem.row)
-            await store.problems.insert_problems(tx, self._run_id, ordered)
+            await store.runs.insert_problems(tx, self._run_id, ordered)
 
 
-def _doubled(row: IntakeRow) -> RowProblem:
+def _duplicate_id(row: ValidatedRow) -> RowProblem:
     return RowProblem(
         row=row.number,
         line=row.line,

@@ -1,15 +1,17 @@
-"""What fetch does by the clock, beside catalogues and items that are sent: two crons.
+"""Two crons: publish items at their deadline, and retry failed links.
 
-*Deadlines*, every 5 minutes: a new or changed item whose photos take longer than `fetch.item_deadline` is
-published with those that it has. Its photos are still asked for; those that come make a further version.
+**Deadlines**, every 5 minutes: a new or changed item whose photos take longer than
+`fetch.item_deadline` is published with the photos it has. Downloads continue; photos that arrive
+later create a further version.
 
-*Links*, every 15 minutes: failed links are asked again at the latest after `fetch_recheck_wait_v1` (less
-than a day), so a repair is noticed within a day however rarely the customer's catalogue comes. Where
-`fetch.refresh` says so, good photos are asked for again with their ETag or date. The items of these links
-are a run of their own (format `links`); items that another run is about wait for it.
+**Links**, every 15 minutes: failed links are retried at the latest after `fetch_recheck_wait` (less
+than a day), even if no catalogue arrives. If `fetch.refresh` is set, stored photos are requested
+again with their ETag or date. The items of these links form a run of the format `links`. Items that
+another run is changing wait for it.
 
-Between two such moments a failed link sits out rounds of catalogues: one, then two, then three. The rule
-stands in the functions `fetch_due_round`, `fetch_is_due` and `fetch_recheck_wait` of PostgreSQL alone.
+Catalogue runs skip a failed link for one run, then for two, then for three. This rule is
+implemented only in the PostgreSQL functions `fetch_due_round`, `fetch_is_due` and
+`fetch_recheck_wait`.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.model import DEADLINES_QUEUE, LINKS_QUEUE, Customer
 from headrace.fetch.publishing import Publishing
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
 from headrace.jobs import Registry
-from headrace.kernel.crash import crash_point
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 
 LINKS_FORMAT: Final = "links"
 LINKS_EVERY_S: Final = 900.0
 RATE_SHARE: Final = 0.5
-"""A sweep asks for as many photos as this share of the customer's rate allows until the next one."""
+"""The share of the rate limit of a customer that one sweep may use until the next sweep."""
 LINKS_MIN: Final = 10
 _LOG: Final = logger(__name__)
 
 
 class Upkeep:
-    """Publishes items at their deadline; asks again for failed and old photos."""
+    """Publishes items at their deadline; requests failed and old photos again."""
 
     def __init__(
         self, postgres: Postgres, config: FetchConfig, publishing: Publishing, applying: Applying
@@ -47,12 +49,12 @@ class Upkeep:
         self._applying = applying
 
     def register(self, registry: Registry) -> None:
-        """Add the crons."""
+        """Register the crons."""
         registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.publish_late)
         registry.cron("*/15 * * * *", name=LINKS_QUEUE, timeout="1h")(self.recheck_links)
 
     async def publish_late(self) -> None:
-        """Publish every item that is past its deadline with the photos that it has, once."""
+        """Publish each item past its deadline once, with the photos it has."""
         runs = await self._postgres.all(SQL.late_runs, deadline_s=self._config.item_deadline_s)
         for row in runs:
             items = await self._publishing.publish_late(row["id"])
@@ -60,11 +62,11 @@ class Upkeep:
                 _LOG.info("items_published_late", run=row["id"], items=items)
 
     async def recheck_links(self) -> None:
-        """Ask again for the failed links that are due, and for good photos that are old enough."""
+        """Request due failed links again, and stored photos that are old enough."""
         refresh_s = self._config.refresh_s
         due = await self._postgres.all(SQL.customers_to_recheck, refresh_s=refresh_s)
         for row in due:
-            [customer] = await store.customers.find_customers(self._postgres, row["customer"])
+            [customer] = await store.catalogues.find_customers(self._postgres, row["customer"])
             try:
                 await self._recheck(customer)
             except PostgresBusy:
@@ -94,7 +96,9 @@ class Upkeep:
             )
             await tx.run(SQL.allow_nested_loops)
             if items:
-                await self._applying.ask_links(tx, run_id, customer.customer, refresh_s=refresh_s)
+                await self._applying.request_links(
+                    tx, run_id, customer.customer, refresh_s=refresh_s
+                )
             else:
                 await tx.run(SQL.drop_run, run_id=run_id)
         crash_point("fetch.links_rechecked")

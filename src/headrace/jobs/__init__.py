@@ -3,26 +3,24 @@
     queue ---- job_ready --claim--> job_lease --settle--> (deleted) | job_ready | job_failed
       lanes: lane_job + lane_event (journal) --fold, claim--> the same leases
 
-**Promise.** An enqueue that returned, or whose transaction committed, is never lost. Moving out of a lease
-happens exactly once (whoever removes the job from its lease row settles it), and so does a group's callback.
-A handler's body may repeat: after a lost lease, a raised call, or an ack whose answer was lost. A dead
-worker's jobs are ready again in at most 35 s. A lane never starts more than its limit in any window, as
-measured at handler start.
+**Promise.** A job whose enqueue returned, or whose transaction committed, is never lost. A job
+leaves its lease exactly once, and a group calls back exactly once. A handler may run more than
+once: after a lost lease, an error, or an ack without an answer. A dead worker's jobs are ready
+again within 35 s. A lane never starts more than its limit in any window, measured at handler start.
 
-**Everything is in PostgreSQL**, whose clock alone decides what is due and expired. The shape (two tables a
-state, a lease row a batch, a scan watermark, lanes with a journal) was measured best of seven: 118,000 jobs/s
-with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores shared with the clients).
+**Everything is in PostgreSQL**, whose clock alone decides what is due and expired: two tables for
+waiting jobs, one lease row per batch, a claim cursor, and lanes with a journal.
 
-**Limits**: `model.py`. **Files**: hearts `tasks/` (what code declares), `inhand.py` and `handling.py` (what a handler
-holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `fitting.py` (payloads against known tasks), `leases.py` (a host's desk) with
-`scans.py` (how far its claims came) and `settling.py` (what is not yet recorded), `agent/` (processes and who works what), `fleet/` (the plan), `hints.py`
-(coalesced NOTIFY), `refs.py` and `bridge.py` (what enqueue returns; sync code), `reasons.py` (why a job waits);
-then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.
+**The life of a job**: `tasks/` (declare, enqueue), `validation.py`, `service/jobs.py` and
+`store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a
+host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns,
+`bridge.py` serves sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has
+values and limits.
 """
 
 from __future__ import annotations
 
-from headrace.engines.borrowed import Transaction
+from headrace.engines.caller_transaction import Transaction
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.errors import (
     BatchTooLarge,
@@ -54,9 +52,9 @@ from headrace.jobs.errors import (
     ResultGone,
     ResultLate,
 )
-from headrace.jobs.fleet.facts import FleetState, QueueMinute
-from headrace.jobs.handling import Cancel, Fail, Retry, Snooze
-from headrace.jobs.inhand import Batch, JobInHand, LaneInHand, current_job
+from headrace.jobs.fleet.state import FleetState, QueueMinute
+from headrace.jobs.handle import Group, JobRef
+from headrace.jobs.job_context import Batch, JobContext, JobLane, current_job
 from headrace.jobs.model import (
     BulkDone,
     Job,
@@ -77,9 +75,8 @@ from headrace.jobs.model import (
     TakenOutcome,
     Why,
 )
-from headrace.jobs.refs import JobRef
+from headrace.jobs.outcomes import Cancel, Fail, Retry, Snooze
 from headrace.jobs.service import Jobs
-from headrace.jobs.service.groups import Group
 from headrace.jobs.tasks import Call, Queue, Registry, Task
 
 __all__ = [
@@ -105,9 +102,10 @@ __all__ = [
     "InvalidTake",
     "InvalidTask",
     "Job",
+    "JobContext",
     "JobFailed",
     "JobFilter",
-    "JobInHand",
+    "JobLane",
     "JobNotEnded",
     "JobNotWaiting",
     "JobPage",
@@ -120,7 +118,6 @@ __all__ = [
     "KeyTaken",
     "Lane",
     "LaneExhausted",
-    "LaneInHand",
     "LaneUnknown",
     "LeaseLost",
     "Limiter",

@@ -1,14 +1,14 @@
-"""The bridge for sync code: Django, Flask and scripts call the same verbs, with no twins of them.
+"""The sync bridge: Django, Flask and scripts call the same async methods.
 
-    send_mail.sync.enqueue(to="ann", text="hi", tx=connection)    # any verb of a task
-    app.sync.jobs.cancel(job_id)                                  # any verb of a room
+    send_mail.sync.enqueue(to="ann", text="hi", tx=connection)    # any method of a task
+    app.sync.jobs.cancel(job_id)                                  # any method of a room
     app.sync(send_mail.enqueue)(to="ann", text="hi")              # the same, with its types
-    app.sync.run(some_coroutine())                                # anything at all
+    app.sync.run(some_coroutine())                                # any coroutine
 
-One thread a process runs an event loop, from the first call to the end of the process; a forked child starts
-its own. While the caller waits for its answer its thread also runs what must run there: statements on the
-caller's own blocking connection, which Django forbids to any other thread. A call from inside an event loop
-would stop that loop, so it is refused: there `await` is the word.
+One thread per process runs an event loop, from the first call to the end of the process; a forked
+child starts its own. While the caller waits, its thread also runs statements on the caller's own
+blocking connection, which Django forbids to any other thread. A call from inside an event loop
+would block that loop, so it is refused: use `await` there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
-from headrace.engines.borrowed import callers_thread
+from headrace.engines.caller_transaction import caller_thread
 from headrace.kernel.errors import InvalidInput, Unavailable
 
 CLOSING_S_MAX: Final = 1.5
@@ -38,31 +38,31 @@ T = TypeVar("T")
 
 
 class AwaitInstead(InvalidInput):
-    """Sync code was called where an event loop runs, which it would stop."""
+    """Sync code called from a thread that runs an event loop."""
 
     code = "jobs.await_instead"
 
     def __init__(self) -> None:
         super().__init__(
-            "this thread runs an event loop, which a sync call would stop: use `await` and leave `sync`"
-            " out, or make the call in a thread (asyncio.to_thread, sync_to_async)"
+            "this thread runs an event loop, which a sync call would block: use `await` without"
+            " `sync`, or make the call in a thread (asyncio.to_thread, sync_to_async)"
         )
 
 
 class BridgeClosed(Unavailable):
-    """The bridge was closed, or its caller went away, before the answer came."""
+    """The bridge was closed, or its caller was interrupted, before the call returned."""
 
     code = "jobs.bridge_closed"
 
     def __init__(self) -> None:
         super().__init__(
-            "the sync call ended before its answer came, for the app was closed or the caller was"
-            " interrupted: look whether its effect is there before you call again"
+            "the sync call ended without a result, since the app was closed or the caller was"
+            " interrupted: check whether it took effect before you call again"
         )
 
 
 class View:
-    """Something with async verbs as sync code sees it: the same names, which return when it is done."""
+    """A synchronous view of an object with async methods."""
 
     def __init__(self, bridge: Bridge, target: Any) -> None:
         self._bridge = bridge
@@ -78,7 +78,7 @@ class View:
 
 
 class Bridge:
-    """The way of sync code to the rooms of `app`; `closing` is awaited on its loop at the end."""
+    """Runs the async methods of `app` for sync code. `closing` is awaited at the end."""
 
     def __init__(self, app: Any, closing: Callable[[], Awaitable[None]]) -> None:
         self._app = app
@@ -89,7 +89,7 @@ class Bridge:
 
     @property
     def is_here(self) -> bool:
-        """Whether the running thread is the bridge's own."""
+        """Whether the current thread is the bridge's own."""
         return self._running is not None and self._running.thread is threading.current_thread()
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +98,7 @@ class Bridge:
         return self.seen(getattr(self._app, name))
 
     def __call__(self, verb: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-        """The async `verb` as a function that returns its answer."""
+        """Wrap an async function as a sync one."""
 
         @wraps(verb)
         def call(*arguments: P.args, **named: P.kwargs) -> T:
@@ -110,7 +110,7 @@ class Bridge:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the bridge's loop and wait for it, with the caller's context.
 
-        Raises: AwaitInstead inside an event loop; BridgeClosed; whatever `work` raises.
+        Raises: AwaitInstead inside an event loop; BridgeClosed; errors of `work`.
         """
         try:
             _require_no_loop()
@@ -118,11 +118,11 @@ class Bridge:
             work.close()
             raise
         waiting = _Waiting()
-        token = callers_thread.set(waiting.run_here)
+        token = caller_thread.set(waiting.run_here)
         try:
             ended = asyncio.run_coroutine_threadsafe(work, self._loop())
         finally:
-            callers_thread.reset(token)
+            caller_thread.reset(token)
         ended.add_done_callback(waiting.leave)
         try:
             waiting.serve()
@@ -134,13 +134,13 @@ class Bridge:
             raise
 
     def seen(self, value: Any) -> Any:
-        """An attribute as sync code sees it: a view of what has async verbs, a function for a verb."""
-        if not inspect.isroutine(value) and _has_verbs(type(value)):
+        """Convert an attribute: a view of an object with async methods, a function for a method."""
+        if not inspect.isroutine(value) and _has_verbs(value):
             return View(self, value)
         return self(value) if callable(value) else value
 
     def close(self) -> None:
-        """Close what was opened on the loop and end it, within 2 s; a later call starts it anew."""
+        """Close what was opened on the loop and stop it, within 2 s. A later call restarts it."""
         with self._lock:
             running, self._running = self._running, None
         if running is None:
@@ -148,13 +148,13 @@ class Bridge:
         atexit.unregister(self.close)
         ended = asyncio.run_coroutine_threadsafe(_awaited(self._closing()), running.loop)
         with contextlib.suppress(Exception):
-            # Nothing is lost with connections that do not answer: the server ends them as well.
+            # Connections that do not close in time are closed by the server.
             ended.result(CLOSING_S_MAX)
         running.loop.call_soon_threadsafe(running.loop.stop)
         running.thread.join(JOINING_S_MAX)
 
     def forget(self) -> None:
-        """In a forked child: leave the parent's thread and loop alone, untouched and uncollected."""
+        """After a fork: drop the parent's thread and loop without touching them."""
         self._lock = threading.Lock()
         if self._running is not None:
             _left_to_parents.append(self._running)
@@ -169,7 +169,7 @@ class Bridge:
             return self._running.loop
 
     def _settled(self, answer: Any) -> Any:
-        """What a verb returned, without anything to await in it."""
+        """The result of a call, awaited if necessary."""
         if inspect.iscoroutine(answer):
             return self.run(answer)
         if inspect.isawaitable(answer):
@@ -180,7 +180,7 @@ class Bridge:
 
     @contextlib.contextmanager
     def _block(self, block: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """An `async with` block as a `with` block."""
+        """Convert an `async with` block to a `with` block."""
         stack = contextlib.AsyncExitStack()
         entered = self.run(stack.enter_async_context(block))
         with contextlib.ExitStack() as leaving:
@@ -190,21 +190,21 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A loop and the thread that runs it."""
+    """A loop and its thread."""
 
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
 
 
 class _Waiting:
-    """A thread that waits for its answer and meanwhile runs what must run in it."""
+    """A caller's thread that waits for its result and runs callbacks meanwhile."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_over = False
 
     async def run_here(self, work: Callable[[], T]) -> T:
-        """Run `work` in the waiting thread. Raises: BridgeClosed where it waits no more."""
+        """Run `work` in the waiting thread. Raises: BridgeClosed if it no longer waits."""
         if self._is_over:
             raise BridgeClosed
         loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class _Waiting:
             result, failed = None, None
             try:
                 result = work()
-            # Ctrl-C is not the coroutine's business: it ends the waiting.
+            # Ctrl-C is not caught: it ends the wait.
             except Exception as error:  # noqa: BLE001 - carried to the awaiting side
                 failed = error
             loop.call_soon_threadsafe(tell, result, failed)
@@ -230,12 +230,12 @@ class _Waiting:
         return cast("T", result)
 
     def serve(self) -> None:
-        """Run what is asked for, until the answer is there."""
+        """Run requested callbacks until the result is available."""
         while (ask := self._asked.get()) is not None:
             ask()
 
     def leave(self, _: object) -> None:
-        """The answer is there."""
+        """Stop waiting: the result is available."""
         self._is_over = True
         self._asked.put(None)
 
@@ -253,7 +253,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _start() -> _Running:
-    # Not of the policy's kind: libuv's loops do not outlive a fork of their process unharmed.
+    # Not the policy's loop: libuv loops do not survive a fork.
     loop = asyncio.SelectorEventLoop()
     thread = threading.Thread(target=_serve, args=(loop,), name="headrace-sync", daemon=True)
     thread.start()
@@ -261,7 +261,7 @@ def _start() -> _Running:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread: run the loop until it is stopped, then end what is left on it."""
+    """Run the loop until it is stopped, then cancel its remaining tasks."""
     asyncio.set_event_loop(loop)
     loop.run_forever()
     left = asyncio.all_tasks(loop)
@@ -273,7 +273,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _require_no_loop() -> None:
-    """Raises: AwaitInstead where the running thread runs an event loop."""
+    """Raises: AwaitInstead if the current thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -281,8 +281,15 @@ def _require_no_loop() -> None:
     raise AwaitInstead
 
 
-def _has_verbs(kind: type) -> bool:
-    """Whether objects of a class have public methods to await."""
+def _has_verbs(value: object) -> bool:
+    """Whether an object, or one of its public attributes, has public async methods."""
+    held = (held for name, held in getattr(value, "__dict__", {}).items() if name[0] != "_")
+    return _has_async_methods(type(value)) or any(
+        inspect.iscoroutinefunction(each) or _has_async_methods(type(each)) for each in held
+    )
+
+
+def _has_async_methods(kind: type) -> bool:
     names = (name for name in dir(kind) if not name.startswith("_"))
     return any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in names)
 

@@ -1,9 +1,9 @@
-"""Crons: when a job that comes again and again is due next.
+"""Schedules of recurring jobs.
 
-`cronsim` reads the five fields, since it follows Debian's cron through changes of the clock, needs nothing but zoneinfo
-and its makers live on it. A job at fixed hours runs once on the day that skips its hour (right after the skip) and once on
-the day that has it twice; one with `*` in minute or hour runs by the time that really passes. Missed while nothing ran:
-one run at once, then the next moment that is still to come.
+`cronsim` parses the five fields. It follows Debian's cron through clock changes. A job at fixed
+hours runs once on a day that skips its hour, and once on a day that has it twice. A job with `*` in
+minute or hour follows elapsed time. Missed moments cause one run, then the next moment in the
+future.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SPEC_CHARACTERS_MAX: Final = 128
 FIELD_VALUES: Final = (60, 24, 31, 12, 7)
 STEP: Final = re.compile(r"/([0-9]+)")
 NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
-"""Files beside the zones that mean another zone on each machine, or none."""
+"""Zone files that differ between machines or name no zone."""
 
 
 class NewCron(msgspec.Struct, frozen=True, kw_only=True):
-    """A cron as it is asked for. `spec` has five fields: minute, hour, day, month, day of week."""
+    """A cron to create. `spec` has five fields: minute, hour, day, month, day of week."""
 
     name: str
     spec: str
@@ -37,7 +37,7 @@ class NewCron(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cron(msgspec.Struct, frozen=True, kw_only=True):
-    """A cron as it stands."""
+    """A stored cron."""
 
     name: str
     spec: str
@@ -46,29 +46,30 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any
     priority: int
     next_at: datetime
-    """While it is paused: when it would have come."""
+    """If paused: the next moment at the time of the pause."""
     last_at: datetime | None
     last_job: int | None
     paused: bool
     source: str
-    """`code`: declared by @app.cron, else `api`."""
+    """`code` if declared by @app.cron, else `api`."""
     error: str | None
     """Why it paused itself."""
 
 
 def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
-    """The first moment of `spec` in zone `tz` that is later than `after_at`, in UTC. Raises: InvalidCron."""
+    """The first moment of `spec` in zone `tz` after `after_at`, in UTC. Raises: InvalidCron."""
     zone = _zone(tz)
     if len(spec) > SPEC_CHARACTERS_MAX or len(spec.split()) != 5:
         raise InvalidCron(
-            f"cron {spec[:SPEC_CHARACTERS_MAX]!r}: expected five fields such as '0 4 * * *': minute,"
-            " hour, day of month, month, day of week"
+            f"cron {spec[:SPEC_CHARACTERS_MAX]!r}: expected five fields such as '0 4 * * *':"
+            " minute, hour, day of month, month, day of week"
         )
     for text, values in zip(spec.split(), FIELD_VALUES, strict=True):
         for step in STEP.findall(text):
             if int(step) > values:
                 raise InvalidCron(
-                    f"cron {spec!r}: /{step} steps over all {values} values of its field: give the values"
+                    f"cron {spec!r}: /{step} steps over all {values} values of its field:"
+                    " give the values"
                 )
     try:
         moments = CronSim(spec, after_at.astimezone(zone))
@@ -76,12 +77,12 @@ def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
         raise InvalidCron(
             f"cron {spec!r}: {str(error).lower()}: write fields as in '*/10 8-18 * * MON-FRI'"
         ) from error
-    # In the hour that comes twice cronsim may name a moment of the first time after the second began.
+    # In the repeated hour cronsim may return a moment of the first pass during the second.
     for moment in moments:
         moment_at = moment.astimezone(UTC)
         if moment_at > after_at:
             return moment_at
-    raise InvalidCron(f"cron {spec!r}: never comes: give it a day that its months have")
+    raise InvalidCron(f"cron {spec!r}: never fires: give it a day that its months have")
 
 
 def _zone(tz: str) -> ZoneInfo:
@@ -89,5 +90,5 @@ def _zone(tz: str) -> ZoneInfo:
         return ZoneInfo("" if tz in NO_ZONES else tz)
     except (KeyError, ValueError, OSError) as error:
         raise InvalidCron(
-            f"time zone {tz[:80]!r} is not known: use a name such as UTC or Europe/Berlin"
+            f"time zone {tz[:80]!r} is unknown: use a name such as UTC or Europe/Berlin"
         ) from error

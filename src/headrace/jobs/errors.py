@@ -1,4 +1,4 @@
-"""What can go wrong with jobs, each with its code and what to do about it."""
+"""Errors of jobs, each with a code and advice."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headrace.kernel.errors import (
 
 
 class QueueUnknown(NotFound):
-    """No running code declared this queue and none is stored under its name."""
+    """The queue is neither declared by running code nor stored."""
 
     code = "jobs.queue_unknown"
 
     def __init__(self, queue: str) -> None:
         super().__init__(
             f"queue {queue[:160]!r} is not known: declare it with @app.task({queue[:40]!r}) and"
-            " start that app once, make one without code with `headrace queues set NAME --create`"
-            " (PUT /v1/queues/NAME?create=true), or see `headrace queues ls` for the names there are"
+            " start that app once, create one without code with `headrace queues set NAME --create`"
+            " (PUT /v1/queues/NAME?create=true), or list the names with `headrace queues ls`"
         )
 
 
 class JobUnknown(NotFound):
-    """An id that was never given to a job."""
+    """The id was never assigned to a job."""
 
     code = "jobs.job_unknown"
 
@@ -35,7 +35,7 @@ class JobUnknown(NotFound):
 
 
 class LaneUnknown(NotFound):
-    """No lane of that name was set or used."""
+    """The lane was never set or used."""
 
     code = "jobs.lane_unknown"
 
@@ -47,43 +47,43 @@ class LaneUnknown(NotFound):
 
 
 class LimiterUnknown(NotFound):
-    """No limiter of that name was set, and no queue names it."""
+    """The limiter was never set, and no queue names it."""
 
     code = "jobs.limiter_unknown"
 
     def __init__(self, limiter: str) -> None:
         super().__init__(
-            f"limiter {limiter[:160]!r} does not exist: set it with `headrace lanes limiter`, or its lane"
-            " with --create (?create=true); `headrace lanes limiters` names those there are"
+            f"limiter {limiter[:160]!r} does not exist: set it with `headrace lanes limiter`, or"
+            " its lane with --create (?create=true), or list them with `headrace lanes limiters`"
         )
 
 
 class InvalidTake(InvalidInput):
-    """A take or its ack that means nothing valid; nothing was handed out or settled."""
+    """A take or an ack is invalid; nothing was leased or settled."""
 
     code = "jobs.invalid_take"
 
 
 class InvalidJob(InvalidInput):
-    """A job, group or lane that means nothing valid; nothing was enqueued."""
+    """A job, group or lane is invalid; nothing was enqueued."""
 
     code = "jobs.invalid_job"
 
 
 class InvalidTask(InvalidInput):
-    """A task that cannot be declared as written."""
+    """A task cannot be declared as written."""
 
     code = "jobs.invalid_task"
 
 
 class PayloadTooLarge(TooLarge):
-    """A payload over the bound; nothing was enqueued."""
+    """A payload exceeds the limit; nothing was enqueued."""
 
     code = "jobs.payload_too_large"
 
 
 class BatchTooLarge(TooLarge):
-    """Too many jobs or bytes in one call; nothing was enqueued."""
+    """One call has too many jobs or bytes; nothing was enqueued."""
 
     code = "jobs.batch_too_large"
 
@@ -95,74 +95,74 @@ class LeaseLost(Conflict):
 
     def __init__(self, lease_id: int | str) -> None:
         super().__init__(
-            f"lease {str(lease_id)[:40]} is over: its jobs were given back or settled, and this result was"
-            " not recorded; undo its effects or let the next run repeat them"
+            f"lease {str(lease_id)[:40]} is over: its jobs were returned or settled, and this"
+            " result was not recorded; undo its effects or let the next run repeat them"
         )
 
 
 class JobNotWaiting(Conflict):
-    """The job is past the state that this needs."""
+    """The job no longer waits."""
 
     code = "jobs.not_waiting"
 
 
 class JobNotEnded(Conflict):
-    """Only a job that ended failed, cancelled or quarantined can be retried by hand."""
+    """The job has not ended failed, cancelled or quarantined."""
 
     code = "jobs.not_ended"
 
 
 class InvalidFilter(InvalidInput):
-    """A filter of jobs that means nothing valid, or nothing that the action could do; nothing was done."""
+    """A filter is invalid or does not suit the action; nothing was changed."""
 
     code = "jobs.invalid_filter"
 
 
 class KeyTaken(Conflict):
-    """Another unfinished job has the unique key of this one."""
+    """Another unfinished job has the unique key."""
 
     code = "jobs.key_taken"
 
 
 class LimiterFixed(Conflict):
-    """A queue with lanes stays with its limiter."""
+    """A queue with lanes cannot change its limiter."""
 
     code = "jobs.limiter_fixed"
 
 
 class LaneExhausted(LimitExceeded):
-    """A lane could give no further starts in time; a handler that lets this pass is snoozed."""
+    """A lane has no further starts in time. A handler that does not catch this is snoozed."""
 
     code = "jobs.lane_exhausted"
 
     def __init__(self, lane: str, starts: int, wait_max_s: float) -> None:
         super().__init__(
-            f"lane {lane[:160]!r} has no {starts} further starts within {wait_max_s:g} s: wait longer,"
-            " or let this error pass and the job runs again later, without an attempt",
+            f"lane {lane[:160]!r} has no {starts} further starts within {wait_max_s:g} s: wait"
+            " longer, or do not catch this error, and the job runs later without an attempt",
             retry_after_s=wait_max_s,
         )
 
 
 class SlotHookFailed(InvalidInput):
-    """A start hook raised: this slot can take no work."""
+    """A start hook raised, so this slot takes no work."""
 
     code = "jobs.slot_hook_failed"
 
 
 class NoCurrentJob(Conflict):
-    """Code outside a handler, or one of a batch, asked which job it runs."""
+    """There is no single current job: outside of a handler, or in a batch."""
 
     code = "jobs.no_current_job"
 
 
 class InvalidCron(InvalidInput):
-    """A cron whose spec, time zone or name means nothing valid, or that never comes."""
+    """A cron has an invalid schedule, time zone or name, or never fires."""
 
     code = "jobs.invalid_cron"
 
 
 class CronUnknown(NotFound):
-    """No cron of that name is stored."""
+    """No cron has this name."""
 
     code = "jobs.cron_unknown"
 
@@ -171,7 +171,7 @@ class CronUnknown(NotFound):
 
 
 class CronExists(Conflict):
-    """A cron of that name is stored already."""
+    """A cron of this name exists."""
 
     code = "jobs.cron_exists"
 
@@ -180,24 +180,24 @@ class CronExists(Conflict):
 
 
 class CronFixed(Conflict):
-    """Code declares this cron, so code alone changes it."""
+    """The cron is declared by code, so only code changes it."""
 
     code = "jobs.cron_fixed"
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"cron {name[:160]!r} is declared in code: change it there; here it can be paused"
+            f"cron {name[:160]!r} is declared in code: change it there; here it can only be paused"
         )
 
 
 class InvalidSpan(InvalidInput):
-    """A span of time that ends before it begins, or is longer than one call may ask for."""
+    """A time span ends before it begins, or is too long."""
 
     code = "jobs.invalid_span"
 
 
 class HostUnknown(NotFound):
-    """No host of that name runs handlers."""
+    """No host of this name runs handlers."""
 
     code = "jobs.host_unknown"
 
@@ -206,19 +206,19 @@ class HostUnknown(NotFound):
 
 
 class PayloadNewer(Conflict):
-    """The payload is of a shape that only newer code knows: the job goes back for that."""
+    """The payload's version is newer than this code; the job is returned."""
 
     code = "jobs.payload_newer"
 
     def __init__(self, queue: str, version: int, known: int) -> None:
         super().__init__(
-            f"task {queue!r}: the payload is of version {version} and this code knows {known}: start"
-            " the newer code, which takes it"
+            f"task {queue!r}: the payload has version {version}, this code supports {known}: start"
+            " the newer code, which runs it"
         )
 
 
 class JobFailed(Conflict):
-    """The job whose result was asked for ended otherwise than done."""
+    """The job whose result was requested did not end as done."""
 
     code = "jobs.job_failed"
 
@@ -228,14 +228,14 @@ class JobFailed(Conflict):
 
 
 class ResultGone(NotFound):
-    """The job ended and what it returned is kept no more."""
+    """The job has ended and its result is no longer kept."""
 
     code = "jobs.result_gone"
 
     def __init__(self, job_id: int) -> None:
         super().__init__(
-            f"job {job_id} ended and its result is kept no more: ask sooner, or let its task keep"
-            ' results longer with keep_result="24h"'
+            f"job {job_id} ended and its result is no longer kept: read it sooner, or let its task"
+            ' keep results longer with keep_result="24h"'
         )
 
 
@@ -251,18 +251,18 @@ class NoResultKept(InvalidInput):
 
 
 class ResultLate(Unavailable, TimeoutError):
-    """The job did not end in time; it goes on, and may be asked again."""
+    """Timed out; the job is still running. Call again to keep waiting."""
 
     code = "jobs.result_late"
 
     def __init__(self, job_id: int, timeout_s: float) -> None:
         super().__init__(
-            f"job {job_id} did not end within {timeout_s:g} s: it goes on, ask again later"
+            f"job {job_id} did not end within {timeout_s:g} s: it is still running, call again"
         )
 
 
 class GroupClosed(Conflict):
-    """The group takes no members any more, or this transaction does not see it."""
+    """The group is closed, or this transaction cannot see it."""
 
     code = "jobs.group_closed"
 
@@ -273,17 +273,17 @@ class GroupClosed(Conflict):
 
 
 class ApplicationBroken(InvalidInput):
-    """The application cannot be imported, or what it declares contradicts what is stored."""
+    """The application cannot be imported, or its declarations contradict the stored ones."""
 
     code = "jobs.application_broken"
 
     def __init__(self, text: str, exit_code: int = InvalidInput.exit_code) -> None:
-        super().__init__(f"the application cannot be run, mend it and try again:\n{text}")
-        self.exit_code = exit_code  # type: ignore[misc]  # the process ends as the application's own error says
+        super().__init__(f"the application cannot be run, fix it and try again:\n{text}")
+        self.exit_code = exit_code  # type: ignore[misc]  # the exit code of the application's error
 
 
 class NotDeclared(Unavailable):
-    """The queues of the application could not be stored yet."""
+    """The application's queues could not be stored yet."""
 
     code = "jobs.not_declared"
 
@@ -292,7 +292,7 @@ class NotDeclared(Unavailable):
 
 
 class AgentRuns(Conflict):
-    """An agent of this host name runs on this machine already."""
+    """An agent of this host name runs on this machine."""
 
     code = "jobs.agent_runs"
 
@@ -304,6 +304,6 @@ class AgentRuns(Conflict):
 
 
 class InvalidSetting(InvalidInput):
-    """A setting of a queue that means nothing valid; nothing was changed."""
+    """A setting of a queue is invalid; nothing was changed."""
 
     code = "jobs.invalid_setting"

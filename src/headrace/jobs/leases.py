@@ -1,16 +1,16 @@
-"""Leases in hand: what claims brought, and getting every job of them settled exactly once.
+"""The leases of one host: claiming them, and recording the outcome of every job exactly once.
 
-A lease hangs on its host row. The desk of a host claims for all its slots and settles; it keeps the ids of the
-leases that this process knows, since a claim can commit and its answer still be lost: such a lease
-belongs to a host that lives and would never expire. Whatever the database holds and the desk did not know
-at two heartbeats in a row is given back.
+A lease belongs to a host row. The manager claims and settles for all slots of a host. It tracks
+which leases this process has, because a claim can commit while its answer is lost: such a lease
+belongs to a live host and would never expire. Leases that the manager does
+not have, but the database has at two heartbeats in a row, are returned.
 
-The fence is the lease row itself: settling deletes or marks it under its lock, so a worker that was
-taken for dead cannot record anything any more.
+The lease row itself is the fence: settling deletes or updates it under its lock, so a worker that
+was presumed dead can record nothing.
 
-Nobody waits for an outcome to be recorded. Acks ride on the next claim, one commit instead of two; what cannot,
-or finds no claim within FLUSH_AFTER_S, goes in a statement for many leases, one at a time. While the
-database is away everything is kept: whoever claims looks at `unsettled` first.
+No job waits until its outcome is recorded. Acks ride on the next claim, so that both take one
+commit. Acks that cannot ride, or find no claim within FLUSH_AFTER_S, go into a statement for many
+leases, one statement at a time. While the database is down, all outcomes stay buffered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
-from headrace.jobs.handling import Outcome, settled_outcome, told_text
+from headrace.jobs.acks import AckBatch, AckBuffer, InFlightLease, is_all_done, outcomes_by_job
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.messages import Ack, Progress
 from headrace.jobs.model import (
     OUTCOMES,
     JobsConfig,
@@ -30,20 +32,15 @@ from headrace.jobs.model import (
     jobs_wait_seconds,
     leases_lost,
 )
-from headrace.jobs.scans import Scan
-from headrace.jobs.settling import DONE, Held, Part, Unsettled, is_all_done, said_of
-from headrace.jobs.slots.messages import Progress, Settled
-from headrace.jobs.store.leases import Claim, Claims, Said, WorkAhead
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.cancels import require_not_cancelled
-from headrace.kernel.crash import crash_point
+from headrace.jobs.outcomes import DONE, Outcome, final_outcome, readable_text
+from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
 
-__all__ = ["RECONNECT", "Claim", "Claims", "Desk", "HostLost", "Scan", "WorkAhead"]
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
-_FINISHED: Final = {word: jobs_finished.labels(outcome=word) for word in OUTCOMES}
+_FINISHED: Final = {kind: jobs_finished.labels(outcome=kind) for kind in OUTCOMES}
 RECONNECT: Final = Backoff(0.1, 3.0)
 FLUSH_AFTER_S: Final = 0.005
 BUSY_AFTER_S: Final = 0.05
@@ -53,56 +50,65 @@ JOBS_PER_STATEMENT: Final = 2_000
 
 
 class HostLost(Exception):
-    """This host's row expired: its leases are being given to others."""
+    """This host's row expired: other hosts receive its leases."""
 
 
-class Desk:
+class LeaseManager:
     """Claims and settles for one host row."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, host_id: int) -> None:
         self.host_id = host_id
         self.config = config
         self.on_lost: Callable[[int], None] = lambda _lease_id: None
-        """Is told of a lease that was gone when it was settled: what its jobs did is not recorded."""
+        """Receives a lease that no longer existed when settled; its outcomes are not recorded."""
         self.on_settled: Callable[[Iterable[str]], None] = lambda _limiters: None
-        """Is told the limiters of lanes whose jobs were settled: there may be room in them."""
+        """Receives the limiters of lanes whose jobs were settled: the lanes may have room."""
         self._postgres = postgres
-        self._held: dict[int, Held] = {}
+        self._leases: dict[int, InFlightLease] = {}
         self._unknown: set[int] = set()
+        """Leases that were unknown at the last heartbeat."""
         self._unsure: set[int] = set()
-        self._unsettled = Unsettled()
+        """Leases whose acks were sent without an answer: the database may have recorded them."""
+        self._acks = AckBuffer()
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
-        self._riding = 0
-        self._away = 0
-        self._apart: set[int] = set()
-        self._is_apart_turn = False
+        self._claims_with_acks = 0
+        self._jobs_sent = 0
+        """Jobs whose outcomes are in a statement that has no answer yet."""
+        self._isolated: set[int] = set()
+        """Leases that met trouble: they are settled one at a time."""
+        self._is_isolated_turn = False
         self._refused: set[int] = set()
         self._landed = asyncio.Event()
         self._progress: dict[int, Progress] = {}
         self._progressed: set[int] = set()
-        self._telling: asyncio.Task[None] | None = None
+        """Jobs with a recorded progress that their outcome must delete."""
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def leases_held(self) -> int:
-        """Leases in hand."""
-        return len(self._held)
+        """The number of leases in flight."""
+        return len(self._leases)
 
     @property
     def unsettled(self) -> int:
-        """Jobs said and not yet recorded; it grows while the database is away."""
-        return self._unsettled.jobs + self._away
+        """Jobs whose outcome is not recorded yet; it grows while the database is down."""
+        return self._acks.jobs + self._jobs_sent
+
+    def in_flight(self, lease_id: int) -> InFlightLease:
+        """The record of a lease that was just claimed."""
+        return self._leases[lease_id]
 
     async def claim_ready(
-        self, queue_id: int, scan: Scan, *, leases_max: int, batch: int
+        self, queue_id: int, cursor: ClaimCursor, *, leases_max: int, batch: int
     ) -> Claims:
-        """Claim jobs without lanes, up to `leases_max` leases of `batch` each.
+        """Claim jobs without lanes, up to `leases_max` leases of `batch` jobs each.
 
-        A job whose process died before has a lease of its own. Raises: PostgresDown, PostgresBusy.
+        A job whose process died before gets its own lease. Raises: PostgresDown, PostgresBusy.
         """
-        riders = self._unsettled.take_riders(LEASES_PER_STATEMENT)
-        self._away += riders.jobs
-        self._riding += 1
+        riders = self._acks.take_riders(LEASES_PER_STATEMENT)
+        self._jobs_sent += riders.jobs
+        self._claims_with_acks += 1
         if riders:
             crash_point("jobs.before_settle")
         sent_s = time.monotonic()
@@ -113,35 +119,35 @@ class Desk:
                 queue_id,
                 leases_max=leases_max,
                 batch=batch,
-                priorities=scan.next_order(),
-                marks=scan.marks,
+                priorities=cursor.next_order(),
+                marks=cursor.marks,
                 done=riders.done,
             )
         except BaseException:
             self._put_back(riders)
             raise
         finally:
-            self._away -= riders.jobs
-            self._riding -= 1
+            self._jobs_sent -= riders.jobs
+            self._claims_with_acks -= 1
             self._landed.set()
         if riders:
             crash_point("jobs.after_settle")
             self._note_answer(riders, claims.lost, claims.busy)
         now_s = time.monotonic()
-        scan.note(
+        cursor.note(
             claims,
             jobs_max=leases_max * batch,
             leases_max=leases_max,
             now_s=now_s,
             took_s=now_s - sent_s,
         )
-        return self._taken(queue_id, claims)
+        return self._track(claims)
 
     async def claim_lanes(self, queue_id: int, *, leases_max: int, batch: int) -> Claims:
-        """Claim jobs of lanes, up to `leases_max` leases of `batch` each.
+        """Claim jobs of lanes, up to `leases_max` leases of `batch` jobs each.
 
-        Acks do not ride on it: an ack may have to wait for a lane that somebody holds, and the jobs of this
-        claim must start within their slack. Raises: PostgresDown, PostgresBusy.
+        No acks ride on it: an ack may wait for a locked lane, and the jobs of this claim must start
+        within their slack. Raises: PostgresDown, PostgresBusy.
         """
         claims = await store.leases.claim_lanes(
             self._postgres,
@@ -151,77 +157,77 @@ class Desk:
             batch=batch,
             config=self.config,
         )
-        return self._taken(queue_id, claims)
+        return self._track(claims)
 
     async def queues_with_work(self, queue_ids: Iterable[int]) -> WorkAhead:
-        """Which of the queues have work now, and when the next will be due."""
+        """The queues that have work now, and when the next job will be due."""
         return await store.leases.work_ahead(self._postgres, queue_ids)
 
-    def settle(self, settled: Settled) -> None:
-        """Take in what became of jobs; it is recorded soon, however long the database is away."""
-        held = self._held.get(settled.lease_id)
-        if held is None:
-            self._settle_unknown(settled)
-        elif is_all_done(settled, held):
-            left = held.take_all()
-            if left is None:
-                is_free = self._progressed.isdisjoint(held.ids)
-                self._unsettled.add_done(
-                    held.lease_id, len(held.ids), may_ride=held.limiter is None and is_free
+    def settle(self, ack: Ack) -> None:
+        """Buffer the outcomes of jobs; they are recorded soon, or once the database is back."""
+        lease = self._leases.get(ack.lease_id)
+        if lease is None:
+            self._settle_unknown(ack)
+        elif is_all_done(ack, lease):
+            if lease.is_untouched:
+                is_free = self._progressed.isdisjoint(lease.ids)
+                self._acks.add_done(
+                    lease.lease_id, len(lease.ids), may_ride=lease.limiter is None and is_free
                 )
-            elif left:
-                self._unsettled.add(held.lease_id, dict.fromkeys(left, DONE))
+            elif left := lease.open_ids():
+                self._acks.add(lease.lease_id, dict.fromkeys(left, DONE))
+            lease.close(None)
         else:
-            ids = settled.ids or ()
-            held.take(ids)
-            self._unsettled.add(held.lease_id, said_of(settled, ids))
+            ids = ack.ids or ()
+            lease.close(ids)
+            self._acks.add(lease.lease_id, outcomes_by_job(ack, ids))
         self._plan_flush(FLUSH_AFTER_S)
 
     def note_progress(self, progress: Progress) -> None:
-        """Tell soon how far a job is; of several words about it the last counts."""
+        """Record a job's progress soon; the latest report per job wins."""
         self._progress[progress.job_id] = progress
-        if self._telling is None:
-            self._telling = asyncio.create_task(self._tell_progress())
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._report_progress())
 
     async def flush(self) -> None:
-        """Record everything that was said until now, however long the database is away."""
-        while self._unsettled or self._flushing is not None or self._riding:
-            if self._flushing is None and self._unsettled:
+        """Record all buffered outcomes, however long the database is down."""
+        while self._acks or self._flushing is not None or self._claims_with_acks:
+            if self._flushing is None and self._acks:
                 self._start_flush()
             if self._flushing is not None:
                 await asyncio.wait({self._flushing})
-            elif self._riding:
+            elif self._claims_with_acks:
                 self._landed.clear()
                 await self._landed.wait()
 
     async def abandon(self) -> None:
-        """Forget what was said and not recorded: the leases are not ours any more."""
-        self._unsettled.clear()
+        """Drop all buffered outcomes: other hosts receive the leases."""
+        self._acks.clear()
         self._progress.clear()
         if self._timer is not None:
             self._timer.cancel()
-        left = [task for task in (self._flushing, self._telling) if task is not None]
+        left = [task for task in (self._flushing, self._reporting) if task is not None]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
     def forget(self, lease_id: int) -> None:
-        """Nobody holds the lease any more and it was not settled: it shall be found and given back."""
-        self._held.pop(lease_id, None)
+        """Stop tracking a lease; if the database still has it, a heartbeat returns it."""
+        self._leases.pop(lease_id, None)
         self._unsure.discard(lease_id)
         self._refused.discard(lease_id)
-        self._apart.discard(lease_id)
+        self._isolated.discard(lease_id)
 
     async def renew(self) -> None:
         """Renew every lease. Raises: HostLost; PostgresDown, PostgresBusy."""
-        if not await store.hosts.renew_host(self._postgres, self.host_id, self.config.lease_s):
+        if not await store.leases.renew_host(self._postgres, self.host_id, self.config.lease_s):
             await self.abandon()
             raise HostLost
 
     async def return_unknown(self) -> None:
-        """Give back leases that are ours in the database and unknown here, twice in a row."""
+        """Return leases of this host that were unknown here at two heartbeats in a row."""
         stored = await store.leases.leases_of_host(self._postgres, self.host_id)
-        unknown = stored - self._held.keys()
+        unknown = stored - self._leases.keys()
         twice = unknown & self._unknown
         if twice:
             _log.warning("unknown_leases_returned", lease_ids=sorted(twice)[:20], leases=len(twice))
@@ -231,36 +237,40 @@ class Desk:
         self._unknown = unknown
 
     async def spend(self, queue_id: int, lane: str, starts: int, wait_max_s: float) -> float | None:
-        """Take further starts out of a lane of the queue's limiter.
+        """Take tokens for further starts out of a lane of the queue's limiter.
 
-        Seconds until they may begin, counted from the moment this was called; None: refused, nothing was
-        spent. Raises: PostgresDown, PostgresBusy.
+        Return the seconds until they may begin, counted from this call. None: refused, nothing was
+        taken. Raises: PostgresDown, PostgresBusy.
         """
-        return await store.lanes.spend_of_queue(
+        return await store.queues.spend_of_queue(
             self._postgres, queue_id, lane, starts=starts, wait_max_s=wait_max_s
         )
 
     async def leave(self) -> None:
-        """Take the host row away at the end."""
-        await store.hosts.remove_host(self._postgres, self.host_id)
+        """Delete the host row."""
+        await store.leases.remove_host(self._postgres, self.host_id)
 
-    def _taken(self, queue_id: int, claims: Claims) -> Claims:
+    def _track(self, claims: Claims) -> Claims:
         for claim in claims.leases:
-            self._held[claim.lease_id] = Held(
-                claim.lease_id, queue_id, claims.limiter, claim.ids, claim.attempts, claims.retries
+            self._leases[claim.lease_id] = InFlightLease(
+                claim.lease_id,
+                claim.ids,
+                claim.attempts,
+                retries=claims.retries,
+                limiter=claims.limiter,
             )
             jobs_wait_seconds.observe((claims.claimed_at - claim.run_ats[0]).total_seconds())
         return claims
 
-    def _settle_unknown(self, settled: Settled) -> None:
-        """Something said of a lease that was given up here: the fence decides whether it counts."""
-        if settled.ids is None:
-            self._unsettled.add_done(settled.lease_id, 1, may_ride=False)
+    def _settle_unknown(self, ack: Ack) -> None:
+        """Buffer an ack of an untracked lease; the fence decides whether it counts."""
+        if ack.ids is None:
+            self._acks.add_done(ack.lease_id, 1, may_ride=False)
         else:
-            self._unsettled.add(settled.lease_id, said_of(settled, settled.ids))
+            self._acks.add(ack.lease_id, outcomes_by_job(ack, ack.ids))
 
     def _plan_flush(self, after_s: float) -> None:
-        if self._timer is None and self._flushing is None and self._unsettled:
+        if self._timer is None and self._flushing is None and self._acks:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(after_s, self._start_flush)
 
@@ -276,172 +286,178 @@ class Desk:
         self._flushing = None
         if not task.cancelled():
             if (error := task.exception()) is not None:
-                _log.error("flush_broke", error=repr(error))
+                _log.error("flush_failed", error=repr(error))
             self._plan_flush(BUSY_AFTER_S)
 
     async def _flush_all(self) -> None:
-        """Send what is there, a statement at a time: of one lease what was said first is recorded first."""
+        """Send the buffered outcomes, one statement at a time, so that they keep their order."""
         failures = 0
-        while self._unsettled:
+        while self._acks:
             require_not_cancelled()
-            part = self._next_part()
+            batch = self._next_batch()
             try:
-                fared = await self._send(part)
+                fared = await self._send(batch)
             except HeadraceError as error:
                 failures += 1
-                await self._settle_later(part, error, failures)
+                await self._settle_later(batch, error, failures)
                 continue
-            except Exception as error:  # noqa: BLE001 - what a handler gave may not fit the database
-                self._refuse(part, error)
+            except Exception as error:  # noqa: BLE001 - a handler's value may not fit the database
+                self._refuse(batch, error)
                 continue
             except BaseException:
-                self._unsettled.put_back(part)
+                self._acks.put_back(batch)
                 raise
             failures = 0
-            self._note_answer(part, fared.lost, fared.busy)
-            if len(fared.busy) == len(part.lease_ids):
+            self._note_answer(batch, fared.lost, fared.busy)
+            if len(fared.busy) == len(batch.lease_ids):
                 return
 
-    def _next_part(self) -> Part:
-        """Many leases, or in turns with that one of those that met trouble."""
-        part = Part()
-        self._is_apart_turn = not self._is_apart_turn
-        if not self._apart or not self._is_apart_turn:
-            part = self._unsettled.take(
-                leases_max=LEASES_PER_STATEMENT, jobs_max=JOBS_PER_STATEMENT, without=self._apart
+    def _next_batch(self) -> AckBatch:
+        """Outcomes of many leases, alternating with one isolated lease."""
+        batch = AckBatch()
+        self._is_isolated_turn = not self._is_isolated_turn
+        if not self._isolated or not self._is_isolated_turn:
+            batch = self._acks.take(
+                leases_max=LEASES_PER_STATEMENT, jobs_max=JOBS_PER_STATEMENT, without=self._isolated
             )
-        return part or self._unsettled.take_one(self._apart) or self._next_part()
+        return batch or self._acks.take_one(self._isolated) or self._next_batch()
 
-    async def _send(self, part: Part) -> store.leases.Fared:
-        self._away += part.jobs
+    async def _send(self, batch: AckBatch) -> store.leases.SettleResult:
+        self._jobs_sent += batch.jobs
         try:
             crash_point("jobs.before_settle")
-            fared = await self._settle_part(part)
+            fared = await self._settle_batch(batch)
             crash_point("jobs.after_settle")
         finally:
-            self._away -= part.jobs
+            self._jobs_sent -= batch.jobs
         return fared
 
-    async def _settle_part(self, part: Part) -> store.leases.Fared:
+    async def _settle_batch(self, batch: AckBatch) -> store.leases.SettleResult:
         progressed: set[int] = set()
         if self._progressed:
-            for lease_id in part.done:
-                held = self._held.get(lease_id)
-                progressed.update(self._progressed.intersection(held.ids if held else ()))
-            for said in part.said.values():
-                progressed.update(self._progressed.intersection(said))
+            for lease_id in batch.done:
+                lease = self._leases.get(lease_id)
+                progressed.update(self._progressed.intersection(lease.ids if lease else ()))
+            for outcomes in batch.outcomes.values():
+                progressed.update(self._progressed.intersection(outcomes))
         fared = await store.leases.settle(
             self._postgres,
-            jobs=part.said,
-            whole=part.done,
+            jobs=batch.outcomes,
+            whole=batch.done,
             losses_max=self.config.losses_max,
             progressed=progressed,
         )
         self._progressed -= progressed
         return fared
 
-    async def _settle_later(self, part: Part, error: HeadraceError, failures: int) -> None:
-        """The database did not take it now, or never will."""
+    async def _settle_later(self, batch: AckBatch, error: HeadraceError, failures: int) -> None:
+        """Buffer the outcomes again after a retryable error, else refuse them."""
         if not error.retryable:
-            self._refuse(part, error)
+            self._refuse(batch, error)
             return
-        self._unsure |= part.lease_ids
-        self._unsettled.put_back(part)
-        _often.warning("settle_delayed", leases=len(part.lease_ids), error=error.text)
+        self._unsure |= batch.lease_ids
+        self._acks.put_back(batch)
+        _often.warning("settle_delayed", leases=len(batch.lease_ids), error=error.text)
         if isinstance(error, PostgresBusy):
-            # One lane that a user's transaction holds must not hold up the leases beside it.
-            self._apart |= part.lease_ids
+            # A lane that a user's transaction locks must not delay the other leases.
+            self._isolated |= batch.lease_ids
             await asyncio.sleep(BUSY_AFTER_S)
         else:
             await asyncio.sleep(RECONNECT.delay_s(failures))
 
-    def _refuse(self, part: Part, error: Exception) -> None:
-        """The database refused it: each lease is sent alone, then a failed run takes its jobs' words' place."""
-        if len(part.lease_ids) > 1:
-            self._unsettled.put_back(part)
-            self._apart |= part.lease_ids
+    def _refuse(self, batch: AckBatch, error: Exception) -> None:
+        """Handle outcomes that the database can never record.
+
+        Several leases are sent again one by one. The jobs of a single lease get a failed run
+        instead.
+        """
+        if len(batch.lease_ids) > 1:
+            self._acks.put_back(batch)
+            self._isolated |= batch.lease_ids
             return
-        [lease_id] = part.lease_ids
-        told = told_text(error)
-        _log.error("outcomes_refused", lease_id=lease_id, jobs=part.jobs, error=told)
-        held = self._held.get(lease_id)
-        if held is None or lease_id in self._refused:
+        [lease_id] = batch.lease_ids
+        text = readable_text(error)
+        _log.error("outcomes_refused", lease_id=lease_id, jobs=batch.jobs, error=text)
+        lease = self._leases.get(lease_id)
+        if lease is None or lease_id in self._refused:
             self.forget(lease_id)
             return
         self._refused.add(lease_id)
-        rest = Outcome("retry", None, f"what became of it could not be recorded: {told}")
-        wanted = part.said.get(lease_id)
-        said = {}
-        for job_id, attempt in zip(held.ids, held.attempts, strict=True):
-            if wanted is None or job_id in wanted:
-                final = settled_outcome(
-                    rest, attempt=attempt + 1, retries=held.retries, backoff=self.config.backoff
+        failed = Outcome("retry", None, f"its outcome could not be recorded: {text}")
+        refused = batch.outcomes.get(lease_id)
+        self._acks.add(
+            lease_id,
+            {
+                job_id: final_outcome(
+                    failed, attempt=attempt + 1, retries=lease.retries, backoff=self.config.backoff
                 )
-                said[job_id] = Said(final.word, final.after_s, final.error)
-        self._unsettled.add(lease_id, said)
+                for job_id, attempt in zip(lease.ids, lease.attempts, strict=True)
+                if refused is None or job_id in refused
+            },
+        )
 
-    def _put_back(self, riders: Part) -> None:
-        """They met no answer: the database may know them, or not."""
+    def _put_back(self, riders: AckBatch) -> None:
+        """Buffer acks again whose claim got no answer: the database may have recorded them."""
         self._unsure |= riders.lease_ids
-        self._unsettled.put_back(riders)
+        self._acks.put_back(riders)
         self._plan_flush(FLUSH_AFTER_S)
 
-    def _note_answer(self, part: Part, lost: Iterable[int], busy: Iterable[int]) -> None:
-        """Learn how the leases of `part` fared."""
+    def _note_answer(self, batch: AckBatch, lost: Iterable[int], busy: Iterable[int]) -> None:
+        """Apply the database's answer: which leases of `batch` no longer existed or were locked."""
         gone = set(lost)
-        again = part.only(busy)
-        self._unsettled.put_back(again)
+        again = batch.only(busy)
+        self._acks.put_back(again)
         limiters: set[str] = set()
-        for lease_id in part.lease_ids - again.lease_ids:
-            held = self._held.get(lease_id)
+        for lease_id in batch.lease_ids - again.lease_ids:
+            lease = self._leases.get(lease_id)
             if lease_id in gone and lease_id not in self._unsure:
-                self._note_lost(lease_id, part)
-            elif held is not None and held.limiter is not None:
-                limiters.add(held.limiter)
+                self._note_lost(lease_id, batch)
+            elif lease is not None and lease.limiter is not None:
+                limiters.add(lease.limiter)
             if lease_id not in gone:
-                self._count(lease_id, part)
+                self._count(lease_id, batch)
             if lease_id in gone or (
-                held is not None and held.is_said and lease_id not in self._unsettled
+                lease is not None and lease.open_count == 0 and lease_id not in self._acks
             ):
                 self.forget(lease_id)
             self._unsure.discard(lease_id)
-            self._apart.discard(lease_id)
+            self._isolated.discard(lease_id)
         if limiters:
             self.on_settled(limiters)
 
-    def _note_lost(self, lease_id: int, part: Part) -> None:
+    def _note_lost(self, lease_id: int, batch: AckBatch) -> None:
         leases_lost.inc()
-        _log.warning("lease_lost", lease_id=lease_id, jobs=part.only([lease_id]).jobs)
+        _log.warning("lease_lost", lease_id=lease_id, jobs=batch.only([lease_id]).jobs)
         self.on_lost(lease_id)
 
-    def _count(self, lease_id: int, part: Part) -> None:
-        if lease_id in part.done:
-            _FINISHED["done"].inc(part.done[lease_id])
-        for said in part.said.get(lease_id, {}).values():
-            _FINISHED[said.word].inc()
+    def _count(self, lease_id: int, batch: AckBatch) -> None:
+        if lease_id in batch.done:
+            _FINISHED["done"].inc(batch.done[lease_id])
+        for outcome in batch.outcomes.get(lease_id, {}).values():
+            _FINISHED[outcome.kind].inc()
 
     def _take_progress(self) -> list[tuple[int, Progress]]:
-        """What is noted of jobs whose outcome is not said yet, each with its lease."""
+        """Pop the noted progress of jobs without an outcome, each with its lease."""
         noted, self._progress = self._progress, {}
         found = [
             (lease_id, noted[job_id])
-            for lease_id, held in self._held.items()
-            for job_id in noted.keys() & (held.ids if held.left is None else held.left)
+            for lease_id, lease in self._leases.items()
+            for job_id in noted.keys() & lease.open_ids()
         ]
-        self._progressed.update(one.job_id for _, one in found)
+        self._progressed.update(progress.job_id for _, progress in found)
         return found
 
-    async def _tell_progress(self) -> None:
-        """Tell what is noted, a few times a second; what meets no answer is dropped."""
+    async def _report_progress(self) -> None:
+        """Record the noted progress a few times a second; drop what fails."""
         try:
             while self._progress:
                 await asyncio.sleep(PROGRESS_AFTER_S)
-                told = self._take_progress()
-                if not told:
+                found = self._take_progress()
+                if not found:
                     continue
                 try:
-                    await store.kept.tell_progress(self._postgres, told)
+                    await store.jobs.write_progress(self._postgres, found)
                 except HeadraceError as error:
-                    _often.info("progress_lost", jobs=len(told), error=error.text)
+                    _often.info("progress_lost", jobs=len(found), error=error.text)
         finally:
-            self._telling = None
+            self._reporting = None

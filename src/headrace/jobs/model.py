@@ -1,19 +1,18 @@
-"""Jobs as values: states and their moves, limits, settings, what callers give and get. No I/O.
+"""Jobs as values: states and transitions, limits, settings, arguments and results. No I/O.
 
-`task` is the code, `job` is a row, `queue` is its backlog. What may change into what is the table MOVES;
-everything else in the room keeps to it.
+A `task` is the code, a `job` is a row, a `queue` is its backlog. MOVES lists all transitions of a
+job's state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.config import (
     parse_count,
     parse_duration_s,
@@ -22,16 +21,17 @@ from headrace.kernel.config import (
     setting,
 )
 from headrace.kernel.metrics import counter, gauge, histogram
+from headrace.kernel.resilience import Backoff
 
 JOBS_PER_CALL_MAX: Final = 10_000
 BYTES_PER_CALL_MAX: Final = 16 * 1024 * 1024
 AT_AWAY_S_MAX: Final = 366 * 86_400.0
 NAME_CHARACTERS_MAX: Final = 128
-"""Of a lane, a limiter and a unique key."""
+"""Length of the names of lanes, limiters and unique keys."""
 PRIORITY_LAST: Final = 9
 IMPORTANCE_LAST: Final = 9
 VERSION_LAST: Final = 32_767
-"""Of a payload's shape."""
+"""Greatest version of a payload."""
 JOB_ID_LAST: Final = 2**63 - 1
 """The greatest id that a row can have."""
 WINDOW_S_MAX: Final = 31 * 86_400.0
@@ -42,7 +42,7 @@ STATES_BY_ENDING: Final = ("failed", "cancelled", "quarantined")
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -52,7 +52,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
     QUARANTINED = "quarantined"
     GONE = "gone"
-    """Ended and not kept: what a done job answers."""
+    """Ended and not kept, such as most done jobs."""
 
 
 MOVES: Final[dict[JobState, frozenset[JobState]]] = {
@@ -74,26 +74,44 @@ MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.QUARANTINED: frozenset({JobState.READY, JobState.GONE}),
     JobState.GONE: frozenset(),
 }
-"""`ready` out of a final state is a person's retry."""
+"""`ready` after a final state is a manual retry."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue. `payload` is anything msgspec encodes as JSON, up to 64 KiB encoded."""
+    """A job to enqueue. `payload` is any JSON value, up to 64 KiB encoded."""
 
     queue: str
     payload: Any = None
     at: datetime | None = None
     after_s: float | None = None
     priority: int = 5
-    """0 first to 9 last."""
+    """0 is first, 9 last."""
     unique: str | None = None
-    """A key that one unfinished job of the queue may have; the id of that job is returned."""
+    """A key that only one unfinished job of the queue has; enqueue returns that job's id."""
     lane: str | None = None
-    """A name inside the limiter of the queue's task."""
+    """A lane of the queue's limiter."""
     spread_s: float | None = None
-    """Run it at a random moment of so many seconds after it would be due."""
+    """Delay it by a random time up to this."""
     version: int = 1
-    """Of the payload's shape."""
+    """Version of the payload's shape."""
+
+
+@dataclass(slots=True)
+class JobColumns:
+    """Checked jobs as columns, in the order of the call, ready for one statement."""
+
+    queues: list[str] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    run_ats: list[datetime | None] = field(default_factory=list)
+    delays_s: list[float | None] = field(default_factory=list)
+    lanes: list[str | None] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.queues)
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +126,7 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it stands; a job that is gone has its id and state only."""
+    """A job in its current state. A deleted job has only id and state."""
 
     id: int
     state: JobState
@@ -123,20 +141,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     unique: str | None = None
     group_id: int | None = None
     host: str | None = None
-    """Which host holds its lease."""
+    """The host that holds its lease."""
     lease_id: int | None = None
     ended_at: datetime | None = None
     error: str | None = None
     traceback: str | None = None
     payload: Any = None
     result: Any = None
-    """What its handler returned, where its queue keeps that."""
+    """The return value of its handler, if its queue keeps results."""
     progress: JobProgress | None = None
-    """Of a leased job: how far it last said that it is."""
+    """The last reported progress of a leased job."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a running job is, from 0 to 1, in its own words."""
+    """The progress of a running job: a ratio from 0 to 1 and a text."""
 
     ratio: float
     text: str
@@ -144,40 +162,40 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which jobs are meant: those that fit all that is given. `q` is looked for in errors of ended jobs."""
+    """Criteria of jobs, all of which must match. `q` searches the errors of ended jobs."""
 
     queue: str | None = None
     state: str | None = None
     lane: str | None = None
     q: str | None = None
     older_than_s: float | None = None
-    """Since they ended; of others since they were due."""
+    """Age since the end; for unfinished jobs since they were due."""
     ids: list[int] | None = None
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs without payloads and tracebacks, newest id first; the next page is what comes before `next_before`."""
+    """Jobs without payloads and tracebacks, newest first; continue before `next_before`."""
 
     jobs: list[Job]
     next_before: int | None
-    """None: that was all. A page may be short, or empty, where the search was cut off."""
+    """None: the last page. A page may be short or empty if the search was cut off."""
 
 
 class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What one bounded step of a bulk action did; `more`: go on with what comes before `next_before`."""
+    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
 
     action: str
     dry_run: bool
     matched: int
     changed: int
     skipped: int
-    """Matched, but not in a place for it any more, or to be retried while another job has the unique key."""
+    """Matched, but changed meanwhile, or not retried since another job has the unique key."""
     more: bool
     next_before: int | None
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is where it is, in a code, a sentence and, where it is known, a moment of change."""
+    """Why a job is in its state: a code, a text and, if known, when that changes."""
 
     job_id: int
     state: JobState
@@ -187,7 +205,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for a queue: what its code declares, and over it what a person set (`overridden`)."""
+    """The settings of a queue: declared by code, with the overrides in `overridden`."""
 
     queue: str
     limiter: str
@@ -208,25 +226,25 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStatus(QueueSettings, frozen=True, kw_only=True):
-    """A queue with its backlog, counted up to a bound: a number that is capped may be more."""
+    """A queue with its backlog, counted up to a bound: a capped number may be more."""
 
     ready: int
     scheduled: int
     leased: int
     failed: int
-    """Ended failed or quarantined, and kept."""
+    """Failed or quarantined jobs that are kept."""
     oldest_ready_age_s: float | None
     ready_is_capped: bool
     scheduled_is_capped: bool
     failed_is_capped: bool
     slots: int
-    """Slots of the fleet that are bound to it now; floating ones not counted."""
+    """Slots bound to it now, without floating ones."""
     is_known: bool
-    """The code of a living host knows it."""
+    """A live host serves it."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of a limiter: its limits and what it is doing. None means no limit."""
+    """A lane of a limiter: its limits and current counts. None means no limit."""
 
     limiter: str
     lane: str
@@ -242,34 +260,34 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     next_at: datetime | None
     """When the rate allows one more; None: now."""
     follows_limiter: bool = False
-    """Its limits are its limiter's; else they were set for it alone."""
+    """Its limits are those of its limiter, not its own."""
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A limiter: the limits of its lanes that have none of their own. None means no limit."""
+    """A limiter: the limits of its lanes without limits of their own. None means no limit."""
 
     limiter: str
     starts_max: int | None
     window_s: float | None
     slack_s: float
-    """How long after its claim was sent a job may start; a start counts for window and slack."""
+    """Time after the claim in which a job may start; a start counts for window and slack."""
     concurrency: int | None
     is_set: bool
-    """A person set them: what code declares does not change them."""
+    """Set by an operator: declarations do not change them."""
     queues: list[str]
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs handed to other code or a person under a lease of their own; none: there was nothing."""
+    """Jobs taken under a lease by other code or a person; none: nothing was due."""
 
     lease_id: int | None
     jobs: list[TakenJob]
     expires_at: datetime | None
-    """When they go back unless they are acked or the lease is extended."""
+    """When they return to the queue unless acked or extended."""
 
 
 class TakenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One of them."""
+    """A taken job."""
 
     id: int
     payload: Any
@@ -283,20 +301,20 @@ class TakenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of a taken job: `done`, `retry`, `fail`, `snooze`, `cancel`, `send_to` or `return`."""
+    """Outcome of a taken job: `done`, `retry`, `fail`, `snooze`, `cancel`, `send_to`, `return`."""
 
     outcome: str = "done"
     after_s: float | None = None
-    """Of a retry (else the usual backoff) and a snooze."""
+    """Delay of a retry (default: backoff) or a snooze."""
     why: str = ""
     queue: str | None = None
-    """Where `send_to` sends it."""
+    """Target queue of `send_to`."""
     result: Any = None
-    """Of `done`, where the queue keeps results."""
+    """Result of `done`, if the queue keeps results."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one bounded step of tidying did; `more`: call again at once."""
+    """The result of one bounded step of maintenance; `more`: call again at once."""
 
     leases_returned: int
     jobs_returned: int
@@ -312,20 +330,20 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 class JobsConfig:
     """Section `jobs`."""
 
-    lease_s: float = setting(
-        "30s", "A host that was silent so long has lost its jobs.", parse_duration_s
-    )
-    heartbeat_s: float = setting("10s", "How often a host says that it lives.", parse_duration_s)
+    lease_s: float = setting("30s", "A host silent for so long loses its jobs.", parse_duration_s)
+    heartbeat_s: float = setting("10s", "How often a host renews its leases.", parse_duration_s)
     poll_s: float = setting(
         "1s", "Longest wait before an idle worker looks again.", parse_duration_s
     )
     sweep_every_s: float = setting(
-        "3s", "How often leases of dead hosts are looked for.", parse_duration_s
+        "3s", "How often leases of dead hosts are returned.", parse_duration_s
     )
     grace_s: float = setting(
         "8s", "How long a stopping worker lets its handlers finish.", parse_duration_s
     )
-    losses_max: int = setting("3", "A job whose process died so often is quarantined.", parse_count)
+    losses_max: int = setting(
+        "3", "A job whose process died this many times is quarantined.", parse_count
+    )
     retry_first_s: float = setting("2s", "Delay before the first retry.", parse_duration_s)
     retry_max_s: float = setting("1h", "Longest delay before a retry.", parse_duration_s)
     failed_kept_s: float = setting(
@@ -342,7 +360,7 @@ class JobsConfig:
     count_max: int = setting(
         "20000", "Waiting jobs of a queue that a plan counts at most.", parse_count
     )
-    cron_every_s: float = setting("1s", "How often due crons are looked for.", parse_duration_s)
+    cron_every_s: float = setting("1s", "How often due crons are fired.", parse_duration_s)
     minutes_kept_s: float = setting("8d", "How long minute statistics are kept.", parse_duration_s)
     decisions_kept_s: float = setting(
         "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
@@ -372,7 +390,7 @@ class JobsConfig:
     )
     slot_private_max_bytes: int = setting(
         "256MiB",
-        "A slot that alone holds more memory is replaced after the work in hand.",
+        "A slot that alone holds more memory is replaced after its current work.",
         parse_size_bytes,
     )
     slot_silent_max_s: float = setting(
@@ -381,7 +399,7 @@ class JobsConfig:
 
     @property
     def backoff(self) -> Backoff:
-        """When to retry."""
+        """The backoff of retries."""
         return Backoff(self.retry_first_s, self.retry_max_s)
 
 
@@ -399,13 +417,15 @@ OUTCOMES: Final = (
     "quarantined",
 )
 jobs_finished = counter(
-    "jobs_finished_total", "Jobs that this process gave back, by outcome.", outcome=OUTCOMES
+    "jobs_finished_total", "Jobs that this process settled, by outcome.", outcome=OUTCOMES
 )
 jobs_run_seconds = histogram("jobs_run_seconds", "Run time of handler calls.")
 jobs_wait_seconds = histogram(
     "jobs_wait_seconds", "From due to claimed, of the first job of each lease."
 )
-leases_lost = counter("jobs_leases_lost_total", "Leases that were gone when this process acked.")
+leases_lost = counter(
+    "jobs_leases_lost_total", "Leases that no longer existed when this process acked."
+)
 agent_slots = gauge("agent_slots", "Slots of this agent.")
 SLOT_ENDS: Final = ("left", "died", "overtime")
 slots_ended = counter("agent_slots_ended_total", "Slots that ended, by how.", how=SLOT_ENDS)

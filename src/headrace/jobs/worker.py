@@ -1,61 +1,59 @@
-"""The worker: agent and slots in one process, for `headrace work` and for tests.
+"""`headrace work`: agent and slots in one process, for development and tests.
 
-The same host row and dispatcher as the agent's; its slots are seats of one runner in this event loop, one a task, so that
-every queue is worked concurrently. Nothing here survives a handler that kills its process: that is what
-`headrace agent` is for.
+It shares the host row and the dispatcher with the agent. Its slots are proxies of one runner in
+this event loop, one per task, so that all queues are worked concurrently. A handler that crashes
+its process ends all of it; `headrace agent` isolates such crashes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from headrace.engines.postgres import Postgres
-from headrace.jobs.agent.core import HostLoop
 from headrace.jobs.agent.dispatcher import Dispatcher
-from headrace.jobs.agent.lines import TaskFacts
-from headrace.jobs.agent.seats import Seat
+from headrace.jobs.agent.host_loop import HostLoop
+from headrace.jobs.agent.queue_state import TaskFacts
+from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.messages import Ack, FromSlot, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.service import Jobs
-from headrace.jobs.slots.messages import FromSlot, Left, Ready, Settled, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.kernel.logs import logger
 
 END_S: Final = 3.0
-"""What a runner gets beyond the grace time to hand everything back."""
-_log: Final = logger(__name__)
+"""Extra time after the grace time in which a runner returns its jobs."""
 
 
 class Worker:
-    """Runs the tasks of a registry until it is told to stop."""
+    """Runs the tasks of a registry until it is stopped."""
 
     def __init__(
         self, postgres: Postgres, jobs: Jobs, config: JobsConfig, *, host_name: str
     ) -> None:
-        crew = LocalCrew(jobs, config)
-        self._host = HostLoop(postgres, config, name=host_name, crew=crew)
+        pool = LocalWorkerPool(jobs, config)
+        self._host = HostLoop(postgres, config, name=host_name, pool=pool)
 
     @property
     def is_listening(self) -> bool:
-        """Whether hints arrive; else polling alone finds work."""
+        """Whether notifications arrive; otherwise polling alone finds work."""
         return self._host.is_listening
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then let handlers end within `grace_s`, return the rest and leave.
 
-        Raises: LimiterFixed where a task contradicts what is stored; SlotHookFailed.
+        Raises: LimiterFixed if a task contradicts the stored limiter; SlotHookFailed.
         """
         await self._host.run(stop)
 
     def statistics(self) -> dict[str, int]:
-        """What this worker did and holds."""
+        """Counts of this worker: jobs run, jobs and leases in progress, host rows lost."""
         return self._host.statistics()
 
 
-class LocalCrew:
-    """Implements `agent.core.Crew` with seats of one runner in this process."""
+class LocalWorkerPool:
+    """Implements `WorkerPool` with proxies of one runner in this process."""
 
     kind = "work"
 
@@ -63,42 +61,46 @@ class LocalCrew:
         self.tags: Sequence[str] = sorted(
             {task.declared.tag for task in jobs.registry if task.declared.tag}
         )
-        """All that are asked for: in development this host is fit for everything."""
+        """Every tag that a task requires: in development one host runs all tasks."""
         self._jobs = jobs
         self._config = config
         self._runner: SlotRunner | None = None
         self._dispatcher: Dispatcher | None = None
-        self.seat_of: dict[int, Seat] = {}
-        """By lease, of those in hand."""
+        self._workers: dict[str, WorkerProxy] = {}
+        """By queue."""
+        self._worker_of: dict[int, WorkerProxy] = {}
+        """By lease in flight."""
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
-        """See `Crew`."""
-        queues = await self._jobs.declare_queues()
+        """See `WorkerPool`."""
+        queues = await self._jobs.queues.declare()
         return [(TaskFacts.of(task), queues[task.queue].id) for task in self._jobs.registry]
 
     async def serve(self, dispatcher: Dispatcher) -> None:
-        """See `Crew`."""
+        """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        self.seat_of.clear()
-        runner = SlotRunner(self._jobs.registry, say=self._say, config=self._config)
+        self._worker_of.clear()
+        runner = SlotRunner(self._jobs.registry, send=self._receive, config=self._config)
         self._runner = runner
-        for line in dispatcher.lines:
-            place = LocalPlace(self, runner)
-            place.seat = Seat(place, bound=line)
-            dispatcher.add(place.seat)
+        channel = LocalChannel(runner, self._note_given)
+        self._workers = {
+            queue.facts.queue: WorkerProxy(channel, bound=queue) for queue in dispatcher.queues
+        }
+        for worker in self._workers.values():
+            dispatcher.add(worker)
         await runner.start()
         await asyncio.get_running_loop().create_future()
 
     async def drain(self, _dispatcher: Dispatcher, /, grace_s: float) -> None:
-        """See `Crew`."""
+        """See `WorkerPool`."""
         await self._stop(grace_s)
 
-    async def cut(self) -> None:
-        """See `Crew`."""
+    async def abort(self) -> None:
+        """See `WorkerPool`."""
         await self._stop(0.0)
 
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
-        """See `Crew`: a worker has nothing to plan."""
+        """See `WorkerPool`: nothing to report, the fleet plans no slots here."""
 
     async def _stop(self, grace_s: float) -> None:
         runner, self._runner = self._runner, None
@@ -107,51 +109,42 @@ class LocalCrew:
                 async with asyncio.timeout(grace_s + END_S):
                     await runner.stop(grace_s)
 
-    def _say(self, message: FromSlot) -> None:
-        assert self._dispatcher is not None, "the runner is made after it"
+    def _note_given(self, work: Work) -> None:
+        self._worker_of[work.lease_id] = self._workers[work.queue]
+
+    def _receive(self, message: FromSlot) -> None:
+        assert self._dispatcher is not None, "the runner is created after it"
         match message:
-            case Settled():
-                seat = self.seat_of.get(message.lease_id)
-                if seat is not None:
-                    self._dispatcher.heard(seat, message)
-                    if message.lease_id not in seat.hands:
-                        del self.seat_of[message.lease_id]
+            case Ack():
+                worker = self._worker_of.get(message.lease_id)
+                if worker is not None:
+                    self._dispatcher.receive(worker, message)
+                    if message.lease_id not in worker.leases:
+                        del self._worker_of[message.lease_id]
             case Left():
                 return
             case Spend():
-                self._dispatcher.heard(self._seat_of_queue(message.queue), message)
+                self._dispatcher.receive(self._workers[message.queue], message)
             case Ready():
-                for seat in self._dispatcher.seats:
-                    self._dispatcher.heard(seat, message)
+                for worker in self._workers.values():
+                    self._dispatcher.receive(worker, message)
             case _:
-                self._dispatcher.heard(next(iter(self._dispatcher.seats)), message)
-
-    def _seat_of_queue(self, queue: str) -> Seat:
-        assert self._dispatcher is not None, "the runner is made after it"
-        return next(
-            seat
-            for seat in self._dispatcher.seats
-            if seat.bound is not None and seat.bound.facts.queue == queue
-        )
+                # Any proxy will do: progress belongs to a job.
+                self._dispatcher.receive(next(iter(self._workers.values())), message)
 
 
-class LocalPlace:
-    """A seat's way to the runner beside it; implements `Place`."""
+class LocalChannel:
+    """The proxies' way to the runner in this process; implements `WorkerChannel`."""
 
-    def __init__(self, crew: LocalCrew, runner: SlotRunner) -> None:
-        self.seat: Seat | None = None
-        self._crew = crew
+    def __init__(self, runner: SlotRunner, on_given: Callable[[Work], None]) -> None:
         self._runner = runner
+        self._on_given = on_given
 
     def give(self, work: Work) -> None:
-        """Let it run."""
-        assert self.seat is not None, "set with the seat"
-        self._crew.seat_of[work.lease_id] = self.seat
+        """See `WorkerChannel`."""
+        self._on_given(work)
         self._runner.give(work)
 
     def answer(self, answer: SpendAnswer) -> None:
-        """Pass on what was spent."""
+        """See `WorkerChannel`."""
         self._runner.answer(answer)
-
-    def stop(self, grace_s: float) -> None:
-        """The crew stops the runner itself, for all its seats."""

@@ -1,9 +1,8 @@
-"""The ground floor: pure code that every room stands on. No sockets, no SQL, no drivers.
+"""Pure code that every room uses: no sockets, no SQL, no drivers.
 
-errors   the taxonomy and its one table       config   settings as rows, all problems at once
-ids      names of users' things, UUIDv7       secrets  keys for what leaves the house and comes back
-clock    wall, monotonic and virtual time     backoff  when to try again
-logs     one JSON line an event               metrics  bounded Prometheus series
-trace    W3C traceparent through every hop    limits   bounds that more than one room needs
-crash    points where a test may kill us      terminal what a room's commands are given
+errors      error kinds and the error table        config    settings, with all faults reported
+ids         validated names, UUIDv7                signing   derived keys and signed cursors
+clock       wall, monotonic and virtual time       logs      JSON log lines and trace context
+resilience  backoff, cancellation, crash points    metrics   bounded Prometheus series
+routes      limits, idempotency and fast paths     terminal  the interface of CLI commands
 """

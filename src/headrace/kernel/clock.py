@@ -1,8 +1,8 @@
-"""Time: wall, monotonic and virtual, kept apart by type.
+"""Wall, monotonic and virtual time, kept apart by type.
 
-PostgreSQL's `now()` alone decides what is due and what has expired. This clock is for waits and
-durations inside a Python process; a test passes a `VirtualClock` and moves it by hand, so that no test
-sleeps to let time pass.
+PostgreSQL's `now()` alone decides what is due and what has expired. These clocks serve waits and
+durations inside a Python process. A test passes a `VirtualClock` and moves it by hand instead of
+sleeping.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import NewType, Protocol
 
 MonotonicS = NewType("MonotonicS", float)
-"""Seconds of a clock that never goes back; only differences mean anything."""
+"""Seconds of a monotonic clock; only differences have a meaning."""
 
 
 class Clock(Protocol):
-    """What code that waits asks for time."""
+    """A source of time for code that waits."""
 
     def monotonic_s(self) -> MonotonicS: ...
 
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     def monotonic_s(self) -> MonotonicS:
         return MonotonicS(time.monotonic())
@@ -40,7 +40,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that stands still until `advance` moves it; sleepers wake in order of their time."""
+    """A clock for tests that only `advance` moves; sleepers wake in order of their time."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._start = start or datetime(2026, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ class VirtualClock:
         await waiter
 
     def advance(self, seconds: float) -> None:
-        """Move time forward and wake whoever is due."""
+        """Move time forward and wake the sleepers that are due."""
         self._elapsed_s += seconds
         due = sorted((s for s in self._sleepers if s[0] <= self._elapsed_s), key=lambda s: s[0])
         self._sleepers = [s for s in self._sleepers if s[0] > self._elapsed_s]

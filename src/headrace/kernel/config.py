@@ -1,11 +1,11 @@
-"""Settings: frozen dataclasses whose fields carry default, help and kind; read once, all faults at once.
+"""Settings as frozen dataclasses, read once, with all faults reported together.
 
-A room declares its section as a frozen dataclass with `setting(...)` fields. `load_config` fills the
-sections from, in falling order, command-line flags, `HEADRACE_*` environment variables and one TOML
-file, and remembers where each value came from, which `headrace config show` prints.
+A room declares a section as a frozen dataclass with `setting(...)` fields. `load_config` fills the
+sections from command-line flags, `HEADRACE_*` environment variables and one TOML file, in this
+order of precedence. It stores the source of each value, which `headrace config show` prints.
 
-Durations are written `30s`, `10m`, `2h`; sizes `64KiB`, `25MiB`. The unit is in the value there, so the
-outer name drops it: field `lease_s` of section `jobs` is `[jobs] lease` and `HEADRACE_JOBS_LEASE`.
+Durations are written `30s`, `10m`, `2h`; sizes `64KiB`, `25MiB`. The value carries the unit, so the
+outer name omits it: field `lease_s` of section `jobs` is `[jobs] lease` and `HEADRACE_JOBS_LEASE`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ ENV_OUTSIDE_SECTIONS: Final = frozenset(
         "HEADRACE_PARENT_PID",
     }
 )
-"""Read elsewhere, or set for others: units and compose files name the application in `HEADRACE_APP`."""
+"""Variables that are no settings: other modules, units or compose files read them."""
 S = TypeVar("S")
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class InvalidConfig(InvalidInput):
-    """One or more settings are wrong; every one of them is listed."""
+    """One or more settings are not valid; the error lists all of them."""
 
     code = "invalid_config"
 
@@ -70,14 +70,14 @@ def parse_count(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """A share of all, from 0 to 1. Raises: ValueError."""
+    """A fraction from 0 to 1. Raises: ValueError."""
     if not re.fullmatch(r"0(\.[0-9]{1,9})?|1(\.0+)?|\.[0-9]{1,9}", text.strip()):
-        raise ValueError("a share from 0 to 1 such as 0.01")
+        raise ValueError("a fraction from 0 to 1 such as 0.01")
     return float(text)
 
 
 def parse_text(text: str) -> str:
-    """Any text but the empty one. Raises: ValueError."""
+    """Any text that is not empty. Raises: ValueError."""
     if not text.strip():
         raise ValueError("a text that is not empty")
     return text.strip()
@@ -93,7 +93,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
-    """A parser of URLs with one of `schemes`; without `takes_user` none with a user or password before the host."""
+    """A parser of URLs with one of `schemes`; `takes_user` permits a user and password."""
 
     def parse(text: str) -> str:
         parts = urlsplit(text.strip())
@@ -107,7 +107,7 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
 
 
 def parse_networks(text: str) -> tuple[str, ...]:
-    """Networks of `10.0.0.0/8, 127.0.0.2`; the empty text is none. Raises: ValueError."""
+    """Networks of `10.0.0.0/8, 127.0.0.2`; none for the empty text. Raises: ValueError."""
     try:
         return tuple(
             str(ipaddress.ip_network(part.strip())) for part in text.split(",") if part.strip()
@@ -131,7 +131,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 def setting(
     default: Any, help_text: str, parse: Callable[[str], Any], *, secret: bool = False
 ) -> Any:
-    """A field of a section. `default` is written as a user would write it, or None for unset."""
+    """A field of a section; `default` is written as in a settings file, or None for unset."""
     value = parse(default) if isinstance(default, str) else default
     metadata = {"help": help_text, "parse": parse, "secret": secret, "written": default}
     return dataclasses.field(default=value, metadata=metadata)
@@ -139,7 +139,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting as `headrace config show` and the reference page print it."""
+    """One setting, as `headrace config show` and the reference page print it."""
 
     section: str
     name: str
@@ -152,14 +152,14 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The sections by name, with the written value and the source of each setting."""
+    """The loaded sections, with the written value and the source of each setting."""
 
     sections: Mapping[str, Any]
     written: Mapping[str, tuple[str, str]]
-    """`jobs.lease` -> (value as written, source): `default`, `headrace.toml`, the variable or flag."""
+    """Value as written and its source (`default`, file, variable or flag), by `jobs.lease`."""
 
     def section(self, kind: type[S]) -> S:
-        """The one section that is a `kind`."""
+        """The section of class `kind`."""
         return next(value for value in self.sections.values() if isinstance(value, kind))
 
 
@@ -184,9 +184,9 @@ def load_config(
     file: Path | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Fill `sections`; flags are keyed `section.name`. A `file` that is named must exist.
+    """Fill `sections` from flags, the environment and `file`; flags are keyed `section.name`.
 
-    Raises: InvalidConfig, with every wrong, unknown and unreadable setting at once.
+    Raises: InvalidConfig, which lists every invalid, unknown and unreadable setting.
     """
     rows = setting_rows(sections)
     problems: list[FieldProblem] = []
@@ -211,7 +211,7 @@ def load_config(
         try:
             values[row.section][row.field] = parse(text)
         except ValueError as error:
-            shown = "a value that is not shown" if row.secret else repr(text)
+            shown = "a hidden value" if row.secret else repr(text)
             name = (
                 source
                 if source.startswith(("--", ENV_PREFIX))

@@ -1,11 +1,11 @@
-"""The error taxonomy: eleven kinds, one table from code to kind, status and retryability.
+"""Error kinds, and one table from code to kind, status and retryability.
 
-A kind says what went wrong in the words of HTTP (the status is part of the kind, so that `web` and
-`cli` render any error without knowing its room). A room subclasses a kind, sets `code`, and by that
-alone enters the table: `error_table()` is what the reference page and the house tests read.
+A kind corresponds to an HTTP status and an exit code, so `web` and `cli` render any error without
+knowledge of its room. A room subclasses a kind and sets `code`, which adds the error to
+`error_table()`; the reference page and the tests read that table.
 
-Texts follow one shape: the subject with its value, what was expected, what to do about it. They never
-carry secrets, SQL or another user's data, since they are shown to the caller as they are.
+An error text has one shape: what failed with its value, what was expected, what to do. It contains
+no secrets, no SQL and no data of other users, because the caller receives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One fault in a structured input: `pointer` is a JSON pointer, a setting or `line 12, field price`."""
+    """One fault in an input; `pointer` is a JSON pointer, a setting or `line 12, field price`."""
 
     pointer: str
     code: str
@@ -25,7 +25,7 @@ class FieldProblem:
 
 
 class HeadraceError(Exception):
-    """The base of every error that Headrace raises on purpose."""
+    """The base class of every error that Headrace raises on purpose."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -46,7 +46,7 @@ class HeadraceError(Exception):
 
     @property
     def public_text(self) -> str:
-        """What a caller over the network is told: `text`, less what only the operator may know."""
+        """The text for callers over the network, without details for the operator."""
         return self.text
 
 
@@ -57,67 +57,67 @@ class Malformed(HeadraceError):
 
 
 class Unauthenticated(HeadraceError):
-    """No caller is known: the token is missing, wrong, expired or revoked."""
+    """The caller is not authenticated: the token is missing, wrong, expired or revoked."""
 
     code, status, exit_code = "unauthenticated", 401, 3
 
 
 class Forbidden(HeadraceError):
-    """The caller is known and may not do this."""
+    """The caller is authenticated but not permitted to do this."""
 
     code, status, exit_code = "forbidden", 403, 3
 
 
 class NotFound(HeadraceError):
-    """The thing named does not exist."""
+    """The named thing does not exist."""
 
     code, status, exit_code = "not_found", 404, 4
 
 
 class Conflict(HeadraceError):
-    """The thing is in a state that does not allow this."""
+    """The state of the thing does not permit this."""
 
     code, status, exit_code = "conflict", 409, 5
 
 
 class TooLarge(HeadraceError):
-    """The input is over a stated bound."""
+    """The input is over a size limit."""
 
     code, status, exit_code = "too_large", 413, 2
 
 
 class InvalidInput(HeadraceError):
-    """The input parses and means nothing valid; every fault found is listed (over HTTP in `errors`)."""
+    """The input can be parsed but is not valid; `problems` lists the faults."""
 
     code, status, exit_code = "invalid_input", 422, 2
 
 
 class LimitExceeded(HeadraceError):
-    """The caller asked more often than it may; `retry_after_s` says when to come back."""
+    """The caller is over its rate limit; retry after `retry_after_s`."""
 
     code, status, exit_code, retryable = "limit_exceeded", 429, 6, True
 
 
 class Unavailable(HeadraceError):
-    """Something this needs is down or too slow now; the same call may work later."""
+    """A dependency is down or too slow; the same call may succeed later."""
 
     code, status, exit_code, retryable = "unavailable", 503, 7, True
 
 
 class PeerFailed(HeadraceError):
-    """A host that is not ours failed us; in `fetch` normally a recorded outcome, not an exception."""
+    """An external host failed; `fetch` usually records an outcome instead."""
 
     code, status, exit_code, retryable = "peer_failed", 502, 7, True
 
 
 class Corrupt(HeadraceError):
-    """Stored data contradicts itself: stop, and have a human look."""
+    """Stored data is inconsistent and needs an operator."""
 
     code, status, exit_code = "corrupt", 500, 8
 
 
 class ExtraMissing(InvalidInput):
-    """A room is used whose libraries are not installed."""
+    """A room is used without its libraries installed."""
 
     code = "extra_missing"
 
@@ -126,14 +126,14 @@ class ExtraMissing(InvalidInput):
 
 
 def installing(extra: str) -> str:
-    """How to have the libraries of `extra`; the package is in no index, so its wheel is named."""
+    """The command that installs the libraries of `extra` from the wheel."""
     return (
         f"pip install 'WHEEL[{extra}]', with the path of Headrace's wheel (docs/jobs.md, Install)"
     )
 
 
 def require_extra(room: str, *libraries: str) -> None:
-    """Raises: ExtraMissing where one of `libraries` is not installed."""
+    """Require that `libraries` are installed. Raises: ExtraMissing."""
     if not all(find_spec(library) for library in libraries):
         raise ExtraMissing(room)
 
@@ -154,9 +154,9 @@ KINDS: Final = (
 
 
 def error_table() -> dict[str, type[HeadraceError]]:
-    """Every code known to the modules imported so far, in order of code.
+    """Error classes by code, of all modules imported so far.
 
-    Raises: AssertionError where two classes claim one code, which is our mistake.
+    Raises: AssertionError if two classes share a code.
     """
     table: dict[str, type[HeadraceError]] = {}
     waiting: list[type[HeadraceError]] = list(KINDS)
@@ -170,5 +170,5 @@ def error_table() -> dict[str, type[HeadraceError]]:
 
 
 def kind_of(error: type[HeadraceError]) -> type[HeadraceError]:
-    """The one of KINDS that `error` is."""
+    """The kind of KINDS that `error` belongs to."""
     return next(kind for kind in KINDS if issubclass(error, kind))

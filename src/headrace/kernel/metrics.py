@@ -1,14 +1,15 @@
-"""Prometheus series with bounded labels, and how several processes answer one scrape.
+"""Prometheus series with bounded labels, and one scrape for several processes.
 
-Every metric is declared here or in a room's `model.py` through `counter`, `gauge` or `histogram`, with the
-full set of values each label may take: a value outside it is counted as `other`, so ids, hosts and
-addresses can never become series. Bound children cost 0.34 us an increment (prototypes of 2026-11-21).
+Every metric is declared through `counter`, `gauge` or `histogram` with all values of each label. An
+undeclared value is counted as `other`, so ids, hosts and addresses never become series.
 
-A process that has no file of its own, such as a slot, tells its parent what its counters grew by (`take_growth`), who adds
-it to what it writes itself (`add_growth`): so a scrape sees one agent, and what a dead slot counted stays.
+A process without a snapshot file, such as a slot, sends the increments of its counters to its
+parent (`take_deltas`, `add_deltas`). A scrape then shows one agent, and counts of a dead slot stay.
 
-Each role of a machine writes its series to `<folder>/<role>-<pid>.prom` every two seconds; the API merges
-the fresh ones under a `role` label. A file older than STALE_S belongs to a process that is gone.
+Each role of a machine writes its series to `<folder>/<role>-<pid>.prom` every two seconds. The API
+merges fresh files under a `role` label. A file older than STALE_S belongs to a dead process.
+
+The registry is one per process by design: a snapshot file describes a process, not an app.
 """
 
 from __future__ import annotations
@@ -36,24 +37,25 @@ STALE_S: Final = 15.0
 WRITE_EVERY_S: Final = 2.0
 _ALLOWED: Final[dict[str, Mapping[str, frozenset[str]]]] = {}
 FINE_BUCKETS_S: Final = (
-    0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0,
-)  # fmt: skip
-"""Bounds for what takes microseconds as long as nothing is wrong."""
+    *(0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025),
+    *(0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0),
+)
+"""Buckets for operations that usually take microseconds."""
 _GROWING: Final = frozenset({"counter", "histogram"})
-Growth = tuple[str, str, str, dict[str, str], float]
-"""Family, its type, sample, labels, and by how much it grew."""
+Delta = tuple[str, str, str, dict[str, str], float]
+"""Family, type, sample name, labels and increment."""
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
-_told: Final[dict[SampleKey, float]] = {}
-_added: Final[dict[SampleKey, Growth]] = {}
+_reported: Final[dict[SampleKey, float]] = {}
+_added: Final[dict[SampleKey, Delta]] = {}
 
 
 def counter(name: str, help_text: str, **labels: Iterable[str]) -> Counter:
-    """Declare a counter; each label names all its values."""
+    """Declare a counter; each label lists all its values."""
     return Counter(name, help_text, _declare(name, labels), registry=REGISTRY)
 
 
 def gauge(name: str, help_text: str, **labels: Iterable[str]) -> Gauge:
-    """Declare a gauge; each label names all its values."""
+    """Declare a gauge; each label lists all its values."""
     return Gauge(name, help_text, _declare(name, labels), registry=REGISTRY)
 
 
@@ -64,7 +66,7 @@ def histogram(
     buckets_s: Sequence[float] = Histogram.DEFAULT_BUCKETS,
     **labels: Iterable[str],
 ) -> Histogram:
-    """Declare a histogram of seconds; each label names all its values."""
+    """Declare a histogram of seconds; each label lists all its values."""
     return Histogram(name, help_text, _declare(name, labels), registry=REGISTRY, buckets=buckets_s)
 
 
@@ -74,7 +76,7 @@ def _declare(name: str, labels: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def bound(metric: Any, name: str, **labels: str) -> Any:
-    """The child of `metric` for `labels`, where a value never declared becomes `other`."""
+    """The child of `metric` for `labels`; an undeclared value becomes `other`."""
     allowed = _ALLOWED[name]
     return metric.labels(
         **{key: value if value in allowed[key] else "other" for key, value in labels.items()}
@@ -82,9 +84,9 @@ def bound(metric: Any, name: str, **labels: str) -> Any:
 
 
 def observe_many(histogram: Any, counts: Sequence[int], total_s: float) -> None:
-    """Add observations that were counted elsewhere: how many in each bucket, +Inf last, and their sum.
+    """Add observations as a count per bucket, +Inf last, and their sum.
 
-    One at a time costs 0.9 us each (`timeit`, 2 cores, 2026-11-22); the library has no call for many at once.
+    The library has no method to add several observations in one call.
     """
     histogram._sum.inc(total_s)  # noqa: SLF001 - see above
     for bucket, count in zip(histogram._buckets, counts, strict=True):  # noqa: SLF001
@@ -93,13 +95,13 @@ def observe_many(histogram: Any, counts: Sequence[int], total_s: float) -> None:
 
 
 def allow_values(name: str, **labels: Iterable[str]) -> None:
-    """Add label values that are known only once the app is put together, such as its routes."""
+    """Add label values that are known only after start, such as routes."""
     allowed = _ALLOWED[name]
     _ALLOWED[name] = {label: allowed[label] | set(labels.get(label, ())) for label in allowed}
 
 
 def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name -> (help, labels) of every metric declared by the modules imported so far."""
+    """Help text and labels by name, of every metric of the modules imported so far."""
     found = {family.name: family.documentation for family in REGISTRY.collect()}
     return {
         name: (found.get(name, found.get(name.removesuffix("_total"), "")), tuple(labels))
@@ -107,26 +109,26 @@ def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
     }
 
 
-def take_growth() -> list[Growth]:
-    """What this process's counters and histograms grew by since the last call; about 1 ms."""
-    grown: list[Growth] = []
+def take_deltas() -> list[Delta]:
+    """Increments of this process's counters and histograms since the last call."""
+    grown: list[Delta] = []
     for family in REGISTRY.collect():
         for sample in family.samples if family.type in _GROWING else ():
             key = _key(sample.name, sample.labels)
-            by = sample.value - _told.get(key, 0.0)
+            by = sample.value - _reported.get(key, 0.0)
             if by > 0:
-                _told[key] = sample.value
+                _reported[key] = sample.value
                 grown.append((family.name, family.type, sample.name, sample.labels, by))
     return grown
 
 
-def forget_growth() -> None:
-    """Begin to count from here: what a fork inherited is its parent's to tell."""
-    take_growth()
+def discard_deltas() -> None:
+    """Discard increments that a forked process inherited: its parent reports them."""
+    take_deltas()
 
 
-def add_growth(grown: Iterable[Growth]) -> None:
-    """Add what another process's counters grew by to what this process writes."""
+def add_deltas(grown: Iterable[Delta]) -> None:
+    """Add the increments of another process to the series of this process."""
     for family, kind, name, labels, by in grown:
         key = _key(name, labels)
         before = _added[key][4] if key in _added else 0.0
@@ -137,8 +139,8 @@ def _key(name: str, labels: Mapping[str, str]) -> SampleKey:
     return name, tuple(sorted(labels.items()))
 
 
-class _Grown:
-    """The series of this process with what was added to them."""
+class _WithDeltas:
+    """The series of this process plus the added increments."""
 
     def collect(self) -> Iterable[Metric]:
         left = dict(_added)
@@ -156,16 +158,16 @@ class _Grown:
 
 
 def own_metrics() -> bytes:
-    """The exposition text of this process, with what others added to it."""
+    """The exposition text of this process, including added increments."""
     if not _added:
         return generate_latest(REGISTRY)
     grown = CollectorRegistry()
-    grown.register(_Grown())
+    grown.register(_WithDeltas())
     return generate_latest(grown)
 
 
 def write_snapshot(folder: Path, role: str) -> None:
-    """Write this process's series beside the others' (atomically; about 1 ms)."""
+    """Write this process's series to its snapshot file, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{role}-{os.getpid()}.prom"
     draft = path.with_suffix(".draft")
@@ -174,12 +176,12 @@ def write_snapshot(folder: Path, role: str) -> None:
 
 
 def remove_snapshot(folder: Path, role: str) -> None:
-    """Take this process's series away at its end."""
+    """Delete this process's snapshot file."""
     (folder / f"{role}-{os.getpid()}.prom").unlink(missing_ok=True)
 
 
 def merged_metrics(folder: Path | None, role: str | None) -> bytes:
-    """The exposition text of every fresh snapshot in `folder`, and of this process as `role` unless that is None."""
+    """The exposition text of all fresh snapshots in `folder`, and of this process as `role`."""
     texts = [(role, generate_latest(REGISTRY).decode())] if role is not None else []
     for path in sorted(folder.glob("*.prom")) if folder is not None else []:
         try:
@@ -194,7 +196,7 @@ def merged_metrics(folder: Path | None, role: str | None) -> bytes:
 
 
 class _Merged:
-    """Families of several expositions as one, each sample with its role."""
+    """The families of several expositions, with a `role` label on each sample."""
 
     def __init__(self, texts: list[tuple[str, str]]) -> None:
         self._texts = texts

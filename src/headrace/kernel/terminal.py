@@ -1,8 +1,8 @@
-"""What a room's commands may ask of the terminal they run in.
+"""The interface between a room's commands and the terminal.
 
-A room's `cli.py` parses, calls one verb of its service and renders; it knows neither how engines are
-opened nor whether the user asked for `--json`. The `cli` floor implements this, click hands it on with
-`@click.pass_obj`. How a table looks and how a moment is written is the same in every room.
+A room's commands parse arguments, call one method of its service and render the result. The `cli`
+package implements `Terminal`: it opens engines and handles `--json`. Tables and times look the same
+in every room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLANK: Final = frozenset(
     "\N{COMBINING GRAPHEME JOINER}\N{HANGUL CHOSEONG FILLER}\N{HANGUL JUNGSEONG FILLER}"
     "\N{HANGUL FILLER}\N{HALFWIDTH HANGUL FILLER}\N{BRAILLE PATTERN BLANK}"
 )
-"""Letters and signs that look like nothing."""
+"""Invisible characters that `str.isprintable` accepts."""
 
 
 class Terminal(Protocol):
@@ -25,24 +25,24 @@ class Terminal(Protocol):
 
     @property
     def is_json(self) -> bool:
-        """Whether the user asked for `--json`."""
+        """Whether the user passed `--json`."""
         ...
 
     def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
-        """Open the engines, give the room's service of type `kind` to `verb`, close them again."""
+        """Open the engines, call `verb` with the service of type `kind`, close the engines."""
         ...
 
     def show(self, value: Any, text: str) -> None:
-        """Print `value` as one JSON document under `--json`, else `text`."""
+        """Print `value` as one JSON document with `--json`, otherwise `text`."""
         ...
 
     def progress(self, text: str) -> None:
-        """Replace the progress line on standard error; nothing under `--json` or without a terminal."""
+        """Replace the progress line on standard error, unless `--json` or no terminal is used."""
         ...
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under a head, in aligned columns."""
+    """Rows in aligned columns below a head."""
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
@@ -50,12 +50,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Whether a character shows itself, and only itself: no control, nothing that turns what is around it, no odd space."""
+    """Whether a character is visible and does not change its neighbors."""
     return character.isprintable() and character not in _BLANK
 
 
 def visible(text: str) -> str:
-    """`text` with what nobody would see as its number: `\\u202e`."""
+    """`text` with invisible characters escaped, such as `\\u202e`."""
     return "".join(c if is_visible(c) else _number(c) for c in text)
 
 
@@ -65,6 +65,6 @@ def _number(character: str) -> str:
 
 
 def parse_moment(text: str) -> datetime:
-    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; without an offset it is UTC. Raises: ValueError."""
+    """An ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
     moment = datetime.fromisoformat(text)
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -1,25 +1,33 @@
-"""media: objects of the object store, served by byte range to very many clients.
+"""Media: objects of the object store, served by byte range to many clients.
 
-Promise: never a wrong byte. What cannot be completed rightly is cut, never ended cleanly.
-Limits: answers to several ranges are whole; requests with a body are refused; a changed object may be
-served as it was for a minute, unless it is purged. Engines: the object store alone; nothing of this room is
-kept in PostgreSQL or Valkey. Blocks on a node's disks, and what the cluster shares in the object store, may be lost:
-misses come of it.
+Promise: never a wrong byte. An answer that cannot be completed correctly is cut off, so that no
+client takes it for complete.
 
-The way of a request: a worker accepts, `requests` parses, `signing` admits, `cluster` routes, `sources` gives shape and
-blocks (`store`: of our own disks), `ranges` decides, `answers` writes the head, the worker sends.
+Limits: a request for several ranges gets the whole object. Requests with a body are refused. A
+replaced object may be served in its old version for a minute, unless it is purged.
 
-ranges       which answer and which bytes a request gets (pure, a heart)
-requests     heads of HTTP/1.1 out of bytes: strict and bounded (pure)
-answers      heads and problem documents as bytes (pure)
-signing      signed URLs;  id3  tags in front of tracks;  tracing  one request followed through the cluster
-sources      files, our own disks, the object store: who gives shapes and blocks
-store        blocks on disks, found through shared memory; the filler (a heart)
-partitions   who keeps a key (pure);  cluster  members, health, the one hop, purges
-worker       the processes of a node, the data plane;  child  one of them;  hottest  what clients ask for most
-simulate     what a lost node or another cache size does
-service      `Media` and its verbs
-http, cli    /v1/media/... and `headrace media ...`
+Media needs the object store only; it stores nothing in PostgreSQL or Valkey. Losing the blocks on a
+node's disks causes cache misses only.
+
+A request: a worker accepts it, `requests` parses it, `signing` checks its URL, `cluster` routes it,
+`sources` gives shape and blocks, `ranges` decides the answer, `answers` writes the head, and the
+worker sends.
+
+    ranges       status and bytes of an answer (pure)
+    requests     parse heads of HTTP/1.1: strict and bounded (pure)
+    answers      heads and problem documents as bytes (pure)
+    signing      signed URLs
+    id3          tags in front of tracks
+    tracing      follow one request through the cluster
+    sources      shapes and blocks of files, the disk cache and the object store
+    cache        the disk cache: shared-memory index, one writing process
+    partitions   which nodes keep a key (pure)
+    cluster      members, health, requests between nodes, purges
+    worker       the processes of a node; `child` is the entry point of each
+    hottest      the most requested objects
+    simulate     effects of lost nodes and of other cache sizes
+    service      `Media` and its services
+    http, cli    /v1/media/... and `headrace media ...`
 """
 
 from __future__ import annotations
@@ -35,7 +43,7 @@ __all__ = ["Media", "MediaConfig", "MediaObject"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    """Import the services on first use; reading the configuration does not need them."""
     if name == "Media":
         from headrace.media.service import Media
 

@@ -1,21 +1,26 @@
-"""Heads of answers, and problem documents (RFC 9457), as the bytes that go out.
+"""Heads of answers, problem documents (RFC 9457) and CORS fields as bytes.
 
-Pure but for the Date; lines that stay the same are made once. An answer that ends the connection says so; a problem
-never repeats what the client sent, and is never cached.
+Pure except for the Date; lines that repeat are cached. A problem document never repeats client
+input and is never cached.
+
+CORS (Fetch standard): pages may always embed media with <audio> or <img>. Scripts that read bytes
+with `fetch`, a canvas or Web Audio need the fields of `Cors`; a range request by script also needs
+a preflight in some browsers. Cookies are never allowed. A preflight is answered without checking
+object or signature, so it reveals nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
-from headrace.media.cors import ALLOWED_METHODS
-from headrace.media.model import Shape, content_type
+from headrace.media.errors import PreconditionFailed, RangeUnsatisfiable
+from headrace.media.model import ANY_ORIGIN, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
 from headrace.media.signing import Grant, cache_control
@@ -41,9 +46,19 @@ REASONS: Final = {
     505: "HTTP Version Not Supported",
 }
 HIT: Final = "headrace; hit"
-"""The Cache-Status of bytes that were at hand."""
+"""The Cache-Status of cached bytes."""
 MISS: Final = "headrace; fwd=miss"
-"""The Cache-Status of what is not stored here."""
+"""The Cache-Status of an object that is not stored here."""
+ALLOWED_METHODS: Final = "GET, HEAD, OPTIONS"
+PREFLIGHT_S: Final = 86_400
+"""How long a browser may cache a preflight answer."""
+_EXPOSED: Final = (
+    "Accept-Ranges, Cache-Status, Content-Length, Content-Range, Date, ETag, Retry-After"
+)
+_REQUEST_FIELDS: Final = (
+    "Range, If-Range, If-Match, If-None-Match, If-Modified-Since, If-Unmodified-Since,"
+    " Traceparent, Baggage"
+)
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -59,11 +74,16 @@ def object_head(
     cors: str = "",
     extra: Fields = (),
 ) -> bytes:
-    """The head of a 200, 206 or 304 answer; `cors` are lines of `Cors`."""
+    """The head of a 200, 206 or 304 answer. `cors` holds lines of `Cors`."""
     lines = steady_lines(
-        decision.status, shape,
-        key=key, grant=grant, cache_status=cache_status, cors=cors, now_s=int(time.time()),
-    )  # fmt: skip
+        decision.status,
+        shape,
+        key=key,
+        grant=grant,
+        cache_status=cache_status,
+        cors=cors,
+        now_s=int(time.time()),
+    )
     if decision.status != 304:
         lines += f"Content-Length: {decision.length_bytes}\r\n"
     if decision.status == 206:
@@ -77,7 +97,7 @@ def object_head(
 def steady_lines(
     status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, cors: str, now_s: int
 ) -> str:
-    """How the head of an object begins: what stays the same for a second, whatever its span."""
+    """The first lines of an object's head, which are the same for a second for all ranges."""
     freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
     lines = (
         f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
@@ -96,7 +116,7 @@ def problem(
     cors: str = "",
     extra: Fields = (),
 ) -> bytes:
-    """A whole answer that describes an error in the form of the API; no body for HEAD."""
+    """A complete error answer in the format of the API, without body for HEAD."""
     body = msgspec.json.encode(
         {
             "type": f"/problems/{error.code}",
@@ -122,14 +142,25 @@ def problem(
     return head if request is not None and request.method == "HEAD" else head + body
 
 
+def decision_problem(decision: Decision, shape: Shape) -> tuple[HeadraceError, Fields] | None:
+    """The error and extra fields of a decision without an object: 412 and 416."""
+    if decision.status == 412:
+        text = "the object is not the version in the request: read it again"
+        return PreconditionFailed(text), ()
+    if decision.status == 416:
+        error = RangeUnsatisfiable(f"the range has none of the {shape.size_bytes} bytes")
+        return error, (("Content-Range", f"bytes */{shape.size_bytes}"),)
+    return None
+
+
 def options(request: Request, *, cors: str, keeps_alive: bool) -> bytes:
-    """The answer to OPTIONS: the methods, and with `cors` what a page of another origin may send."""
+    """The answer to OPTIONS: allowed methods and, in `cors`, what other origins may send."""
     fields = [("Allow", ALLOWED_METHODS), ("Cache-Control", "no-store")]
     return _head(204, fields, request, keeps_alive=keeps_alive, cors=cors)
 
 
 def health(status: int, request: Request, *, keeps_alive: bool) -> bytes:
-    """Whether this node takes requests (200) or is about to end (503), for balancers and peers."""
+    """The answer to a health check: 200 while the node accepts requests, 503 while it stops."""
     body = b"ok\n" if status == 200 else b"stopping\n"
     fields = [
         ("Content-Type", "text/plain"),
@@ -174,3 +205,35 @@ def _last_lines(request: Request | None, *, keeps_alive: bool) -> str:
     if request is not None and request.is_http_1_0:
         return "Connection: keep-alive\r\n\r\n"
     return "\r\n"
+
+
+class Cors:
+    """The fields that let scripts of other origins read an answer."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self._origins = frozenset(origins)
+        self._is_any = origins == (ANY_ORIGIN,)
+
+    def lines(self, fields: Mapping[str, str]) -> str:
+        """The CORS lines of the answer to a request with `fields` (names in lower case)."""
+        if not self._origins:
+            return ""
+        vary = "" if self._is_any else "Vary: Origin\r\n"
+        allowed = ANY_ORIGIN if self._is_any else fields.get("origin", "")
+        if not self._is_any and allowed not in self._origins:
+            return vary
+        return (
+            f"{vary}Access-Control-Allow-Origin: {allowed}\r\n"
+            f"Access-Control-Expose-Headers: {_EXPOSED}\r\n"
+        )
+
+    def preflight_lines(self, fields: Mapping[str, str]) -> str:
+        """The CORS lines of the answer to OPTIONS."""
+        lines = self.lines(fields)
+        if "Access-Control-Allow-Origin" not in lines:
+            return lines
+        return (
+            f"{lines}Access-Control-Allow-Methods: {ALLOWED_METHODS}\r\n"
+            f"Access-Control-Allow-Headers: {_REQUEST_FIELDS}\r\n"
+            f"Access-Control-Max-Age: {PREFLIGHT_S}\r\n"
+        )

@@ -1,12 +1,113 @@
-"""What the verbs of media refuse. The answers of the data plane are in `model`, beside its statuses."""
+"""The errors of media.
+
+HTTP statuses that are finer than the eleven kinds of errors (405, 408, 412, 414, 416, 431, 501,
+505) are set on the error itself, so that the table of errors lists every answer.
+"""
 
 from __future__ import annotations
 
-from headrace.kernel.errors import Conflict, InvalidInput
+from headrace.kernel.errors import (
+    Conflict,
+    InvalidInput,
+    Malformed,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
+
+
+class ObjectUnknown(NotFound):
+    """No object of this key is stored, or the path is no valid key."""
+
+    code = "media.object_unknown"
+
+
+class BadRequest(Malformed):
+    """The bytes are no valid request; the connection is closed."""
+
+    code = "media.bad_request"
+
+
+class MethodNotAllowed(Malformed):
+    """The method is none of GET, HEAD and OPTIONS."""
+
+    code, status = "media.method_not_allowed", 405
+
+
+class HeadTimeout(Malformed):
+    """The head of a request did not arrive in time."""
+
+    code, status = "media.head_timeout", 408
+
+
+class PreconditionFailed(Conflict):
+    """If-Match or If-Unmodified-Since names another version than the stored one."""
+
+    code, status = "media.precondition_failed", 412
+
+
+class TargetTooLong(TooLarge):
+    """The path is too long."""
+
+    code, status = "media.target_too_long", 414
+
+
+class RangeUnsatisfiable(InvalidInput):
+    """The range begins after the object's end."""
+
+    code, status = "media.range_unsatisfiable", 416
+
+
+class HeadTooLarge(TooLarge):
+    """The header fields are too large."""
+
+    code, status = "media.head_too_large", 431
+
+
+class TransferCodingUnknown(Malformed):
+    """The request has an unsupported Transfer-Encoding."""
+
+    code, status = "media.transfer_coding_unknown", 501
+
+
+class VersionUnknown(Malformed):
+    """The HTTP version of the request is not 1.0 or 1.1."""
+
+    code, status = "media.version_unknown", 505
+
+
+class StoreUnavailable(Unavailable):
+    """The object store does not answer."""
+
+    code = "media.store_unavailable"
+
+
+class SourceCut(Unavailable):
+    """An object ended, changed or failed while it was being sent; its connection is cut."""
+
+    code = "media.source_cut"
+
+
+class ListenFailed(Conflict):
+    """The listen address cannot be used."""
+
+    code = "media.listen_failed"
+
+
+class WrongContentAddress(InvalidInput):
+    """The bytes do not have the hash in the key."""
+
+    code = "media.wrong_content_address"
+
+
+class TooManyConnections(Unavailable):
+    """This node has reached its limit of clients."""
+
+    code = "media.too_many_connections"
 
 
 class ReservedKey(InvalidInput):
-    """The key lies in the folder of the object store that the product keeps for itself."""
+    """The key is in the reserved folder of the object store."""
 
     code = "media.reserved_key"
 
@@ -18,24 +119,66 @@ class InvalidPurge(InvalidInput):
 
 
 class NoNodes(Conflict):
-    """The cluster has no node that could do it."""
+    """The cluster has no node that takes partitions."""
 
     code = "media.no_nodes"
 
 
 class InvalidSimulation(InvalidInput):
-    """A simulated cluster that cannot be, or a node in it that is not there."""
+    """A simulated cluster is invalid, or names a node that it does not have."""
 
     code = "media.invalid_simulation"
 
 
 class NodeNotHere(Conflict):
-    """The verb is about the node of this data folder, and none with disks runs on it."""
+    """No node with disks runs on this data folder."""
 
     code = "media.node_not_here"
 
 
 class InvalidDiskSize(InvalidInput):
-    """The size of a disk is not written as sizes are."""
+    """The size of a disk is not in the notation of sizes."""
 
     code = "media.invalid_disk_size"
+
+
+class DiskRefused(Conflict):
+    """The disk cannot be used: it has other content, or another node uses it."""
+
+    code = "media.disk_refused"
+
+
+class DiskTooSmall(InvalidInput):
+    """The disk has no room for one set of frames."""
+
+    code = "media.disk_too_small"
+
+
+class DiskUnknown(NotFound):
+    """No disk of this id or path belongs to this node."""
+
+    code = "media.disk_unknown"
+
+
+class CommandUnknown(InvalidInput):
+    """The filler has no such command, or not with these arguments."""
+
+    code = "media.command_unknown"
+
+
+class FillerRunning(Conflict):
+    """Another filler uses this node's cache."""
+
+    code = "media.filler_running"
+
+
+class FillerAway(StoreUnavailable):
+    """The filler of this node does not answer."""
+
+    code = "media.filler_away"
+
+
+class SharedMemoryLost(Conflict):
+    """The shared memory of this node's processes was removed while it runs."""
+
+    code = "media.shared_memory_lost"

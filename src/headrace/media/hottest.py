@@ -1,12 +1,13 @@
-"""Which objects are asked for most now: a sample of the requests, counted in a bounded table that forgets.
+"""The most requested objects: a sample of the requests, counted in a bounded, decaying table.
 
-`note` is called for each request and costs a subtraction (some 0.1 us); about one in SAMPLED_EVERY is counted, at irregular
-steps, so that no player's rhythm hides in it. Counts lose half their weight in HALF_LIFE_S, so a rate is that of the last
-minutes. The table holds KEPT_MAX keys: where a new one finds it full, all lose one count and those that have none left go
-(Misra and Gries, 1982), so a key asked for in more than one of KEPT_MAX sampled requests is always there, whatever else is asked.
+`note` is called for each request. About one in SAMPLED_EVERY is counted, at random steps, so that
+regular request patterns do not bias the sample. Counts halve in HALF_LIFE_S, so rates are those of
+the last minutes. The table holds KEPT_MAX keys. When it is full, a new key decrements all counts
+and keys without a count are removed (Misra and Gries, 1982). So a key with more than one in
+KEPT_MAX of the sampled requests is always in the table.
 
-Each worker tells its parent its first ones; the parent adds them up and leaves them in `hottest.json` of the node's folder,
-where `app.media.hottest()` reads them. Keys are no label of a series: those must stay few.
+Each worker reports its top rows to its parent, which adds them up and writes `hottest.json` in the
+node's folder for `app.media.hottest.list()`. Keys are not used as metric labels, which must be few.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ import msgspec
 SAMPLED_EVERY: Final = 16
 KEPT_MAX: Final = 512
 HALF_LIFE_S: Final = 60.0
-TOLD_MAX: Final = 100
-"""So many a worker tells, and so many are left in the file."""
+ROWS_MAX: Final = 100
+"""Rows that a worker reports, and rows in the file."""
 FILE: Final = "hottest.json"
 _NOTHING: Final = 0.01
 Row = tuple[str, float]
-"""A key and its requests a second."""
+"""A key and its requests per second."""
 
 
-class Told(msgspec.Struct):
-    """What the file holds: when it was written, and the rows, the hottest first."""
+class HottestFile(msgspec.Struct):
+    """The file: when it was written, and the rows, the most requested first."""
 
     at_s: float
     rows: list[Row]
 
 
 class Hottest:
-    """Counts what one process is asked for."""
+    """Counts the requests of one process."""
 
     def __init__(
         self, now_s: Callable[[], float] = time.monotonic, dice: random.Random | None = None
@@ -51,14 +52,14 @@ class Hottest:
         self._left = 1
 
     def note(self, key: str) -> None:
-        """A client asked for `key`."""
+        """Count a request for `key`."""
         self._left -= 1
         if not self._left:
             self._left = self._dice.randint(1, 2 * SAMPLED_EVERY - 1)
             self._count(key)
 
-    def top(self, keys_max: int = TOLD_MAX) -> list[Row]:
-        """The keys asked for most with their requests a second, estimated; the hottest first."""
+    def top(self, keys_max: int = ROWS_MAX) -> list[Row]:
+        """The most requested keys with their estimated requests per second."""
         self._fade()
         per_s = SAMPLED_EVERY * math.log(2) / HALF_LIFE_S
         return _hottest(((key, count * per_s) for key, count in self._counts.items()), keys_max)
@@ -78,31 +79,31 @@ class Hottest:
         self._counts = {key: count for key, count in faded if count > _NOTHING}
 
 
-ASKED: Final = Hottest()
-"""What this process was asked for."""
+HOTTEST: Final = Hottest()
+"""The counts of this process."""
 
 
-def added_up(parts: Iterable[Sequence[Row]]) -> list[Row]:
-    """The rows of several processes as one node's."""
+def merge_rows(parts: Iterable[Sequence[Row]]) -> list[Row]:
+    """The rows of several processes combined."""
     rates: dict[str, float] = {}
     for rows in parts:
         for key, per_s in rows:
             rates[key] = rates.get(key, 0.0) + per_s
-    return _hottest(rates.items(), TOLD_MAX)
+    return _hottest(rates.items(), ROWS_MAX)
 
 
 def write_hottest(folder: Path, rows: Sequence[Row]) -> None:
-    """Leave the rows for whoever looks, in one step. Raises: OSError."""
+    """Write the rows atomically. Raises: OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = folder / f"{FILE}.draft"
-    draft.write_bytes(msgspec.json.encode(Told(time.time(), list(rows))))
+    draft.write_bytes(msgspec.json.encode(HottestFile(time.time(), list(rows))))
     draft.replace(folder / FILE)
 
 
 def read_hottest(folder: Path, *, within_s: float) -> list[Row] | None:
-    """What was left at most `within_s` ago; None: no node runs there."""
+    """The rows if written at most `within_s` ago; None: no node runs there."""
     try:
-        told = msgspec.json.decode((folder / FILE).read_bytes(), type=Told)
+        told = msgspec.json.decode((folder / FILE).read_bytes(), type=HottestFile)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return told.rows if abs(time.time() - told.at_s) <= within_s else None

@@ -1,17 +1,17 @@
-"""Who keeps which keys: 131,072 fixed partitions, each with its replicas, computed alike on every node.
+"""Which nodes keep which keys: 131,072 fixed partitions with replicas, the same on every node.
 
-A key's hash names its partition for ever; which nodes are a partition's replicas follows from the list of
-nodes alone. Each node has a number for each partition (a stretch of SHAKE-128 over its name), and the nodes
-with the highest numbers are the replicas, in that order (rendezvous, "highest random weight", Thaler and
-Ravishankar 1998). So a node that leaves moves only what it had, evenly onto all others, since the second
-place of its partitions is drawn among all of them. Weights bend the numbers (u ** (1 / weight)).
+A key's hash selects its partition. The list of nodes alone determines a partition's replicas: each
+node has a number for each partition (part of SHAKE-128 over its name), and the nodes with the
+highest numbers are the replicas, in that order (rendezvous hashing, Thaler and Ravishankar 1998).
+So a node that leaves moves only its own partitions, evenly onto all others. Weights change the
+numbers (u ** (1 / weight)).
 
-Chance alone leaves shares of 0.98 to 1.02 with 12 nodes, 0.93 to 1.07 with 100; so nobody is first for more
-than 1.01 of its fair share, nor next for more: whoever follows in order steps in. Each further replica
-goes to the data centre with the fewest replicas of the partition, where one has room.
+Chance alone leaves uneven shares. So no node is the first replica of more than 1.01 of its fair
+share; the next in order takes the rest. Each further replica goes to the data center with the
+fewest replicas of the partition, if one has room.
 
-A lookup is a hash and a slice (1.5 us); a whole table takes 0.5 s for 12 nodes (0.9 s with 6 replicas), in steps of about 2 ms, so
-that an event loop can serve in between. Evenness is of keys, not of plays: hot objects need replicas.
+A table is built in steps of about 2 ms, so that an event loop can serve in between. Keys are spread
+evenly, not requests: hot objects need replicas.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PARTITION_BITS: Final = 17
 PARTITIONS: Final = 1 << PARTITION_BITS
 CANDIDATES_MAX: Final = 1000
 CAP: Final = 1.01
-"""The most a node is given, in fair shares."""
+"""The maximum of a node, in fair shares."""
 CHUNK_PARTITIONS: Final = 64
-"""How many numbers of a node one stretch of hash gives: part of the definition, never to be changed."""
+"""Numbers of a node from one hash output. Part of the definition: never change it."""
 STEP_NUMBERS: Final = 6144
-"""How many numbers are looked at between two pauses: under 2 ms."""
+"""Numbers processed between two pauses, under 2 ms."""
 _INDEX_BITS: Final = 16
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 _SCALE: Final = 2.0**48
@@ -49,15 +49,15 @@ def partition_of(key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that may keep keys: `weight` is its share against the others'."""
+    """A node that may keep keys; `weight` is relative to the others."""
 
     name: str
     dc: str = ""
     weight: float = 1.0
 
 
-class Table:
-    """The replicas of every partition, first choice first; at most `replicas`, fewer with fewer nodes."""
+class PartitionTable:
+    """The replicas of every partition, first choice first; at most `replicas`."""
 
     def __init__(self, candidates: Sequence[Candidate], replicas: int, owners: array[int]) -> None:
         self.candidates = tuple(candidates)
@@ -66,14 +66,14 @@ class Table:
         self._names = [candidate.name for candidate in candidates]
 
     @classmethod
-    def build(cls, candidates: Collection[Candidate], replicas: int) -> Table:
-        """The table of `candidates`, in any order, at one go; `replicas` as in `replicas_of`."""
+    def build(cls, candidates: Collection[Candidate], replicas: int) -> PartitionTable:
+        """Build the table of `candidates`, in any order; `replicas` as in `replicas_of`."""
         steps = build_in_steps(candidates, replicas)
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                table: Table = done.value
+                table: PartitionTable = done.value
                 return table
 
     def owners(self, partition: int) -> tuple[str, ...]:
@@ -83,9 +83,9 @@ class Table:
         return tuple(names[index] for index in self._owners[start : start + self.replicas])
 
     def shares(self, lost: Collection[str] = ()) -> dict[str, float]:
-        """The share of all partitions that each node left serves first while `lost` are away.
+        """The share of all partitions that each remaining node serves first while `lost` are down.
 
-        What has no replica left is served by whoever is asked, so it is spread over all of them.
+        Partitions without a replica are spread over all remaining nodes.
         """
         left = [name for name in self._names if name not in lost]
         counts: Counter[str] = Counter()
@@ -96,14 +96,14 @@ class Table:
         return {name: (counts[name] + orphans) / PARTITIONS for name in left}
 
     def orphaned(self, lost: Collection[str]) -> float:
-        """The share of all partitions whose replicas are all among `lost`."""
+        """The share of all partitions whose replicas are all in `lost`."""
         if not self.replicas:
             return 1.0
         missing = (all(n in lost for n in self.owners(p)) for p in range(PARTITIONS))
         return sum(missing) / PARTITIONS
 
-    def gains(self, newer: Table) -> dict[str, float]:
-        """The share of all partitions that each node keeps in `newer` and does not keep here."""
+    def gains(self, newer: PartitionTable) -> dict[str, float]:
+        """The share of all partitions that each node keeps in `newer` and not here."""
         counts: Counter[str] = Counter()
         for partition in range(PARTITIONS):
             counts.update(set(newer.owners(partition)) - set(self.owners(partition)))
@@ -111,15 +111,15 @@ class Table:
 
 
 def replicas_of(candidates: Collection[Candidate], replicas: int) -> int:
-    """How many replicas a partition has: `replicas`, or for 0 two in each data centre; never more than nodes."""
+    """The number of replicas: `replicas`, or for 0 two in each data center; at most all nodes."""
     centres = len({candidate.dc for candidate in candidates})
     return min(replicas or REPLICAS_PER_CENTRE * centres, REPLICAS_MAX, len(candidates))
 
 
 def build_in_steps(
     candidates: Collection[Candidate], replicas: int
-) -> Generator[None, None, Table]:
-    """Make a table, pausing every 2 ms or so; it is the generator's return value."""
+) -> Generator[None, None, PartitionTable]:
+    """Build a table, pausing about every 2 ms. The generator returns it."""
     ordered = sorted(candidates, key=lambda candidate: candidate.name)
     assert len({candidate.name for candidate in ordered}) == len(ordered) <= CANDIDATES_MAX
     assert all(candidate.weight > 0 for candidate in ordered)
@@ -132,11 +132,11 @@ def build_in_steps(
         owners.extend(placing.place(chunk))
         if chunk % chunks_a_step == 0:
             yield
-    return Table(ordered, replicas, owners)
+    return PartitionTable(ordered, replicas, owners)
 
 
 class _Placing:
-    """How much each node has been given so far, and who is next."""
+    """The remaining capacity of each node while a table is built."""
 
     def __init__(self, candidates: Sequence[Candidate], replicas: int) -> None:
         self._candidates = candidates
@@ -152,7 +152,7 @@ class _Placing:
         self._others_left = [math.ceil(share * (replicas - 1)) for share in fair]
 
     def place(self, chunk: int) -> list[int]:
-        """The owners of the next chunk's partitions, as indexes of candidates, one row after another."""
+        """The owners of the next chunk's partitions as indexes of candidates, row by row."""
         chosen: list[int] = []
         numbers = (self._numbers(index, chunk) for index in range(len(self._candidates)))
         for row in zip(*numbers, strict=True):
@@ -161,9 +161,9 @@ class _Placing:
         return chosen
 
     def _numbers(self, index: int, chunk: int) -> Sequence[int]:
-        """Of one candidate, for each partition of a chunk: 48 bits of chance above its own index.
+        """For each partition of a chunk: 48 bits of one candidate's hash above its index.
 
-        The index makes every number of a row different, and tells after the sorting whose it was.
+        The index makes all numbers of a row different, and identifies the candidate after sorting.
         """
         seed = f"headrace partitions 1\n{chunk}\n{self._candidates[index].name}".encode()
         data = bytearray(hashlib.shake_128(seed).digest(8 * CHUNK_PARTITIONS))
@@ -182,9 +182,11 @@ class _Placing:
         ]
 
     def _choose(self, ranked: list[int]) -> list[int]:
-        """The replicas of one partition: the first in order, then each time the next in the centre that has the fewest.
+        """The replicas of one partition: the first in order, then the next in the emptiest data
+        center.
 
-        That is the order of nodes by how many of their own centre stand before them, as far as they have room.
+        This equals sorting nodes by the number of earlier nodes of their own data center, as far as
+        they have capacity.
         """
         first = next((i for i in ranked if self._firsts_left[i] > 0), ranked[0])
         self._firsts_left[first] -= 1

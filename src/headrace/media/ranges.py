@@ -1,15 +1,15 @@
-"""Which answer a GET or HEAD of a stored object gets: 200, 206, 304, 412 or 416, and which bytes.
+"""The answer to a GET or HEAD of an object: 200, 206, 304, 412 or 416, and which bytes.
 
-Pure: header fields and the object's shape go in, a decision comes out. The order of the conditions is
-that of RFC 9110 section 13.2.2: If-Match, If-Unmodified-Since, If-None-Match, If-Modified-Since, Range
-with If-Range. What the RFC leaves open is closed towards sending too much, never towards wrong bytes:
+Pure: header fields and the object's shape in, a decision out. The conditions are evaluated in the
+order of RFC 9110 section 13.2.2: If-Match, If-Unmodified-Since, If-None-Match, If-Modified-Since,
+Range with If-Range. Where the RFC leaves a choice, the answer sends too much rather than wrong
+bytes:
 
-- A Range that is malformed, has another unit, or asks for several ranges is ignored: 200, whole. (Linear
-  and bounded by construction: sets of ranges are how range servers were brought down, CVE-2011-3192.)
-- If-Range by date counts only for content-addressed objects. A second is too coarse to tell two versions
-  of a replaced object apart, and the server cannot know (RFC 9110 section 8.8.2.2) that it was not
-  replaced twice within it.
-- Every Range of an empty object is unsatisfiable, since it has no byte to give.
+- A Range that is malformed, has another unit or several ranges is ignored: the answer is 200 with
+  the whole object. Sets of ranges allowed denial of service elsewhere (CVE-2011-3192).
+- If-Range with a date counts for content-addressed objects only. A second cannot separate two
+  versions of a replaced object (RFC 9110 section 8.8.2.2).
+- Every Range of an empty object is unsatisfiable.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headrace.media.model import Shape
 _SPEC: Final = re.compile(r"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
 _ENTITY_TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _DIGITS_MAX: Final = 18
-"""More digits than any offset has; Python refuses to parse numbers of over 4,300 digits."""
+"""More digits than any offset has. Python refuses to parse numbers of over 4,300 digits."""
 
 
 class Decision(NamedTuple):
-    """A status and the span of the object it carries; `length_bytes` is 0 where there is no body."""
+    """A status and the span of the object to send; `length_bytes` is 0 without a body."""
 
     status: int
     start: int = 0
@@ -36,7 +36,7 @@ class Decision(NamedTuple):
 
 
 def decide(method: str, fields: Mapping[str, str], shape: Shape) -> Decision:
-    """The answer to `method` (GET or HEAD) with `fields` (names in lower case) on an object."""
+    """The answer to `method` (GET or HEAD) with `fields` (names in lower case) for an object."""
     if not _may_go_on(fields, shape):
         return Decision(412)
     if _is_unchanged(fields, shape):
@@ -48,7 +48,7 @@ def decide(method: str, fields: Mapping[str, str], shape: Shape) -> Decision:
 
 
 def parse_http_date_s(text: str) -> int | None:
-    """Seconds of an HTTP date in any of its three forms, or None."""
+    """Seconds of an HTTP date in any of its three formats, or None."""
     try:
         parsed = email.utils.parsedate_tz(text)
         return None if parsed is None else int(email.utils.mktime_tz(parsed))
@@ -57,7 +57,7 @@ def parse_http_date_s(text: str) -> int | None:
 
 
 def format_http_date(moment_s: int) -> str:
-    """`Sun, 06 Nov 1994 08:49:37 GMT`."""
+    """An HTTP date: `Sun, 06 Nov 1994 08:49:37 GMT`."""
     return email.utils.formatdate(moment_s, usegmt=True)
 
 
@@ -96,7 +96,7 @@ def _is_range_current(if_range: str | None, shape: Shape) -> bool:
 
 
 def _parse_range(text: str, size_bytes: int) -> Decision | None:
-    """206 or 416, or None for a Range that is to be ignored."""
+    """206 or 416, or None for a Range to ignore."""
     match = _SPEC.fullmatch(text.strip())
     if match is None or not (match[1] or match[2]):
         return None
@@ -114,7 +114,7 @@ def _parse_range(text: str, size_bytes: int) -> Decision | None:
 
 
 def _number(digits: str) -> int:
-    """The number, or 10**18 for anything longer: past the end of every object all the same."""
+    """The number, or 10**18 for anything longer, which is past the end of every object."""
     digits = digits.lstrip("0")
     return int(digits or "0") if len(digits) <= _DIGITS_MAX else 10**_DIGITS_MAX
 

@@ -1,21 +1,22 @@
-"""Signed URLs: whoever holds one may read one object until a moment, and nothing else.
+"""Signed URLs: the holder may read one object until the URL expires.
 
-    /m/tracks/a.mp3?e=1795302000&k=3f2a9c10&a=203.0.113.7&r=65536&t=<64 hex>&c=user=42&s=<43 characters>
+    /m/tracks/a.mp3?e=1795302000&k=3f2a9c10&a=203.0.113.7&r=65536&t=<64 hex>&c=user=42&s=<43 chars>
 
     e  expiry, whole seconds since 1970      a  only for this address or network
-    k  id of the key that signed             r  at most so many bytes a second
-    s  the signature                         t  id of the ID3 tag that is written in front
-                                             c  trace tags of whoever the URL was made for
+    k  id of the key that signed             r  at most this many bytes per second
+    s  the signature                         t  id of the ID3 tag to put in front
+                                             c  trace tags: user and request of the URL
 
-The signature is HMAC-SHA256 over the path and the query before `&s=`, as the bytes came. So nothing is
-decoded, sorted or joined before it is believed, and a URL has one spelling: fields in this order, none
-twice, no escapes, no other field, no padding. Signatures are compared as text, since the 43rd character
-of base64 has four spellings. A check costs 4 us, with every field 9 us (2 cores, 2026-11-21).
+The signature is HMAC-SHA256 over the path and the query before `&s=`, as received. So nothing is
+decoded, sorted or joined before the check, and a URL has one notation: fields in this order, none
+repeated, no escapes, no other field, no padding. Signatures are compared as text, since the 43rd
+character of base64 has four notations.
 
-Keys come from the root secret (`kernel.secrets`), their ids from the keys. To change the secret, let every
-node accept the next one first (`media.accepted_secrets`), then sign with it, then drop the former one
-once its URLs are over. An unknown key id costs as much as a wrong signature, and every refusal reads alike:
-none tells a forger which part was wrong. Expiry is judged when a request starts, never while it is answered.
+Keys are derived from the root secret (`kernel.secrets`), their ids from the keys. To change the
+secret, let every node accept the next one first (`media.accepted_secrets`), then sign with it, then
+remove the old one when its URLs have expired. An unknown key id costs as much as a wrong signature,
+and all refusals are alike, so they reveal nothing to a forger. Expiry is checked when a request
+starts, not while it is answered.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from typing import Final
 
 from headrace.engines.blobs import require_key
 from headrace.kernel.errors import FieldProblem, Forbidden, InvalidInput
-from headrace.kernel.secrets import Key, derive_key
+from headrace.kernel.signing import Key, derive_key
 
 USE: Final = "media-url"
-"""What the key of URLs is derived for: `derive_key(root, USE)`."""
+"""The purpose of the key: `derive_key(root, USE)`."""
 PATH_PREFIX: Final = "/m/"
 EXPIRES_AT_MAX: Final = 99_999_999_999
 RATE_MAX: Final = 10**12 - 1
@@ -55,40 +56,42 @@ _QUERY: Final = re.compile(
 
 
 class SignatureInvalid(Forbidden):
-    """A media URL is unsigned, changed, over, meant for another address, or signed with a key that is gone."""
+    """A media URL is unsigned, changed, expired, for another address, or signed with an unknown
+    key.
+    """
 
     code = "media.signature_invalid"
 
     def __init__(self) -> None:
         super().__init__(
-            "this URL does not allow the request: use it unchanged, in its time and from where it was"
-            " made for, or ask whoever gave it to you for a new one"
+            "this URL does not allow the request: it was changed, has expired, or is for another"
+            " address; get a new one from the site that issued it"
         )
 
 
 class UnsignableUrl(InvalidInput):
-    """What a media URL should carry cannot be signed; every fault is listed."""
+    """A media URL cannot be signed; all problems are listed."""
 
     code = "media.unsignable_url"
 
     @classmethod
     def of(cls, faults: Iterable[FieldProblem]) -> UnsignableUrl:
-        """The error that tells `faults`."""
+        """The error for `faults`."""
         problems = tuple(faults)
-        told = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        return cls(f"this URL cannot be signed: {told}", problems=problems)
+        text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        return cls(f"this URL cannot be signed: {text}", problems=problems)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The key that signs, and all whose URLs are accepted, by id."""
+    """The key that signs, and all accepted keys by id."""
 
     signing: Key
     accepted: Mapping[str, Key]
 
     @classmethod
     def derive(cls, root: str, others: Iterable[str] = ()) -> Keys:
-        """Sign under secret `root`; accept URLs of it and of `others`. Raises: WeakSecret."""
+        """Sign with secret `root`; accept URLs of it and of `others`. Raises: WeakSecret."""
         signing = derive_key(root, USE)
         keys = [signing, *(derive_key(other, USE) for other in others)]
         return cls(signing, {key.id: key for key in keys})
@@ -96,7 +99,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a request may have. `rate` is in bytes a second, `tag` the id of an ID3 tag, `trace` as it was signed."""
+    """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag."""
 
     expires_at: int | None = None
     rate: int | None = None
@@ -105,7 +108,7 @@ class Grant:
 
 
 OPEN: Final = Grant()
-"""What a request without a signature may have, where none is required: the object as it is stored."""
+"""The permissions of an unsigned request if no signature is required."""
 
 
 def sign(
@@ -120,8 +123,8 @@ def sign(
 ) -> str:
     """The query that allows `path` until `expires_at` (seconds since 1970).
 
-    `address` is one address or a network; `rate` in bytes a second; `tag` the id of an ID3 tag; `trace` such as
-    `user=42,request=r7`. Raises: UnsignableUrl with every fault, InvalidBlobKey.
+    `address` is an address or network, `rate` in bytes per second, `tag` the id of an ID3 tag,
+    `trace` such as `user=42,request=r7`. Raises: UnsignableUrl with every problem, InvalidBlobKey.
     """
     require_key(path.removeprefix(PATH_PREFIX))
     problems: list[FieldProblem] = []
@@ -151,12 +154,12 @@ def sign(
 
 
 def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Grant:
-    """What `path?query`, as it came over the wire from `address`, is allowed. Raises: SignatureInvalid."""
+    """The permissions of `path?query` as received from `address`. Raises: SignatureInvalid."""
     match = _QUERY.fullmatch(query)
     if match is None or not path.isascii():
         raise SignatureInvalid
     expires, key_id, place, rate, tag, trace, signature = match.groups()
-    # No key of ours signs another's id, so the wrong key refuses at the cost of the right one.
+    # A key never signs another key's id, so a wrong key fails at the cost of the right one.
     key = keys.accepted.get(key_id, keys.signing)
     signed = query[: match.start(7) - len(_MARK)]
     is_ours = hmac.compare_digest(_signature(key, path, signed), signature)
@@ -167,12 +170,12 @@ def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Gra
 
 
 def is_signed(query: str) -> bool:
-    """Whether `query` has a signature, which is then checked even where none is required."""
+    """Whether `query` has a signature, which is checked even if none is required."""
     return _MARK in query
 
 
 class Gate:
-    """Asked about every request before any other work is done for it."""
+    """Checks the URL of every request before any other work."""
 
     def __init__(self, make_keys: Callable[[], Keys], *, is_required: bool) -> None:
         self._make_keys = make_keys
@@ -180,14 +183,14 @@ class Gate:
 
     @cached_property
     def keys(self) -> Keys:
-        """Derived on first use: a node that serves everything to everyone needs no secret."""
+        """The keys, derived on first use: a node with plain URLs only needs no secret."""
         return self._make_keys()
 
     def admit(self, target: str, *, now_s: int, address: str) -> Grant:
-        """What the request for `target` (path and query) from `address` may have.
+        """The permissions of the request for `target` (path and query) from `address`.
 
-        A signature that is there is checked even where none is required, since it may name a tag or a rate; any
-        other query is then ignored. Raises: SignatureInvalid.
+        A signature is checked even if none is required, since it may set a tag or a rate. Any other
+        query is then ignored. Raises: SignatureInvalid.
         """
         path, _, query = target.partition("?")
         if not self.is_required and not is_signed(query):
@@ -198,13 +201,13 @@ class Gate:
 def expiry_on_grid(now_s: float, ttl_s: float, grid_s: float) -> int:
     """The first multiple of `grid_s` that is at least `ttl_s` away.
 
-    Whoever asks for the same URL within one step of the grid gets the same one, which a browser has cached.
+    Calls within one step of the grid get the same URL, which browsers can cache.
     """
     return math.ceil(math.ceil((now_s + ttl_s) / grid_s) * grid_s)
 
 
 def cache_control(grant: Grant, *, is_immutable: bool, now_s: int) -> str:
-    """How long an answer may be kept: a signed one by its receiver alone, and never longer than its URL is good."""
+    """The Cache-Control of an answer. A signed one is private and expires with its URL."""
     fresh_s = A_YEAR_S if is_immutable else A_MINUTE_S
     tail = ", immutable" if is_immutable else ""
     if grant.expires_at is None:
@@ -218,7 +221,7 @@ def _signature(key: Key, path: str, query: str) -> str:
 
 
 def _canonical_address(address: str | None, problems: list[FieldProblem]) -> str | None:
-    """The one spelling of an address or network; a fault is added to `problems`."""
+    """The canonical notation of an address or network; problems are added to `problems`."""
     if address is None:
         return None
     try:
@@ -249,5 +252,5 @@ def _network(place: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None
 
 
 def _unmapped(address: str) -> str:
-    """`::ffff:1.2.3.4`, as a socket for both families tells an IPv4 peer, as `1.2.3.4`."""
+    """`1.2.3.4` for `::ffff:1.2.3.4`, the form in which dual-stack sockets report IPv4 peers."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address

@@ -1,13 +1,13 @@
-"""Where the bytes of objects come from: what a source is, and the two that ask the object store itself.
+"""Sources of objects: the protocol, and the sources that read the object store.
 
-A source is asked for blocks of 256 KiB, and only for what its client's socket takes next. Two answers are
-immediate and cost no task: `shape_now`, and the frames of our own disks. So a hot range is sent in the turn that
-read its request; everything else is awaited.
+A source is read in blocks of 256 KiB, and only for what its client's socket takes next. `shape_now`
+and the frames of the node's own disks are immediate and need no task, so a hot range is sent in the
+epoch in which its request was read. Everything else is awaited.
 
-- `open_object`: a regular file of a local folder, for a node without disks; it is sent as it is.
-- `StoreSource`: the blocks that this node's disks keep, filled from the object store.
-- `OriginSource`: range reads of an object store that is no folder, for a node without disks.
-- The cluster has one more of the same shape: the node that keeps the object.
+- `open_object`: a regular file of a local folder, for a node without disks. It is sent as it is.
+- `CacheSource`: the blocks on this node's disks, filled from the object store.
+- `OriginSource`: range reads of a remote object store, for a node without disks.
+- `cluster.routing.PeerSource`: the node that keeps the object.
 """
 
 from __future__ import annotations
@@ -23,17 +23,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown, file_etag
 from headrace.kernel.errors import HeadraceError
-from headrace.media.model import (
-    BLOCK_BYTES,
-    ObjectUnknown,
-    Shape,
-    SourceCut,
-    StoreUnavailable,
-    content_address,
-)
+from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
+from headrace.media.model import BLOCK_BYTES, Shape, content_address
 
 if TYPE_CHECKING:
-    from headrace.media.store import Store
+    from headrace.media.cache import BlockCache
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -42,14 +36,14 @@ RETRY_AFTER_S: Final = 5.0
 
 
 class Span(NamedTuple):
-    """Bytes of one block: from `start` up to `end`, counted from the block's own first byte."""
+    """Bytes of one block from `start` up to `end`, relative to the block."""
 
     start: int
     end: int
 
 
-class Coming:
-    """Bytes on their way, filled from their start: what is here may be sent on while the rest comes."""
+class PartialBlock:
+    """A block being received in order; the received part can be sent on."""
 
     __slots__ = ("_calls", "fault", "filled_bytes", "length_bytes", "on_end", "view")
 
@@ -59,55 +53,56 @@ class Coming:
         self.length_bytes = len(data)
         self.filled_bytes = filled_bytes
         self.fault: HeadraceError | None = None
-        """Why nothing more will come."""
+        """The error that ended the block."""
         self.on_end: Callable[[HeadraceError | None], None] | None = None
-        """Told once: None when all is here; else why its source failed, and then it is to see to the rest."""
+        """Called once: with None when complete, or with the error, and must then provide the rest.
+        """
         self._calls: list[Callable[[], None]] = []
 
     @classmethod
-    def of(cls, data: bytes) -> Coming:
-        """Bytes that are all here."""
+    def of(cls, data: bytes) -> PartialBlock:
+        """A complete block."""
         return cls(data, len(data))
 
     @property
     def is_over(self) -> bool:
-        """Whether all is here, or nothing more will come."""
+        """Whether the block is complete or failed."""
         return self.filled_bytes == self.length_bytes or self.fault is not None
 
     def part(self, start: int) -> memoryview:
-        """What is here from `start` on; nothing: it is yet to come. Raises: SourceCut."""
+        """The received bytes from `start` on; empty: none yet. Raises: SourceCut."""
         if start == self.filled_bytes and self.fault is not None:
-            raise SourceCut("the object's source failed while it was sent") from self.fault
+            raise SourceCut("the source of the object failed while it was sent") from self.fault
         return self.view[start : self.filled_bytes]
 
     def call_at_more(self, call: Callable[[], None]) -> None:
-        """Call once, when more is here or nothing will be."""
+        """Call `call` once, when more bytes are received or the block failed."""
         self._calls.append(call)
 
     def grow(self, count: int) -> None:
-        """So many bytes more are here."""
+        """Record `count` more received bytes."""
         self.filled_bytes += count
         if self.on_end is not None and self.filled_bytes == self.length_bytes:
             on_end, self.on_end = self.on_end, None
             on_end(None)
-        self._tell()
+        self._notify()
 
     def fill(self, data: bytes | bytearray) -> None:
-        """All that was missing."""
+        """Add all missing bytes."""
         self.view[self.filled_bytes :] = data
         self.grow(len(data))
 
     def fail(self, fault: HeadraceError) -> None:
-        """Nothing more will come of this source."""
+        """End the block with an error."""
         if self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end(fault)
             return
         self.fault = fault
-        self._tell()
+        self._notify()
 
     async def whole(self) -> bytes:
-        """All of it. Raises: the fault."""
+        """The complete bytes. Raises: the fault."""
         while not self.is_over:
             more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.call_at_more(partial(_end_wait, more))
@@ -116,22 +111,22 @@ class Coming:
             raise self.fault
         return self.view.obj if isinstance(self.view.obj, bytes) else bytes(self.view)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         calls, self._calls = self._calls, []
         for call in calls:
             call()
 
 
 class Source(Protocol):
-    """Gives shapes and bytes of objects; one a worker, shared by its clients."""
+    """Gives shapes and bytes of objects; one for each worker, shared by its clients."""
 
     @property
     def name(self) -> str:
-        """`own`, `peer` or `origin`: told in Cache-Status and counted."""
+        """`own`, `peer` or `origin`: used in Cache-Status and metrics."""
         ...
 
     def shape_now(self, key: str) -> Shape | None:
-        """The shape, where it is known without waiting."""
+        """The shape if it is available without waiting."""
         ...
 
     async def shape(self, key: str) -> Shape:
@@ -139,23 +134,23 @@ class Source(Protocol):
         ...
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
-        """The bytes of `span` of a block. (Bodies look for frames of our own disks first.)
+        """The bytes of `span` of a block. (Bodies look up frames of the node's own disks first.)
 
-        Raises: StoreUnavailable, SourceCut (the object is another version by now), ObjectUnknown.
+        Raises: StoreUnavailable, SourceCut (the object was replaced), ObjectUnknown.
         """
         ...
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
-        """The same, as soon as some of it can be sent on. Raises: as `block`."""
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
+        """The bytes of `span`, returned once some of them can be sent. Raises: as `block`."""
         ...
 
 
 def open_object(folder: Path, key: str) -> tuple[int, Shape]:
-    """A descriptor of the regular file that holds `key`, and its shape.
+    """Open the regular file that holds `key`. Return its descriptor and shape.
 
-    No symbolic link below `folder` is followed, at any level: whoever can plant one in the store must
-    not read other files through it. Size and ETag are those of the very file that was opened, so a
-    replacement in between cannot mix two versions. Raises: ObjectUnknown, StoreUnavailable.
+    No symbolic link below `folder` is followed, so a planted link cannot expose other files. Size
+    and ETag are those of the opened file, so a concurrent replacement cannot mix two versions.
+    Raises: ObjectUnknown, StoreUnavailable.
     """
     try:
         at = os.open(folder, _FOLDER)
@@ -179,13 +174,13 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
         os.close(descriptor)
         raise _unknown()
     address = content_address(key)
-    # The same etag as `Blobs.info` gives, without a second look at a file that may be another by then.
+    # The ETag that `Blobs.info` returns, without a second look at a file that may be replaced.
     etag = address or file_etag(found.st_mtime_ns // 1000, found.st_size)
     return descriptor, Shape(found.st_size, etag, found.st_mtime_ns // 10**9, address is not None)
 
 
 async def find_object(blobs: Blobs, key: str, *, timeout_s: float) -> Shape:
-    """The shape of an object as the store tells it. Raises: ObjectUnknown, StoreUnavailable."""
+    """The shape of an object in the store. Raises: ObjectUnknown, StoreUnavailable."""
     try:
         async with asyncio.timeout(timeout_s):
             info = await blobs.info(key)
@@ -197,31 +192,31 @@ async def find_object(blobs: Blobs, key: str, *, timeout_s: float) -> Shape:
 
 
 def shape_of(info: BlobInfo) -> Shape:
-    """The shape of what the store describes."""
+    """The shape of a described object."""
     address = content_address(info.key)
     modified_s = int(info.modified_at.timestamp())
     return Shape(info.size_bytes, address or info.etag, modified_s, address is not None)
 
 
-class StoreSource:
+class CacheSource:
     """The disks of this node, filled from the object store."""
 
     name: ClassVar[str] = "own"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BlockCache) -> None:
         self.store = store
-        self.turn = 0
-        """Which turn it is: a frame that was found is good while this stands still."""
+        self.epoch = 0
+        """The number of the current epoch. A frame is valid while this is unchanged."""
 
-    def enter_turn(self) -> None:
-        """Frames are looked at and sent until `leave_turn`."""
-        self.turn += 1
-        self.store.enter_turn()
+    def enter_epoch(self) -> None:
+        """Begin an epoch, in which frames may be looked up and sent."""
+        self.epoch += 1
+        self.store.enter_epoch()
 
-    def leave_turn(self) -> None:
-        """No frame of this turn is used any more."""
-        self.turn += 1
-        self.store.leave_turn()
+    def leave_epoch(self) -> None:
+        """End the epoch. No frame of it may be used after it."""
+        self.epoch += 1
+        self.store.leave_epoch()
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
@@ -234,16 +229,16 @@ class StoreSource:
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`."""
         found = await self.store.block(self.store.key(key, shape, number), is_copy=True)
-        assert isinstance(found, bytes), "a copy was asked for"
+        assert isinstance(found, bytes), "a copy was requested"
         return found[span.start : span.end]
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """See `Source`."""
-        return Coming.of(await self.block(key, shape, number, span))
+        return PartialBlock.of(await self.block(key, shape, number, span))
 
 
 class OriginSource:
-    """The object store itself, nothing kept. Each read is seen to be of one version before and after."""
+    """The object store itself, without a cache. Each read is checked to be of one version."""
 
     name: ClassVar[str] = "origin"
 
@@ -265,7 +260,7 @@ class OriginSource:
         try:
             async with asyncio.timeout(self._timeout_s):
                 data = await self._blobs.read_range(key, number * BLOCK_BYTES + span.start, count)
-                # Seen unchanged after the read, as it was before: the bytes are of that version.
+                # Unchanged after the read, as before: the bytes are of that version.
                 if not shape.is_immutable and shape_of(await self._blobs.info(key)) != shape:
                     raise SourceCut("the object was replaced while it was sent")
         except BlobMissing as error:
@@ -276,9 +271,9 @@ class OriginSource:
             raise SourceCut("the object store gave fewer bytes than the object has")
         return data
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
-        """See `Source`. The store's client gives bytes only when all are here."""
-        return Coming.of(await self.block(key, shape, number, span))
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
+        """See `Source`. The client of the store returns complete bytes only."""
+        return PartialBlock.of(await self.block(key, shape, number, span))
 
 
 def _end_wait(wait: asyncio.Future[None]) -> None:
@@ -291,7 +286,7 @@ def _unknown() -> ObjectUnknown:
 
 
 def store_down(error: BaseException) -> StoreUnavailable:
-    """The object store failed by `error`."""
+    """The error for a failed object store."""
     return StoreUnavailable(
         f"the object store failed ({type(error).__name__}): try again later",
         retry_after_s=RETRY_AFTER_S,

@@ -1,31 +1,38 @@
-"""Following one user, request or object through the cluster: a trace tag a request, logged only where asked for.
+"""Tracing: follow one user, request or object through the cluster.
 
-A request's tag is its W3C `traceparent` and, of its `baggage`, `user` and `request`; the object is the key asked for.
-What a signed URL says of user and request wins, since a client cannot change it. The tag goes on with every
-request that is made for this one, to a peer and to the origin, so one trace id finds all lines.
+A request's tag is its W3C `traceparent` and, of its `baggage`, `user` and `request`; the object is
+the requested key. Values in a signed URL take precedence, since a client cannot change them. The
+tag is passed on with every request made for this one, to a peer and to the origin, so one trace id
+finds all lines.
 
-Off by default: a node then reads no tag but to hand it on. `headrace media trace on --tag user=42 --for 10m` adds a
-watch to a document that the cluster shares beside its membership, so every node has it within two seconds; each
-then logs the matching requests, one line an answer with the time of each stage. Bounds: WATCHES_MAX watches,
-each ends by itself; LINES_PER_S lines a second and process (what is left out is counted in the next line).
-A line holds no query and no address: so no signature, and nothing that the watch did not ask for.
+Tracing is off by default. `headrace media trace on --tag user=42 --for 10m` adds a watch to a
+document of the cluster, which every node reads within two seconds. Each node then logs the matching
+requests, one line per answer with the time of each stage. There are at most WATCHES_MAX watches,
+each with an end, and LINES_PER_S lines per second and process; omitted lines are counted in the
+next one. A line has no query and no address, so it contains no signature.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.kernel.errors import InvalidInput
-from headrace.kernel.logs import logger
+from headrace.engines.blobs import Blobs
+from headrace.kernel.errors import InvalidInput, LimitExceeded
+from headrace.kernel.logs import (
+    child_traceparent,
+    is_traceparent,
+    logger,
+    new_traceparent,
+    trace_id,
+)
 from headrace.kernel.metrics import bound, counter
-from headrace.kernel.trace import is_traceparent, new_traceparent, next_hop, trace_id
-from headrace.media.cluster.documents import Kind
+from headrace.media.cluster.cluster_config import Document, DocumentType
 
 log = logger(__name__)
 WATCHES_MAX: Final = 16
@@ -44,13 +51,13 @@ LINES: Final = counter(
 
 
 class TraceInvalid(InvalidInput):
-    """What to trace is no name=value of a known name, or for too long."""
+    """The selector of a trace is no name=value of a supported name, or its duration is too long."""
 
     code = "media.trace_invalid"
 
 
 class TraceTag(NamedTuple):
-    """What a request is known by. `traceparent` is None when the client sent none that is valid."""
+    """The trace tag of a request. `traceparent` is None without a valid field of the client."""
 
     traceparent: str | None
     user: str | None
@@ -63,8 +70,8 @@ class TraceTag(NamedTuple):
         return trace_id(self.traceparent)
 
     @property
-    def is_told(self) -> bool:
-        """Whether there is anything that a peer or the origin could not tell by itself."""
+    def has_context(self) -> bool:
+        """Whether the client or the URL gave trace information to pass on."""
         return self.traceparent is not None or self.user is not None or self.request is not None
 
 
@@ -76,36 +83,36 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ends_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
     def is_over(self, now: datetime) -> bool:
-        """Whether its time has passed."""
+        """Whether it has ended."""
         return now >= self.ends_at
 
 
 class Watches(msgspec.Struct, frozen=True, kw_only=True):
-    """The document that the cluster shares."""
+    """The watches of the cluster."""
 
     version: int = 0
     watches: Annotated[tuple[Watch, ...], msgspec.Meta(max_length=WATCHES_MAX)] = ()
 
 
-TRACE: Final = Kind("trace", Watches, Watches())
-"""Where the cluster keeps what is traced."""
+TRACE: Final = DocumentType("trace", Watches, Watches())
+"""The document of the cluster that holds the watches."""
 
 
 def parse_selector(text: str) -> tuple[Name, str]:
-    """Name and value of `user=42`. Raises: TraceInvalid."""
+    """Name and value of a selector such as `user=42`. Raises: TraceInvalid."""
     name, mark, value = text.partition("=")
     if name not in NAMES or not mark or _VALUE.fullmatch(value) is None:
         raise TraceInvalid(
-            f"{text[:80]!r} is nothing to trace: write one of {', '.join(NAMES)}, = and what it is,"
-            " such as user=42 or object=tracks/a.mp3"
+            f"{text[:80]!r} is no selector: use {', '.join(NAMES)} with = and a value, such as"
+            " user=42 or object=tracks/a.mp3"
         )
     return name, value
 
 
 def read_trace(fields: Mapping[str, str], key: str, granted: str | None = None) -> TraceTag:
-    """The tag of a request for `key`, from its head (names in lower case) and what its signed URL says.
+    """The tag of a request for `key`, from its head (names in lower case) and its signed URL.
 
-    What is malformed or too long is left out, never an error: a player knows nothing of it.
+    Malformed or oversized values are ignored, since players do not set them on purpose.
     """
     parent = fields.get("traceparent")
     if parent is not None and not is_traceparent(parent):
@@ -118,16 +125,16 @@ def read_trace(fields: Mapping[str, str], key: str, granted: str | None = None) 
 
 
 def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
-    """The header fields that a request made for this one carries; none where nothing is known of it."""
-    if not tag.is_told:
+    """The header fields to pass on with requests made for this one; none without information."""
+    if not tag.has_context:
         return ()
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)
-    return ("traceparent", next_hop(tag.traceparent)), ("baggage", baggage)
+    return ("traceparent", child_traceparent(tag.traceparent)), ("baggage", baggage)
 
 
 class TraceLog:
-    """What one process of a node logs; `watches` gives what the cluster asked for last."""
+    """The trace log of one process. `watches` returns the cluster's watches."""
 
     def __init__(
         self,
@@ -147,7 +154,7 @@ class TraceLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is watched: all that an untraced request asks."""
+        """Whether there is an active watch: the only check for requests that are not traced."""
         watches = self._watches()
         if watches is not self._known:
             self._known = watches
@@ -155,7 +162,7 @@ class TraceLog:
         return self._ends_s > 0 and self._now_s() < self._ends_s
 
     def is_wanted(self, tag: TraceTag) -> bool:
-        """Whether a watch asks for this request."""
+        """Whether a watch matches this request."""
         if not self.is_on:
             return False
         now = datetime.fromtimestamp(self._now_s(), UTC)
@@ -165,7 +172,7 @@ class TraceLog:
         )
 
     def follow(self, tag: TraceTag) -> TraceTag:
-        """`tag`, in a trace of ours where a watch asks for the request and its client began none."""
+        """`tag`, with a new trace id if a watch matches and the client sent none."""
         if tag.traceparent is None and self.is_wanted(tag):
             return tag._replace(traceparent=new_traceparent())
         return tag
@@ -180,7 +187,7 @@ class TraceLog:
         outcome: str,
         stages_s: Mapping[str, float],
     ) -> None:
-        """One line about an answer that is over: `outcome` is `done` or why it was cut."""
+        """Log one finished answer. `outcome` is `done` or the reason of a cut."""
         if not self._may_write():
             return
         log.info(
@@ -211,7 +218,7 @@ class TraceLog:
 
 
 def _members(text: str) -> dict[str, str]:
-    """The members that are carried on of `user=42,request=r7;property,other=x`; the first of a name counts."""
+    """The relevant members of baggage such as `user=42,request=r7;property`; the first counts."""
     found: dict[str, str] = {}
     for member in text.split(",")[:64]:
         name, _, value = member.partition(";")[0].partition("=")
@@ -219,3 +226,65 @@ def _members(text: str) -> dict[str, str]:
         if name in _CARRIED and name not in found and _VALUE.fullmatch(value):
             found[name] = value
     return found
+
+
+class TooManyWatches(LimitExceeded):
+    """The maximum number of traces is active already."""
+
+    code, retryable = "media.too_many_watches", False
+
+
+class Traces:
+    """The watches of the whole cluster."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._document = Document(blobs, TRACE)
+
+    async def start(self, selector: str, *, for_s: float) -> Watch:
+        """Have all nodes log the requests that match `user=42` (or request, object, trace) for
+        `for_s`.
+
+        If it is traced already, the new end applies. Nodes start within two seconds. Raises:
+        TraceInvalid, TooManyWatches, BlobsDown.
+        """
+        name, value = parse_selector(selector)
+        if not 1 <= for_s <= WATCH_S_MAX:
+            raise TraceInvalid(
+                f"cannot trace for {for_s:g} s: expected 1 s to {WATCH_S_MAX / 3600:g} hours"
+            )
+        now = datetime.now(UTC)
+        watch = Watch(name=name, value=value, ends_at=now + timedelta(seconds=for_s))
+
+        def add(old: Watches) -> Watches:
+            kept = [w for w in _current(old, now) if (w.name, w.value) != (name, value)]
+            if len(kept) >= WATCHES_MAX:
+                raise TooManyWatches(
+                    f"{WATCHES_MAX} traces are active: stop one with `headrace media trace off`"
+                )
+            return Watches(version=old.version, watches=(*kept, watch))
+
+        await self._document.change(add)
+        return watch
+
+    async def stop(self, selector: str | None = None) -> Sequence[Watch]:
+        """Stop the watch on `selector`, or all. Return those. Raises: TraceInvalid, BlobsDown."""
+        named = None if selector is None else parse_selector(selector)
+        now = datetime.now(UTC)
+        ended: list[Watch] = []
+
+        def take(old: Watches) -> Watches:
+            found = _current(old, now)
+            ended[:] = [w for w in found if named in (None, (w.name, w.value))]
+            left = tuple(w for w in found if w not in ended)
+            return Watches(version=old.version, watches=left)
+
+        await self._document.change(take)
+        return ended
+
+    async def list(self) -> Sequence[Watch]:
+        """The active watches. Raises: BlobsDown."""
+        return _current(await self._document.read(), datetime.now(UTC))
+
+
+def _current(document: Watches, now: datetime) -> list[Watch]:
+    return [watch for watch in document.watches if not watch.is_over(now)]

@@ -1,26 +1,31 @@
-"""Views: what was looked at how often, counted once and shown at once.
+"""Views: count how often entities are viewed, exactly once, and show the totals at once.
 
     hit --function--> stream of its shard, cached total --flusher--> totals, hours (PostgreSQL)
                            `--> its new total                            |
-    read <-- cached totals, what is missing from <------------------------'   series, top lists, verify
+    read <-- cached totals; missing ones from <--------------------------'   series, top, verify
 
-**Promise.** A view is counted exactly once from the answer on (with an event id: from the first try on), whatever is
-killed. Totals and hours are written together. Totals never go down but by reclassification or deletion. In level `fast` a
-power cut of Valkey loses at most what it had not synced (`everysec`: a second or two, more on a slow disk), a failover what the replica had
-not received; level `durable` answers once that cannot be.
+**Promise.** Once a hit is answered it is counted exactly once, whichever process dies. A hit with
+an event id is also safe to repeat. Totals and hours are written together. Totals fall only by
+reclassification or deletion. At level `fast` a power cut of Valkey loses at most the writes it
+had not synced (`everysec`: one or two seconds, more on a slow disk), and a failover loses what
+the replica had not received. Level `durable` answers after that can no longer happen.
 
-**PostgreSQL** is the truth (totals, hours, offsets, tombstones). **Valkey** has the hits not flushed yet, cached totals,
-event ids of a day, viewers of three days. Hits go on while PostgreSQL is away; reads go on while Valkey is away.
+**PostgreSQL** is the truth: totals, hours, offsets, tombstones. **Valkey** holds the hits not
+flushed yet, cached totals, event ids of one day, and viewers of three days. Hits are accepted
+while PostgreSQL is down, and reads are answered while Valkey is down.
 
-**Counted** are ids, by class (human, bot, owner, staff), in hours of UTC by the clock of Valkey; days are those of
-`views.time_zone`. A zone whose offset is no whole hour has its days begin with the hour in which they begin.
+**What is counted.** Entity ids, by class (human, bot, owner, staff) and hour of UTC, by Valkey's
+clock. Days follow `views.time_zone`. Where its offset is not a whole hour, an hour belongs to the
+day in which it begins.
 
-**Other languages** call the function `headrace_views_hit_v1` themselves; what it takes and answers stands at its head in
-`lua/views_v1.lua`. The shard of an id is its CRC-32 modulo `views.shards`; every key of a shard carries `{v:<shard>}`.
+**Other languages** call the function `headrace_views_hit_v1`; `lua/views_v1.lua` documents
+arguments and reply. The shard of an id is its CRC-32 modulo `views.shards`. Every key of a shard
+contains `{v:<shard>}`.
 
-**Files**: hearts `lua/views_v1.lua` (counting) and `flush.py` (exactly once); then `model`, `settings`, `errors`, `hot`
-(Valkey), `fence` (durable), `store/` + `sql/`, `service/` (`counting`, `filling`, `reading`, `owners`, `shards`), `worker`
-(the flusher), `http/`, `cli/`.
+**Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
+(the public verbs and reads), `counting` (batches of hits), `analytics` (series, top lists,
+corrections), `worker` (the flusher), `durability_wait`, `breaker`, `valkey_store`, `store` with
+`sql/` (PostgreSQL), `model`, `settings`, `errors`, `http`, `cli`.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    """Import the service on first use, so that reading the configuration needs no driver."""
     if name == "Views":
         from headrace.views.service import Views
 

@@ -1,22 +1,23 @@
-"""The flush of a shard: hits go from its stream into PostgreSQL, each exactly once.
+"""The flush of a shard: count the hits of its stream in PostgreSQL, each exactly once.
 
-    read after the offset, what is synced -> add up -> ONE transaction: offset moves if it is where it was, totals, hours
-        -> tell Valkey the offset -> trim what was flushed ten minutes ago
+    read synced entries after the offset -> aggregate
+        -> ONE transaction: move the offset if unchanged, add to totals and hours
+        -> record the offset in Valkey -> trim entries flushed ten minutes ago
 
-The offset is the id of the last entry that is counted, and moves with the counts. So whatever dies where, the next flush
-goes on from the offset: there is no list of work under way, and nothing to repair. Two flushers of a shard read the same
-and one of them finds the offset moved; it must then not trim, for what it read last may not be counted (an early
-prototype lost 400 of 5,000 hits so).
+The offset is the id of the last counted entry, and it moves in the transaction that counts. After
+any crash the next flush starts at the offset, so there is no list of work in progress and nothing
+to repair. Two flushers of one shard read the same entries, and one of them finds the offset moved.
+That one must not trim, because the entries it read may not be counted.
 
-**Synced first.** PostgreSQL must not learn of an entry that Valkey can still forget. With `appendfsync everysec` an entry is
-counted 2.2 s after it was first seen, by this process's own clock; with replicas, once one of them has it
-(`fence.py`). WAITAOF is no help there: Valkey 9.1.2 without a replica confirms at once, before any fdatasync (seen with
-strace). Where Valkey forgets after all (its data deleted, an old copy restored, a replica promoted that had less), the
-offset's own entry, the anchor, which trimming always keeps, is missing. Then ids are raised above the offset, and the
-cached totals, which may be too low, are dropped; they come back exact from PostgreSQL.
+**Synced entries only.** PostgreSQL must not count an entry that Valkey can still lose. With
+`appendfsync everysec` an entry is counted 2.2 s after this process first saw it. With replicas it
+is counted once one of them has it (`durability_wait.py`). Valkey may still lose data: its files
+deleted, an old copy restored, a lagging replica promoted. Then the anchor is missing: the entry at
+the offset, which trimming always keeps. New ids are then raised above the offset, and the cached
+totals, which may be too low, are dropped and refilled from PostgreSQL.
 
-**Trim.** Entries stay for ten minutes after their flush, by this process's own clock. A PostgreSQL that fails over to a
-standby without the last commits finds its older offset, and the flush starts there.
+**Trim.** Entries stay for ten minutes after their flush. If PostgreSQL fails over to a standby
+without the last commits, the flush starts again at the standby's older offset.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.engines.postgres import Postgres
-from headrace.kernel.crash import crash_point
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 from headrace.views import store
-from headrace.views.hot import Hot, Pending
 from headrace.views.model import START, Count, id_key, parse_line
 from headrace.views.settings import (
     dropped_views,
@@ -42,33 +42,33 @@ from headrace.views.settings import (
     streams_broken,
     unreadable_hits,
 )
+from headrace.views.valkey_store import Pending, ValkeyStore
 
 ENTRIES_PER_READ: Final = 2_000
 ROWS_PER_FLUSH: Final = 20_000
-"""Of all shards together well within the time of one statement, also on a slow disk."""
+"""Small enough for the statement timeout on a slow disk, with all shards at once."""
 HOUR_MS: Final = 3_600_000
 _log: Final = logger(__name__)
 
 
 @dataclass(slots=True)
-class Tally:
-    """Hits added up, to be written at once."""
+class FlushBatch:
+    """Aggregated hits, written in one transaction."""
 
     through: str
-    """The last entry that is in it."""
+    """Id of the last entry in the batch."""
     hits: dict[int, Counter[str]] = field(default_factory=dict)
-    """Of each hour since 1970: how often each line came."""
-
+    """Occurrences of each line, by hour since 1970."""
     first_ms: int = 0
-    """When its oldest hit came."""
+    """Milliseconds of the oldest hit."""
 
     @property
     def rows(self) -> int:
-        """About how many rows it makes in PostgreSQL."""
+        """Approximate number of rows in PostgreSQL."""
         return sum(map(len, self.hits.values()))
 
     def add(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Add entries of the stream. The moment of a hit is that of its entry's id: the same at every repetition."""
+        """Add stream entries. An entry's id dates its hits, the same on every repetition."""
         for entry_id, hits in rows:
             self.through = entry_id
             if hits:
@@ -81,7 +81,7 @@ class Tally:
                 found.update(hits.split(","))
 
     def counts(self) -> list[Count]:
-        """One for each entity, class and hour."""
+        """One count per entity, class and hour."""
         found: Counter[tuple[str, int, int]] = Counter()
         plain: list[Count] = []
         marked: set[tuple[str, int, int]] = set()
@@ -90,7 +90,7 @@ class Tally:
                 if "*" in line or "/" in line:
                     parsed = parse_line(line)
                     if parsed is None:
-                        _leave_out(line, times)
+                        _skip(line, times)
                         continue
                     entity, traffic, views = parsed
                     found[entity, traffic, hour] += views * times
@@ -99,7 +99,7 @@ class Tally:
             for line, times in lines.items():
                 if "*" not in line and "/" not in line:
                     if USER_ID.fullmatch(line) is None:
-                        _leave_out(line, times)
+                        _skip(line, times)
                     elif (line, 0, hour) in marked:
                         found[line, 0, hour] += times
                     else:
@@ -107,20 +107,20 @@ class Tally:
         return plain + [Count(*key, views) for key, views in found.items()]
 
 
-def _leave_out(line: str, times: int) -> None:
-    """The function adds nothing that cannot be read, and what else is in a stream must not stop the others' hits."""
+def _skip(line: str, times: int) -> None:
+    """Skip a hit that another program wrote, so that it does not block the other hits."""
     unreadable_hits.inc(times)
     _log.error("views_unreadable_hit", hit=line[:200], times=times)
 
 
 class ShardFlush:
-    """Flushes one shard from where PostgreSQL is."""
+    """Flush one shard, starting at the offset in PostgreSQL."""
 
     def __init__(
         self,
         postgres: Postgres,
-        hot: Hot,
-        state: store.shards.Shard,
+        valkey: ValkeyStore,
+        state: store.Shard,
         *,
         shards: int,
         trim_after_s: float,
@@ -130,109 +130,109 @@ class ShardFlush:
         self.through = state.through
         self._corrections = state.corrections
         self._postgres = postgres
-        self._hot = hot
+        self._valkey = valkey
         self._trim_after_s = trim_after_s
         self._flushed: deque[tuple[float, str]] = deque()
-        """When which offset was reached, within the time before trimming."""
+        """Time and offset of each flush that is not trimmed yet."""
         self._seen: deque[tuple[float, str]] = deque()
-        """When which entry was the last one, within the time before they are synced."""
+        """Time and last entry of each read, until that entry is synced."""
         self._bound = state.through
-        self._goes_on_after = ""
-        """The offset whose entry is missing while later ones are there; the next flush brings another."""
+        self._gap_after = ""
+        """An offset without its entry but with later entries; the next flush replaces it."""
         self._has_more = False
 
     @property
     def has_more(self) -> bool:
-        """Whether the last read did not reach the end."""
+        """Whether the last read ended before the end of the stream."""
         return self._has_more
 
-    async def read(self, *, settled_s: float = 0.0) -> Tally | None:
-        """What there is to flush, up to a bound; None: nothing. A broken stream is set right first.
+    async def read(self, *, min_age_s: float = 0.0) -> FlushBatch | None:
+        """The next batch of entries older than `min_age_s`; None: nothing to flush.
 
-        Nothing younger than `settled_s` is in it.
+        A stream without its anchor is repaired first.
         """
-        upto = self._settled(settled_s)
-        tally = Tally(self.through)
+        upto = self._synced_through(min_age_s)
+        batch = FlushBatch(self.through)
         pending = await self._read_part(self.through, upto)
-        if not pending.has_anchor and not (self._goes_on_after == self.through and pending.last):
+        if not pending.has_anchor and not (self._gap_after == self.through and pending.last):
             self._seen.clear()
-            await self._mend()
-            upto = self._settled(settled_s)
+            await self._repair()
+            upto = self._synced_through(min_age_s)
             pending = await self._read_part(self.through, upto)
         self._seen.append((time.monotonic(), pending.last))
-        tally.add(pending.rows)
-        while pending.is_cut and tally.rows < ROWS_PER_FLUSH:
-            pending = await self._read_part(tally.through, upto)
-            tally.add(pending.rows)
+        batch.add(pending.rows)
+        while pending.is_cut and batch.rows < ROWS_PER_FLUSH:
+            pending = await self._read_part(batch.through, upto)
+            batch.add(pending.rows)
         self._has_more = pending.is_cut
         crash_point("views.read")
-        return tally if tally.through != self.through else None
+        return batch if batch.through != self.through else None
 
-    async def write(self, tally: Tally) -> int:
-        """Count it, once; how many rows it was. After a race: none, and the next read goes on from where the other is."""
-        counts = tally.counts()
-        crash_point("views.tallied")
-        dead = await store.shards.flush(
-            self._postgres, self.shard, from_id=self.through, to_id=tally.through, counts=counts
+    async def write(self, batch: FlushBatch) -> int:
+        """Count a batch once. Return its rows; 0 after a race, which another flusher won."""
+        counts = batch.counts()
+        crash_point("views.aggregated")
+        dead = await store.flush(
+            self._postgres, self.shard, from_id=self.through, to_id=batch.through, counts=counts
         )
         crash_point("views.committed")
         if dead is None:
             flush_races.inc()
             await self.reload()
             return 0
-        self.through = tally.through
+        self.through = batch.through
         now_s = time.monotonic()
         self._flushed.append((now_s, self.through))
-        await self._tell(now_s)
+        await self._record_offset(now_s)
         if dead:
-            await self._drop(set(dead), counts)
+            await self._restore_tombstones(set(dead), counts)
         flushed_views.inc(sum(count.views for count in counts))
         flushed_rows.inc(len(counts))
         return len(counts)
 
     async def reload(self) -> None:
-        """Go on from where PostgreSQL is: another flusher moved it, or it is another PostgreSQL."""
-        state = await store.shards.find_shard(self._postgres, self.shard)
+        """Read the offset again: another flusher moved it, or PostgreSQL failed over."""
+        state = await store.find_shard(self._postgres, self.shard)
         if state.through != self.through:
             self._flushed.clear()
         self.through, self._corrections = state.through, state.corrections
 
-    def _settled(self, settled_s: float) -> str:
-        """The last entry that was there so long ago."""
-        if not settled_s:
+    def _synced_through(self, min_age_s: float) -> str:
+        """The last entry that existed `min_age_s` ago."""
+        if not min_age_s:
             self._seen.clear()
             return "+"
-        until_s, found = time.monotonic() - settled_s, self.through
+        until_s, found = time.monotonic() - min_age_s, self.through
         while self._seen and self._seen[0][0] <= until_s:
             found = self._seen.popleft()[1]
         self._bound = max(self._bound, found or self._bound, self.through, key=id_key)
         return self._bound
 
     async def _read_part(self, through: str, upto: str) -> Pending:
-        return await self._hot.pending(
+        return await self._valkey.pending(
             self.shard, through=through, upto=upto, entries_max=ENTRIES_PER_READ
         )
 
-    async def _tell(self, now_s: float) -> None:
+    async def _record_offset(self, now_s: float) -> None:
         trim_to = None
         while self._flushed and now_s - self._flushed[0][0] >= self._trim_after_s:
             trim_to = self._flushed.popleft()[1]
-        await self._hot.note_flushed(self.shard, through=self.through, trim_to=trim_to)
-        crash_point("views.told")
+        await self._valkey.note_flushed(self.shard, through=self.through, trim_to=trim_to)
+        crash_point("views.recorded")
 
-    async def _mend(self) -> None:
-        """The stream is without the offset's entry. Ask PostgreSQL again where it is, then set the stream right."""
+    async def _repair(self) -> None:
+        """Repair a stream without its anchor: reload the offset, then set the stream up again."""
         await self.reload()
-        state = await self._hot.init(
+        state = await self._valkey.init(
             self.shard,
             through=self.through,
             corrections=self._corrections,
             shards=self._shards,
         )
-        self._goes_on_after = self.through if state == "gap" else ""
+        self._gap_after = self.through if state == "gap" else ""
         if state == "ok" or self.through == START:
             return
-        dropped = await self._hot.drop_totals([self.shard])
+        dropped = await self._valkey.drop_totals([self.shard])
         streams_broken.inc()
         _log.warning(
             "views_stream_broken",
@@ -240,11 +240,12 @@ class ShardFlush:
             through=self.through,
             found=state,
             totals_dropped=dropped,
-            text="Valkey is new or lost the end of this stream, or PostgreSQL is a copy from before it was trimmed;"
-            " hits that were lost with it cannot be known, totals are PostgreSQL's from here on",
+            text="the last flushed entry is missing: Valkey is empty or lost data, or PostgreSQL"
+            " is an old copy; lost hits cannot be recovered, and cached totals are read from"
+            " PostgreSQL again",
         )
 
-    async def _drop(self, dead: set[str], counts: list[Count]) -> None:
-        """Hits of deleted entities came: a tombstone may be missing in Valkey."""
+    async def _restore_tombstones(self, dead: set[str], counts: list[Count]) -> None:
+        """Mark deleted entities in Valkey again: hits arrived, so a mark may be missing."""
         dropped_views.inc(sum(count.views for count in counts if count.id in dead))
-        await self._hot.bury(self.shard, sorted(dead))
+        await self._valkey.mark_deleted(self.shard, sorted(dead))

@@ -1,22 +1,25 @@
-"""Views as values: what is counted, in which shard, how hits are written down. No I/O.
+"""Values of views: hits, totals, their shards, the text form of a hit, bot detection.
 
-A hit is one line of text, `id`, with what it has besides: `id*5/b!event=viewer` is five views by bots under an event
-id, by a viewer. None of the marks may stand in an id, so hits of a call are joined by commas as they are.
+A hit is stored as one line of text: `id`, optionally followed by a weight, class, event and viewer.
+`id*5/b!event=viewer` is five views by bots with an event id and a viewer. Ids cannot contain these
+separators or commas, so the hits of a call are joined by commas without escaping.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from enum import StrEnum
+from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from headrace.kernel.ids import USER_ID
-from headrace.views.bots import is_bot
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
 
 HITS_PER_CALL_MAX: Final = 1_000
@@ -24,21 +27,22 @@ IDS_PER_READ_MAX: Final = 1_000
 VIEWS_OF_HIT_MAX: Final = 1_000_000
 TOP_MAX: Final = 1_000
 TOMBSTONE_S: Final = 30 * 86_400
-"""So long nothing is counted for an entity that was deleted."""
+"""How long hits of a deleted entity are dropped."""
 EVENT_S: Final = 86_400
-"""So long an event id counts once."""
+"""How long an event id counts only once."""
 UNIQUE_S: Final = 3 * 86_400
-"""So long the viewers of a day are kept apart; then their number stays."""
+"""How long the viewers of a day are kept; their number stays longer."""
 START: Final = "0-1"
-"""The offset of a shard that was never flushed: the id of the entry its stream begins with."""
+"""Offset of a shard that was never flushed: the id of the first entry of its stream."""
 FIELDS: Final = ("total", "today", "unique", "classes")
 NAME: Final = (
-    "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ - (what has others: give a hash of it)"
+    "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ - (use a hash of a name that has others)"
 )
+USER_AGENTS_CACHED_MAX: Final = 4096
 
 
 class Traffic(StrEnum):
-    """Who looked; each class is counted apart, and `total` is the people."""
+    """Class of a viewer. Each class is counted separately; `total` counts humans only."""
 
     HUMAN = "human"
     BOT = "bot"
@@ -47,39 +51,39 @@ class Traffic(StrEnum):
 
 
 CLASSES: Final = tuple(Traffic)
-"""In the order of their numbers in PostgreSQL."""
+"""Ordered by their numbers in PostgreSQL."""
 NUMBER: Final[dict[str, int]] = {traffic: number for number, traffic in enumerate(CLASSES)}
 _MARKS: Final = re.compile(r"([^*/!=]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?")
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """One sight of an entity, or `n` of them."""
+    """One view of an entity, or `n` views."""
 
     id: str
     n: int = 1
     viewer: str | None = None
-    """Who, for the number of viewers a day; only an estimate of how many is kept."""
+    """Used for the estimated number of viewers per day; the name itself is not kept."""
     event: str | None = None
-    """The same id within 24 hours counts once, so that a call whose answer was lost can be repeated."""
+    """An event id counts once in 24 hours, so a call without a reply can be repeated."""
     traffic: Traffic = Traffic.HUMAN
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of an entity's views."""
+    """View counts of an entity."""
 
     id: str
     total: int | None
-    """Views by people; None where it cannot be told now."""
+    """Human views; None: unavailable now."""
     stale: bool = False
-    """Whether hits of the last moments may be missing in it."""
+    """Whether the most recent hits may be missing."""
     today: int | None = None
     unique: int | None = None
-    """About how many viewers today (within 2 % for 95 of 100)."""
+    """Estimated viewers today (within 2 % for 95 of 100 entities)."""
     classes: dict[str, int] | None = None
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Views that began in one hour or day; such without any are left out."""
+    """Views in one hour or day. Hours and days without views are omitted."""
 
     start_at: datetime
     human: int = 0
@@ -89,21 +93,21 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
-    """About how many viewers an entity had on one day (within 2 % for 95 of 100)."""
+    """Estimated viewers of an entity on one day (within 2 % for 95 of 100 entities)."""
 
     day: date
     viewers: int
 
 
 class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a top list."""
+    """One row of a top list."""
 
     id: str
     views: int
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A total that is not the sum of its hours."""
+    """A total that differs from the sum of its hours."""
 
     id: str
     traffic: Traffic
@@ -112,7 +116,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """The proof, or what contradicts it (the first 100)."""
+    """Result of comparing totals with hours, and the first 100 differences."""
 
     entities: int
     views: int
@@ -120,21 +124,21 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the flush of a shard is."""
+    """Progress of the flush of a shard."""
 
     shard: int
     through: str
-    """The last entry of its stream that PostgreSQL has."""
+    """The last stream entry counted in PostgreSQL."""
     pending: int
-    """Entries after that; a call is one entry."""
+    """Entries after it; one entry per call."""
     oldest_s: float
-    """Age of the oldest of them."""
+    """Age of the oldest pending entry."""
     flusher: str | None
-    """Who carries it; None: nobody does."""
+    """Name of the flusher that owns the shard; None: no flusher."""
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed, and until when nothing is counted."""
+    """A deleted entity, and the end of its tombstone."""
 
     id: str
     total: int
@@ -142,7 +146,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reclassify(msgspec.Struct, frozen=True, kw_only=True):
-    """Move the views of an entity in whole hours from one class to another; the payload of a job."""
+    """Payload of the job that moves views of whole hours between classes."""
 
     id: str
     from_at: datetime
@@ -162,26 +166,56 @@ class Count(NamedTuple):
 
 
 def shard_of(entity: str, shards: int) -> int:
-    """The shard that counts an entity: CRC-32 of its id, as every language has it."""
+    """The shard of an entity: CRC-32 of its id modulo `shards`."""
     return crc32(entity.encode()) % shards
 
 
+class BotRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pattern of `bots.toml`, its reason, and a User-Agent that matches it."""
+
+    pattern: str
+    reason: str
+    example: str
+
+
+class _BotRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: tuple[BotRule, ...]
+
+
+@cache
+def bot_rules() -> tuple[BotRule, ...]:
+    """All rules of `bots.toml`, in order."""
+    text = files("headrace.views").joinpath("bots.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _BotRules).rule
+
+
+@cache
+def _bot_pattern() -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{rule.pattern})" for rule in bot_rules()), re.IGNORECASE)
+
+
+@lru_cache(maxsize=USER_AGENTS_CACHED_MAX)
+def is_bot(user_agent: str) -> bool:
+    """Whether a rule of `bots.toml` matches the User-Agent."""
+    return _bot_pattern().search(user_agent) is not None
+
+
 def traffic_of_user_agent(user_agent: str | None) -> Traffic:
-    """`bot` for programs by the rules of `bots.toml` and for no user agent, else `human`: where a caller gives no class."""
+    """`bot` for a missing User-Agent or one that matches `bots.toml`, otherwise `human`."""
     if not user_agent or is_bot(user_agent):
         return Traffic.BOT
     return Traffic.HUMAN
 
 
 def require_traffic(name: object, *, counts: bool = True) -> Traffic:
-    """The class of that name; `counts`: of a hit. Raises: InvalidHit."""
+    """Validate the name of a class; `counts`: it belongs to a hit. Raises: InvalidHit."""
     if not isinstance(name, str) or name not in NUMBER:
         raise InvalidHit("class", name, f"one of {', '.join(CLASSES)}", counts=counts)
     return Traffic(name)
 
 
 def require_ids(ids: Iterable[str]) -> list[str]:
-    """The ids to read or remove, if each is one and they are not too many. Raises: InvalidHit, TooManyIds."""
+    """Validate ids to read or delete. Raises: InvalidHit, TooManyIds."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise InvalidHit("ids", ids, "a list of ids", counts=False)
     found = list(ids)
@@ -194,7 +228,7 @@ def require_ids(ids: Iterable[str]) -> list[str]:
 
 
 def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
-    """For each hit its entity and its line of text. Raises: InvalidHit, TooManyHits."""
+    """Validate hits; return entity and text line of each. Raises: InvalidHit, TooManyHits."""
     if isinstance(hits, str | bytes) or not isinstance(hits, Iterable):
         raise InvalidHit("hits", hits, "a list of hits")
     found = list(hits)
@@ -215,7 +249,7 @@ def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
 
 
 def line_of(hit: Hit) -> str:
-    """The hit as text. Raises: InvalidHit."""
+    """The text line of a hit. Raises: InvalidHit."""
     names: tuple[tuple[str, object], ...] = (
         ("id", hit.id),
         ("viewer", hit.viewer),
@@ -241,7 +275,7 @@ _BY_LETTER: Final = {traffic[0]: number for number, traffic in enumerate(CLASSES
 
 
 def parse_line(line: str) -> tuple[str, int, int] | None:
-    """Entity, number of its class and views of a line as it stands in a stream; None: it is no hit."""
+    """Entity, class number and views of a stream line; None: not a valid hit."""
     match = _MARKS.fullmatch(line)
     if match is None or USER_ID.fullmatch(match[1]) is None:
         return None
@@ -250,11 +284,11 @@ def parse_line(line: str) -> tuple[str, int, int] | None:
 
 
 def id_key(entry_id: str) -> tuple[int, int]:
-    """An id of a stream's entry as numbers, which are in order."""
+    """The id of a stream entry as comparable numbers."""
     ms, _, number = entry_id.partition("-")
     return int(ms), int(number)
 
 
 def hour_at(hour: int) -> datetime:
-    """The moment when an hour since 1970 begins."""
+    """The beginning of an hour counted since 1970."""
     return datetime.fromtimestamp(hour * 3600, UTC)

@@ -1,4 +1,4 @@
-"""The settings of views (section `views` of the configuration) and their metrics."""
+"""Settings of views (section `views` of the configuration) and their metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LEVELS: Final = ("fast", "durable")
 
 
 def parse_shards(text: str) -> int:
-    """A number of shards. Raises: ValueError."""
+    """Parse a number of shards. Raises: ValueError."""
     if not re.fullmatch(r"[0-9]{1,4}", text.strip()) or not 1 <= int(text) <= SHARDS_MAX:
         raise ValueError(f"a whole number from 1 to {SHARDS_MAX}")
     return int(text)
 
 
 def parse_time_zone(text: str) -> str:
-    """A name of the time zone database. Raises: ValueError."""
+    """Parse the name of a time zone. Raises: ValueError."""
     try:
         return ZoneInfo(text.strip()).key
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -30,7 +30,7 @@ def parse_time_zone(text: str) -> str:
 
 
 def parse_level(text: str) -> str:
-    """How safe a hit is when it is answered. Raises: ValueError."""
+    """Parse a durability level. Raises: ValueError."""
     if text.strip() not in LEVELS:
         raise ValueError(f"one of {', '.join(LEVELS)}")
     return text.strip()
@@ -42,59 +42,59 @@ class ViewsConfig:
 
     shards: int = setting(
         "4",
-        "Parts of the counts, each with its stream and its flusher; stays as it was first used.",
+        "Number of shards, each with its own stream and flusher; fixed after the first use.",
         parse_shards,
     )
     time_zone: str = setting("UTC", "Time zone of days.", parse_time_zone)
     durability: str = setting(
         "fast",
-        "When a hit is answered: fast (counted) or durable (confirmed to survive a failure, too).",
+        "When a hit is answered: fast (counted) or durable (also confirmed to survive a failure).",
         parse_level,
     )
     durable_replicas: int = setting(
         "0",
-        "Replicas that must have a durable hit; 0: the append-only file of Valkey, with appendfsync always.",
+        "Replicas that must confirm a durable hit; 0: Valkey's append-only file with"
+        " appendfsync always.",
         parse_count,
     )
     durable_timeout_s: float = setting(
-        "1500ms", "Longest wait for that confirmation.", parse_duration_s
+        "1500ms", "Longest wait for the confirmation of a durable hit.", parse_duration_s
     )
     cache_for_s: float = setting(
-        "2d", "How long a total that nobody asks for stays in Valkey.", parse_duration_s
+        "2d", "How long an unused total stays cached in Valkey.", parse_duration_s
     )
     flush_every_s: float = setting("250ms", "Time between two flushes.", parse_duration_s)
     trim_after_s: float = setting(
         "10m",
-        "How long hits stay in Valkey after their flush: a standby of PostgreSQL may be that far behind.",
+        "How long hits stay in Valkey after their flush; a PostgreSQL standby may lag that far.",
         parse_duration_s,
     )
     viewers_kept_s: float = setting(
-        "400d", "How long the number of viewers of a day is kept.", parse_duration_s
+        "400d", "How long viewer counts of a day are kept.", parse_duration_s
     )
     lease_s: float = setting(
-        "10s", "A flusher silent for so long gives its shards to others.", parse_duration_s
+        "10s", "How long a flusher owns its shards without renewing its lease.", parse_duration_s
     )
 
 
-hits_counted = counter(
-    "views_hits_total", "Hits by what became of them.", outcome=("counted", "refused")
-)
-totals_untold = counter(
-    "views_totals_untold_total",
-    "Totals that were answered stale or not at all, by the reason.",
+hits_counted = counter("views_hits_total", "Hits by outcome.", outcome=("counted", "refused"))
+totals_unavailable = counter(
+    "views_totals_unavailable_total",
+    "Totals answered stale or as unknown, by cause.",
     reason=("postgres", "behind", "valkey"),
 )
 flushed_views = counter("views_flushed_total", "Views written to PostgreSQL.")
-flushed_rows = counter("views_flushed_rows_total", "Rows of totals and hours written for them.")
-dropped_views = counter("views_dropped_total", "Hits of deleted entities that were dropped.")
+flushed_rows = counter("views_flushed_rows_total", "Rows of totals and hours written by flushes.")
+dropped_views = counter("views_dropped_total", "Dropped hits of deleted entities.")
 unreadable_hits = counter(
-    "views_unreadable_total", "Hits left out of a flush: something wrote into a stream by itself."
+    "views_unreadable_total",
+    "Unreadable stream entries skipped by a flush: another program wrote to the stream.",
 )
-flush_races = counter("views_flush_races_total", "Flushes given up: another one was quicker.")
+flush_races = counter(
+    "views_flush_races_total", "Flushes discarded because another flusher moved the offset first."
+)
 streams_broken = counter(
     "views_streams_broken_total",
-    "Streams found without the last flushed entry: Valkey lost its tail, or PostgreSQL is an old copy.",
+    "Streams without their last flushed entry: Valkey lost data, or PostgreSQL is an old copy.",
 )
-flush_lag_s = gauge(
-    "views_flush_lag_seconds", "Age of the oldest hit that PostgreSQL does not have yet."
-)
+flush_lag_s = gauge("views_flush_lag_seconds", "Age of the oldest hit not yet in PostgreSQL.")

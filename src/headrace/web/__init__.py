@@ -1,22 +1,25 @@
-"""The web floor: one ASGI app that carries every room's routes, and what all of them share.
+"""The web server: one ASGI app with every room's routes, and what these routes share.
 
-What: `create_api` mounts the Litestar handlers of the rooms; `run_api` serves them with uvicorn
-(uvloop, httptools), the pair measured best for the price of validation, OpenAPI 3.1 and a clean stop
-(prototypes of 2026-11-21, 2 cores).
+`create_api` mounts the rooms' Litestar handlers; `run_api` serves them with uvicorn (uvloop,
+httptools).
 
-Promises: every error is `application/problem+json` (RFC 9457) with a code from the one error table and
-a request id; a token works 5 s at most after it is revoked; only the SHA-256 of a token is stored; a
-body over its bound is refused before it is read; a route without a scope does not start.
+Promises: every error is `application/problem+json` (RFC 9457) with a code from the error table and
+a request id. A revoked token stops working within 5 s. Only the SHA-256 of a token is stored. A
+body over its limit is refused before it is read. A route without a scope prevents the start.
 
-Limits: one organisation, no tenants; a body is held in memory up to `web.body_max`, longer ones are
-streamed by the handler that says so; pages of other origins may call the routes for pages alone, with a publishable key.
+Limits: one organization, no tenants. A body is held in memory up to `web.body_max`, unless its
+handler streams it. Pages of other origins may call only the routes marked for pages, with a
+publishable key.
 
-Engines: PostgreSQL keeps the tokens. Nothing else is stored.
+Engines: PostgreSQL stores tokens, console sessions, the audit log and idempotency keys.
 
-Files: `model.py` settings, scopes and errors; `tokens.py` tokens and their store; `auth.py` who calls
-and may they; `bodies.py` JSON in; `problems.py` errors out; `guard.py` what holds for every request;
-`cors.py` Host, Origin and what pages may call; `parameters.py` query and path parameters; `quotas.py` requests of one token;
-`admission.py` which connections are held; `connection.py` deadlines and bounds of one connection; `hot.py` routes that are asked thousands of times a second,
-`shortcut.py` the short way of their reads; `http.py` the routes at the root; `openapi.py` the description; `pages.py` pages for people beside the API; `sessions.py` their logins; `audit.py` what was done there;
-`server.py` the app and its server; `cli.py` the commands.
+model        settings, scopes, errors and the protocol of the served app
+server       the app and its server              http         the routes at the root
+guard        checks and headers of every request, CORS
+auth         authentication and scopes           tokens       API tokens and their store
+sessions     console sessions and the audit log  limits       connection and request limits
+routes       parameter checks and OpenAPI        bodies       strict JSON bodies
+problems     errors as problem documents         idempotency  Idempotency-Key
+connection   deadlines of one connection         fast_path    routes for thousands of reads a second
+cli          commands
 """

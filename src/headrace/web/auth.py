@@ -1,13 +1,13 @@
-"""Who calls, and may they: bearer tokens, looked up once in 5 s, and the scope each route asks for.
+"""Authentication by bearer token, and the scope that each route requires.
 
-A valid token is remembered for CACHED_S, which is how long a revoked one may still work. Unknown tokens
-are not remembered: the checksum sorts out typing errors, the rest costs one indexed lookup. Missing,
-wrong, expired and revoked are one answer, so that nothing is learned from it (RFC 6750).
+A valid token is cached for CACHED_S, which bounds how long a revoked token still works. Unknown
+tokens are not cached: the checksum rejects typing errors, and the rest costs one indexed lookup. A
+missing, wrong, expired or revoked token gets the same response, which reveals nothing (RFC 6750).
 
-While PostgreSQL is away nobody can be looked up, and nobody can be revoked either: who was valid when last asked about
-stays so, for KEPT_WHILE_AWAY_S at most, and PostgreSQL is asked beside the requests. So views are counted all night.
+While PostgreSQL is down no token can be looked up or revoked. A cached caller then stays valid for
+KEPT_WHILE_AWAY_S, with a lookup in the background, so that views are still counted.
 
-Routes that say so in their `opt` also take the publishable key of a web page out of the address: `?k=hrk_...`.
+Routes marked FOR_PAGES also accept the publishable key of a web page in the address: `?k=hrk_...`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from litestar.handlers import BaseRouteHandler
 
 from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import Unavailable
+from headrace.web.limits import Quotas
 from headrace.web.model import ANY_SCOPE, ScopeMissing, TokenRefused
-from headrace.web.quotas import Quotas
-from headrace.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of
+from headrace.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of, refused
 
 CACHED_S: Final = 5.0
 CACHED_MAX: Final = 10_000
 KEPT_WHILE_AWAY_S: Final = 86_400.0
 ANSWER_S: Final = 1.0
-"""Longest wait for PostgreSQL of a caller that is known already."""
+"""Longest wait for PostgreSQL before a cached caller is used."""
 FOR_PAGES: Final = "for_pages"
-"""The mark in a handler's `opt`: browsers of anybody may ask it, with a publishable key."""
+"""Key in a handler's `opt`: web pages of any origin may call it with a publishable key."""
 KEY_IN_QUERY: Final = re.compile(rb"(?:^|&)k=(hrk_[0-9A-Za-z]{49})(?=&|$)")
 
 
 class Callers:
-    """Tokens to callers, with a memory of CACHED_S seconds."""
+    """Looks up the callers of tokens, with a cache of CACHED_S seconds."""
 
     def __init__(self, tokens: Tokens, clock: Clock | None = None) -> None:
         self._tokens = tokens
         self._clock = clock or SystemClock()
         self._cached: OrderedDict[bytes, _Known] = OrderedDict()
         self._is_away = False
-        self._looking: asyncio.Task[None] | None = None
+        self._refresh: asyncio.Task[None] | None = None
 
     async def require_caller(self, authorization: str | None) -> Caller:
         """The caller of an Authorization header. Raises: TokenRefused, PostgresDown."""
@@ -56,13 +56,13 @@ class Callers:
             raise refused()
         if token.startswith(KEY_PREFIX):
             raise TokenRefused(
-                "a publishable key is taken from the address alone (`?k=hrk_...`), on the routes for pages:"
+                "a publishable key is valid only in the address (`?k=hrk_...`) of routes for pages:"
                 " a server sends a secret token, `Authorization: Bearer hrt_...`"
             )
         return await self._find(token)
 
-    async def require_caller_of(self, authorization: str | None, query_string: bytes) -> Caller:
-        """The caller of a route for pages: of its header, or of the key in its address.
+    async def require_page_caller(self, authorization: str | None, query_string: bytes) -> Caller:
+        """The caller of a route for pages, by the header or by the key in the address.
 
         Raises: TokenRefused, PostgresDown.
         """
@@ -80,13 +80,13 @@ class Callers:
         known = self._cached.get(key)
         if known is None:
             return await self._look_up(token, key)
-        if now_s - known.asked_s < CACHED_S:
+        if now_s - known.checked_s < CACHED_S:
             return known.caller
-        if now_s - known.asked_s > KEPT_WHILE_AWAY_S:
+        if now_s - known.checked_s > KEPT_WHILE_AWAY_S:
             return await self._look_up(token, key)
         if self._is_away:
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.create_task(self._look_beside(token, key))
+            if self._refresh is None or self._refresh.done():
+                self._refresh = asyncio.create_task(self._refresh_caller(token, key))
             return known.caller
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -96,7 +96,7 @@ class Callers:
             return known.caller
 
     async def _look_up(self, token: str, key: bytes) -> Caller:
-        # The memory counts from before the lookup, so that a slow lookup does not lengthen it.
+        # The cache time starts before the lookup, so that a slow lookup does not extend it.
         now_s = self._clock.monotonic_s()
         caller = await self._tokens.find_caller(token)
         self._is_away = False
@@ -109,31 +109,23 @@ class Callers:
             self._cached.popitem(last=False)
         return caller
 
-    async def _look_beside(self, token: str, key: bytes) -> None:
+    async def _refresh_caller(self, token: str, key: bytes) -> None:
         with suppress(Unavailable, TokenRefused):
             await self._look_up(token, key)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A caller that was valid when it was asked about."""
+    """A caller that was valid at `checked_s`."""
 
-    asked_s: float
+    checked_s: float
     caller: Caller
 
 
-def refused() -> TokenRefused:
-    """The one answer to every request without a valid token."""
-    return TokenRefused(
-        "this route needs a valid token: send the header `Authorization: Bearer hrt_...`;"
-        " `headrace tokens create` makes one"
-    )
-
-
 class ScopeGuard:
-    """A Litestar guard that requires the scope in a handler's `opt` and charges the caller's quota.
+    """A Litestar guard: requires the scope in a handler's `opt` and charges the caller's quota.
 
-    A handler that names no scope admits nobody.
+    A handler without a scope is refused to everyone.
     """
 
     def __init__(self, callers: Callers, quotas: Quotas) -> None:
@@ -148,7 +140,7 @@ class ScopeGuard:
         authorization = connection.headers.get("authorization")
         if handler.opt.get(FOR_PAGES):
             query_string = connection.scope["query_string"]
-            caller = await self._callers.require_caller_of(authorization, query_string)
+            caller = await self._callers.require_page_caller(authorization, query_string)
         else:
             caller = await self._callers.require_caller(authorization)
         connection.scope["auth"] = caller
@@ -160,18 +152,18 @@ def require_scope(caller: Caller, scope: str) -> None:
     """Refuse a caller without `scope`. Raises: ScopeMissing."""
     if scope != ANY_SCOPE and not caller.may(scope):
         raise ScopeMissing(
-            f"token {caller.name!r} lacks the scope {scope}: use a token that has it, or make one"
+            f"token {caller.name!r} lacks the scope {scope}: use a token that has it, or create one"
             f" with `headrace tokens create NAME --scope {scope}`"
         )
 
 
 def scope_of(handler: BaseRouteHandler) -> str | None:
-    """The scope a handler asks for, None for an open route.
+    """The scope that a handler requires, or None for an open route.
 
-    Raises: AssertionError where it says neither, which is our mistake; `create_api` checks it first.
+    Raises: AssertionError for a handler without a scope; `create_api` checks all of them.
     """
     if "OPTIONS" in getattr(handler, "http_methods", ()):
-        return None  # Litestar's own answer: the methods of the path
+        return None  # Litestar's own handler
     assert "scope" in handler.opt, f"{handler} names no scope: add opt={{'scope': 'room:read'}}"
     scope: str | None = handler.opt["scope"]
     return scope

@@ -1,9 +1,9 @@
-"""JSON request bodies: bounded before they are read, decoded strictly, every fault reported with its JSON pointer.
+"""JSON request bodies: limited before they are read, decoded strictly, with all faults reported.
 
-Litestar converts bodies leniently (`"5"` passes for 5) and reports the first fault; this takes its place
-as the data transfer object of every handler. A good body costs one pass of msgspec straight into the
-handler's type, and one of the standard library that refuses what parsers disagree about: doubled keys
-and deep nesting; the second costs several times the first. Faults are searched only in what was rejected.
+Litestar converts bodies leniently (`"5"` passes for 5) and reports the first fault. `JsonBody`
+replaces that as the data transfer object of every handler. A valid body takes one pass of msgspec
+into the handler's type, and one of the standard library that refuses what parsers read differently:
+repeated keys and deep nesting. Only a rejected body is searched for all of its faults.
 
 A body over OFF_LOOP_FROM_BYTES is decoded in a thread, after its items were counted.
 """
@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Final, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -25,45 +25,42 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from headrace.kernel.errors import FieldProblem
-from headrace.kernel.limits import ItemsMax
+from headrace.kernel.routes import ItemsMax
 from headrace.web.auth import FOR_PAGES
 from headrace.web.model import BodyInvalid, BodyMalformed, BodyTooLarge, MediaTypeRefused
 
 PAGE_BODY_BYTES_MAX: Final = 64 * 1024
-"""The longest body with a publishable key."""
+"""Largest body with a publishable key."""
 DOCUMENT_BYTES_MAX: Final = 2 * 1024 * 1024
-"""The longest body of a route that takes neither a list nor a LARGE_BODY; `web.body_max` bounds those."""
+"""Largest body of one document; `web.body_max` limits lists and routes with LARGE_BODY."""
 OFF_LOOP_FROM_BYTES: Final = 64 * 1024
 VALUES_MAX: Final = 500_000
-"""Values of one document or of one item of a list: a parser keeps the interpreter for itself until such an item ends."""
+"""Most values in one document or list item: a parser holds the GIL until the item ends."""
 ITEMS_MAX: Final = "items_max"
-"""The key of an `ItemsMax` in a handler's `opt`."""
+"""Key in a handler's `opt`: an `ItemsMax`."""
 LARGE_BODY: Final = "large_body"
-"""The mark in a handler's `opt`: one document may be as long as `web.body_max`."""
+"""Key in a handler's `opt`: one document may be as large as `web.body_max`."""
 DECODED: Final = "headrace.web.decoded"
-"""The key in an ASGI scope of a body that was decoded in a thread."""
+"""Key in an ASGI scope: the body that a thread decoded."""
 DEPTH_MAX: Final = 32
 FAULTS_MAX: Final = 50
 _INT64_MAX: Final = 2**63 - 1
 _RARE: Final = re.compile(rb"\\u0000|[0-9]{19}")
-"""What may be a NUL, which PostgreSQL cannot store, or an integer beyond its bigint."""
+"""Possible NUL characters and integers over 64 bits, which PostgreSQL cannot store."""
 _DECODERS: Final = ThreadPoolExecutor(2, thread_name_prefix="json")
 
 
 class JsonBody(AbstractDTO[Any]):
-    """Decodes the `data` of every handler; Litestar knows it as a data transfer object."""
-
-    _types: ClassVar[dict[str, Any]] = {}
+    """Decodes the `data` of every handler; a Litestar data transfer object."""
 
     @classmethod
     def create_for_field_definition(
         cls,
         field_definition: FieldDefinition,
         handler_id: str,
-        backend_cls: Any = None,  # noqa: ARG003  (Litestar's signature)
+        backend_cls: Any = None,
     ) -> None:
-        """Remember what type the handler takes."""
-        cls._types[handler_id] = field_definition.annotation
+        """Create nothing: each handler has the type of its `data`."""
 
     @classmethod
     def create_openapi_schema(
@@ -72,7 +69,7 @@ class JsonBody(AbstractDTO[Any]):
         handler_id: str,  # noqa: ARG003  (Litestar's signature)
         schema_creator: Any,
     ) -> Reference | Schema:
-        """The schema of the type itself: nothing is renamed or left out."""
+        """The schema of the type itself."""
         schema: Reference | Schema = schema_creator.for_field_definition(field_definition)
         return schema
 
@@ -81,13 +78,13 @@ class JsonBody(AbstractDTO[Any]):
         scope: Any = self.asgi_connection.scope
         if DECODED in scope:
             return scope.pop(DECODED)
-        return decode_body(value, self._types[scope["route_handler"].handler_id])
+        return decode_body(value, scope["route_handler"].parsed_data_field.annotation)
 
 
 async def require_json(
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """A Litestar guard: a handler with `data` takes one plain JSON document.
+    """Require one uncompressed JSON document for a handler with `data`; a Litestar guard.
 
     Raises: MediaTypeRefused, BodyMalformed.
     """
@@ -100,7 +97,7 @@ async def require_json(
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         raise BodyMalformed("the body is empty: expected a JSON document")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # The only type in which a page may send without being asked beforehand (`navigator.sendBeacon`).
+    # `navigator.sendBeacon` sends this type without a preflight.
     is_beacon = media_type == "text/plain" and handler.opt.get(FOR_PAGES)
     if media_type != "application/json" and not is_beacon:
         raise MediaTypeRefused(
@@ -109,7 +106,7 @@ async def require_json(
 
 
 class BodyGuard:
-    """A Litestar guard that bounds bodies before they are read and decodes long ones in a thread."""
+    """Limits bodies before they are read and decodes large bodies in a thread; a Litestar guard."""
 
     def __init__(self, body_bytes_max: int) -> None:
         self._bytes_max = body_bytes_max
@@ -117,7 +114,10 @@ class BodyGuard:
     async def __call__(
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
-        """Raises: BodyTooLarge, BodyMalformed, BodyInvalid, the error of the route's `ItemsMax`."""
+        """Check one request.
+
+        Raises: BodyTooLarge, BodyMalformed, BodyInvalid, `ItemsMax` errors.
+        """
         request: Any = connection
         field = handler.parsed_data_field
         bytes_max = None if field is None else self._bound_of(handler)
@@ -148,7 +148,7 @@ class BodyGuard:
 
 
 def _bounded(receive: Any, bytes_max: int) -> Any:
-    """`receive` of an ASGI app that refuses a body of more than `bytes_max`."""
+    """`receive` that refuses a body of more than `bytes_max`."""
     received = 0
 
     async def bounded() -> Any:
@@ -164,8 +164,8 @@ def _bounded(receive: Any, bytes_max: int) -> Any:
 
 def _too_large(bytes_max: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"the body is longer than the {bytes_max} bytes that this route takes from this caller: send"
-        " less at a time"
+        f"the body is over the limit of {bytes_max} bytes for this route and caller: send less per"
+        " request"
     )
 
 
@@ -179,26 +179,29 @@ def _decode_long(body: bytes, kind: Any, items_max: ItemsMax | None) -> Any:
 
 
 def require_few_values(body: bytes) -> None:
-    """Refuse a document, or a list with an item, of more than VALUES_MAX values. Raises: BodyTooLarge.
+    """Refuse a document or list item of more than VALUES_MAX values. Raises: BodyTooLarge.
 
-    Call it after `require_items`. Commas are counted, so long texts count a little more than they hold.
+    Call it after `require_items`. It counts commas, so commas in strings count as well.
     """
     try:
         items = msgspec.json.decode(body, type=list[msgspec.Raw])
     except msgspec.ValidationError:
         items = [msgspec.Raw(body)]
     except (msgspec.DecodeError, RecursionError):
-        return  # cannot be read: decoding it tells why
-    for place, item in enumerate(items):
+        return  # Not JSON: decode_body reports the error.
+    for index, item in enumerate(items):
         if (commas := bytes(item).count(b",")) >= VALUES_MAX:
             raise BodyTooLarge(
-                f"item {place} of the body holds about {commas + 1} values, at most {VALUES_MAX} are taken:"
-                " send less at a time"
+                f"item {index} of the body has about {commas + 1} values, at most {VALUES_MAX} are"
+                " allowed: send less per request"
             )
 
 
 def require_items(body: bytes, items_max: ItemsMax) -> None:
-    """Refuse a JSON array of too many items after decoding no more than these. Raises: the error of `items_max`."""
+    """Refuse a JSON array of too many items, decoding at most that many.
+
+    Raises: the error of `items_max`.
+    """
     count = 0
 
     def note(_kind: Any, _item: Any) -> Any:
@@ -213,18 +216,18 @@ def require_items(body: bytes, items_max: ItemsMax) -> None:
     except _Counted:
         raise items_max.refuse(count) from None
     except (msgspec.DecodeError, RecursionError):
-        return  # no array, or none that can be read: decoding it tells why
+        return  # Not a JSON array: decode_body reports the error.
 
 
 class _Item:
-    """Any item of an array that is counted."""
+    """A counted item of an array."""
 
 
 _ITEM: Final = _Item()
 
 
 class _Counted(Exception):
-    """There are too many items."""
+    """Stops decoding at too many items."""
 
 
 def decode_body(body: bytes, kind: Any) -> Any:
@@ -237,12 +240,12 @@ def decode_body(body: bytes, kind: Any) -> Any:
     except RecursionError as error:
         raise _too_deep() from error
     except (msgspec.DecodeError, ValueError) as error:
-        raise BodyMalformed(f"the body is no JSON document in UTF-8: {error}") from error
+        raise BodyMalformed(f"the body is not a JSON document in UTF-8: {error}") from error
     return value
 
 
 def require_plain(body: bytes) -> None:
-    """Refuse doubled keys, deep nesting, NUL characters and integers beyond 64 bits.
+    """Refuse repeated keys, deep nesting, NUL characters and integers over 64 bits.
 
     Raises: BodyMalformed, BodyInvalid, ValueError.
     """
@@ -263,7 +266,7 @@ def require_plain(body: bytes) -> None:
 
 
 def find_faults(value: Any, kind: Any, pointer: str = "") -> Iterator[FieldProblem]:
-    """Every fault of a decoded `value` as a `kind`: of each field and each item, not only the first."""
+    """Every fault of a decoded `value` as a `kind`, in each field and item."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -301,7 +304,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _fault_of(message: str, pointer: str) -> FieldProblem:
-    """`Expected `str`, got `int` - at `$.jobs[0].url`` below `pointer`."""
+    """The fault in msgspec's message, such as `Expected `str` - at `$.jobs[0].url``."""
     text, _, path = message.partition(" - at `$")
     steps = re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path)
     inner = "".join(f"/{_escaped(name or index)}" for name, index in steps)
@@ -352,7 +355,7 @@ def _invalid(body: bytes, kind: Any, first: str) -> BodyInvalid:
 
 
 def _faulty(problems: tuple[FieldProblem, ...]) -> BodyInvalid:
-    texts = "; ".join(f"{p.pointer or '(the whole)'}: {p.text}" for p in problems[:3])
+    texts = "; ".join(f"{p.pointer or '(body)'}: {p.text}" for p in problems[:3])
     more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
     return BodyInvalid(f"the body is not valid: {texts}{more}", problems=problems)
 
@@ -365,7 +368,7 @@ def _first(faults: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("an object has a repeated key")
     return found
 
 
@@ -374,5 +377,5 @@ def _too_deep() -> BodyMalformed:
 
 
 def _escaped(step: str) -> str:
-    """One step of a JSON pointer (RFC 6901)."""
+    """One escaped step of a JSON pointer (RFC 6901)."""
     return step.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""`headrace tokens`: make, list and revoke the tokens of API callers; `headrace audit`: what was done in the console."""
+"""`headrace tokens`: create, list and revoke API tokens; `headrace audit`: list console actions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import click
 
 from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import Terminal, table, visible
-from headrace.web.audit import Audit, AuditLine
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
+from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
 
 
 class Duration(click.ParamType[float]):
-    """`30d`, `12h`, as in settings."""
+    """A duration such as `30d` or `12h`, as in settings."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds."""
+        """Parse a duration into seconds."""
         try:
             return parse_duration_s(str(value))
         except ValueError as error:
@@ -31,7 +31,7 @@ class Duration(click.ParamType[float]):
 
 @click.group()
 def tokens() -> None:
-    """Make, list and revoke the tokens of API callers."""
+    """Create, list and revoke API tokens."""
 
 
 @tokens.command()
@@ -41,13 +41,16 @@ def tokens() -> None:
     "scopes",
     multiple=True,
     metavar="SCOPE",
-    help=f"What it may do, once for each scope: {', '.join(SCOPES)}.",
+    help=f"Scope of the token; repeat the option for each scope: {', '.join(SCOPES)}.",
 )
-@click.option("--expires", "expires_s", type=Duration(), help="Ends after this time, such as 90d.")
+@click.option(
+    "--expires", "expires_s", type=Duration(), help="Expire the token after this time, such as 90d."
+)
 @click.option(
     "--publishable",
     is_flag=True,
-    help=f"Make a key for web pages (?k=), which may do {', '.join(sorted(PUBLISHABLE_SCOPES))} alone.",
+    help="Create a publishable key for web pages (?k=), limited to"
+    f" {', '.join(sorted(PUBLISHABLE_SCOPES))}.",
 )
 @click.pass_obj
 def create(
@@ -58,9 +61,9 @@ def create(
     expires_s: float | None,
     publishable: bool,
 ) -> None:
-    """Make a token NAME and print it; it is never shown again."""
+    """Create a token NAME and print it; it cannot be shown again."""
     if not scopes and not publishable:
-        raise click.UsageError("name what the token may do with --scope, once for each scope")
+        raise click.UsageError("name the scopes of the token with --scope, once for each scope")
     chosen = scopes or tuple(sorted(PUBLISHABLE_SCOPES))
     made: NewToken = terminal.run(
         Tokens,
@@ -72,7 +75,7 @@ def create(
 @tokens.command("ls")
 @click.pass_obj
 def list_tokens(terminal: Terminal) -> None:
-    """List tokens, also expired and revoked ones."""
+    """List tokens, including expired and revoked tokens."""
     found: list[Token] = terminal.run(Tokens, lambda service: service.list())
     lines = [f"{'NAME':<24} {'STATE':<28} {'LAST USED':<20} SCOPES"]
     lines += [
@@ -87,17 +90,19 @@ def list_tokens(terminal: Terminal) -> None:
 @click.argument("name")
 @click.pass_obj
 def revoke(terminal: Terminal, name: str) -> None:
-    """End the token NAME; servers refuse it within 5 seconds."""
+    """Revoke the token NAME; servers refuse it within 5 seconds."""
     token: Token = terminal.run(Tokens, lambda service: service.revoke(name))
     terminal.show(_shown(token), f"token {token.name} is revoked")
 
 
-@click.command("audit", short_help="List what was done in the console.")
-@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.command("audit", short_help="List actions of the console.")
+@click.option(
+    "--before", default=None, type=int, help="List ids below this one, for the next page."
+)
 @click.option("--max", "lines_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
-    """List what was done in the console, newest first: who, what, when, from where."""
+    """List actions of the console, newest first: user, command, time and address."""
     found: list[AuditLine] = terminal.run(
         Audit, lambda service: service.lines(before=before, lines_max=lines_max)
     )
@@ -106,7 +111,7 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
             line.id,
             f"{line.at:%Y-%m-%d %H:%M:%S}",
             line.actor,
-            line.place,
+            line.address,
             line.outcome,
             visible(line.command),
         )

@@ -1,10 +1,11 @@
-"""One connection: deadlines and bounds that uvicorn leaves out, all answered as problems.
+"""One connection: deadlines and limits that uvicorn lacks, all answered as problem documents.
 
-uvicorn limits neither the time nor the size of a request's head (seen in 0.54), so a few hundred slow
-senders could hold every connection. Here a head must be complete in `web.head_timeout`, a body must bring
-4 KiB in each `web.body_stall`, fields and targets are bounded, and what cannot be framed without doubt
-is refused and the connection closed. A refused body is read and dropped for a moment before the close:
-closing at once resets the connection, and the sender would never see the answer (RFC 9112, section 9.6).
+uvicorn limits neither the time nor the size of a request's head, so a few hundred slow senders
+could hold every connection. Here a head must be complete within `web.head_timeout`, a body must
+send 4 KiB in each `web.body_stall`, and header fields and targets have maximum sizes. A request
+with ambiguous framing is refused and the connection closed. After a refusal the rest of the body
+is read and dropped for a moment: closing at once resets the connection, and the sender would never
+see the response (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.streams import ENDLESS
-from headrace.web.admission import Admission
+from headrace.kernel.routes import ENDLESS
+from headrace.web.fast_path import HeadCache, KnownRequest, response_bytes
+from headrace.web.limits import Admission
 from headrace.web.model import (
     HEAD_BYTES_MAX,
     HEAD_FIELD_BYTES_MAX,
     HEAD_FIELDS_MAX,
     TARGET_BYTES_MAX,
-    WHOLE_ANSWER,
+    WHOLE_RESPONSE,
     BadRequest,
     HeadTooLarge,
     RequestTooSlow,
@@ -39,45 +41,44 @@ from headrace.web.model import (
     WebConfig,
 )
 from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of
-from headrace.web.shortcut import Asked, Shortcut, whole
 
-WHOLE_ANSWERS: Final[Any] = {WHOLE_ANSWER: {}}
+WHOLE_RESPONSES: Final[Any] = {WHOLE_RESPONSE: {}}
 STALL_BYTES_MIN: Final = 4 * 1024
 LINGER_S: Final = 2.0
 LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines and bounds."""
+    """uvicorn's protocol with deadlines and limits."""
 
     def __init__(
         self,
         *,
         limits: WebConfig,
-        shortcut: Shortcut,
+        heads: HeadCache,
         admission: Admission,
         **uvicorn_arguments: Any,
     ) -> None:
         super().__init__(**uvicorn_arguments)
         self._limits = limits
-        self._shortcut = shortcut
+        self._heads = heads
         self._admission = admission
-        self.heard_s = 0.0
-        """When the peer last sent something."""
-        self._short: bytes | None = None
-        """The request that is answered the short way just now."""
+        self.last_read_s = 0.0
+        """Time of the last bytes from the peer."""
+        self._fast: bytes | None = None
+        """The bytes of the request on the fast path."""
         self._behind = b""
-        """What came behind it."""
+        """Bytes that arrived after that request."""
         self._is_last = False
-        """Whether the server stops: the answer under way the short way is the last one."""
+        """Whether the server stops after the response on the fast path."""
         self._new_head = b""
         self._answered_s = float("-inf")
-        """When the last answer was given the short way."""
+        """Time of the last response on the fast path."""
         self._refusal: HeadraceError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._is_head_cut = False
-        """Whether a head began in a read before this one."""
+        """Whether an earlier read holds the start of this head."""
         self._read_bytes = 0
         self._head_bytes = 0
         self._body_bytes = 0
@@ -85,26 +86,26 @@ class Connection(HttpToolsProtocol):
         self._linger_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock of the first head; one connection too many is refused."""
+        """Start the timer of the first head, or refuse a connection over the limit."""
         super().connection_made(transport)
         self._lingering_transport = _Lingering(transport, self)
-        self.heard_s = self.loop.time()
+        self.last_read_s = self.loop.time()
         refusal = self._admission.admit(self, self.client[0] if self.client else "")
         if refusal is not None:
             self.refuse(refusal)
             return
-        self._start_timer(self._limits.head_timeout_s, self._head_late)
+        self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the timer and release the connection's place."""
         self._stop_timer()
         self._admission.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; a head that grows over its bound is refused. What has a known head takes the short way."""
-        self.heard_s = self.loop.time()
-        if self._short is not None:
+        """Answer a cached head on the fast path, or feed the parser within the limits."""
+        self.last_read_s = self.loop.time()
+        if self._fast is not None:
             self._behind += data
             self.flow.pause_reading()
             return
@@ -117,11 +118,11 @@ class Connection(HttpToolsProtocol):
             return
         self._new_head = b""
         if self._is_between():
-            asked = self._shortcut.find(data)
-            if asked is not None:
-                self._go_short(data, asked)
+            request = self._heads.find(data)
+            if request is not None:
+                self._start_fast(data, request)
                 return
-            self._new_head = self._shortcut.head_of(data)
+            self._new_head = self._heads.head_of(data)
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
@@ -137,17 +138,17 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > HEAD_BYTES_MAX + TARGET_BYTES_MAX:
                 self.refuse(_head_too_large())
                 return
-        # Most requests come whole, and need no clock.
+        # Most requests arrive in one read and need no timer.
         if self._timer is None and self.is_body_open():
             self._watch_sender()
 
     def on_message_begin(self) -> None:
-        """A request begins with its first byte, also on a connection kept alive."""
+        """Start the count of head bytes at the first byte of a request."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request target."""
+        """Add a piece of the request target, within the limit."""
         super().on_url(url)
         if len(self.url) > TARGET_BYTES_MAX:
             self._refuse_parsing(
@@ -155,45 +156,45 @@ class Connection(HttpToolsProtocol):
             )
 
     def on_headers_complete(self) -> None:
-        """The head is here: judge its target, then let uvicorn start the request."""
+        """Check the complete head, then let uvicorn start the request."""
         self._stop_timer()
         self._in_head = False
         self._check_sizes()
         self._check_target()
         self._check_framing()
-        self.scope["extensions"] = WHOLE_ANSWERS
+        self.scope["extensions"] = WHOLE_RESPONSES
         super().on_headers_complete()
         self.cycle.transport = self._lingering_transport  # type: ignore[assignment]
         self.cycle.send = _Sending(self.cycle, self._learn).send  # type: ignore[method-assign]
         self._body_bytes = 0
 
     def on_message_complete(self) -> None:
-        """The body is here too."""
+        """Stop the timer of the body."""
         self._stop_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A connection that lingers starts nothing new."""
+        """Start the next request, unless the connection is closing."""
         if not self._lingering:
             super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be parsed, or was refused on the way."""
+        """Answer a request that is refused or cannot be parsed."""
         self.refuse(self._refusal or BadRequest(f"the request cannot be parsed: {msg}"))
 
     def refuse(self, error: HeadraceError) -> None:
-        """Answer `error` unless an answer is under way already, and close."""
+        """Send `error` unless a response has started, and close."""
         self._stop_timer()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            self.transport.write(answer_bytes(error))
+            self.transport.write(error_bytes(error))
         self.linger()
 
     def linger(self) -> None:
-        """Close, after dropping for a moment what the peer still sends."""
+        """Close after LINGER_S, discarding the rest of the request."""
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
@@ -205,11 +206,11 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that was idle so long."""
+        """Close a connection that was idle for the keep-alive time."""
         left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
-        if self._short is not None:
+        if self._fast is not None:
             left_s = self.timeout_keep_alive
-        # Clocks of timers are whole milliseconds.
+        # Timers have a resolution of one millisecond.
         if left_s > 0.001:
             self._plan_idle(left_s)
         else:
@@ -217,29 +218,29 @@ class Connection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def is_body_open(self) -> bool:
-        """Whether the peer still owes a part of a request."""
+        """Whether part of a request is still missing."""
         return self._in_head or bool(self.cycle and self.cycle.more_body)
 
     @property
     def eviction_rank(self) -> int | None:
-        """0: idle; 1: in an incomplete head, or not reading its answer; None: in use."""
+        """0: idle; 1: incomplete head, or a response that is not read; None: in use."""
         cycle: RequestResponseCycle | None = self.cycle
         if self._lingering:
             return 0
-        if self._short is not None or (
+        if self._fast is not None or (
             cycle is not None and (cycle.more_body or not cycle.response_complete)
         ):
             return None
         return 0 if self._is_between() else 1
 
     def evict(self) -> None:
-        """Close at once, for a connection that is to be used."""
+        """Close at once to make room for a new connection."""
         self._stop_timer()
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server stops: idle and lingering connections, and answers without an end, go at once."""
-        if self._short is not None:
+        """Close idle connections and endless responses at once when the server stops."""
+        if self._fast is not None:
             self._is_last = True
         elif self._lingering or (self.cycle is not None and ENDLESS in self.scope):
             self.transport.close()
@@ -247,7 +248,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def _is_between(self) -> bool:
-        """Whether the next byte is the first of a request, and nothing is under way or held back."""
+        """Whether the next byte starts a request, and no other request is open or buffered."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
             is_between = not self._head_bytes and not self._is_head_cut
@@ -255,25 +256,25 @@ class Connection(HttpToolsProtocol):
             is_between = cycle.response_complete and not self._in_head and not cycle.more_body
         return is_between and not self.pipeline and not self.flow.write_paused
 
-    def _go_short(self, data: bytes, asked: Asked) -> None:
-        self._short = data
+    def _start_fast(self, data: bytes, request: KnownRequest) -> None:
+        self._fast = data
         self._stop_timer()
-        task = self.loop.create_task(self._answer_short(asked))
+        task = self.loop.create_task(self._answer_fast(request))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _answer_short(self, asked: Asked) -> None:
+    async def _answer_fast(self, request: KnownRequest) -> None:
         try:
-            is_told = await self._shortcut.answer(asked, self._give)
+            is_answered = await self._heads.answer(request, self._write_response)
         except asyncio.CancelledError:
-            self._short = None
+            self._fast = None
             if not self.transport.is_closing():
                 self.refuse(stopped())
             return
-        data, self._short = self._short or b"", None
+        data, self._fast = self._fast or b"", None
         if self.transport.is_closing():
             return
-        if not is_told:
+        if not is_answered:
             self._feed_again(data)
             return
         self._note_answered()
@@ -283,7 +284,7 @@ class Connection(HttpToolsProtocol):
             self.data_received(data)
 
     def _note_answered(self) -> None:
-        """As uvicorn after an answer. The timer of an idle connection goes on, and looks at this moment when it is due."""
+        """Update what uvicorn updates after a response; a running idle timer checks this time."""
         self.server_state.total_requests += 1
         self._answered_s = self.loop.time()
         if self.timeout_keep_alive_task is None:
@@ -295,7 +296,7 @@ class Connection(HttpToolsProtocol):
         )
 
     def _feed_again(self, data: bytes) -> None:
-        """The long way for a request that could not be answered the short way, and for what came behind it."""
+        """Pass a request without a fast response, and the bytes after it, to the parser."""
         behind, self._behind = self._behind, b""
         self.flow.resume_reading()
         self._feed(data)
@@ -304,22 +305,22 @@ class Connection(HttpToolsProtocol):
         if self._is_last:
             self.shutdown()
 
-    def _give(self, status: int, parts: list[bytes]) -> bool:
+    def _write_response(self, status: int, parts: list[bytes]) -> bool:
         if self.transport.is_closing():
             return False
         defaults = self.server_state.default_headers
-        self.transport.write(whole(status, defaults, parts, last=self._is_last))
+        self.transport.write(response_bytes(status, defaults, parts, last=self._is_last))
         if self._is_last:
             self.transport.close()
         return True
 
     def _learn(self, cycle: RequestResponseCycle) -> None:
-        """A hot route answered `cycle` well."""
+        """Cache the head of a request that a fast path answered with 200."""
         if self._new_head:
-            self._shortcut.learn(self._new_head, list(cycle.scope["headers"]))
+            self._heads.learn(self._new_head, list(cycle.scope["headers"]))
 
     def _check_sizes(self) -> None:
-        """Refuse what is too long or too much; while a head comes in many reads it is bounded by `data_received`."""
+        """Refuse a head over the limits; `_feed` bounds a head that arrives in several reads."""
         is_short = self._read_bytes <= HEAD_FIELD_BYTES_MAX and not self._is_head_cut
         if is_short and len(self.headers) <= HEAD_FIELDS_MAX:
             return
@@ -332,57 +333,57 @@ class Connection(HttpToolsProtocol):
             self._refuse_parsing(_head_too_large())
 
     def _check_target(self) -> None:
-        """Origin form, `*`, or the absolute form of the same host (RFC 9112, section 3.2)."""
+        """Accept the origin form, `*`, and the absolute form of the same host (RFC 9112, 3.2)."""
         if self.url.startswith(b"/") or self.url == b"*":
             return
         hosts = [value for name, value in self.headers if name == b"host"]
         parts = urlsplit(self.url)
         if parts.scheme not in (b"http", b"https") or [parts.netloc] != hosts:
-            self._refuse_parsing(BadRequest("the request target is no path of this host"))
+            self._refuse_parsing(BadRequest("the request target is not a path of this host"))
 
     def _check_framing(self) -> None:
-        """What the parser lets pass and we do not know how to read is refused, never guessed at."""
+        """Refuse framing that the parser accepts and other servers read differently."""
         names = [name for name, _ in self.headers]
         if b"transfer-encoding" in names and [
             value.lower() for name, value in self.headers if name == b"transfer-encoding"
         ] != [b"chunked"]:
             self._refuse_parsing(
-                BadRequest("the only transfer coding taken is chunked, given once")
+                BadRequest("the only supported transfer coding is chunked, given once")
             )
         if self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._refuse_parsing(BadRequest("only HTTP/1.0 and HTTP/1.1 are spoken here"))
+            self._refuse_parsing(BadRequest("only HTTP/1.0 and HTTP/1.1 are supported"))
 
     def _refuse_parsing(self, error: HeadraceError) -> None:
         self._refusal = error
-        # The parser stops on any exception and reports it to data_received, which answers.
+        # The parser stops on any exception and calls send_400_response.
         raise ValueError(error.code)
 
-    def _head_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._start_timer(self._limits.head_timeout_s, self._head_late)
+            self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
             return
         if not self.transport.is_closing():
             limit_s = self._limits.head_timeout_s
             self.refuse(RequestTooSlow(f"the head of the request took longer than {limit_s:g} s"))
 
-    def _body_late(self) -> None:
+    def _on_body_timeout(self) -> None:
         self._timer = None
         if self.transport.is_closing() or not self.is_body_open():
             return
-        # Reading pauses when the handler is the slow one; that is not the sender's fault.
+        # Reading pauses while the handler is slow, which is no stall of the sender.
         if self._body_bytes < STALL_BYTES_MIN and not self.flow.read_paused:
             limit_s = self._limits.body_stall_s
-            self.refuse(RequestTooSlow(f"the body brought less than 4 KiB in {limit_s:g} s"))
+            self.refuse(RequestTooSlow(f"the body sent less than 4 KiB in {limit_s:g} s"))
             return
         self._body_bytes = 0
-        self._start_timer(self._limits.body_stall_s, self._body_late)
+        self._start_timer(self._limits.body_stall_s, self._on_body_timeout)
 
     def _watch_sender(self) -> None:
         if self._in_head:
-            self._start_timer(self._limits.head_timeout_s, self._head_late)
+            self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
         else:
-            self._start_timer(self._limits.body_stall_s, self._body_late)
+            self._start_timer(self._limits.body_stall_s, self._on_body_timeout)
 
     def _start_timer(self, delay_s: float, then: Any) -> None:
         self._stop_timer()
@@ -395,10 +396,10 @@ class Connection(HttpToolsProtocol):
 
 
 class _Sending:
-    """uvicorn's sending for one request, and whole answers of hot routes: one message, one write.
+    """uvicorn's `send` for one request, with one write for a complete response of a fast path.
 
-    uvicorn looks at each header with two expressions and writes head and body apart. A whole answer's headers are the
-    house's own, and its length is known.
+    uvicorn matches each header against expressions and writes head and body separately. The
+    headers of a complete response are ours, and its length is known.
     """
 
     __slots__ = ("_cycle", "_learn", "_send")
@@ -413,10 +414,10 @@ class _Sending:
     async def send(self, message: Any) -> None:
         """Send one ASGI message."""
         cycle = self._cycle
-        if message["type"] != WHOLE_ANSWER:
+        if message["type"] != WHOLE_RESPONSE:
             await self._send(message)
             if cycle.response_complete:
-                self._let_go()
+                self._break_cycle()
             return
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
@@ -436,15 +437,15 @@ class _Sending:
         elif message["status"] == http.HTTPStatus.OK:
             self._learn(cycle)
         cycle.on_response()
-        self._let_go()
+        self._break_cycle()
 
-    def _let_go(self) -> None:
-        """The two hold each other: left to the collector, requests gathered until it ran for tens of milliseconds."""
+    def _break_cycle(self) -> None:
+        """Break the reference cycle: the garbage collector would pause the loop for many."""
         vars(self._cycle).pop("send", None)
 
 
 class _Lingering:
-    """The transport as one request sees it: closing it lingers while the peer still sends."""
+    """The transport of one request: `close` lingers while the peer still sends."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
@@ -459,8 +460,8 @@ class _Lingering:
             self._transport.close()
 
 
-def answer_bytes(error: HeadraceError) -> bytes:
-    """A whole HTTP answer that tells `error`, for requests that never became one."""
+def error_bytes(error: HeadraceError) -> bytes:
+    """A complete HTTP response with `error`, for a request that was not parsed."""
     body = msgspec.json.encode(problem_of(error))
     headers = {
         "content-type": MEDIA_TYPE,
@@ -475,7 +476,7 @@ def answer_bytes(error: HeadraceError) -> bytes:
 
 
 def stopped() -> Stopping:
-    """What a request is told that a stop cut off."""
+    """The error for a request that a stop cancels."""
     return Stopping("the server stops and the request took too long", retry_after_s=1)
 
 

@@ -1,51 +1,130 @@
-"""What holds for every request, before any route is looked at, as one plain ASGI layer.
+"""Checks and headers of every request, as one ASGI layer before routing; and CORS for web pages.
 
-It names the request, carries the trace (W3C), checks that the Host is ours (a browser page can make its
-own name point at a loopback address; only the Host header shows it), refuses changes from pages of another
-origin, adds the security headers, and counts. Successful requests are counted, not logged.
+The guard assigns the request id, carries the trace (W3C), checks the Host header, refuses changes
+from pages of other origins, adds security headers, and counts requests. The Host check stops DNS
+rebinding: a page can point its own name at a loopback address, and only the Host header shows it.
 
-A page of another origin may call the routes for pages with a valid publishable key: `cors.py` decides that per route.
+A page on another origin may call a route marked FOR_PAGES with a valid publishable key in the
+address (`?k=hrk_...`). Only such a request, its preflight and its response carry CORS headers. No
+cookie authorizes a cross-origin request.
 
-A name in a path may hold `/`, written `%2F`: it travels through the routing as a character that no path can hold.
+A path parameter may contain `/`, escaped as `%2F`. It passes the routing as SLASH_IN_NAME, a
+character that no path contains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import time
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
+from litestar import Litestar
 
 from headrace.kernel import metrics
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import new_request_id
-from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.trace import current_traceparent, next_hop
-from headrace.web.cors import PageRoutes, host_name, is_address, origin_host
+from headrace.kernel.logs import SparseLogger, child_traceparent, current_traceparent, logger
+from headrace.web.auth import FOR_PAGES, KEY_IN_QUERY, Callers
+from headrace.web.limits import end_charge, headers_of_charge
 from headrace.web.model import (
     LOOPBACK_NAMES,
-    WHOLE_ANSWER,
+    WHOLE_RESPONSE,
     BadRequest,
     HostRefused,
     OriginRefused,
     Stopping,
+    TokenRefused,
     WebConfig,
     current_request_id,
 )
-from headrace.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
-from headrace.web.quotas import end_charge, headers_of_charge
+from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
+from headrace.web.routes import handlers_of, path_pattern
+
+PREFLIGHT_KEPT_S: Final = 86_400
+_NAME: Final = r"(?:\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})"
+_PORT: Final = r"(?::[0-9]{1,5})?"
+_HOST: Final = re.compile(f"({_NAME}){_PORT}")
+_ORIGIN: Final = re.compile(f"https?://({_NAME}{_PORT})")
+_Headers = dict[bytes, bytes]
+_Pairs = tuple[tuple[bytes, bytes], ...]
+
+
+def host_name(host: str) -> str:
+    """The host without its port (`[::1]:80` -> `::1`); empty for a malformed header."""
+    found = _HOST.fullmatch(host.lower())
+    return found[1].strip("[]") if found else ""
+
+
+def origin_host(origin: str) -> str:
+    """Host and port of an Origin header; empty for `null` or a malformed header."""
+    found = _ORIGIN.fullmatch(origin.lower())
+    return found[1] if found else ""
+
+
+def is_address(name: str) -> bool:
+    """Whether `name` is an IP address, which DNS cannot point elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class PageRoutes:
+    """The routes that web pages of other origins may call."""
+
+    def __init__(self, app: Litestar, callers: Callers) -> None:
+        self._callers = callers
+        templates: dict[str, list[str]] = {}
+        for method, template, handler in handlers_of(app):
+            if handler.opt.get(FOR_PAGES):
+                templates.setdefault(method, []).append(template)
+        self._paths = {method: path_pattern("|".join(found)) for method, found in templates.items()}
+
+    async def cors_headers(self, scope: Any, headers: _Headers) -> _Pairs:
+        """The CORS headers of the response; none unless the route and the key allow the request.
+
+        Raises: PostgresDown.
+        """
+        keys = KEY_IN_QUERY.findall(scope["query_string"])
+        if len(keys) != 1 or b"authorization" in headers:
+            return ()
+        methods = [name for name, paths in self._paths.items() if paths.fullmatch(scope["path"])]
+        if not methods or _method_of(scope, headers) not in methods:
+            return ()
+        try:
+            await self._callers.require_key(keys[0].decode())
+        except TokenRefused:
+            return ()
+        return (
+            (b"access-control-allow-origin", b"*"),
+            (b"access-control-allow-methods", ", ".join(sorted(methods)).encode()),
+            (b"access-control-allow-headers", b"content-type"),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_KEPT_S),
+        )
+
+
+def _method_of(scope: Any, headers: _Headers) -> str:
+    """The method of the request itself, or of the request that a preflight announces."""
+    method: str = scope["method"]
+    if method == "OPTIONS":
+        method = headers.get(b"access-control-request-method", b"").decode("latin-1")
+    return "GET" if method == "HEAD" else method
+
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 UNMATCHED: Final = "unmatched"
-ONCE: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
-"""Headers of which two could be read in two ways."""
+SINGLE_HEADERS: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
+"""Headers that are refused when they occur twice, because servers read that differently."""
 HOSTS_KEPT_MAX: Final = 100
-"""A route's failures of one status have a line so often; `web_requests_total` counts them all."""
+"""Most Host headers whose check is cached."""
 SLASH_IN_NAME: Final = "\udc2f"
-ANSWER_STARTS: Final = frozenset({"http.response.start", WHOLE_ANSWER})
+RESPONSE_STARTS: Final = frozenset({"http.response.start", WHOLE_RESPONSE})
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -67,7 +146,7 @@ _SECONDS: Final = metrics.histogram(
 
 
 class Guard:
-    """The outermost ASGI layer around `app`; `routes` are the templates that metrics may name."""
+    """The outermost ASGI layer around `app`; metrics use the templates `routes` as labels."""
 
     def __init__(self, app: Any, config: WebConfig, routes: set[str], pages: PageRoutes) -> None:
         self._app = app
@@ -80,21 +159,21 @@ class Guard:
         metrics.allow_values("web_request_seconds", route=routes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request; other kinds of connection are passed on."""
+        """Handle one request; pass other kinds of connection to `app`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        # HEAD is GET without the body, which uvicorn leaves out by the scope that it keeps.
+        # HEAD is GET without the body; uvicorn omits the body by its own copy of the scope.
         inner = scope
         if scope["method"] == "HEAD":
             inner = {**scope, "method": "GET", "is_head": True}
         if b"%2f" in scope["raw_path"].lower():
-            inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
-        answer = _Answer(send, inner, new_request_id())
+            inner = {**inner, "path": _path_with_escaped_slashes(scope["raw_path"])}
+        answer = _Response(send, inner, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
         current_request_id.set(answer.request_id)
-        current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
+        current_traceparent.set(child_traceparent(_text(headers.get(b"traceparent"))))
         try:
             self._check_host(scope, headers)
             origin = headers.get(b"origin")
@@ -106,21 +185,21 @@ class Guard:
         except asyncio.CancelledError:
             if answer.status:
                 raise
-            # Only a stop cancels a request, and this is its last act: it ends either way.
+            # Only a stop of the server cancels a request.
             await answer.refuse(
                 Stopping("the server stops and the request took too long", retry_after_s=1)
             )
         except Exception as error:
             if answer.status:
                 raise
-            await answer.refuse(as_ours(error))
+            await answer.refuse(to_headrace_error(error))
         finally:
             end_charge(inner)
             route = inner.get("path_template") or UNMATCHED
             self._record(scope["method"], route, answer, time.perf_counter() - started_s)
 
     def _check_host(self, scope: Any, headers: dict[bytes, bytes]) -> None:
-        """Refuse doubled headers and foreign hosts. Raises: BadRequest, HostRefused."""
+        """Refuse repeated headers and unknown hosts. Raises: BadRequest, HostRefused."""
         if len(headers) != len(scope["headers"]) or b"host" not in headers:
             _require_single(scope["headers"])
         raw_host = headers[b"host"]
@@ -130,28 +209,28 @@ class Guard:
         name = host_name(host)
         if name not in self._hosts and not is_address(name):
             raise HostRefused(
-                f"host {host[:80]!r} is not served here: use one that is, or add it to"
-                " web.allowed_hosts (HEADRACE_WEB_ALLOWED_HOSTS)"
+                f"host {host[:80]!r} is not served here: use a configured host, or add it"
+                " to web.allowed_hosts (HEADRACE_WEB_ALLOWED_HOSTS)"
             )
         if len(self._seen_hosts) < HOSTS_KEPT_MAX:
             self._seen_hosts.add(raw_host)
 
     async def _check_origin(
-        self, scope: Any, headers: dict[bytes, bytes], origin: bytes, answer: _Answer
+        self, scope: Any, headers: dict[bytes, bytes], origin: bytes, answer: _Response
     ) -> None:
-        """Grant CORS where a route for pages and a valid key allow it; refuse other foreign changes.
+        """Add CORS headers for a page route with a valid key; refuse other cross-origin changes.
 
         Raises: OriginRefused, PostgresDown.
         """
         text = origin.decode("latin-1")
-        place = origin_host(text)
-        if place and place == headers[b"host"].decode("latin-1").lower():
+        host = origin_host(text)
+        if host and host == headers[b"host"].decode("latin-1").lower():
             return
         answer.cors = await self._pages.cors_headers(scope, headers)
-        if answer.cors or scope["method"] in SAFE_METHODS or place in self._origins:
+        if answer.cors or scope["method"] in SAFE_METHODS or host in self._origins:
             return
         raise OriginRefused(
-            f"origin {text[:80]!r} may not change anything here: call from a server, or add its"
+            f"origin {text[:80]!r} may not send changes: call from a server, or add its"
             " host to web.allowed_hosts"
         )
 
@@ -169,7 +248,7 @@ class Guard:
         bound[0].inc()
         bound[1].observe(seconds)
 
-    def _record(self, method: str, route: str, answer: _Answer, seconds: float) -> None:
+    def _record(self, method: str, route: str, answer: _Response, seconds: float) -> None:
         self.record(method, route, answer.status, seconds)
         if answer.status < 500:
             return
@@ -184,8 +263,8 @@ class Guard:
         )
 
 
-class _Answer:
-    """What is sent back, with the headers that every answer carries."""
+class _Response:
+    """A response with the headers that every response carries."""
 
     def __init__(self, send: Any, scope: Any, request_id: str) -> None:
         self._send = send
@@ -195,7 +274,7 @@ class _Answer:
         self.cors: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
-        if message["type"] in ANSWER_STARTS:
+        if message["type"] in RESPONSE_STARTS:
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
@@ -220,31 +299,31 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": body})
 
 
-def give_slashes_back(connection: Any, _: Any) -> None:
-    """Let handlers see the names in the path as they were meant; a guard of Litestar, run before they are read."""
+def restore_slashes(connection: Any, _: Any) -> None:
+    """Restore `/` in path parameters; a Litestar guard that runs before the handler."""
     scope = connection.scope
     if SLASH_IN_NAME in scope["path"]:
         scope["path"] = scope["path"].replace(SLASH_IN_NAME, "/")
-        # Litestar keeps the one in the scope for the next request of this path.
+        # A new dict: Litestar caches the one in the scope for later requests of this path.
         scope["path_params"] = {
             name: value.replace(SLASH_IN_NAME, "/") if isinstance(value, str) else value
             for name, value in scope["path_params"].items()
         }
 
 
-def _path_with_names_whole(raw_path: bytes) -> str:
+def _path_with_escaped_slashes(raw_path: bytes) -> str:
     parts = raw_path.decode("latin-1").split("/")
     return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
 
 
 def _require_single(headers: list[tuple[bytes, bytes]]) -> None:
-    """Refuse a request without one Host, or with one of ONCE twice. Raises: BadRequest."""
+    """Require one Host and at most one of each of SINGLE_HEADERS. Raises: BadRequest."""
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
     if hosts != 1:
         raise BadRequest(f"expected one Host header, got {hosts}")
     for name in names:
-        if name in ONCE and names.count(name) > 1:
+        if name in SINGLE_HEADERS and names.count(name) > 1:
             doubled = name.decode().title()
             raise BadRequest(f"expected one {doubled} header, got several: send it once")
 

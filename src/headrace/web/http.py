@@ -1,4 +1,4 @@
-"""The routes at the root: is it alive, is it ready, its metrics, its errors, its description."""
+"""The routes at the root: index, probes, metrics, errors, OpenAPI and the audit log."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
-from headrace.kernel.limits import PAGE_ROWS_MAX
 from headrace.kernel.metrics import merged_metrics
-from headrace.web.audit import Audit, AuditLine
-from headrace.web.model import ALL_SCOPES, ANY_SCOPE, House, RouteUnknown
+from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
+from headrace.web.sessions import Audit, AuditLine
 
 READY_TIMEOUT_S: Final = 2.0
 SQL: Final = load_queries("headrace.web")
 OPEN: Final = {"scope": None}
-"""Of the probes, which tell nothing but up or down."""
-KNOWN: Final = {"scope": ANY_SCOPE}
-LATE_ERRORS: Final = {"headrace.media.store.errors": "xxhash"}
-"""Errors of modules that are imported by the first call that needs them, and the library that these need."""
+"""The probes need no token and report only up or down."""
+AUTHENTICATED: Final = {"scope": ANY_SCOPE}
+LAZY_ERROR_MODULES: Final = {"headrace.media.errors": "xxhash"}
+"""Modules with errors that are imported on first use, and the library that each needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What these routes ask for: Litestar checks dependencies by class, and House is a protocol."""
+    """The dependency of these routes: Litestar checks classes, and Application is a protocol."""
 
-    house: House
+    app: Application
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to go from here."""
+    """The name, version and links of the API."""
 
     name: str
     version: str
@@ -48,20 +48,20 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The process answers."""
+    """Whether the process responds."""
 
     alive: bool
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether each engine in use answers: `up` or `down`."""
+    """Whether each engine in use responds: `up` or `down`."""
 
     ready: bool
     engines: dict[str, str]
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table of errors."""
+    """One row of the error table."""
 
     code: str
     title: str
@@ -71,9 +71,9 @@ class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
 
 
-@get("/", operation_id="getIndex", opt=KNOWN, sync_to_thread=False, tags=["about"])
+@get("/", operation_id="getIndex", opt=AUTHENTICATED, sync_to_thread=False, tags=["about"])
 def get_index(about: NamedDependency[About]) -> Index:
-    """Name, version and links."""
+    """Return the name, version and links of the API."""
     links = {
         "openapi": "/openapi.json",
         "errors": "/problems",
@@ -81,19 +81,19 @@ def get_index(about: NamedDependency[About]) -> Index:
         "readiness": "/readyz",
         "metrics": "/metrics",
     }
-    return Index(name="headrace", version=about.house.version, links=links)
+    return Index(name="headrace", version=about.app.version, links=links)
 
 
 @get("/healthz", operation_id="getHealth", opt=OPEN, sync_to_thread=False, tags=["about"])
 def get_health() -> Health:
-    """The process lives; no engine is asked, so that one that is down restarts nothing."""
+    """Report that the process is alive, without checking any engine."""
     return Health(alive=True)
 
 
 @get("/readyz", operation_id="getReadiness", opt=OPEN, tags=["about"])
 async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
-    """Ask every engine, 2 s at most; 503 when one is down, naming which."""
-    checks = checks_of(about.house)
+    """Check every engine for up to 2 s; 503 if one is down, with its name."""
+    checks = checks_of(about.app)
     answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
     engines = {name: "up" if up else "down" for name, up in zip(checks, answers, strict=True)}
     ready = all(answers)
@@ -112,35 +112,41 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     media_type=CONTENT_TYPE_LATEST,
 )
 def get_metrics(about: NamedDependency[About]) -> bytes:
-    """Prometheus series of this process and of the other roles on this machine."""
-    return merged_metrics(about.house.metrics_folder, "api")
+    """Return the Prometheus series of all roles on this machine."""
+    return merged_metrics(about.app.metrics_folder, "api")
 
 
-@get("/problems", operation_id="listProblems", opt=KNOWN, sync_to_thread=False, tags=["about"])
+@get(
+    "/problems",
+    operation_id="listProblems",
+    opt=AUTHENTICATED,
+    sync_to_thread=False,
+    tags=["about"],
+)
 def list_problems() -> list[ErrorKind]:
-    """Every error code this server may answer with."""
+    """List every error code of this server."""
     return [_row(error) for error in _errors().values()]
 
 
 @get(
     "/problems/{code:str}",
     operation_id="getProblem",
-    opt=KNOWN,
+    opt=AUTHENTICATED,
     sync_to_thread=False,
     tags=["about"],
 )
 def get_problem(code: FromPath[str]) -> ErrorKind:
-    """What an error code means; the `type` of every problem document leads here."""
+    """Return the meaning of an error code; the `type` of each problem document links here."""
     error = _errors().get(code)
     if error is None:
-        raise RouteUnknown("no error has this code: /problems lists them all")
+        raise RouteUnknown("no error has this code: /problems lists all codes")
     return _row(error)
 
 
 @get(
     "/v1/audit",
     operation_id="listAudit",
-    summary="List what was done in the console",
+    summary="List actions of the console",
     opt={"scope": ALL_SCOPES},
     tags=["about"],
 )
@@ -149,7 +155,7 @@ async def list_audit(
     before: FromQuery[int | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> list[AuditLine]:
-    """List what was done in the console, newest first: who, what, when, from where; the next page is `before` the last id."""
+    """List actions of the console, newest first; pass the last id as `before` for the next page."""
     return await audit.lines(before=before, lines_max=limit)
 
 
@@ -164,9 +170,9 @@ ROUTES: Final[list[Any]] = [
 ]
 
 
-def checks_of(house: House) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """How each engine in use is asked whether it answers."""
-    engines = house.engines
+def checks_of(app: Application) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """A check for each engine in use."""
+    engines = app.engines
     checks: dict[str, Callable[[], Awaitable[Any]]] = {}
     if engines.postgres is not None:
         checks["postgres"] = lambda: engines.postgres.value(SQL.ping)
@@ -186,7 +192,7 @@ async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
 
 
 def _errors() -> dict[str, type[HeadraceError]]:
-    for module, library in LATE_ERRORS.items():
+    for module, library in LAZY_ERROR_MODULES.items():
         if find_spec(library):
             import_module(module)
     return {**error_table(), UnexpectedError.code: UnexpectedError}

@@ -1,7 +1,7 @@
-"""Settings, scopes and errors of the web floor, and what it asks of the house that it serves.
+"""Settings, scopes and errors of the web server, and the protocol of the application it serves.
 
-The bounds on heads are those common servers use by default: 8 KiB a field and a target, 32 KiB and 100
-fields together.
+The limits of heads are defaults of common servers: 8 KiB per field and target, 32 KiB and 100
+fields in total.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ SCOPES: Final[dict[str, str]] = {
     "jobs:write": "Enqueue and cancel jobs; pause queues; set lanes.",
     "fetch:read": "See customers, catalogues, listings and photos.",
     "fetch:write": "Set customers and feeds; upload catalogues.",
-    "media:read": "See objects, nodes, disks and who owns what.",
+    "media:read": "See objects, nodes, disks and owners.",
     "media:write": "Store, purge, warm and sign; change nodes and disks.",
     "views:hit": "Count views.",
     "views:read": "See totals, series and top lists of views.",
-    "views:write": "Delete, move and check what was counted.",
+    "views:write": "Delete, move and check counts.",
     "feed:read": "See feeds, posts, followers, markers.",
     "feed:write": "Post, delete, follow, mute, block, read, rebuild.",
     "metrics:read": "Read the Prometheus series.",
-    ALL_SCOPES: "Everything, also what later versions add.",
+    ALL_SCOPES: "Everything, including scopes of later versions.",
 }
 ANY_SCOPE: Final = "any"
-"""What a route names that any valid secret token may call."""
+"""The scope of a route that any valid secret token may call."""
 PUBLISHABLE_SCOPES: Final = frozenset({"views:hit"})
-"""What a key that stands in web pages may carry."""
+"""The scopes that a publishable key may carry."""
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 HEAD_FIELD_BYTES_MAX: Final = 8 * 1024
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_FIELDS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8 * 1024
-WHOLE_ANSWER: Final = "headrace.response.whole"
-"""An ASGI message with status, headers and body at once; taken where the scope names it as an extension."""
+WHOLE_RESPONSE: Final = "headrace.response.whole"
+"""ASGI extension: one message with status, headers and body."""
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
@@ -84,11 +84,11 @@ class WebConfig:
     """Section `web`."""
 
     listen: tuple[str, int] = setting(
-        "127.0.0.1:8080", "Where the HTTP API listens; port 0 takes a free one.", parse_listen
+        "127.0.0.1:8080", "Where the HTTP API listens; port 0 selects a free port.", parse_listen
     )
     allowed_hosts: tuple[str, ...] = setting(
         "",
-        "Host names that requests may name, beside loopback names, IP addresses and `listen`.",
+        "Accepted Host names, in addition to loopback names, IP addresses and `listen`.",
         parse_hosts,
     )
     body_max_bytes: int = setting(
@@ -96,46 +96,48 @@ class WebConfig:
     )
     connections_max: int = setting(
         "1024",
-        "Connections at once; one more closes the longest idle one, or is answered 503 where none is idle.",
+        "Open connections; one more closes the longest idle one, or gets 503 if none is idle.",
         parse_count,
     )
     connections_per_address: int = setting(
         "512",
-        "Connections at once from one address (of IPv6 from one /64); raise it to connections_max behind a"
-        " proxy.",
+        "Open connections from one address (IPv6: one /64); behind a proxy raise it to"
+        " connections_max.",
         parse_count,
     )
     requests_per_token: int = setting(
         "30000",
-        "Requests a second of one secret token to one API process; more are 429.",
+        "Requests per second of one secret token to one API process; more get 429.",
         parse_rate,
     )
     requests_per_key: int = setting(
         "2000",
-        "Requests a second with one publishable key to one API process, of all its pages together.",
+        "Requests per second with one publishable key to one API process, all pages together.",
         parse_rate,
     )
     requests_open_per_token: int = setting(
-        "512", "Requests of one token that one API process answers at once.", parse_rate
+        "512", "Open requests of one token at one API process.", parse_rate
     )
     idempotency_kept_s: float = setting(
-        "24h", "How long an Idempotency-Key is known.", parse_duration_s
+        "24h", "How long an Idempotency-Key and its response are stored.", parse_duration_s
     )
-    audit_kept_s: float = setting("400d", "How long lines of the audit are kept.", parse_duration_s)
-    keep_alive_s: float = setting("75s", "How long an idle connection is kept.", parse_duration_s)
+    audit_kept_s: float = setting(
+        "400d", "How long lines of the audit log are stored.", parse_duration_s
+    )
+    keep_alive_s: float = setting(
+        "75s", "How long an idle connection stays open.", parse_duration_s
+    )
     head_timeout_s: float = setting(
         "10s", "Longest time to send the head of a request.", parse_duration_s
     )
-    body_stall_s: float = setting(
-        "10s", "Longest time in which a body sends less than 4 KiB.", parse_duration_s
-    )
+    body_stall_s: float = setting("10s", "Longest time for 4 KiB of a body.", parse_duration_s)
     graceful_stop_s: float = setting(
-        "5s", "Time for requests under way when the server stops.", parse_duration_s
+        "5s", "Time for open requests to finish when the server stops.", parse_duration_s
     )
 
 
 class Engines(Protocol):
-    """The engines of a house; one it has no use for is None."""
+    """The engines of an application; None for an unused engine."""
 
     @property
     def postgres(self) -> Any: ...
@@ -147,8 +149,8 @@ class Engines(Protocol):
     def blobs(self) -> Any: ...
 
 
-class House(Protocol):
-    """What the web floor serves: rooms put together by someone above it."""
+class Application(Protocol):
+    """The application that the web server serves: its settings, engines, services and routes."""
 
     @property
     def config(self) -> Loaded: ...
@@ -164,11 +166,11 @@ class House(Protocol):
 
     @property
     def secret(self) -> str:
-        """The root secret, of which keys are derived."""
+        """The root secret that keys are derived from."""
         ...
 
     def services(self) -> dict[str, Any]:
-        """Services by the parameter name under which handlers ask for them."""
+        """Services by the parameter name of the handlers."""
         ...
 
     def routes(self) -> list[Any]:
@@ -177,91 +179,91 @@ class House(Protocol):
 
 
 class IdempotencyUnsupported(InvalidInput):
-    """The request carries `Idempotency-Key` and its route keeps none."""
+    """The route does not support `Idempotency-Key`."""
 
     code = "web.idempotency_unsupported"
 
 
 class IdempotencyKeyInvalid(InvalidInput):
-    """An `Idempotency-Key` that is empty, too long or not printable."""
+    """The `Idempotency-Key` is empty, too long or not printable."""
 
     code = "web.idempotency_key_invalid"
 
 
 class IdempotencyMismatch(InvalidInput):
-    """An `Idempotency-Key` that was used for another request."""
+    """The `Idempotency-Key` was used for another request."""
 
     code = "web.idempotency_mismatch"
 
 
 class IdempotencyInFlight(Conflict):
-    """A request with the same `Idempotency-Key` is still under way."""
+    """A request with the same `Idempotency-Key` is in progress."""
 
     code, retryable = "web.idempotency_in_flight", True
 
 
 class TokenRefused(Unauthenticated):
-    """No token, or one that is wrong, expired or revoked: always the same answer."""
+    """The token is missing, wrong, expired or revoked; the response is the same."""
 
     code = "web.unauthenticated"
 
 
 class ScopeMissing(Forbidden):
-    """The token is valid and lacks the scope of this route."""
+    """The token is valid but lacks the scope of this route."""
 
     code = "web.insufficient_scope"
 
 
 class OriginRefused(Forbidden):
-    """A browser page of another origin asks for a change."""
+    """A browser page of another origin requests a change."""
 
     code = "web.origin_not_allowed"
 
 
 class HostRefused(Malformed):
-    """The Host header is missing, doubled, or names a host that is not ours."""
+    """The Host header is missing, repeated or names an unknown host."""
 
     code, status = "web.host_not_allowed", 421
 
 
 class BadRequest(Malformed):
-    """The bytes are no HTTP request, or a doubtful one."""
+    """The bytes are not an HTTP request, or an ambiguous one."""
 
     code = "web.bad_request"
 
 
 class BodyMalformed(Malformed):
-    """The body is no JSON document."""
+    """The body is not a JSON document."""
 
     code = "web.malformed_json"
 
 
 class BodyInvalid(InvalidInput):
-    """The body or a parameter means nothing valid; `errors` of the answer lists the faults."""
+    """The body or a parameter is not valid; `errors` of the response lists the faults."""
 
     code = "web.invalid_input"
 
 
 class ParameterRepeated(Malformed):
-    """A query parameter is given several times and the route takes one value."""
+    """A query parameter is repeated and the route accepts one value."""
 
     code = "web.parameter_repeated"
 
 
 class BodyTooLarge(TooLarge):
-    """The request body is over its bound."""
+    """The request body is over its size limit."""
 
     code = "web.body_too_large"
 
 
 class HeadTooLarge(TooLarge):
-    """A header field, or all of them together, is over the bound."""
+    """A header field, or all of them together, is over the size limit."""
 
     code, status = "web.head_too_large", 431
 
 
 class TargetTooLong(TooLarge):
-    """The request target is over the bound."""
+    """The request target is over the size limit."""
 
     code, status = "web.target_too_long", 414
 
@@ -279,53 +281,53 @@ class RouteUnknown(NotFound):
 
 
 class MethodRefused(Malformed):
-    """The route exists and has no such method."""
+    """The route does not support this method."""
 
     code, status = "web.method_not_allowed", 405
 
     def __init__(self, allow: str) -> None:
-        super().__init__(f"this route has no such method: it takes {allow}")
+        super().__init__(f"this route does not support the method: use {allow}")
         self.allow = allow
 
 
 class MediaTypeRefused(Malformed):
-    """The body has a media type or an encoding that is not taken."""
+    """The media type or encoding of the body is not supported."""
 
     code, status = "web.unsupported_media_type", 415
 
 
 class Overloaded(Unavailable):
-    """As many connections as allowed are in use, in all or from one address."""
+    """The maximum of connections is in use, in total or from one address."""
 
     code = "web.overloaded"
 
 
 class RateLimited(LimitExceeded):
-    """A token sends more requests a second than one API process takes from it."""
+    """The token is over its rate limit at one API process."""
 
     code = "web.rate_limited"
 
 
 class TooManyRequestsOpen(LimitExceeded):
-    """A token has as many requests under way at one API process as it may."""
+    """The token has its maximum of open requests at one API process."""
 
     code = "web.too_many_requests_open"
 
 
 class Stopping(Unavailable):
-    """The server stops; a request outlived the time it leaves."""
+    """The server stops and the request did not finish in time."""
 
     code = "web.stopping"
 
 
 class AddressInUse(Conflict):
-    """Another program listens where the API should."""
+    """Another program uses the address of `web.listen`."""
 
     code = "web.address_in_use"
 
 
 class AddressRefused(InvalidInput):
-    """The machine does not let us listen at the address of `web.listen`."""
+    """The machine does not permit listening at the address of `web.listen`."""
 
     code = "web.address_refused"
 
@@ -343,12 +345,12 @@ class TokenUnknown(NotFound):
 
 
 class ScopeUnknown(InvalidInput):
-    """A scope that no route asks for."""
+    """The scope does not exist."""
 
     code = "web.scope_unknown"
 
 
 class ScopeNotPublishable(InvalidInput):
-    """A key for web pages is to carry a scope that is not for everybody."""
+    """A publishable key would carry a scope that is not public."""
 
     code = "web.scope_not_publishable"

@@ -1,7 +1,7 @@
-"""Errors out: every failure as `application/problem+json` (RFC 9457), from the one table of errors.
+"""Errors as `application/problem+json` (RFC 9457), from the one table of errors.
 
-Ours carry their own status, code and text. Litestar's are translated to ours. Anything else is our
-mistake: it is logged once with its stack, and the caller sees a request id and nothing of the inside.
+A HeadraceError carries its status, code and text. Litestar's errors are translated. Any other
+error is logged with its stack, and the caller receives only a request id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.web.model import (
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PATH: Final = "/problems/"
 CLOSING: Final = frozenset({408, 413, 414, 421, 431})
-"""After these the rest of the connection is in doubt or unwanted."""
+"""Statuses after which the connection is closed."""
 _LOG: Final = logger(__name__)
 
 
@@ -49,7 +49,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong, in the shape of RFC 9457 with our members beside."""
+    """An error document of RFC 9457 with our additional members."""
 
     type: str
     title: str
@@ -62,18 +62,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnexpectedError(HeadraceError):
-    """A mistake of ours; the log tells more under the request id."""
+    """An internal error; the log has its stack under the request id."""
 
     code = "internal"
 
 
 def title_of(code: str) -> str:
-    """`jobs.lease_lost` -> `Lease lost`."""
+    """The title of a code: `Lease lost` for `jobs.lease_lost`."""
     return code.rpartition(".")[2].replace("_", " ").capitalize()
 
 
 def problem_of(error: HeadraceError) -> Problem:
-    """The document that tells `error`."""
+    """The problem document for `error`."""
     return Problem(
         type=TYPE_PATH + error.code,
         title=title_of(error.code),
@@ -87,7 +87,7 @@ def problem_of(error: HeadraceError) -> Problem:
 
 
 def headers_of(error: HeadraceError) -> dict[str, str]:
-    """The headers that go with `error`, beside the content type."""
+    """The headers of the response for `error`, without the content type."""
     headers = {"cache-control": "no-store"}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -100,8 +100,8 @@ def headers_of(error: HeadraceError) -> dict[str, str]:
     return headers
 
 
-def as_ours(error: Exception) -> HeadraceError:
-    """`error` in our words; what nobody expected is logged here, once."""
+def to_headrace_error(error: Exception) -> HeadraceError:
+    """The HeadraceError for `error`; an unexpected error is logged with its stack."""
     if isinstance(error, HeadraceError):
         if error.status == 500:
             _LOG.error("request_failed", code=error.code, exc_info=error)
@@ -112,13 +112,17 @@ def as_ours(error: Exception) -> HeadraceError:
         return _translate(error)
     _LOG.error("request_failed", code=UnexpectedError.code, exc_info=error)
     return UnexpectedError(
-        "the server failed on this request, which is our mistake: report it with the request id"
+        "the server failed on this request: report the error with the request id"
     )
 
 
 def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """The exception handler of the Litestar app."""
-    ours = _route_unknown(request) if isinstance(error, NotFoundException) else as_ours(error)
+    """The problem response for any exception; Litestar's exception handler."""
+    ours = (
+        _route_unknown(request)
+        if isinstance(error, NotFoundException)
+        else to_headrace_error(error)
+    )
     return Response(
         msgspec.json.encode(problem_of(ours)),
         status_code=ours.status,
@@ -136,14 +140,14 @@ def _translate(error: HTTPException) -> HeadraceError:
         case ValidationException():
             return _invalid_parameters(error)
         case _ if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
-            return BodyTooLarge("the body is longer than this route takes: send less at a time")
+            return BodyTooLarge("the body is over the limit of this route: send less per request")
         case ClientException():
-            return BadRequest(f"the request is not understood: {error.detail}")
+            return BadRequest(f"the request is not valid: {error.detail}")
     return BadRequest(f"the request is refused: {error.detail}")
 
 
 def _route_unknown(request: Request[Any, Any, Any]) -> RouteUnknown:
-    """Litestar knows no route of a path whose number is none; a person wants to hear of the number."""
+    """The error for an unknown path; it names a path parameter that must be a number."""
     given = [part for part in request.scope["path"].split("/") if part]
     for route in request.app.routes:
         wrong = _wrong_number(given, route.path_components)
@@ -154,7 +158,7 @@ def _route_unknown(request: Request[Any, Any, Any]) -> RouteUnknown:
 
 
 def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | None:
-    """Name and text of the first parameter that is no integer, where all else of the path fits."""
+    """Name and text of the first non-integer parameter of a path that otherwise matches."""
     if len(given) != len(wanted):
         return None
     wrong = None
@@ -177,14 +181,14 @@ def _method_refused(error: MethodNotAllowedException) -> HeadraceError:
 def _invalid_parameters(error: ValidationException) -> HeadraceError:
     extra: Any = error.extra if isinstance(error.extra, list) else []
     problems = tuple(
-        FieldProblem(_place_of(fault), "invalid", str(fault.get("message", "not valid")))
+        FieldProblem(_source_of(fault), "invalid", str(fault.get("message", "not valid")))
         for fault in extra
     )
     texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3]) or error.detail
     return BodyInvalid(f"the request has parameters that are not valid: {texts}", problems=problems)
 
 
-def _place_of(fault: Any) -> str:
-    """`query: limit`."""
+def _source_of(fault: Any) -> str:
+    """The source of a fault, such as `query: limit`."""
     source = fault.get("source", "parameter")
     return f"{getattr(source, 'value', source)}: {fault.get('key', '')}"

@@ -1,7 +1,7 @@
-"""The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process.
+"""The app and its server: the rooms' routes in one Litestar app, served by uvicorn in this process.
 
-A request passes the guard, the pages for people, the hot routes, and unless one of these answers, Litestar. Reads of hot
-routes whose head was seen before take the short way (`shortcut.py`).
+A request passes the guard, the console's pages, the fast paths and, unless one of these answers,
+Litestar. A read whose head bytes were seen before skips the parser as well (`fast_path`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvicorn
@@ -21,107 +21,148 @@ from litestar import Litestar, Response, get
 from litestar.di import Provide
 from litestar.openapi.config import OpenAPIConfig
 
-from headrace.kernel import cursors
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import CURSOR_USE, derive_key
 from headrace.web import http
-from headrace.web.admission import Admission
-from headrace.web.audit import Audit
 from headrace.web.auth import Callers, ScopeGuard
 from headrace.web.bodies import BodyGuard, JsonBody, require_json
 from headrace.web.connection import Connection
-from headrace.web.cors import PageRoutes
-from headrace.web.guard import Guard, give_slashes_back
-from headrace.web.hot import HotRoutes
-from headrace.web.idempotency import Keys, Replay, render_replay, require_keys_kept
-from headrace.web.model import AddressInUse, AddressRefused, House, WebConfig
-from headrace.web.openapi import (
+from headrace.web.fast_path import FastRoutes, HeadCache
+from headrace.web.guard import Guard, PageRoutes, restore_slashes
+from headrace.web.idempotency import (
+    IdempotencyKeys,
+    Replay,
+    render_replay,
+    require_keys_supported,
+)
+from headrace.web.limits import Admission, Quotas
+from headrace.web.model import AddressInUse, AddressRefused, Application, WebConfig
+from headrace.web.problems import render_error
+from headrace.web.routes import (
+    Methods,
     describe,
+    require_plain_parameters,
     route_templates,
     routes_of_same_shape,
     routes_without_scope,
 )
-from headrace.web.pages import Beside, Pages
-from headrace.web.parameters import Methods, require_plain_parameters
-from headrace.web.problems import render_error
-from headrace.web.quotas import Quotas
-from headrace.web.shortcut import Shortcut
+from headrace.web.sessions import Audit
 from headrace.web.tokens import Tokens
 
 
-def create_api(house: House, pages: Pages | None = None) -> Guard:
-    """The ASGI app of `house`, and `pages` for people beside it.
+class Pages(Protocol):
+    """An ASGI app for people, whose paths begin with `prefix`."""
 
-    Asserts that each route names its scope and has a shape of its own.
+    @property
+    def prefix(self) -> str: ...
+
+    @property
+    def templates(self) -> set[str]:
+        """Path templates that metrics may use as label values."""
+        ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
+class PageRouter:
+    """An ASGI layer: requests below the prefix of `pages` go there, all others to `api`.
+
+    A browser that requests `/` is redirected to the pages.
     """
-    return _layers(house, pages)[0]
+
+    def __init__(self, pages: Pages, api: Any) -> None:
+        self._pages, self._api = pages, api
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Route one request."""
+        path, prefix = scope["path"], self._pages.prefix
+        if path == prefix or path.startswith(f"{prefix}/"):
+            await self._pages(scope, receive, send)
+        elif path == "/" and scope["method"] == "GET" and _wants_html(scope):
+            scope["path_template"] = "/"
+            location = (b"location", prefix.encode())
+            headers = [location, (b"vary", b"Accept"), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 303, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await self._api(scope, receive, send)
 
 
-def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
-    callers = Callers(Tokens(house.engines.postgres))
-    quotas = Quotas(house.config.section(WebConfig))
-    app = create_app(house, callers, quotas)
-    hot = HotRoutes(app, callers, quotas, house.services())
-    inner: Any = Methods(hot, app)
-    templates = route_templates(app)
+def _wants_html(scope: Any) -> bool:
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+
+def create_api(app: Application, pages: Pages | None = None) -> Guard:
+    """The ASGI app for the routes of `app` and for `pages`.
+
+    Raises: AssertionError for a route without a scope, or two routes of one shape.
+    """
+    return _layers(app, pages)[0]
+
+
+def _layers(app: Application, pages: Pages | None) -> tuple[Guard, FastRoutes]:
+    callers = Callers(Tokens(app.engines.postgres))
+    config = app.config.section(WebConfig)
+    quotas = Quotas(config)
+    api = create_app(app, callers, quotas)
+    fast = FastRoutes(api, callers, quotas, app.services())
+    inner: Any = Methods(fast, api)
+    templates = route_templates(api)
     if pages is not None:
-        inner, templates = Beside(pages, inner), templates | pages.templates
-    config = house.config.section(WebConfig)
-    return Guard(inner, config, templates, PageRoutes(app, callers)), hot
+        inner, templates = PageRouter(pages, inner), templates | pages.templates
+    return Guard(inner, config, templates, PageRoutes(api, callers)), fast
 
 
 def create_app(
-    house: House, callers: Callers | None = None, quotas: Quotas | None = None
+    app: Application, callers: Callers | None = None, quotas: Quotas | None = None
 ) -> Litestar:
-    """The Litestar app inside, without what guard and hot routes add."""
-    app = _assemble(house, callers or Callers(Tokens(house.engines.postgres)), quotas, None)
-    missing, doubled = routes_without_scope(app), routes_of_same_shape(app)
+    """The inner Litestar app, without the guard and the fast paths."""
+    api = _assemble(app, callers or Callers(Tokens(app.engines.postgres)), quotas, None)
+    missing, doubled = routes_without_scope(api), routes_of_same_shape(api)
     assert not missing, f"routes without a known scope, add opt={{'scope': ...}}: {missing}"
     assert not doubled, f"routes of the same shape: {doubled}"
-    return app
+    return api
 
 
-def describe_api(house: House) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of `house`."""
-    callers = Callers(Tokens(house.engines.postgres))
+def describe_api(app: Application) -> dict[str, Any]:
+    """The OpenAPI 3.1 document for the routes of `app`."""
+    callers = Callers(Tokens(app.engines.postgres))
     described = _assemble(
-        house,
+        app,
         callers,
         None,
         OpenAPIConfig(
             title="Headrace",
-            version=house.version,
-            description="Jobs, photo fetching, view counters, feeds and media of a content platform.",
+            version=app.version,
+            description="Jobs, photo fetching, view counters, feeds and media for content sites.",
             use_handler_docstrings=True,
         ),
     )
-    return describe(_assemble(house, callers, None, None), described)
+    return describe(_assemble(app, callers, None, None), described)
 
 
 def _assemble(
-    house: House, callers: Callers, quotas: Quotas | None, openapi: OpenAPIConfig | None
+    app: Application, callers: Callers, quotas: Quotas | None, openapi: OpenAPIConfig | None
 ) -> Litestar:
-    config = house.config.section(WebConfig)
-    audit = Audit(house.engines.postgres, kept_s=config.audit_kept_s)
-    services = {"audit": audit, **house.services(), "about": http.About(house)}
-    keys = Keys(house.engines.postgres, kept_s=config.idempotency_kept_s)
+    config = app.config.section(WebConfig)
+    audit = Audit(app.engines.postgres, kept_s=config.audit_kept_s)
+    services = {"audit": audit, **app.services(), "about": http.About(app)}
+    keys = IdempotencyKeys(app.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(
-        route_handlers=[*http.ROUTES, _openapi_route(house), *house.routes()],
+        route_handlers=[*http.ROUTES, _openapi_route(app), *app.routes()],
         dependencies={
-            name: Provide(_giver(service), sync_to_thread=False)
+            name: Provide(_provider(service), sync_to_thread=False)
             for name, service in services.items()
         }
         | {
-            "once": Provide(keys.once),
-            # Asked for when it is needed: a house without lists needs no secret.
-            "cursor_key": Provide(
-                lambda: derive_key(house.secret, cursors.USE), sync_to_thread=False
-            ),
+            "idempotency": Provide(keys.for_request),
+            # Derived on use: an app without listings needs no secret.
+            "cursor_key": Provide(lambda: derive_key(app.secret, CURSOR_USE), sync_to_thread=False),
         },
         guards=[
-            give_slashes_back,
+            restore_slashes,
             ScopeGuard(callers, quotas or Quotas(config)),
             require_plain_parameters,
-            require_keys_kept,
+            require_keys_supported,
             require_json,
             BodyGuard(config.body_max_bytes),
         ],
@@ -135,53 +176,53 @@ def _assemble(
     )
 
 
-def _openapi_route(house: House) -> Any:
+def _openapi_route(app: Application) -> Any:
     @functools.cache
     def encoded() -> bytes:
-        return msgspec.json.encode(describe_api(house))
+        return msgspec.json.encode(describe_api(app))
 
     @get(
         "/openapi.json",
         operation_id="getOpenApi",
-        opt=http.KNOWN,
+        opt=http.AUTHENTICATED,
         sync_to_thread=True,
         tags=["about"],
         media_type="application/json",
     )
     def get_openapi() -> Response[bytes]:
-        """This description of the API, OpenAPI 3.1."""
+        """Return the OpenAPI 3.1 description of this API."""
         return Response(encoded(), media_type="application/json")
 
     return get_openapi
 
 
-def _giver(service: Any) -> Callable[[], Any]:
+def _provider(service: Any) -> Callable[[], Any]:
     return lambda: service
 
 
 async def run_api(
-    house: House,
+    app: Application,
     stop: asyncio.Event,
     on_ready: Callable[[str, int], None],
     pages: Pages | None = None,
 ) -> None:
-    """Serve until `stop`; `on_ready(host, port)` is called once connections are taken.
+    """Serve until `stop`; call `on_ready(host, port)` once the socket accepts connections.
 
-    On stop no new connection is taken, and requests under way have `web.graceful_stop` to end.
+    After `stop` no connection is accepted, and open requests have `web.graceful_stop` to finish.
     Raises: AddressInUse, AddressRefused.
     """
-    config = house.config.section(WebConfig)
+    config = app.config.section(WebConfig)
     listener = bind(config.listen)
     try:
         host, port = listener.getsockname()[:2]
-        guard, hot = _layers(house, pages)
+        guard, fast = _layers(app, pages)
         server = _Server(
             uvicorn.Config(
                 guard,
                 http=partial(  # type: ignore[arg-type]
                     Connection,
                     limits=config,
-                    shortcut=Shortcut(guard, hot),
+                    heads=HeadCache(guard, fast),
                     admission=Admission(config),
                 ),
                 ws="none",
@@ -214,21 +255,21 @@ def bind(listen: tuple[str, int]) -> socket.socket:
         where = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
-                f"{where} is taken by another program: stop it, or set web.listen"
-                " (HEADRACE_WEB_LISTEN) to another address; port 0 takes a free one"
+                f"{where} is in use by another program: stop it, or set web.listen"
+                " (HEADRACE_WEB_LISTEN) to another address; port 0 selects a free port"
             ) from error
         raise AddressRefused(
-            f"cannot listen at {where} ({error.strerror}): set web.listen (HEADRACE_WEB_LISTEN) to an"
-            " address of this machine and a port that may be used"
+            f"cannot listen at {where} ({error.strerror}): set web.listen (HEADRACE_WEB_LISTEN)"
+            " to an address of this machine and a permitted port"
         ) from error
-    # Connections inherit it. uvloop sets it itself, asyncio only where a socket names its protocol: a body then
-    # waits for the acknowledgement of its head, 46 ms a request on loopback instead of 2.
+    # Connections inherit the option. asyncio sets it only if a socket names its protocol. Without
+    # it a body waits for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server that tells when it is ready and leaves signals to whoever runs the role."""
+    """uvicorn's server with a ready callback, without signal handlers."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

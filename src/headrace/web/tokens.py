@@ -1,12 +1,12 @@
-"""Tokens: made once, shown once, kept as their SHA-256.
+"""API tokens: shown once on creation, stored as their SHA-256.
 
-A token is `hrt_`, 43 characters of 256 random bits, and 6 characters of CRC-32 over them, all base 62:
-one word to a double click, found by secret scanners through its prefix, and a truncated paste is told
-without asking PostgreSQL. The hash is looked up by equality in an index; a timing difference there tells
-of hashes, never of tokens (the scheme of the large code hosts).
+A token is `hrt_`, 43 characters of 256 random bits, and 6 characters of their CRC-32, all base 62.
+A double click selects it, secret scanners find its prefix, and the checksum rejects a truncated
+paste without a query. The hash is looked up by equality in an index; a timing difference there
+reveals hashes, never tokens.
 
-A publishable key is the same with `hrk_` in front. It stands in web pages for all to read, so it carries none but
-PUBLISHABLE_SCOPES, and is the only kind that is taken out of an address (`?k=`), where logs keep it.
+A publishable key has the prefix `hrk_`. Web pages contain it, so it carries only PUBLISHABLE_SCOPES
+and is the only kind of token that is accepted in an address (`?k=`), which logs store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.ids import require_id
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.web.model import (
     ALL_SCOPES,
     PUBLISHABLE_SCOPES,
@@ -34,6 +34,7 @@ from headrace.web.model import (
     ScopeNotPublishable,
     ScopeUnknown,
     TokenNameTaken,
+    TokenRefused,
     TokenUnknown,
 )
 
@@ -48,7 +49,7 @@ _SHAPE: Final = re.compile(r"hr[tk]_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token; the token itself is not."""
+    """A stored token, without its text."""
 
     id: int
     name: str
@@ -61,7 +62,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewToken:
-    """A token just made; `text` is never to be had again."""
+    """A new token; `text` cannot be read again."""
 
     text: str
     token: Token
@@ -69,13 +70,13 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: a token by name, and what it may do."""
+    """An authenticated caller: the token's name and scopes."""
 
     token_id: int
     name: str
     scopes: frozenset[str]
     is_publishable: bool = False
-    """Whether anybody may hold the token: it stands in web pages."""
+    """Whether the token is a publishable key, which web pages contain."""
 
     def may(self, scope: str) -> bool:
         """Whether the token carries `scope`."""
@@ -83,7 +84,7 @@ class Caller:
 
 
 def make_token(prefix: str = PREFIX) -> str:
-    """A fresh token, or a publishable key."""
+    """A new random token, or a publishable key."""
     body = _base62(int.from_bytes(secrets.token_bytes(32)), 43)
     return prefix + body + _checksum(body)
 
@@ -95,12 +96,20 @@ def is_token(text: str) -> bool:
 
 
 def hash_of(token: str) -> bytes:
-    """What is stored of a token."""
+    """The SHA-256 of a token."""
     return hashlib.sha256(token.encode()).digest()
 
 
+def refused() -> TokenRefused:
+    """The same error for every request without a valid token."""
+    return TokenRefused(
+        "this route needs a valid token: send the header `Authorization: Bearer hrt_...`;"
+        " `headrace tokens create` makes one"
+    )
+
+
 class Tokens:
-    """The verbs on tokens."""
+    """Creates, lists, revokes and looks up tokens."""
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
@@ -113,7 +122,7 @@ class Tokens:
         expires_s: float | None = None,
         publishable: bool = False,
     ) -> NewToken:
-        """Make and store a token, or a key for web pages.
+        """Create and store a token, or a publishable key.
 
         Raises: InvalidId, ScopeUnknown, ScopeNotPublishable, TokenNameTaken.
         """
@@ -132,29 +141,30 @@ class Tokens:
             )
         except ConstraintViolated as error:
             raise TokenNameTaken(
-                f"token {name!r} exists: choose another name, or `headrace tokens revoke {name}` first"
+                f"token {name!r} exists: choose another name, or run"
+                f" `headrace tokens revoke {name}` first"
             ) from error
         return NewToken(text, _token_from(row))
 
     async def list(self) -> list[Token]:
-        """The newest tokens, also those revoked; one page at most."""
+        """One page of tokens, newest first, including revoked tokens."""
         rows = await self._postgres.all(SQL.list_tokens, rows_max=PAGE_ROWS_MAX)
         return [_token_from(row) for row in rows]
 
     async def revoke(self, name: str) -> Token:
-        """End the valid token of `name`; every API process refuses it within 5 s.
+        """Revoke the valid token of `name`; every API process refuses it within 5 s.
 
         Raises: TokenUnknown.
         """
         row = await self._postgres.one(SQL.revoke_token, name=name)
         if row is None:
             raise TokenUnknown(
-                f"no valid token {name!r}: `headrace tokens ls` shows the names and what was revoked"
+                f"no valid token {name!r}: `headrace tokens ls` shows names and states"
             )
         return _token_from(row)
 
     async def find_caller(self, token: str) -> Caller | None:
-        """Whose token this is, or None if it is not valid. One statement."""
+        """The caller of a token, or None if it is not valid."""
         if not is_token(token):
             return None
         row = await self._postgres.one(SQL.find_caller, sha256=hash_of(token))
@@ -164,7 +174,7 @@ class Tokens:
         return Caller(row["id"], row["name"], frozenset(row["scopes"]), is_publishable)
 
     async def state_of(self, token: str) -> TokenState:
-        """What PostgreSQL knows of `token`, whose text is all that is given."""
+        """The state of a token."""
         if not is_token(token):
             return "no token"
         state: TokenState | None
@@ -172,9 +182,9 @@ class Tokens:
         return state or "unknown"
 
     async def keep_root(self, token: str) -> TokenState:
-        """Make `token` known with all scopes, unless it is known already; a revoked one stays revoked.
+        """Store `token` with all scopes unless it is stored; a revoked token stays revoked.
 
-        It touches no other token: several data folders may share one PostgreSQL. Idempotent.
+        Other tokens stay as they are: several data folders may share one PostgreSQL.
         """
         if is_token(token):
             await self._postgres.run(
@@ -188,37 +198,37 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class RootToken:
-    """The file of a data folder's root token, and whether that token still opens anything."""
+    """The file of a data folder's root token, and the state of that token."""
 
     file: Path
     state: TokenState
 
 
 def root_name(token: str) -> str:
-    """The name of a data folder's root token, told by the token itself: `root-1f2e3d4c`."""
+    """The name of a root token, derived from its hash: `root-1f2e3d4c`."""
     return f"{ROOT_NAME}-{hash_of(token).hex()[:8]}"
 
 
 def dead_token(token: RootToken) -> str:
-    """What to say of a root token that opens nothing."""
+    """The description of a root token that is not valid."""
     what = "holds no token" if token.state == "no token" else f"holds a token that is {token.state}"
     return f"{token.file} {what}"
 
 
-def mend_of(token: RootToken) -> str:
-    """How a person gets a token that works again, where the file's does not."""
+def remedy_for(token: RootToken) -> str:
+    """How to replace a root token that is not valid."""
     return (
-        f"delete {token.file} and run `headrace up` again, which makes a new one, or make one with"
+        f"delete {token.file} and run `headrace up` again to create a new one, or create one with"
         " `headrace tokens create NAME --scope '*'`"
     )
 
 
 async def ensure_root_token(folder: Path, tokens: Tokens) -> RootToken:
-    """The file with a token of all scopes, made on first use with mode 0600, and known to PostgreSQL.
+    """Create the data folder's root token on first use, in a file of mode 0600 and in PostgreSQL.
 
-    The file is written first: a crash in between is mended by the next call, and a token that was
-    revoked stays revoked. Deleting the file and calling again makes a new one; the old one is valid
-    until it is revoked, since nothing tells whose it was.
+    The file is written first, so the next call repairs a crash in between. A revoked token stays
+    revoked. After the file is deleted the next call creates a new token; the old one stays valid
+    until it is revoked.
     """
     path = folder / "token"
     text = await asyncio.to_thread(_load_or_make_file, path)
@@ -226,14 +236,14 @@ async def ensure_root_token(folder: Path, tokens: Tokens) -> RootToken:
 
 
 def _load_or_make_file(path: Path) -> str:
-    """The token in `path`, made there if there is none; safe with several processes."""
+    """The token in `path`, created if it is missing; safe for concurrent processes."""
     if not path.exists():
         draft = path.with_name(f".token.{secrets.token_hex(4)}")
         descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             os.write(descriptor, make_token().encode() + b"\n")
             os.fsync(descriptor)
-            # A link, unlike a rename, does not replace the token of a process that was faster.
+            # A link, unlike a rename, keeps the token of a process that was faster.
             with contextlib.suppress(FileExistsError):
                 path.hardlink_to(draft)
         finally:
@@ -246,7 +256,7 @@ def _require_scopes(scopes: tuple[str, ...]) -> list[str]:
     unknown = sorted(set(scopes) - SCOPES.keys())
     if unknown or not scopes:
         raise ScopeUnknown(
-            f"scopes {', '.join(unknown) or '(none)'} are not known: expected one or more of"
+            f"scopes {', '.join(unknown) or '(none)'} are unknown: expected one or more of"
             f" {', '.join(SCOPES)}"
         )
     return sorted(set(scopes))
@@ -256,8 +266,8 @@ def _require_publishable(scopes: list[str]) -> None:
     secret = sorted(set(scopes) - PUBLISHABLE_SCOPES)
     if secret:
         raise ScopeNotPublishable(
-            f"scopes {', '.join(secret)} are not for a key that all can read: expected"
-            f" {', '.join(sorted(PUBLISHABLE_SCOPES))} alone"
+            f"scopes {', '.join(secret)} are not allowed for a publishable key, which anyone can"
+            f" read: expected only {', '.join(sorted(PUBLISHABLE_SCOPES))}"
         )
 
 

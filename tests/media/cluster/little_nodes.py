@@ -1,4 +1,4 @@
-"""Small nodes on real sockets that can be told to misbehave, and a router that asks them."""
+"""Small nodes on real sockets with faults on demand, and a router that sends them requests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.secrets import derive_key
-from headrace.media.cluster.hop import KEY_USE, HopGuard, HopSigner
+from headrace.kernel.signing import derive_key
+from headrace.media.cluster.hop import KEY_USE, HopGate, HopGuard, HopSigner
 from headrace.media.cluster.membership import Member
 from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Generations
 from headrace.media.cluster.routing import Router
-from headrace.media.model import BLOCK_BYTES, ObjectUnknown, Shape
-from headrace.media.partitions import Candidate, Table
+from headrace.media.errors import ObjectUnknown
+from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.ranges import decide, format_http_date
 from headrace.media.requests import HeadReader, Request, key_of
 from headrace.media.sources import Span
@@ -24,13 +25,13 @@ KEYS = [derive_key("the secret that the little nodes share", KEY_USE)]
 
 CANNED = {
     "full": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
-    "speaks nonsense": b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+    "sends garbage": b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
 }
 
 
 @cache
-def table_of(nodes: tuple[tuple[str, str], ...], replicas: int) -> Table:
-    return Table.build([Candidate(name, dc) for name, dc in nodes], replicas)
+def table_of(nodes: tuple[tuple[str, str], ...], replicas: int) -> PartitionTable:
+    return PartitionTable.build([Candidate(name, dc) for name, dc in nodes], replicas)
 
 
 def shape_of(data: bytes) -> Shape:
@@ -38,7 +39,7 @@ def shape_of(data: bytes) -> Shape:
 
 
 class Shelf:
-    """A source over bytes in memory that counts what is asked of it."""
+    """A source over bytes in memory that counts its requests."""
 
     def __init__(self, name: str, objects: dict[str, bytes]) -> None:
         self.name, self.objects = name, objects
@@ -60,7 +61,7 @@ class Shelf:
 
 
 class LittleNode:
-    """Serves objects by range to hops, as far as its `mood` lets it."""
+    """Serves objects by range to hops, as its `mood` allows."""
 
     def __init__(self, name: str, objects: dict[str, bytes], *, dc: str = "") -> None:
         self.name, self.objects, self.dc = name, objects, dc
@@ -71,7 +72,10 @@ class LittleNode:
         self.going_on = asyncio.Event()
         self.member: Member | None = None
         shelf = Shelf("own", objects)
-        self.router = Router(shelf, shelf, self.generations, name=name, guard=HopGuard(KEYS, name))
+        self.gate = HopGate(
+            HopGuard(KEYS, name), self.generations, name=name, refresh_purges=lambda: None
+        )
+        self.router = Router(shelf, shelf, self.generations, name=name)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -120,7 +124,7 @@ class LittleNode:
             await writer.drain()
             await self.going_on.wait()
             if self.mood == "ends half-way":
-                # In order, so that what was sent arrives.
+                # In order, so that the sent bytes arrive.
                 writer.close()
                 return
             answer = answer[half:]
@@ -133,13 +137,13 @@ class LittleNode:
         if self.mood in CANNED:
             return CANNED[self.mood]
         try:
-            hop = self.router.is_internal(request)
+            hop = self.gate.hop_of(request)
         except HeadraceError as error:
             return _answered(f"{error.status} {error.code}", [("Content-Length", "0")], b"")
         assert hop is not None
         data = self.objects.get(key_of(request.target))
         if data is None:
-            fields = [] if self.mood == "denies all" else self.router.reply_fields(hop, "", 0, 0)
+            fields = [] if self.mood == "denies all" else self.gate.reply_fields(hop, "", 0, 0)
             return _answered("404 Not Found", [*fields, ("Content-Length", "0")], b"")
         shape = shape_of(data)
         decision = decide(request.method, request.fields, shape)
@@ -150,12 +154,12 @@ class LittleNode:
     def _of_object(self, request, hop, data: bytes, decision) -> bytes:
         shape = shape_of(data)
         start, length = decision.start, decision.length_bytes
-        proof = self.router.reply_fields(hop, shape.etag, start, length)
-        if self.mood == "is a stranger":
+        proof = self.gate.reply_fields(hop, shape.etag, start, length)
+        if self.mood == "has another secret":
             proof = (("X-Headrace-Reply", "00" * 32),)
         if self.mood == "gives another part":
             start += 1
-            proof = self.router.reply_fields(hop, shape.etag, start, length)
+            proof = self.gate.reply_fields(hop, shape.etag, start, length)
         fields = [
             *proof,
             ("ETag", f'"{shape.etag}"'),
@@ -177,8 +181,8 @@ def _answered(status: str, fields, body: bytes) -> bytes:
     return "\r\n".join([*lines, "\r\n"]).encode() + body
 
 
-class Asking:
-    """A router of a node that keeps nothing itself, among `nodes`."""
+class AskedRouter:
+    """A router of a node without keys of its own, among `nodes`."""
 
     def __init__(self, nodes: list[LittleNode], objects: dict[str, bytes], replicas: int) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -188,10 +192,14 @@ class Asking:
         self.slow: list[str] = []
         signer = HopSigner(KEYS, "asker")
         self.router = Router(
-            self.own, self.origin, self.generations,
-            name="asker", dc="here", signer=signer,
+            self.own,
+            self.origin,
+            self.generations,
+            name="asker",
+            dc="here",
+            signer=signer,
             on_peer_out=lambda peer: self.outs.append(peer.name),
-        )  # fmt: skip
+        )
         self.peers = {
             node.name: Peer(
                 node.member, signer, timeout_s=1.0, on_slow=lambda p: self.slow.append(p.name)
@@ -202,11 +210,11 @@ class Asking:
         self.router.table = table_of(tuple((node.name, node.dc) for node in nodes), replicas)
 
     def order(self, key: str) -> list[LittleNode]:
-        """The nodes as they are asked for `key`."""
+        """The nodes in the order of requests for `key`."""
         return [self.nodes[peer.name] for peer in self.router.others(key)]
 
     async def get(self, key: str, start: int = 0, end: int = 1000) -> bytes:
-        """Bytes of the first block, as a request for them would go."""
+        """The bytes of the first block, as a request gets them."""
         source = self.router.source(key, None)
         shape = source.shape_now(key) or await source.shape(key)
         data = await source.block(key, shape, 0, Span(start, min(end, shape.size_bytes)))
@@ -216,11 +224,11 @@ class Asking:
 
 @asynccontextmanager
 async def asking(objects: dict[str, bytes], *, count: int = 2, replicas: int = 2, dcs=("",)):
-    """A router, and nodes that keep what it asks for."""
+    """A router, and nodes that keep its keys."""
     nodes = [LittleNode(f"n{i}", dict(objects), dc=dcs[i % len(dcs)]) for i in range(count)]
     for node in nodes:
         await node.start()
-    found = Asking(nodes, objects, replicas)
+    found = AskedRouter(nodes, objects, replicas)
     try:
         yield found
     finally:

@@ -1,4 +1,4 @@
-"""Where bytes are taken from when nodes are well, gone, slow, full, lying or of another opinion."""
+"""The source of bytes when nodes are healthy, dead, slow, full, lying or of another version."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import time
 import msgspec
 import pytest
 from little_nodes import asking, shape_of
+from tests.kit.waiting import wait_true
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopSigner
-from headrace.media.cluster.peers import Peer, parse_answer_head
+from headrace.media.cluster.peer_messages import parse_answer_head
+from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Purge, PurgeList
 from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
-from headrace.media.model import BLOCK_BYTES, ObjectUnknown, SourceCut
-from headrace.media.partitions import Candidate, Table
+from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.sources import Span
-from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"
@@ -51,7 +53,7 @@ async def test_what_is_ours_or_came_by_a_hop_goes_no_further():
         assert found.source(KEY, None).name == "peer"
         hop = object()
         assert found.source(KEY, hop) is router.own
-        found.table = Table.build([Candidate("asker")], 2)
+        found.table = PartitionTable.build([Candidate("asker")], 2)
         assert found.source(KEY, None) is router.own
         found.table = None
         assert found.source(KEY, None) is router.own
@@ -69,8 +71,8 @@ async def test_the_replica_of_our_own_data_centre_is_asked_first():
     [
         "resets",
         "cuts",
-        "speaks nonsense",
-        "is a stranger",
+        "sends garbage",
+        "has another secret",
         "gives another part",
         "ignores ranges",
     ],
@@ -90,7 +92,7 @@ async def test_whatever_the_first_replica_does_the_second_gives_the_right_bytes(
         assert router.origin.blocks_asked == 0
 
 
-@pytest.mark.parametrize("mood", ["resets", "is a stranger", "denies all", "full"])
+@pytest.mark.parametrize("mood", ["resets", "has another secret", "denies all", "full"])
 async def test_shapes_are_believed_only_from_who_proves_itself(mood):
     async with asking({KEY: DATA}) as router:
         first, second = router.order(KEY)
@@ -114,7 +116,7 @@ async def test_a_dead_node_costs_one_attempt_and_is_back_after_a_probe():
         peer = router.peers[first.name]
         assert not await peer.probe()
         await first.start(port)
-        # A probe has half a second, which a busy machine may not give it each time.
+        # A probe has half a second, which a busy machine may exceed.
         await wait_true(peer.probe, what="the node is back")
         peer.health.probe_succeeded()
         assert router.order(KEY)[0] is first
@@ -221,7 +223,7 @@ async def test_an_object_replaced_meanwhile_is_cut_and_its_shape_forgotten():
 
 
 async def begun(source, shape, span: Span):
-    """A block whose first part is here."""
+    """A block whose first part is received."""
     coming = await source.begin_block(KEY, shape, 0, span)
     await wait_true(lambda: coming.filled_bytes > 20_000)
     return coming
@@ -238,13 +240,15 @@ async def test_bytes_are_passed_on_while_the_rest_of_the_block_comes():
         assert 20_000 < here < 199_990
         assert bytes(coming.part(0)) == DATA[10 : 10 + here]
         assert bytes(coming.part(here)) == b""
-        assert await source.begin_block(KEY, shape, 0, Span(10, 200_000)) is coming, "asked once"
+        assert await source.begin_block(KEY, shape, 0, Span(10, 200_000)) is coming, (
+            "requested once"
+        )
         told = []
         coming.call_at_more(lambda: told.append(coming.filled_bytes))
         first.going_on.set()
         assert await coming.whole() == DATA[10:200_000]
         assert told[0] > here
-        assert not router.router.coming
+        assert not router.router.receiving
         assert not second.asked
         first.mood = "good"
         assert await router.get(KEY) == DATA[:1000]
@@ -268,7 +272,7 @@ async def test_a_peer_lost_half_way_costs_nothing_the_rest_is_asked_of_the_next(
         assert 10 + here <= int(rest.removeprefix("bytes=").partition("-")[0]) < 110_000
         assert router.origin.blocks_asked == are_both_lost
         assert router.outs == [node.name for node in (first, second)][: 1 + are_both_lost]
-        await wait_true(lambda: not router.router.mending)
+        await wait_true(lambda: not router.router.repairs)
 
 
 async def test_an_object_replaced_while_a_peer_is_lost_is_cut():
@@ -394,7 +398,7 @@ def test_what_is_no_answer_of_a_node_is_refused(data):
 
 @pytest.mark.slow
 async def test_the_load_of_a_dead_node_is_spread_over_all_others():
-    """By requests that were really made: each within the noise of its fair share, measured in thousands."""
+    """By real requests: each share is within the noise of the fair share."""
     count = 12
     async with asking({}, count=count) as router:
         keys = [f"tracks/{number}.mp3" for number in range(1500)]
@@ -403,7 +407,7 @@ async def test_the_load_of_a_dead_node_is_spread_over_all_others():
         router.peers["n5"].health.probe_failed()
         for node in router.nodes.values():
             node.objects.update(dict.fromkeys(keys, b"x"))
-        # All nodes are in this loop: many connecting at once would take longer than a peer is given.
+        # All nodes run in this loop: many concurrent connects would exceed the limit of a peer.
         for start in range(0, len(keys), 20):
             await asyncio.gather(*(router.get(key) for key in keys[start : start + 20]))
         asked = [

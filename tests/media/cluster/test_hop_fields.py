@@ -1,4 +1,4 @@
-"""A hop field is worth something once, for one request, to one node; anything else is refused."""
+"""A hop field is valid once, for one request, to one node; anything else is refused."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import (
     HOP_FIELD,
     KEY_USE,
+    AnswerSpan,
     HopGuard,
     HopRefused,
     HopSigner,
-    Told,
     covered_by,
     reply_of,
 )
@@ -25,7 +25,7 @@ OTHER_USE = derive_key("one secret of a cluster, long enough", "media-url")
 
 
 @dataclass
-class Asked:
+class PeerRequest:
     """A request's head."""
 
     method: str = "GET"
@@ -42,7 +42,7 @@ class Clock:
         return self.now_s
 
 
-def signed(line, asked: Asked, *, to: str = "b", generation: int = 0) -> str:
+def signed(line, asked: PeerRequest, *, to: str = "b", generation: int = 0) -> str:
     value, mac = line.sign(to, covered_by(asked.method, asked.target, asked.fields), generation)
     asked.fields[HOP_FIELD] = value
     return mac
@@ -55,7 +55,7 @@ def clock():
 
 @pytest.fixture
 def line(clock):
-    return HopSigner([KEY], "a", clock).line()
+    return HopSigner([KEY], "a", clock).sequence()
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def guard(clock):
 
 
 def test_a_client_s_request_is_no_hop(guard):
-    assert guard.judge(Asked()) is None
+    assert guard.judge(PeerRequest()) is None
 
 
 def test_a_hop_is_known_by_its_sender(guard, line):
     for generation in (0, 7):
-        asked = Asked()
+        asked = PeerRequest()
         mac = signed(line, asked, generation=generation)
         hop = guard.judge(asked)
         assert hop is not None
@@ -88,7 +88,7 @@ def test_a_hop_is_known_by_its_sender(guard, line):
     ],
 )
 def test_it_is_worth_nothing_for_another_request(guard, line, change):
-    asked = Asked()
+    asked = PeerRequest()
     signed(line, asked)
     change(asked)
     with pytest.raises(HopRefused):
@@ -96,7 +96,7 @@ def test_it_is_worth_nothing_for_another_request(guard, line, change):
 
 
 def test_every_changed_character_of_it_is_refused(guard, line):
-    asked = Asked()
+    asked = PeerRequest()
     signed(line, asked)
     value = asked.fields[HOP_FIELD]
     for place, character in enumerate(value):
@@ -122,7 +122,7 @@ def test_every_changed_character_of_it_is_refused(guard, line):
     ],
 )
 def test_what_is_no_hop_field_is_refused(guard, value):
-    asked = Asked()
+    asked = PeerRequest()
     asked.fields[HOP_FIELD] = value
     with pytest.raises(HopRefused):
         guard.judge(asked)
@@ -130,27 +130,27 @@ def test_what_is_no_hop_field_is_refused(guard, value):
 
 @pytest.mark.parametrize("key", [OTHER_KEY, OTHER_USE], ids=["other secret", "other use"])
 def test_other_keys_are_refused(guard, clock, key):
-    asked = Asked()
-    signed(HopSigner([key], "a", clock).line(), asked)
+    asked = PeerRequest()
+    signed(HopSigner([key], "a", clock).sequence(), asked)
     with pytest.raises(HopRefused):
         guard.judge(asked)
 
 
 def test_a_secret_that_is_being_changed_is_accepted_by_whoever_knows_both(guard, clock):
-    asked = Asked()
-    signed(HopSigner([NEXT_KEY, KEY], "a", clock).line(), asked)
+    asked = PeerRequest()
+    signed(HopSigner([NEXT_KEY, KEY], "a", clock).sequence(), asked)
     assert guard.judge(asked) is not None
 
 
 def test_a_hop_meant_for_another_node_is_refused(guard, line):
-    asked = Asked()
+    asked = PeerRequest()
     signed(line, asked, to="c")
     with pytest.raises(HopRefused, match="another node"):
         guard.judge(asked)
 
 
 def test_it_counts_once(guard, line):
-    asked = Asked()
+    asked = PeerRequest()
     signed(line, asked)
     assert guard.judge(asked) is not None
     with pytest.raises(HopRefused, match="came before"):
@@ -158,7 +158,7 @@ def test_it_counts_once(guard, line):
 
 
 def test_an_older_one_of_the_same_connection_is_refused(guard, line):
-    first, second = Asked(), Asked()
+    first, second = PeerRequest(), PeerRequest()
     signed(line, first)
     signed(line, second)
     assert guard.judge(second) is not None
@@ -168,7 +168,7 @@ def test_an_older_one_of_the_same_connection_is_refused(guard, line):
 
 @pytest.mark.parametrize("away_s", [31, -31, 3600])
 def test_it_counts_for_half_a_minute(guard, line, clock, away_s):
-    asked = Asked()
+    asked = PeerRequest()
     signed(line, asked)
     clock.now_s += away_s
     with pytest.raises(HopRefused, match="clocks"):
@@ -177,35 +177,35 @@ def test_it_counts_for_half_a_minute(guard, line, clock, away_s):
 
 def test_what_is_remembered_is_bounded_and_kept_as_long_as_it_counts(guard, clock):
     signer = HopSigner([KEY], "a", clock)
-    kept = Asked()
-    signed(signer.line(), kept)
+    kept = PeerRequest()
+    signed(signer.sequence(), kept)
     assert guard.judge(kept) is not None
     for _ in range(40):
         clock.now_s += 1.0
-        asked = Asked()
-        signed(signer.line(), asked)
+        asked = PeerRequest()
+        signed(signer.sequence(), asked)
         guard.judge(asked)
     with pytest.raises(HopRefused):
         guard.judge(kept)
     assert len(guard._newest) == 41
     clock.now_s += 100
-    asked = Asked()
-    signed(signer.line(), asked)
+    asked = PeerRequest()
+    signed(signer.sequence(), asked)
     guard.judge(asked)
     assert len(guard._newest) == 1
 
 
 def test_an_answer_is_proven_for_its_hop_version_and_span(guard, clock):
     signer = HopSigner([KEY], "a", clock)
-    asked, other = Asked(), Asked()
-    line = signer.line()
+    asked, other = PeerRequest(), PeerRequest()
+    line = signer.sequence()
     mac, other_mac = signed(line, asked), signed(line, other)
     hop = guard.judge(asked)
     assert hop is not None
-    reply = reply_of(hop, Told("etag", 0, 10))
-    assert signer.is_proven(mac, reply, Told("etag", 0, 10))
+    reply = reply_of(hop, AnswerSpan("etag", 0, 10))
+    assert signer.is_authentic(mac, reply, AnswerSpan("etag", 0, 10))
     for wrong in [("other", 0, 10), ("etag", 1, 10), ("etag", 0, 11)]:
-        assert not signer.is_proven(mac, reply, Told(*wrong))
-    assert not signer.is_proven(other_mac, reply, Told("etag", 0, 10))
+        assert not signer.is_authentic(mac, reply, AnswerSpan(*wrong))
+    assert not signer.is_authentic(other_mac, reply, AnswerSpan("etag", 0, 10))
     for nonsense in ("", "zz", reply[:-2], reply[:32]):
-        assert not signer.is_proven(mac, nonsense, Told("etag", 0, 10))
+        assert not signer.is_authentic(mac, nonsense, AnswerSpan("etag", 0, 10))

@@ -1,4 +1,4 @@
-"""The members: entered by themselves, changed by people, never by half."""
+"""Members register themselves and are changed by operators, never partially."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from headrace.media.cluster.documents import Document, DocumentDamaged, is_reserved
+from headrace.media.cluster.cluster_config import Document, DocumentDamaged, is_reserved
 from headrace.media.cluster.membership import (
     MEMBERSHIP,
     RAMP_S,
@@ -34,7 +34,7 @@ async def test_nodes_enter_themselves_and_are_changed_by_name(roster):
     await roster.register(member("a", started_at_s=50.0), replicas=2)
     found = await roster.read()
     assert [one.name for one in found.members] == ["a", "b"]
-    assert (found.version, found.replicas) == (2, 2), "who started last knows best"
+    assert (found.version, found.replicas) == (2, 2), "the last start wins"
     await roster.drain("a")
     await roster.set_weight("b", 0.5)
     found = await roster.read()

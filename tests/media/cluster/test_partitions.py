@@ -1,4 +1,4 @@
-"""Who keeps what: alike everywhere, even, and moving no more than it must."""
+"""The owners of keys: the same everywhere, even, and with minimal moves."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.media.partitions import CAP, PARTITIONS, Candidate, Table, partition_of
+from headrace.media.partitions import CAP, PARTITIONS, Candidate, PartitionTable, partition_of
 
 GOLDEN_ROWS = ["c/b", "c/b", "a/b", "c/b", "a/b", "c/b"]
 GOLDEN_SHA256 = "29360ad6e0378df4"
 
 
 @cache
-def twelve(dcs: int = 1) -> Table:
-    return Table.build([Candidate(f"n{i:02}", f"dc{i % dcs}") for i in range(12)], 2)
+def twelve(dcs: int = 1) -> PartitionTable:
+    return PartitionTable.build([Candidate(f"n{i:02}", f"dc{i % dcs}") for i in range(12)], 2)
 
 
-def firsts(table: Table) -> Counter[str]:
+def firsts(table: PartitionTable) -> Counter[str]:
     return Counter(table.owners(partition)[0] for partition in range(PARTITIONS))
 
 
@@ -40,10 +40,10 @@ def test_keys_are_spread_over_all_partitions():
 
 @pytest.mark.slow
 def test_a_table_is_the_same_for_any_order_and_for_ever():
-    """Nodes of two versions stand side by side: the table of given nodes may not change between them."""
+    """Nodes of two versions coexist, so the table of given nodes may not change between them."""
     nodes = [Candidate("a", "x", 1), Candidate("b", "y", 0.5), Candidate("c", "x", 2)]
-    table = Table.build(nodes, 2)
-    again = Table.build(reversed(nodes), 2)
+    table = PartitionTable.build(nodes, 2)
+    again = PartitionTable.build(reversed(nodes), 2)
     rows = ["/".join(table.owners(partition)) for partition in range(PARTITIONS)]
     assert rows == ["/".join(again.owners(partition)) for partition in range(PARTITIONS)]
     assert rows[:6] == GOLDEN_ROWS
@@ -53,9 +53,9 @@ def test_a_table_is_the_same_for_any_order_and_for_ever():
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_no_nodes_and_fewer_nodes_than_replicas(replicas):
-    assert Table.build([], replicas).owners(7) == ()
-    assert Table.build([], replicas).shares() == {}
-    alone = Table.build([Candidate("a")], replicas)
+    assert PartitionTable.build([], replicas).owners(7) == ()
+    assert PartitionTable.build([], replicas).shares() == {}
+    alone = PartitionTable.build([Candidate("a")], replicas)
     assert alone.owners(0) == alone.owners(PARTITIONS - 1) == ("a",)
     assert alone.shares() == {"a": 1.0}
 
@@ -95,7 +95,7 @@ def test_the_second_replica_stands_in_another_data_centre():
 @pytest.mark.slow
 def test_a_data_centre_of_one_node_is_not_given_every_second_replica():
     nodes = [Candidate(f"n{i}", "big") for i in range(6)] + [Candidate("alone", "small")]
-    table = Table.build(nodes, 2)
+    table = PartitionTable.build(nodes, 2)
     places = Counter(name for p in range(PARTITIONS) for name in table.owners(p))
     assert places["alone"] <= CAP * 2 * PARTITIONS / 7 + 2
 
@@ -110,8 +110,8 @@ def test_a_node_that_leaves_moves_only_what_it_had(data):
         for i in range(count)
     ]
     gone = data.draw(st.sampled_from(nodes))
-    before = Table.build(nodes, 1)
-    after = Table.build([node for node in nodes if node != gone], 1)
+    before = PartitionTable.build(nodes, 1)
+    after = PartitionTable.build([node for node in nodes if node != gone], 1)
     moved = sum(before.owners(p) != after.owners(p) for p in range(PARTITIONS))
     had = firsts(before)[gone.name]
     assert had <= moved <= had + 0.02 * PARTITIONS
@@ -123,7 +123,7 @@ def test_a_node_that_leaves_moves_only_what_it_had(data):
 @settings(max_examples=2, deadline=None)
 @given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.5, 4.0]), min_size=2, max_size=3))
 def test_shares_follow_weights(weights):
-    table = Table.build([Candidate(f"n{i}", "", w) for i, w in enumerate(weights)], 2)
+    table = PartitionTable.build([Candidate(f"n{i}", "", w) for i, w in enumerate(weights)], 2)
     shares = table.shares()
     for index, weight in enumerate(weights):
         fair = weight / sum(weights)
@@ -132,8 +132,10 @@ def test_shares_follow_weights(weights):
 
 @pytest.mark.slow
 def test_a_weight_that_is_lowered_takes_from_that_node_alone():
-    even = Table.build([Candidate(f"n{i}") for i in range(4)], 1)
-    lighter = Table.build([Candidate(f"n{i}", "", 0.5 if i == 2 else 1) for i in range(4)], 1)
+    even = PartitionTable.build([Candidate(f"n{i}") for i in range(4)], 1)
+    lighter = PartitionTable.build(
+        [Candidate(f"n{i}", "", 0.5 if i == 2 else 1) for i in range(4)], 1
+    )
     gains = even.gains(lighter)
     assert gains["n2"] <= 0.005
     assert sum(gains.values()) == pytest.approx(1 / 4 - 1 / 7, abs=0.02)
@@ -141,7 +143,7 @@ def test_a_weight_that_is_lowered_takes_from_that_node_alone():
 
 @pytest.mark.slow
 def test_what_has_no_replica_left_is_spread_over_those_that_are():
-    table = Table.build([Candidate(name) for name in "abcd"], 1)
+    table = PartitionTable.build([Candidate(name) for name in "abcd"], 1)
     shares = table.shares({"a"})
     assert sum(shares.values()) == pytest.approx(1)
     assert table.orphaned({"a"}) == pytest.approx(0.25, abs=0.01)

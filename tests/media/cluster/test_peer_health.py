@@ -1,4 +1,4 @@
-"""Who is asked: out by failures, back by a probe alone."""
+"""Peer health: failures take a peer out, only a probe brings it back."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from headrace.media.cluster.health import FAILURES_MAX, Health
 
 def test_a_refused_connection_takes_a_peer_out_at_once():
     health = Health()
-    assert health.fail(is_gone=True)
+    assert health.fail(is_refused=True)
     assert not health.is_usable
-    assert not health.fail(is_gone=True), "told once"
+    assert not health.fail(is_refused=True), "reported once"
 
 
 def test_three_bad_answers_in_a_row_take_it_out_and_a_good_one_between_saves_it():
     health = Health()
     for _ in range(10):
-        assert not health.fail(is_gone=False)
-        assert not health.fail(is_gone=False)
+        assert not health.fail(is_refused=False)
+        assert not health.fail(is_refused=False)
         health.succeed()
-    assert [health.fail(is_gone=False) for _ in range(3)] == [False, False, True]
+    assert [health.fail(is_refused=False) for _ in range(3)] == [False, False, True]
 
 
 def test_only_a_probe_brings_it_back():
     health = Health()
-    health.fail(is_gone=True)
+    health.fail(is_refused=True)
     health.succeed()
     assert not health.is_usable
     assert health.probe_succeeded()
     assert health.is_usable
-    assert not health.probe_succeeded(), "told once"
+    assert not health.probe_succeeded(), "reported once"
 
 
 STEPS = st.lists(st.sampled_from(["good", "bad", "gone", "probe good", "probe bad"]))
@@ -49,7 +49,7 @@ def test_it_is_what_happened_last_that_counts(steps):
             bad = bad if is_usable or step == "probe bad" else 0
             is_usable = step == "probe good"
         else:
-            health.fail(is_gone=step == "gone")
+            health.fail(is_refused=step == "gone")
             bad += 1
             is_usable = is_usable and step == "bad" and bad < FAILURES_MAX
         assert health.is_usable == is_usable

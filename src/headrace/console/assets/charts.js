@@ -1,4 +1,4 @@
-// Draws the documents of charts with uPlot, in the page's colours; without scripts the sparks beneath stay.
+// Draws charts with uPlot in the page's colours; without scripts the sparklines stay.
 "use strict";
 
 const headraceCharts = (() => {
@@ -6,7 +6,7 @@ const headraceCharts = (() => {
   const tones = { bad: "--bad", warn: "--warn", good: "--good" };
 
   const colour = (name) => {
-    // Resolves light-dark(), which a canvas does not know.
+    // Resolves light-dark(), which canvas does not support.
     const probe = document.createElement("span");
     probe.style.color = `var(${name})`;
     document.body.append(probe);
@@ -32,7 +32,7 @@ const headraceCharts = (() => {
   };
   const isKnown = (value) => value !== null && value !== undefined;
   const latest = (values) => values.findLast(isKnown) ?? null;
-  // A value between two that are unknown has no line to be on: it is a point.
+  // A value between two gaps has no line, so it is drawn as a point.
   const alone = (plot, at) => {
     const values = plot.data[at];
     const found = [...values.keys()].filter((index) => isKnown(values[index]) && !isKnown(values[index - 1]) && !isKnown(values[index + 1]));
@@ -41,7 +41,7 @@ const headraceCharts = (() => {
 
   const series = (line, index, kind) => {
     const stroke = colour(tones[line.tone] || `--chart-${(index % 4) + 1}`);
-    // Without a pointer over the chart the legend tells the latest values.
+    // Without a pointer over the chart, the legend shows the latest values.
     const value = (plot, _, at, row) => short(row === null ? latest(plot.data[at]) : plot.data[at][row]);
     const one = { label: line.label, stroke, width: 1.5, value, points: { show: false, filter: alone, size: 5 } };
     if (kind === "bars") {
@@ -74,8 +74,8 @@ const headraceCharts = (() => {
     const data = JSON.parse(source.textContent);
     const rows = [data.xs, ...data.lines.map((line) => line.values)];
     const [what] = plot.getAttribute("aria-label").split("; ");
-    const told = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${short(line.values.at(-1))}`);
-    plot.setAttribute("aria-label", [what, ...told].join("; "));
+    const latestValues = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${short(line.values.at(-1))}`);
+    plot.setAttribute("aria-label", [what, ...latestValues].join("; "));
     const before = drawn.get(figure);
     if (before && before.series.length === rows.length) {
       before.setData(rows);

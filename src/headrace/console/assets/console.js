@@ -1,4 +1,5 @@
-// What pages do beyond plain HTML: live fragments, dialogs, keys, times that count. Pages work without it.
+// Enhancements of plain HTML pages: live updates, dialogs, keyboard shortcuts, relative times.
+// Pages work without this script.
 "use strict";
 
 (() => {
@@ -7,7 +8,7 @@
   const main = () => byId("main");
   root.classList.add("scripted");
 
-  // Times: every [data-ago] is shown as the time that passed.
+  // Relative times: every [data-ago] shows the time since its datetime.
   const units = [[86400, "d"], [3600, "h"], [60, "min"]];
   const span = (seconds) => {
     for (const [size, unit] of units) {
@@ -18,7 +19,7 @@
     }
     return `${Math.round(seconds)} s`;
   };
-  const tellTimes = () => {
+  const updateTimes = () => {
     const now = Date.now();
     document.querySelectorAll("time[data-ago]").forEach((time) => {
       const passed = (now - Date.parse(time.dateTime)) / 1000;
@@ -27,30 +28,30 @@
     });
   };
 
-  // A press: from the pointer's down to its click nothing moves or is replaced, or what was pressed is no longer under it and
-  // the click is lost. What comes meanwhile waits. A tap's click may come a while after the finger went.
+  // Between pointerdown and click, updates wait: replacing the pressed element would lose the click.
+  // The click of a tap may arrive some time after the finger is lifted.
   const PRESSABLE = "a, button, summary, label.check";
   const CLICK_MS = 350;
   let isPressed = false;
   let isDown = false;
   let releasing = null;
   const late = [];
-  const owed = new Set();
+  const delayed = new Set();
   const whenReleased = (act) => {
     if (isPressed) late.push(act);
     else act();
   };
-  const askOwed = () => {
-    const asking = [...owed];
-    owed.clear();
-    for (const elt of asking) if (elt.isConnected) elt.closest("form").dispatchEvent(new Event("change"));
+  const repeatDelayed = () => {
+    const pending = [...delayed];
+    delayed.clear();
+    for (const elt of pending) if (elt.isConnected) elt.closest("form").dispatchEvent(new Event("change"));
   };
   const release = () => {
     isPressed = false;
     for (const act of late.splice(0)) act();
-    askOwed();
+    repeatDelayed();
   };
-  const letGo = (ms) => {
+  const scheduleRelease = (ms) => {
     isDown = false;
     clearTimeout(releasing);
     releasing = setTimeout(release, ms);
@@ -63,51 +64,52 @@
   for (const [name, ms] of [["pointerup", CLICK_MS], ["pointercancel", 0], ["click", 0]]) {
     document.addEventListener(name, (event) => {
       if (!isPressed) return;
-      // What leads away from the page leaves nothing to ask again.
+      // After a click that leaves the page, no request needs to be repeated.
       const isLeaving = name === "click" && event.target.closest("a[href]") && !event.defaultPrevented;
-      if (isLeaving && !event.ctrlKey && !event.metaKey && !event.shiftKey) owed.clear();
-      letGo(ms);
+      if (isLeaving && !event.ctrlKey && !event.metaKey && !event.shiftKey) delayed.clear();
+      scheduleRelease(ms);
     });
   }
   document.addEventListener("pointermove", (event) => {
-    // It was let go where this page did not hear of it.
-    if (isDown && event.isPrimary && !event.buttons) letGo(CLICK_MS);
+    // The pointer was released outside of this page.
+    if (isDown && event.isPrimary && !event.buttons) scheduleRelease(CLICK_MS);
   });
 
-  // What follows a form as it is filled in waits for a press, and for the answer to the form; then it is asked again.
-  const isFollower = (elt) => elt.matches(".filters, #form [hx-get]");
+  // Requests that follow typing wait while a button is pressed and while the form is being sent.
+  // They are repeated afterwards.
+  const isTypingRequest = (elt) => elt.matches(".filters, #form [hx-get]");
   const isHeld = (elt) => isPressed || Boolean(elt.closest("#form form.htmx-request"));
   document.addEventListener("htmx:confirm", (event) => {
     const { elt, triggeringEvent } = event.detail;
-    if (!isFollower(elt) || !isHeld(elt) || triggeringEvent?.type === "submit") return;
+    if (!isTypingRequest(elt) || !isHeld(elt) || triggeringEvent?.type === "submit") return;
     event.preventDefault();
-    owed.add(elt);
+    delayed.add(elt);
   });
   document.addEventListener("htmx:beforeRequest", (event) => {
     const { elt } = event.detail;
-    if (!isFollower(elt)) return;
-    // What is answered to a form that was replaced meanwhile is not of the new one.
+    if (!isTypingRequest(elt)) return;
+    // Discard the response if its form was replaced meanwhile.
     const judge = ({ detail }) => {
       if (!elt.isConnected) detail.shouldSwap = false;
     };
     elt.addEventListener("htmx:beforeSwap", judge, { once: true });
   });
   document.addEventListener("htmx:afterRequest", (event) => {
-    if (!event.detail.successful) askOwed();
+    if (!event.detail.successful) repeatDelayed();
   });
 
-  // Live: one stream for the page, closed while nobody looks. It says something every 4 s.
+  // Live updates: one event stream per page, closed while the tab is hidden. Heartbeat: 4 s.
   const SILENT_MS = 12000;
   const HIDDEN_MS = 5000;
   const AGAIN_MS = 5000;
   let stream = null;
-  let heardAt = 0;
-  let listenedAt = 0;
+  let receivedAt = 0;
+  let connectedAt = 0;
   let opened = "";
-  let trouble = "";
+  let unavailable = "";
   let refusal = "";
   let refusedUntil = 0;
-  let isOver = false;
+  let isLoggedOut = false;
   let isStale = false;
   let staleAt = 0;
   let isLoading = false;
@@ -115,25 +117,25 @@
   let notBefore = 0;
   let typedAt = 0;
   let hiding = null;
-  // What this tab was sent counts through all the pages that it loads.
+  // The byte budget of a tab covers all pages that it loads.
   const tab = main().dataset.page || "";
   const liveState = (word, kind) => {
     const place = byId("live-state");
     if (place.textContent !== word) place.textContent = word;
     place.className = `when-scripted ${kind}`;
   };
-  const tellLive = () => {
+  const showLiveState = () => {
     if (Date.now() < refusedUntil) liveState(refusal, "off");
-    else if (isOver) liveState("not live: the login has ended, load the page to log in again", "off");
-    else if (!stream) liveState("still" in main().dataset ? "stands still: r loads it anew" : "", "");
-    else if (stream.readyState !== EventSource.OPEN && !(isJoining && Date.now() - listenedAt < AGAIN_MS)) liveState("not live: the numbers stand still", "off");
-    else if (Date.now() - heardAt > SILENT_MS) liveState("not live: the server says nothing", "off");
-    else if (trouble) liveState(`the numbers stand still: ${trouble}`, "off");
-    else if (isStale && isBusy()) liveState("not all is live: what came or went is shown once you are done here", "off");
-    else if (isStale && Date.now() - staleAt > 2 * AGAIN_MS) liveState("not all is live: what came or went is not shown yet", "off");
+    else if (isLoggedOut) liveState("not live: the session has ended, reload the page to log in", "off");
+    else if (!stream) liveState("still" in main().dataset ? "no live updates: press r to reload" : "", "");
+    else if (stream.readyState !== EventSource.OPEN && !(isJoining && Date.now() - connectedAt < AGAIN_MS)) liveState("not live: disconnected, values are not updated", "off");
+    else if (Date.now() - receivedAt > SILENT_MS) liveState("not live: no response from the server", "off");
+    else if (unavailable) liveState(`values are not updated: ${unavailable}`, "off");
+    else if (isStale && isBusy()) liveState("partly live: new and removed rows appear when you finish editing", "off");
+    else if (isStale && Date.now() - staleAt > 2 * AGAIN_MS) liveState("partly live: new and removed rows appear soon", "off");
     else liveState("live", "on");
   };
-  const tellMoment = (moment, stamp) => {
+  const showMoment = (moment, stamp) => {
     byId("as-of").dateTime = moment;
     byId("as-of").textContent = stamp || `${new Date(moment).toISOString().slice(0, 19).replace("T", " ")} UTC`;
   };
@@ -162,9 +164,8 @@
     if (!field?.form || !main().contains(field)) return false;
     return isChanged(field) || Date.now() - typedAt < AGAIN_MS;
   };
-  // What was said of the last action, where each table and the page were scrolled to, which row was chosen, and what had the
-  // focus: as they are when the answer comes, for a person goes on while it is asked for. Rows come and go: one is known by its
-  // first link.
+  // State to keep over a reload: flash message, scroll positions, selected row and focus. It is read
+  // when the response arrives, as the user may act meanwhile. The first link identifies a row.
   const boxes = () => [...main().querySelectorAll(".scroll")];
   const linkOf = (row) => row?.querySelector("a[href]")?.getAttribute("href");
   let kept = null;
@@ -173,10 +174,10 @@
     const at = rows().findIndex((row) => row.matches(".at"));
     const focused = main().contains(document.activeElement) ? document.activeElement : null;
     const { id } = focused || {};
-    kept = { at, link: linkOf(rows()[at]), focused, id, href: focused?.getAttribute("href"), box: boxes().indexOf(focused), told: null, scrolled: [], isSamePage };
+    kept = { at, link: linkOf(rows()[at]), focused, id, href: focused?.getAttribute("href"), box: boxes().indexOf(focused), flash: null, scrolled: [], isSamePage };
     scrolledTo = [scrollX, scrollY];
     if (!isSamePage) return;
-    kept.told = main().querySelector(":scope > .told");
+    kept.flash = main().querySelector(":scope > .flash");
     kept.scrolled = boxes().map((box) => [box.scrollLeft, box.scrollTop]);
   };
   const chosen = () => {
@@ -187,15 +188,15 @@
     }
     return kept.isSamePage || linkOf(all[kept.at]) === kept.link ? all[kept.at] : undefined;
   };
-  // What had the focus, or is in its place where that has gone.
+  // The element that had the focus, or the one in its place.
   const sameIn = (row) => {
     const same = kept.href && `a[href="${CSS.escape(kept.href)}"]`;
     const found = same ? row?.querySelector(same) || main().querySelector(same) || row?.querySelector("a[href]") : boxes()[kept.box];
     return found || (kept.id && byId(kept.id)) || main();
   };
-  const putBack = () => {
+  const restore = () => {
     if (!kept) return;
-    if (kept.told && !main().querySelector(":scope > .told")) main().prepend(kept.told);
+    if (kept.flash && !main().querySelector(":scope > .flash")) main().prepend(kept.flash);
     kept.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
     const row = chosen();
     row?.classList.add("at");
@@ -203,12 +204,12 @@
     kept = null;
   };
   const address = () => main().dataset.liveUrl || location.pathname + location.search;
-  const loadAnew = () => {
-    // What somebody types into is left alone; the page is loaded once that is over, and by itself once in AGAIN_MS at most.
+  const reload = () => {
+    // Do not replace a form while the user types. Reload at most once in AGAIN_MS.
     if (!isStale) staleAt = Date.now();
     isStale = true;
     if (isBusy() || isLoading || Date.now() < notBefore) {
-      tellLive();
+      showLiveState();
       return;
     }
     isLoading = true;
@@ -223,58 +224,58 @@
     stream = null;
   };
   const listen = () => {
-    // From one stream that was heard to the next: what stands here is of a moment ago.
-    isJoining = stream?.readyState === EventSource.OPEN && Date.now() - heardAt <= SILENT_MS;
+    // Switching between two working streams: the shown values are recent.
+    isJoining = stream?.readyState === EventSource.OPEN && Date.now() - receivedAt <= SILENT_MS;
     shut();
-    trouble = "";
-    const { page, frame, liveUrl } = main().dataset;
-    if (!page || isOver) {
-      tellLive();
+    unavailable = "";
+    const { page, layout, liveUrl } = main().dataset;
+    if (!page || isLoggedOut) {
+      showLiveState();
       return;
     }
-    const query = new URLSearchParams({ url: liveUrl, page, frame, tab });
+    const query = new URLSearchParams({ url: liveUrl, page, layout, tab });
     const own = new EventSource(`/console/live?${query}`);
     stream = own;
-    heardAt = listenedAt = Date.now();
+    receivedAt = connectedAt = Date.now();
     own.onopen = () => {
-      heardAt = Date.now();
-      // It was away: whatever was said meanwhile was not heard.
-      if (opened === page) loadAnew();
+      receivedAt = Date.now();
+      // After a reconnect, missed updates require a reload.
+      if (opened === page) reload();
       opened = page;
-      tellLive();
+      showLiveState();
     };
     own.onerror = () => {
       isJoining = false;
-      tellLive();
+      showLiveState();
     };
-    const hear = (name, act) =>
+    const on = (name, act) =>
       own.addEventListener(name, (event) => {
-        heardAt = Date.now();
-        if (event.lastEventId) tellMoment(event.lastEventId);
+        receivedAt = Date.now();
+        if (event.lastEventId) showMoment(event.lastEventId);
         act(JSON.parse(event.data));
-        tellLive();
+        showLiveState();
       });
-    hear("beat", () => {});
-    hear("stale", loadAnew);
-    hear("changes", (changes) =>
+    on("heartbeat", () => {});
+    on("stale", reload);
+    on("changes", (changes) =>
       whenReleased(() => {
         for (const [name, html] of Object.entries(changes)) change(name, html);
-        tellTimes();
+        updateTimes();
       }));
-    hear("trouble", ({ text }) => {
-      trouble = text;
+    on("unavailable", ({ text }) => {
+      unavailable = text;
     });
-    hear("over", () => {
-      isOver = true;
+    on("logged_out", () => {
+      isLoggedOut = true;
       shut();
     });
   };
-  const lookAfter = () => {
-    // A connection that died without a word is never heard again, and one that was refused is not tried again.
-    const isShut = stream?.readyState === EventSource.CLOSED && Date.now() - listenedAt > AGAIN_MS;
-    if (isShut || (stream && Date.now() - heardAt > 2 * SILENT_MS)) listen();
-    if (isStale && !document.hidden) loadAnew();
-    tellLive();
+  const checkStream = () => {
+    // EventSource does not detect dead connections and does not retry refused ones.
+    const isShut = stream?.readyState === EventSource.CLOSED && Date.now() - connectedAt > AGAIN_MS;
+    if (isShut || (stream && Date.now() - receivedAt > 2 * SILENT_MS)) listen();
+    if (isStale && !document.hidden) reload();
+    showLiveState();
   };
   document.addEventListener("visibilitychange", () => {
     clearTimeout(hiding);
@@ -284,7 +285,7 @@
   document.addEventListener("input", (event) => {
     typedAt = Date.now();
     const preview = event.target.closest("#form")?.querySelector(".preview");
-    if (preview) preview.textContent = "counting …";
+    if (preview) preview.textContent = "counting…";
   });
 
   // Dialogs.
@@ -314,23 +315,23 @@
   document.addEventListener("htmx:beforeSwap", (event) => {
     const { elt, path } = event.detail.requestConfig;
     if (elt === document.body) {
-      // A filter was sent while the page was loaded anew: what comes is of the address before.
+      // A filter changed during the reload: the response is for the previous URL.
       if (isPressed || path !== address()) event.detail.shouldSwap = false;
       else keep(true);
-    } else if (isFollower(elt) && isHeld(elt)) {
+    } else if (isTypingRequest(elt) && isHeld(elt)) {
       event.detail.shouldSwap = false;
-      owed.add(elt);
+      delayed.add(elt);
     } else if (event.detail.target.id === "main") {
       keep(false);
     }
   });
   document.addEventListener("htmx:beforeCleanupElement", (event) => {
-    // The new content stands before the old one: the focus goes straight from one to the other, and never to nothing.
-    if (event.target.id === "main") putBack();
+    // The new content is inserted before the old is removed, so the focus moves without a gap.
+    if (event.target.id === "main") restore();
   });
   document.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target.id === "main") scrollTo(...scrolledTo);
-    // The lines that follow what is typed are swapped as well: only a form that came itself takes the focus.
+    // Only a new form takes the focus; previews are swapped as well.
     const { id } = event.detail.target;
     if (id === "dialog-body") open("dialog");
     if (id !== "dialog-body" && id !== "form") return;
@@ -338,12 +339,12 @@
     (form?.querySelector("[aria-invalid]") || form?.querySelector("input:not([type=hidden]), select, textarea, .primary"))?.focus();
   });
   document.addEventListener("htmx:afterSettle", (event) => {
-    if (event.detail.elt.id === "main" || event.detail.target.id === "main") fresh();
+    if (event.detail.elt.id === "main" || event.detail.target.id === "main") pageLoaded();
   });
   const refuse = (text) => {
     refusal = text;
     refusedUntil = Date.now() + 2 * AGAIN_MS;
-    tellLive();
+    showLiveState();
   };
   document.addEventListener("htmx:responseError", (event) => refuse(`the server answered ${event.detail.xhr.status}`));
   document.addEventListener("htmx:sendError", () => refuse("the server does not answer"));
@@ -369,12 +370,12 @@
     k: () => step(-1),
     r: () => {
       notBefore = 0;
-      loadAnew();
+      reload();
     },
     Enter: () => main().querySelector(".at a[href]")?.click(),
   };
   const leave = (event) => {
-    // What was typed and not sent is gone, what is shown stays: by itself a browser would empty a search field and send that.
+    // Restore the submitted value. By default, browsers would clear a search field and submit it.
     const field = event.target;
     event.preventDefault();
     if (isChanged(field) && "defaultValue" in field) field.value = field.defaultValue;
@@ -408,24 +409,24 @@
     act();
   });
 
-  // On a phone menus are wider than the page: where one is stands in view.
+  // On a phone, menus are wider than the page: scroll the current item into view.
   const showPlace = () =>
     document.querySelectorAll("nav [aria-current]").forEach((link) => {
       const list = link.closest("ul");
       list.scrollLeft += link.getBoundingClientRect().left - list.getBoundingClientRect().left - 20;
     });
-  const fresh = () => {
+  const pageLoaded = () => {
     isStale = false;
     showPlace();
-    tellMoment(main().dataset.at, main().dataset.stamp);
-    tellTimes();
+    showMoment(main().dataset.at, main().dataset.stamp);
+    updateTimes();
     headraceCharts.drawAll();
     listen();
   };
   setInterval(() => {
-    whenReleased(tellTimes);
-    lookAfter();
+    whenReleased(updateTimes);
+    checkStream();
   }, 1000);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => headraceCharts.recolour());
-  fresh();
+  pageLoaded();
 })();

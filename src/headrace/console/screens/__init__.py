@@ -1,11 +1,11 @@
-"""The rooms of the console, in the order of its menu."""
+"""Rooms of the console, in menu order."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from headrace.console.screens import feed, fetch, jobs, media, overview, views
-from headrace.console.seeing import Room
+from headrace.console.views import Room
 
 ROOMS: Final[tuple[Room, ...]] = (
     overview.ROOM,

@@ -1,47 +1,196 @@
-"""PostgreSQL 18 and Valkey 9 out of their wheels, as children of one process, in one data folder.
+"""PostgreSQL 18 and Valkey 9 from their wheels, as children of one process, in one data folder.
 
-What a user may trust: one starter a folder; unix sockets inside the folder and no TCP; the engines end
-with their starter however it ends; after `kill -9` of everything the next start recovers by itself; no
-file, user, permission or shared memory file outside the folder is touched. All processes carry it out
-without a monitor: the kernel's parent-death signal, one record lock, and checks of /proc by exact
-executable and working directory before any process is ended.
+Promises: one starter per folder. Unix sockets inside the folder and no TCP. The engines end with
+their starter, however it ends. After `kill -9` of everything the next start recovers by itself. No
+file, user, permission or shared memory outside the folder is touched. This needs no monitor
+process: it uses the kernel's parent-death signal, one record lock, and checks of /proc by
+executable and working directory before any process is killed.
 
     <folder>/layout            marks the folder as ours, with the version of this layout
-    <folder>/lock              held for the starter's life; its pid inside
-    <folder>/postgres, valkey  the engines' data       <folder>/blobs   objects
-    <folder>/run               the two sockets, 0700   <folder>/logs    one log an engine
-    <folder>/object-store      which store of objects is expected (`engines.marked`)
+    <folder>/lock              held for the starter's life, with its pid
+    <folder>/postgres, valkey  the engines' data        <folder>/blobs   objects
+    <folder>/run               the two sockets, 0700    <folder>/logs    one log per engine
+    <folder>/object-store      the expected object store (`engines.mount_guard`)
 
-pair.py             start, stop, restart, wait      identity.py  which user may run PostgreSQL
-postgres_server.py  initdb, settings, command       launch.py    the program between us and an engine
-valkey_server.py    command                         spawn.py     one engine process and its log
-folder.py, lock.py  the data folder                 leftovers.py what an earlier run left behind
-machine.py          settings for memory and cores   sockets.py   paths longer than a socket's limit
+data_folder  the folder, its lock and the errors    servers   start and stop of each engine
+process      engine processes and orphans           launcher  the program before an engine
+settings     settings for the machine, sockets      identity  the user of PostgreSQL
 """
 
 from __future__ import annotations
 
-from headrace.engines.embedded.errors import (
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.engines.embedded.data_folder import (
     EngineMissing,
     FolderInUse,
+    FolderLock,
     FolderUnusable,
-    LeftoverAlive,
     NotRunning,
+    OrphanAlive,
     RootRefused,
     StartFailed,
     WrongVersion,
+    holder_pid,
+    is_locked,
+    lay_out,
+    not_readable,
+    usable_folder,
 )
-from headrace.engines.embedded.pair import EmbeddedEngines, running_endpoints
+from headrace.engines.embedded.process import EngineProcess, end_orphans
+from headrace.engines.embedded.servers import PostgresServer, ValkeyServer
+from headrace.engines.embedded.settings import (
+    POSTGRES_SOCKET,
+    VALKEY_SOCKET,
+    endpoints_of,
+    read_machine,
+)
+from headrace.engines.endpoints import Endpoints
 
 __all__ = [
     "EmbeddedEngines",
     "EngineMissing",
     "FolderInUse",
     "FolderUnusable",
-    "LeftoverAlive",
     "NotRunning",
+    "OrphanAlive",
     "RootRefused",
     "StartFailed",
     "WrongVersion",
     "running_endpoints",
 ]
+
+
+class EmbeddedEngines:
+    """PostgreSQL and Valkey as child processes, in the data folder `folder`.
+
+    `durable=False` turns fsync off, for tests that do not test durability. `extra` has further
+    settings of PostgreSQL, `valkey_extra` of Valkey. Start it in the main thread: the engines end
+    with the thread that started them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durable: bool = True,
+        extra: Mapping[str, str] | None = None,
+        valkey_extra: Mapping[str, str] | None = None,
+    ) -> None:
+        self._given = folder
+        self._durable = durable
+        self._extra = dict(extra or {})
+        self._valkey_extra = dict(valkey_extra or {})
+        self._lock: FolderLock | None = None
+        self._endpoints: Endpoints | None = None
+        self._servers: dict[str, PostgresServer | ValkeyServer] = {}
+
+    @property
+    def postgres_pid(self) -> int | None:
+        """The pid of PostgreSQL, or None while it does not run."""
+        return self._pid("postgres")
+
+    @property
+    def valkey_pid(self) -> int | None:
+        """The pid of Valkey, or None while it does not run."""
+        return self._pid("valkey")
+
+    async def start(self) -> Endpoints:
+        """Lock the folder, start both engines and wait until both respond.
+
+        Recovers after any kill. If the engines run already, only returns their endpoints. A failure
+        or cancellation leaves no process and no lock. Raises: FolderUnusable, FolderInUse,
+        EngineMissing, RootRefused, WrongVersion, OrphanAlive, MainThreadRequired, StartFailed.
+        """
+        if self._endpoints is not None:
+            return self._endpoints
+        folder = usable_folder(self._given)
+        lock = FolderLock(folder)
+        lock.acquire()
+        self._lock = lock
+        try:
+            lay_out(folder)
+            await end_orphans(folder)
+            machine = read_machine()
+            postgres = PostgresServer(folder, machine, durable=self._durable, extra=self._extra)
+            valkey = ValkeyServer(folder, machine, durable=self._durable, extra=self._valkey_extra)
+            self._servers = {postgres.name: postgres, valkey.name: valkey}
+            async with asyncio.TaskGroup() as group:
+                group.create_task(postgres.start())
+                group.create_task(valkey.start())
+        except BaseExceptionGroup as errors:
+            await self.stop()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._endpoints = endpoints_of(folder)
+        return self._endpoints
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Stop both engines within 30 s, by force if necessary, and unlock the folder.
+
+        Set `hurry` to shorten the timeouts.
+        """
+        event = hurry or asyncio.Event()
+        self._endpoints = None
+        try:
+            await asyncio.gather(*(server.stop(event) for server in self._servers.values()))
+        finally:
+            self._servers = {}
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    async def wait_exit(self) -> str:
+        """Wait until an engine ends unexpectedly; return its name. Raises: NotRunning."""
+        processes = [process for server in self._servers.values() if (process := server.process)]
+        if not processes:
+            raise NotRunning("the engines are not running: call start() before wait_exit()")
+        waits = {asyncio.ensure_future(process.wait()): process for process in processes}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return waits[next(iter(done))].name
+
+    async def restart(self, name: str) -> None:
+        """Restart the engine `name`. Raises: as `start`."""
+        server = self._servers[name]
+        await server.stop(asyncio.Event())
+        await server.start()
+
+    def _pid(self, name: str) -> int | None:
+        server = self._servers.get(name)
+        process: EngineProcess | None = server.process if server is not None else None
+        return process.pid if process is not None and process.is_alive else None
+
+
+def running_endpoints(folder: Path) -> Endpoints:
+    """The endpoints, for this process, of engines that another process runs in `folder`.
+
+    Raises: NotRunning, FolderUnusable.
+    """
+    path = folder.expanduser().resolve()
+    try:
+        return _running_endpoints(path)
+    except PermissionError as error:
+        raise not_readable(path, error) from error
+
+
+def _running_endpoints(path: Path) -> Endpoints:
+    if not is_locked(path):
+        raise NotRunning(
+            f"no engines run in data folder {path}: start them with `headrace up`", retry_after_s=5
+        )
+    run = path / "run"
+    if not ((run / POSTGRES_SOCKET).exists() and (run / VALKEY_SOCKET).exists()):
+        raise NotRunning(
+            f"the engines of data folder {path} are being started by process {holder_pid(path)}:"
+            " try again in a few seconds",
+            retry_after_s=1,
+        )
+    return endpoints_of(path)

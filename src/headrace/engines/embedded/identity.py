@@ -1,9 +1,10 @@
-"""As which user PostgreSQL runs: it refuses root, and initdb wants a user with a name.
+"""The user that PostgreSQL runs as: it refuses root, and initdb requires a user with a name.
 
-An ordinary user runs it as itself. Root runs it in a user namespace where root's uid is called by an
-ordinary name: the files stay root's, the host's users and permissions stay as they are. Where namespaces
-are refused (most containers), root becomes the system user `postgres`, else `nobody`, and gives it the
-PostgreSQL folder alone. A uid without a name (some containers) takes the namespace as well.
+An ordinary user runs it directly. Root runs it in a user namespace that gives root's uid an
+ordinary name: the files stay root's, and users and permissions of the host do not change. Where
+namespaces are refused (most containers), root becomes the system user `postgres`, or `nobody`, and
+gives it only the PostgreSQL folder. A uid without a name (some containers) uses the namespace as
+well.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.engines.embedded.errors import RootRefused
-from headrace.engines.embedded.launch import EXIT_REFUSED
-from headrace.engines.embedded.spawn import launcher_command
+from headrace.engines.embedded.data_folder import RootRefused
+from headrace.engines.embedded.launcher import EXIT_REFUSED
+from headrace.engines.embedded.process import launcher_command
 
 _INNER_NAMES: Final = ("nobody", "daemon", "postgres")
 _SYSTEM_NAMES: Final = ("postgres", "nobody")
@@ -27,7 +28,7 @@ _CHECK_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`launch` is what the launcher takes; `owner` is set if the files must be given to a user."""
+    """`launch` is the launcher's argument; `owner` is set if the files change their owner."""
 
     launch: str
     owner: tuple[int, int] | None = None
@@ -37,7 +38,7 @@ SAME: Final = Identity("same")
 
 
 async def choose_identity(folder: Path, program: Path) -> Identity:
-    """How to run PostgreSQL's `program` on the data folder. Raises: RootRefused."""
+    """The identity for PostgreSQL's `program` on the data folder. Raises: RootRefused."""
     if os.geteuid() != 0 and _has_name(os.geteuid()):
         return SAME
     needed = [program, program.parents[1] / "share", *_bundled_libraries(program)]
@@ -64,14 +65,15 @@ async def choose_identity(folder: Path, program: Path) -> Identity:
         )
     who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}, which has no name,"
     raise RootRefused(
-        f"PostgreSQL does not run as {who} on data folder {folder}: {'; '.join(reasons)}. Run Headrace as"
-        " an ordinary user, allow user namespaces, or have Headrace and the folder where that user can"
-        " read them"
+        f"PostgreSQL does not run as {who} on data folder {folder}: {'; '.join(reasons)}. Run"
+        " Headrace as"
+        " an ordinary user, permit user namespaces, or install Headrace and the folder where that"
+        " user can read them"
     )
 
 
 def give_folder(folder: Path, data: Path, owner: tuple[int, int]) -> None:
-    """Hand `data` and all in it to `owner`, and let its group, and no one else, pass `folder`."""
+    """Change the owner of `data`, and grant only its group access through `folder`."""
     uid, gid = owner
     os.chown(folder, os.geteuid(), gid)
     folder.chmod(0o710)
@@ -83,7 +85,7 @@ def give_folder(folder: Path, data: Path, owner: tuple[int, int]) -> None:
 
 
 def take_folder_back(folder: Path, data: Path) -> None:
-    """Undo `give_folder` where an earlier run needed it, so that the data is ours again."""
+    """Undo `give_folder` of an earlier run."""
     (folder / "run").chmod(0o700)
     if os.geteuid() != 0 or not data.exists() or data.stat().st_uid == 0:
         return
@@ -92,13 +94,13 @@ def take_folder_back(folder: Path, data: Path) -> None:
 
 
 def _bundled_libraries(program: Path) -> list[Path]:
-    """The wheel's shared libraries, which lie beside its package (auditwheel's `<name>.libs`)."""
+    """The wheel's shared libraries beside its package (auditwheel's `<name>.libs`)."""
     package = program.parents[2]
     return sorted(package.with_name(f"{package.name}.libs").glob("*.so*"))
 
 
 def _unreachable(path: str) -> str:
-    return f"{path} cannot be passed or read"
+    return f"{path} cannot be entered or read"
 
 
 def _has_name(uid: int) -> bool:

@@ -1,51 +1,49 @@
-"""One connection to Valkey for all callers of a process: what the counters' hot path stands on.
+"""One pipelined connection to Valkey for all callers of a process, for hot paths.
 
-A client that takes a connection for each command costs 117 us of CPU more a request than one that writes whatever came
-up in a tick of the loop at once and hands replies out in order (prototypes of 2026-11-21, 2 cores: 20,000 reads a second
-of 20 counters a process instead of 6,000). The price is that a reply must never reach another caller. Hence:
+Commands of one tick of the event loop go out in one write, and replies are delivered in order. That
+takes a third of the CPU of a client that reserves a connection per command. A reply must never
+reach another caller, which these rules ensure:
 
-1. A reply belongs to the caller that has waited longest; nobody is looked for, nothing is taken out of the middle. A
-   caller that went away leaves its place behind, which swallows its reply.
-2. A reply nobody waits for, or bytes that are none: the connection is cut, never set right again.
-3. A connection that ends takes its callers and its parser with it (`link.py`: they are one object). What was sent is
-   `ValkeyLost`, its outcome unknown; what was still held is `ValkeyDown`, never sent. Nothing is sent again by itself.
-4. Without a connection callers are told so at once; so they are when too many wait (`ValkeyBusy`).
-5. No reply at all for `valkey.timeout`: the connection is cut. A slow server that goes on answering keeps it: callers
-   that waited so long get `ValkeyLost` and leave their places behind.
-6. A connection is used once AUTH, SELECT and PING were answered well, so never while the server loads its data.
-7. Nothing that blocks, opens a transaction or changes how the server answers may be sent here.
-8. In a cluster there is one such connection to each primary, and a command goes to the one that has its first key. One that
-   was answered `MOVED` or `ASK` was not run, and is sent to where that leads; nothing else is.
+1. A reply belongs to the caller that has waited longest. A cancelled caller stays in the queue and
+   absorbs its reply.
+2. After an unexpected reply or bytes that are not a reply the connection is closed.
+3. A connection ends together with its waiters and its parser. A sent command then raises
+   `ValkeyLost`, with an unknown outcome, an unsent one `ValkeyDown`. No command is sent twice.
+4. Without a connection a call fails at once; so does one over the limit of waiters (`ValkeyBusy`).
+5. Without any reply for `valkey.timeout` the connection is closed. A slow server that still replies
+   keeps its connection, and callers that waited that long get `ValkeyLost`.
+6. A connection is used only after AUTH, SELECT and PING succeeded, so never while data loads.
+7. Commands that block, open a transaction or change how the server replies are forbidden.
+8. A cluster has one such connection per primary, and a command goes to the primary of its first
+   key. A command that got `MOVED` or `ASK` was not run and follows the redirect.
 
-link.py      one connection: places, parser, watchdog
-line.py      the connection of one event loop to one server, made anew with growing waits
-cluster.py   whether there is a cluster behind the address; the lines to its primaries, and which of them has a key
-scanning.py  steps through all keys, of a cluster hash slot by hash slot
-address.py   where it leads, out of the same URLs as the stock client's
+connection               one connection and its errors
+reconnecting_connection  one server: the address, and a connection that reopens itself
+cluster                  connections to all primaries, and the map of hash slots
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from libvalkey import pack_command
 
 from headrace.engines.endpoints import seeds_of, server_of
-from headrace.engines.multiplex.address import address_of
-from headrace.engines.multiplex.cluster import Cluster
-from headrace.engines.multiplex.errors import (
+from headrace.engines.multiplex.cluster import ClusterConnections
+from headrace.engines.multiplex.connection import (
+    Bounds,
+    Connection,
     ValkeyBusy,
     ValkeyLost,
     ValkeyNotReady,
     ValkeyPartlyDown,
     ValkeyRefused,
 )
-from headrace.engines.multiplex.line import Line
-from headrace.engines.multiplex.link import Bounds, Link
-from headrace.engines.slots import slot_of
-from headrace.engines.valkey import ValkeyConfig, ValkeyDown, ValkeyMoved
+from headrace.engines.multiplex.reconnecting_connection import ReconnectingConnection, address_of
+from headrace.engines.valkey import ValkeyConfig, ValkeyDown, ValkeyMoved, hash_slot
 
 __all__ = [
     "Multiplexer",
@@ -55,20 +53,18 @@ __all__ = [
     "ValkeyPartlyDown",
     "ValkeyRefused",
 ]
-# fmt: off
-FORBIDDEN: Final = frozenset({
-    "AUTH", "BLMOVE", "BLMPOP", "BLPOP", "BRPOP", "BRPOPLPUSH", "BZMPOP", "BZPOPMAX", "BZPOPMIN",
-    "CLIENT", "DISCARD", "EXEC", "HELLO", "MONITOR", "MULTI", "PSUBSCRIBE", "PSYNC", "QUIT",
-    "RESET", "SELECT", "SSUBSCRIBE", "SUBSCRIBE", "SYNC", "UNWATCH", "WAIT", "WAITAOF", "WATCH",
-})
-# fmt: on
-"""They block the connection, or change how it answers."""
+_FORBIDDEN: Final = """
+AUTH BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH BZMPOP BZPOPMAX BZPOPMIN CLIENT DISCARD EXEC HELLO MONITOR
+MULTI PSUBSCRIBE PSYNC QUIT RESET SELECT SSUBSCRIBE SUBSCRIBE SYNC UNWATCH WAIT WAITAOF WATCH
+"""
+FORBIDDEN: Final = frozenset(_FORBIDDEN.split())
+"""Commands that block the connection or change how the server replies."""
 
 
 class Multiplexer:
-    """Commands of any number of callers over one connection a loop, or one a primary; replies are bytes, ints and lists.
+    """Commands of many callers over one connection per event loop, or one per primary.
 
-    It connects on first use, and again by itself.
+    Replies are bytes, ints and lists. It connects on first use and reconnects by itself.
     """
 
     def __init__(self, url: str, config: ValkeyConfig, bounds: Bounds | None = None) -> None:
@@ -76,26 +72,28 @@ class Multiplexer:
         self._seeds = tuple(address_of(seed) for seed in seeds_of(url))
         self._server = server_of(url, port=6379, socket="valkey.sock")
         self._bounds = bounds or Bounds(timeout_s=config.timeout_s)
-        self._lines: dict[asyncio.AbstractEventLoop, Line | Cluster] = {}
+        self._by_loop: dict[
+            asyncio.AbstractEventLoop, ReconnectingConnection | ClusterConnections
+        ] = {}
 
     async def open(self) -> None:
-        """Check that it answers. Raises: ValkeyDown."""
+        """Check that the server responds. Raises: ValkeyDown."""
         await self.command("PING")
 
     async def close(self) -> None:
-        """Cut this loop's connection; callers that wait get `ValkeyLost`."""
-        line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            await line.close()
+        """Close this loop's connection; waiting callers get `ValkeyLost`."""
+        server = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if server is not None:
+            await server.close()
 
     async def command(
         self, name: str, *words: str | bytes | float, near: str | bytes | None = None
     ) -> Any:
-        """Send one command. In a cluster it goes to the primary of the key `near`: the first word, if it is left out.
+        """Send one command; in a cluster to the primary of `near`, by default the first word.
 
-        Raises: ValkeyDown; of its kinds only ValkeyLost and ValkeyRefused may have been run.
+        Raises: ValkeyDown; only after ValkeyLost or ValkeyRefused the command may have been run.
         """
-        assert name.upper() not in FORBIDDEN, f"{name} needs a connection of its own"
+        assert name.upper() not in FORBIDDEN, f"{name} requires a separate connection"
         key = near if near is not None else words[0] if words else ""
         return await self._send(pack_command((name, *words)), key)
 
@@ -107,9 +105,9 @@ class Multiplexer:
         *,
         read_only: bool = False,
     ) -> Any:
-        """Call one function of a library that `functions` loaded; a read-only one may be asked again.
+        """Call one function of a loaded library.
 
-        Raises: ValkeyDown; of its kinds only ValkeyLost and ValkeyRefused may have been run.
+        Raises: ValkeyDown; only after ValkeyLost or ValkeyRefused the function may have been run.
         """
         verb = "FCALL_RO" if read_only else "FCALL"
         return await self._send(
@@ -117,91 +115,155 @@ class Multiplexer:
         )
 
     async def values(self, keys: Sequence[str]) -> list[Any]:
-        """What keys of any hash slots hold: one command, or one for each hash slot in a cluster.
+        """The values of keys in any hash slots: one command, or one per hash slot in a cluster.
 
-        Raises: ValkeyDown; ValkeyPartlyDown where some primaries answer.
+        Raises: ValkeyDown; ValkeyPartlyDown if only some primaries respond.
         """
-        if type(self._lines.get(asyncio.get_running_loop())) is Line or not await self.is_cluster():
+        if (
+            type(self._by_loop.get(asyncio.get_running_loop())) is ReconnectingConnection
+            or not await self.is_cluster()
+        ):
             found: list[Any] = await self._send(pack_command(("MGET", *keys)), "")
             return found
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(slot_of(key), []).append(place)
-        parts = list(places.values())
-        told = await asyncio.gather(
-            *[self.command("MGET", *[keys[place] for place in part]) for part in parts],
+        indexes: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            indexes.setdefault(hash_slot(key), []).append(index)
+        parts = list(indexes.values())
+        replies = await asyncio.gather(
+            *[self.command("MGET", *[keys[index] for index in part]) for part in parts],
             return_exceptions=True,
         )
-        return _joined(len(keys), parts, told)
+        return _joined(len(keys), parts, replies)
 
     async def is_cluster(self) -> bool:
-        """Whether there is a cluster behind the address. Raises: ValkeyDown while that is not known."""
-        line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
-        if isinstance(line, Line):
+        """Whether the address leads to a cluster. Raises: ValkeyDown while this is unknown."""
+        server = self._by_loop.get(asyncio.get_running_loop()) or self._connect()
+        if isinstance(server, ReconnectingConnection):
             return False
-        await line.wait_known()
-        return not line.is_single
+        await server.wait_known()
+        return not server.is_single
 
     async def owner(self, key: str) -> str:
-        """The address of the primary that has a key; nothing where there is no cluster. Raises: ValkeyDown."""
-        line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
-        if isinstance(line, Line) or not await self.is_cluster():
+        """The address of the primary of a key; empty without a cluster. Raises: ValkeyDown."""
+        server = self._by_loop.get(asyncio.get_running_loop()) or self._connect()
+        if isinstance(server, ReconnectingConnection) or not await self.is_cluster():
             return ""
-        return await line.wait_owner(key)
+        return await server.wait_owner(key)
 
     async def _send(self, packed: bytes, near: str | bytes | float) -> Any:
-        line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
-        link = line.link
-        if link is None:
-            link = await self._wait_link(line, near)
+        server = self._by_loop.get(asyncio.get_running_loop()) or self._connect()
+        connection = server.connection
+        if connection is None:
+            connection = await self._wait_connection(server, near)
         try:
-            return await link.send(packed)
+            return await connection.send(packed)
         except ValkeyMoved as moved:
             return await self._known_cluster().follow(moved, packed)
 
-    async def _wait_link(self, line: Line | Cluster, near: str | bytes | float) -> Link:
-        if isinstance(line, Line):
-            return await line.wait_up()
-        link = line.ready_link(near) if near else None
-        if link is not None:
-            return link
-        link = await line.wait_link(near)
-        if line.is_single:
-            # From here on nothing is between a caller and the connection.
-            self._lines[asyncio.get_running_loop()] = line.first
-        return link
+    async def _wait_connection(
+        self, server: ReconnectingConnection | ClusterConnections, near: str | bytes | float
+    ) -> Connection:
+        if isinstance(server, ReconnectingConnection):
+            return await server.wait_connected()
+        connection = server.ready_connection(near) if near else None
+        if connection is not None:
+            return connection
+        connection = await server.wait_connection(near)
+        if server.is_single:
+            # A single server: later calls use its connection directly.
+            self._by_loop[asyncio.get_running_loop()] = server.first
+        return connection
 
-    def _known_cluster(self) -> Cluster:
-        """Also where a single server was there before."""
+    def _known_cluster(self) -> ClusterConnections:
+        """The cluster connections, also if the address led to a single server before."""
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop) or self._open_line()
-        if isinstance(line, Line):
-            line = self._lines[loop] = Cluster(line, self._server, self._bounds)
-        return line
+        server = self._by_loop.get(loop) or self._connect()
+        if isinstance(server, ReconnectingConnection):
+            server = self._by_loop[loop] = ClusterConnections(server, self._server, self._bounds)
+        return server
 
-    def _open_line(self) -> Cluster:
-        for closed in [loop for loop in self._lines if loop.is_closed()]:
-            del self._lines[closed]
-        first = Line(self._seeds, self._server, self._bounds)
-        line = Cluster(first, self._server, self._bounds)
-        self._lines[asyncio.get_running_loop()] = line
-        return line
+    def _connect(self) -> ClusterConnections:
+        for closed in [loop for loop in self._by_loop if loop.is_closed()]:
+            del self._by_loop[closed]
+        first = ReconnectingConnection(self._seeds, self._server, self._bounds)
+        server = ClusterConnections(first, self._server, self._bounds)
+        self._by_loop[asyncio.get_running_loop()] = server
+        return server
 
 
-def _joined(count: int, parts: list[list[int]], told: list[Any]) -> list[Any]:
-    """Values in order out of the answers for parts. Raises: ValkeyDown, ValkeyPartlyDown."""
+def _joined(count: int, parts: list[list[int]], replies: list[Any]) -> list[Any]:
+    """Values in order, from the replies for parts. Raises: ValkeyDown, ValkeyPartlyDown."""
     found: list[Any] = [None] * count
     lost: set[int] = set()
     failure: ValkeyDown | None = None
-    for part, answer in zip(parts, told, strict=True):
+    for part, answer in zip(parts, replies, strict=True):
         if isinstance(answer, ValkeyDown):
             lost.update(part)
             failure = answer
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            for place, value in zip(part, answer, strict=True):
-                found[place] = value
+            for index, value in zip(part, answer, strict=True):
+                found[index] = value
     if failure is None:
         return found
     raise failure if len(lost) == count else ValkeyPartlyDown(found, lost, failure.text)
+
+
+BEGIN: Final = b"0"
+"""The cursor at the start of a scan, and after its end."""
+STEP: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys that begin with one of `starts`, each with its own hash tag; `pattern` matches all."""
+
+    pattern: str
+    starts: Sequence[str]
+
+
+async def scan(multiplexer: Multiplexer, keys: Keys, cursor: bytes) -> tuple[bytes, list[str]]:
+    """One step of a scan: the next cursor and some keys. Raises: ValkeyDown.
+
+    In a cluster a pattern with a hash tag makes SCAN walk only that hash slot, so each of
+    `keys.starts` is scanned at its primary. A cursor there is `<cursor>@<index of the start>`.
+    """
+    if not await multiplexer.is_cluster():
+        cursor, found = await multiplexer.command(
+            "SCAN", cursor, "MATCH", keys.pattern, "COUNT", STEP
+        )
+        return bytes(cursor), [key.decode() for key in found]
+    at, _, number = cursor.partition(b"@")
+    part = int(number or 0)
+    if part >= len(keys.starts):
+        return BEGIN, []
+    start = keys.starts[part]
+    at, found = await multiplexer.command(
+        "SCAN", at, "MATCH", f"{start}*", "COUNT", STEP, near=start
+    )
+    if at == BEGIN:
+        part += 1
+    is_over = at == BEGIN and part == len(keys.starts)
+    return BEGIN if is_over else b"%s@%d" % (at, part), [key.decode() for key in found]
+
+
+async def scan_all(multiplexer: Multiplexer, keys: Keys) -> AsyncIterator[list[str]]:
+    """All keys that exist during the whole scan, possibly repeated. Raises: ValkeyDown."""
+    owners, cursor = await _owners(multiplexer, keys), BEGIN
+    while True:
+        cursor, found = await scan(multiplexer, keys, cursor)
+        yield found
+        if cursor == BEGIN:
+            before, owners = owners, await _owners(multiplexer, keys)
+            # Repeat if a hash slot moved during the scan.
+            if owners == before:
+                return
+
+
+async def _owners(multiplexer: Multiplexer, keys: Keys) -> list[str]:
+    return (
+        [await multiplexer.owner(start) for start in keys.starts]
+        if await multiplexer.is_cluster()
+        else []
+    )

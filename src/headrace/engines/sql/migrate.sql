@@ -1,9 +1,9 @@
 -- name: create_schema
--- Make the one schema that everything of Headrace lives in.
+-- Create the schema that holds every table and function of Headrace.
 CREATE SCHEMA IF NOT EXISTS headrace;
 
 -- name: create_migration_table
--- Make the table that says which migrations were applied.
+-- Create the table of applied migrations.
 CREATE TABLE IF NOT EXISTS headrace.migration (
     room text NOT NULL,
     number integer NOT NULL,
@@ -16,36 +16,37 @@ CREATE TABLE IF NOT EXISTS headrace.migration (
 );
 
 -- name: applied_migrations
--- Every migration applied so far.
-SELECT room, number, phase, name, checksum, applied_at FROM headrace.migration ORDER BY room, number;
+-- Applied migrations, by room and number.
+SELECT room, number, phase, name, checksum, applied_at
+FROM headrace.migration ORDER BY room, number;
 
 -- name: record_migration
--- Note a migration as applied, in its own transaction.
+-- Record a migration as applied, in the migration's transaction.
 INSERT INTO headrace.migration (room, number, phase, name, checksum, oldest_code)
 VALUES (:room, :number, :phase, :name, :checksum, :oldest_code);
 
 -- name: oldest_codes
--- The oldest code that each migration still allows.
+-- The oldest code version that each applied migration allows.
 SELECT oldest_code FROM headrace.migration WHERE oldest_code IS NOT NULL;
 
 -- name: lock_migrations
--- Wait for other migrators; the number is an arbitrary constant of ours.
+-- Wait for other migrators; the number is an arbitrary constant.
 SELECT pg_advisory_lock(7090316110412);
 
 -- name: unlock_migrations
--- Let the next migrator in.
+-- Release the lock of `lock_migrations`.
 SELECT pg_advisory_unlock(7090316110412);
 
 -- name: set_lock_timeout
--- A migration waits at most this long for a lock, so that it never queues the site behind it.
+-- Limit the wait for a lock, because queries of the site queue behind a waiting migration.
 SET LOCAL lock_timeout = '4s';
 
 -- name: set_statement_timeout
--- A migration's statement runs at most this long.
+-- Limit the run time of a migration's statement.
 SET LOCAL statement_timeout = '5s';
 
 -- name: set_planner_settings
--- Run every function of the schema without JIT compilation, whatever the server's, role's or connection's setting is.
+-- Turn JIT compilation off in every function of the schema, for any server, role or connection.
 DO $$
 DECLARE
     v_function regprocedure;

@@ -1,21 +1,14 @@
-"""The HTTP API of the feed: each route parses, calls one verb and answers.
+"""HTTP API of the feed. Each route parses, calls one verb and answers.
 
-Pages are asked thousands of times a second, so they carry a fast path (`kernel.hot`) that answers plain requests without
-Litestar; both ways go through the same verb and encode the same value. Viewers and authors are numbers or names, as text in a
-path and as either in a body.
+Pages also have a fast path (`kernel.hot`), which answers plain requests without Litestar. Both
+paths call the same verb and encode the same value. Viewers and authors are numbers or text: text
+in a path, either one in a body.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.feed.http import bars, follows, live, pages, posts, upkeep
+from headrace.feed.http import follows, posts
 
-ROUTES: Final[list[Any]] = [
-    *pages.ROUTES,
-    *live.ROUTES,
-    *posts.ROUTES,
-    *follows.ROUTES,
-    *bars.ROUTES,
-    *upkeep.ROUTES,
-]
+ROUTES: Final[list[Any]] = [*posts.ROUTES, *follows.ROUTES]

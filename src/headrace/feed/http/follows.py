@@ -1,4 +1,8 @@
-"""Routes of follows: one, many, all; and who follows whom."""
+"""Routes of follows, mutes and blocks.
+
+A mute or block takes effect on the next read and leaves follows unchanged, so ending it restores
+the posts.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,23 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.feed.errors import UnclearUnfollow
-from headrace.feed.http.scopes import AUTHORS_MAX, READ, WRITE
-from headrace.feed.http.shown import Changed, split_ids, with_link
-from headrace.feed.model import FeedId
+from headrace.feed.http.answers import AUTHORS_MAX, READ, WRITE, Changed, with_link
+from headrace.feed.model import FeedId, FeedPeople, MuteOrBlock, feed_people
 from headrace.feed.service import Feed
-from headrace.feed.shown import PeopleShown, people_shown
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 FOLLOWS: Final = "/v1/feed/viewers/{viewer:str}/follows"
+MEANINGS: Final = {
+    MuteOrBlock.MUTE: "The viewer does not see the author's posts; the author is not notified.",
+    MuteOrBlock.BLOCK: "Neither sees the posts of the other.",
+}
 
 
 @put(f"{FOLLOWS}/{{author:str}}", operation_id="follow", summary="Follow an author", opt=WRITE)
 async def follow(
     feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
 ) -> Changed:
-    """Follow an author: his posts, also earlier ones, are on the next page."""
+    """Follow an author: the next page includes the author's posts, also earlier ones."""
     return Changed(changed=await feed.follow(viewer, author))
 
 
@@ -37,7 +43,7 @@ async def follow(
 async def unfollow(
     feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
 ) -> Changed:
-    """Unfollow an author: none of his posts is on the next page."""
+    """Unfollow an author: the next page has none of the author's posts."""
     return Changed(changed=await feed.unfollow(viewer, author))
 
 
@@ -70,9 +76,9 @@ async def unfollow_many(
     authors: FromQuery[str | None] = None,
     is_all: Annotated[bool, QueryParameter(name="all")] = False,
 ) -> Changed:
-    """Unfollow `authors=a,b,c`, or with `all=true` everyone.
+    """Unfollow `authors=a,b,c`, or everyone with `all=true`.
 
-    Follows do not come back: a misspelt parameter, a repeated one or a body is refused, not taken for all.
+    An unfollow cannot be undone, so unknown or repeated parameters and a body are refused.
     """
     given = [name for name, _ in request.query_params.multi_items()]
     has_body = bool(await request.body())
@@ -80,15 +86,15 @@ async def unfollow_many(
     if has_body or not is_clear:
         what = "a body" if has_body else ", ".join(given) or "nothing"
         raise UnclearUnfollow(
-            f"whom viewer {viewer[:128]!r} unfollows is not clear from {what[:200]}: give ?authors=a,b,c once, or"
+            f"unfollow by viewer {viewer[:128]!r} has {what[:200]}: use ?authors=a,b,c once, or"
             " ?all=true for everyone; nothing was changed"
         )
     if authors is None:
-        return Changed(changed=await feed.unfollow_all(viewer))
-    return Changed(changed=await feed.unfollow(viewer, split_ids(authors)))
+        return Changed(changed=await feed.follows.unfollow_all(viewer))
+    return Changed(changed=await feed.unfollow(viewer, authors.split(",")))
 
 
-@get(FOLLOWS, operation_id="listFollowing", summary="List whom a viewer follows", opt=READ)
+@get(FOLLOWS, operation_id="listFollowing", summary="List followed authors", opt=READ)
 async def list_following(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
@@ -96,16 +102,16 @@ async def list_following(
     *,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     cursor: FromQuery[str | None] = None,
-) -> Response[PeopleShown]:
-    """Whom a viewer follows, latest first, and how many they are; muted and blocked ones included."""
-    people = await feed.following(viewer, limit, cursor=cursor)
-    return with_link(request, people_shown(people), limit=limit)
+) -> Response[FeedPeople]:
+    """Followed authors, latest first, with their total; includes muted and blocked ones."""
+    people = await feed.follows.following(viewer, limit, cursor=cursor)
+    return with_link(request, feed_people(people), limit=limit)
 
 
 @get(
     "/v1/feed/authors/{author:str}/followers",
     operation_id="listFollowers",
-    summary="List who follows an author",
+    summary="List followers of an author",
     opt=READ,
 )
 async def list_followers(
@@ -115,10 +121,92 @@ async def list_followers(
     *,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     cursor: FromQuery[str | None] = None,
-) -> Response[PeopleShown]:
-    """Who follows an author, latest first, and how many they are."""
-    people = await feed.followers(author, limit, cursor=cursor)
-    return with_link(request, people_shown(people), limit=limit)
+) -> Response[FeedPeople]:
+    """Followers of an author, latest first, with their total."""
+    people = await feed.follows.followers(author, limit, cursor=cursor)
+    return with_link(request, feed_people(people), limit=limit)
+
+
+def routes_of(kind: MuteOrBlock) -> list[Any]:
+    """The routes that set or end mutes or blocks."""
+    name, meaning, path = kind.value, MEANINGS[kind], path_of(kind)
+
+    @put(
+        f"{path}/{{author:str}}",
+        operation_id=name,
+        summary=f"{name.title()} an author",
+        description=meaning,
+        opt=WRITE,
+    )
+    async def set_one(
+        feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
+    ) -> Changed:
+        return Changed(changed=await feed.follows.set_kind(viewer, author, kind, is_set=True))
+
+    @delete(
+        f"{path}/{{author:str}}",
+        operation_id=f"un{name}",
+        summary=f"End the {name} of an author",
+        status_code=200,
+        opt=WRITE,
+    )
+    async def end_one(
+        feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
+    ) -> Changed:
+        return Changed(changed=await feed.follows.set_kind(viewer, author, kind, is_set=False))
+
+    @post(
+        path,
+        operation_id=f"{name}Many",
+        summary=f"{name.title()} many authors",
+        description=meaning,
+        status_code=200,
+        opt={**WRITE, "items_max": AUTHORS_MAX},
+    )
+    async def set_many(
+        feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[list[FeedId]]
+    ) -> Changed:
+        return Changed(changed=await feed.follows.set_kind(viewer, data, kind, is_set=True))
+
+    @delete(
+        path,
+        operation_id=f"un{name}Many",
+        summary=f"End the {name} of `authors=a,b,c`",
+        status_code=200,
+        opt=WRITE,
+    )
+    async def end_many(
+        feed: NamedDependency[Feed], viewer: FromPath[str], authors: FromQuery[str]
+    ) -> Changed:
+        return Changed(
+            changed=await feed.follows.set_kind(viewer, authors.split(","), kind, is_set=False)
+        )
+
+    return [set_one, end_one, set_many, end_many]
+
+
+def list_of(kind: MuteOrBlock) -> Any:
+    """The route that lists mutes or blocks."""
+    name = kind.value
+
+    @get(path_of(kind), operation_id=f"list{name.title()}s", summary=f"List the {name}s", opt=READ)
+    async def list_all(
+        request: Request[Any, Any, Any],
+        feed: NamedDependency[Feed],
+        viewer: FromPath[str],
+        *,
+        limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[FeedPeople]:
+        people = await feed.follows.list_kind(viewer, kind, limit, cursor=cursor)
+        return with_link(request, feed_people(people), limit=limit)
+
+    return list_all
+
+
+def path_of(kind: MuteOrBlock) -> str:
+    """The path of mutes or blocks."""
+    return f"/v1/feed/viewers/{{viewer:str}}/{kind.value}s"
 
 
 ROUTES: Final[list[Any]] = [
@@ -128,4 +216,5 @@ ROUTES: Final[list[Any]] = [
     unfollow_many,
     list_following,
     list_followers,
+    *[route for kind in MuteOrBlock for route in (*routes_of(kind), list_of(kind))],
 ]

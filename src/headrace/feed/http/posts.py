@@ -1,22 +1,216 @@
-"""Routes of posts: add, show, remove."""
+"""Routes of pages, live updates, read markers, posts and the index.
+
+A live stream sends server-sent events. Each event has the posts since the previous one, and its id
+is the position of the newest. A reconnecting client sends it as Last-Event-ID (browsers do so
+automatically) and receives what it missed. New posts are read every `feed.live_every`, with one
+page call per stream.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import delete, get, post
+from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.response import ServerSentEvent
+from litestar.response.sse import ServerSentEventMessage
 
-from headrace.feed.http.scopes import POSTS_MAX, READ, WRITE
-from headrace.feed.model import FeedId, NewPost, Post
+from headrace.feed.http.answers import POSTS_MAX, READ, WRITE, link_of, with_link
+from headrace.feed.model import (
+    PAGE_MAX,
+    FeedId,
+    FeedPage,
+    FeedPost,
+    FeedVerified,
+    Marker,
+    NewPost,
+    Post,
+    ShardState,
+    Unread,
+    feed_page,
+    feed_post,
+)
+from headrace.feed.pages import LiveFeed
 from headrace.feed.service import Feed
+from headrace.feed.why import PostWhy
+from headrace.kernel.errors import Unavailable
+from headrace.kernel.routes import ENDLESS, FAST_PATH, FastRequest, FastResponse
+
+LIMIT: Final = 20
+SAMPLE_MAX: Final = 10_000
+RETRY_MS: Final = 2_000
+"""Time after which a browser reconnects."""
+HEARTBEAT_S: Final = 15.0
+"""Interval of comments on an idle stream, so that proxies do not close it."""
+LIFE_S: Final = 600.0
+"""Length of a stream; its client reconnects, and its token is checked again."""
+MEDIA_TYPE: Final = "text/event-stream"
+_PARAMETERS: Final = frozenset({"limit", "cursor", "since"})
+_LIMITS: Final = {str(number): number for number in range(1, PAGE_MAX + 1)}
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class ReadUpTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The position that was read up to: `newest` of a page, or the id of a live event."""
+
+    position: str
+
+
+async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
+    query = request.query
+    limit = _LIMITS.get(query.get("limit", "20"))
+    if limit is None or not query.keys() <= _PARAMETERS:
+        return None
+    since = query.get("since")
+    page = await feed.page(request.name, limit, cursor=query.get("cursor"), since=since)
+    body = _ENCODER.encode(feed_page(page))
+    if page.next is None:
+        return FastResponse(body)
+    path = f"/v1/feed/viewers/{request.name}"
+    link = link_of(path, limit=limit, cursor=page.next, since=since)
+    return FastResponse(body, 200, ((b"link", link.encode()),))
+
+
+@get(
+    "/v1/feed/viewers/{viewer:str}",
+    operation_id="getFeedPage",
+    summary="Read a page of a feed",
+    opt={**READ, FAST_PATH: _page_fast},
+)
+async def get_page(
+    request: Request[Any, Any, Any],
+    feed: NamedDependency[Feed],
+    viewer: FromPath[str],
+    *,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = LIMIT,
+    cursor: FromQuery[str | None] = None,
+    since: FromQuery[str | None] = None,
+) -> Response[FeedPage]:
+    """The newest posts of followed authors, without muted and blocked ones.
+
+    `next_cursor` or the Link header leads to the next page; no post is repeated or omitted, even
+    if posts are added or deleted meanwhile. `since=` (the `newest` of an earlier page) selects
+    newer posts only. An unknown viewer has an empty feed.
+    """
+    page = await feed.page(viewer, limit, cursor=cursor, since=since)
+    return with_link(request, feed_page(page), limit=limit, since=since)
+
+
+@get(
+    "/v1/feed/authors/{author:str}/posts",
+    operation_id="listAuthorPosts",
+    summary="Read an author's posts",
+    opt=READ,
+)
+async def list_author_posts(
+    request: Request[Any, Any, Any],
+    feed: NamedDependency[Feed],
+    author: FromPath[str],
+    *,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = LIMIT,
+    cursor: FromQuery[str | None] = None,
+) -> Response[FeedPage]:
+    """The posts of one author, newest first, independent of the viewer."""
+    page = await feed.pages.author_posts(author, limit, cursor=cursor)
+    return with_link(request, feed_page(page), limit=limit)
+
+
+@get(
+    "/v1/feed/viewers/{viewer:str}/unread",
+    operation_id="countUnread",
+    summary="Count unread posts",
+    opt=READ,
+)
+async def count_unread(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Unread:
+    """Number of posts newer than the read marker, counted to 100; all posts without a marker."""
+    return await feed.pages.unread(viewer)
+
+
+@get(
+    "/v1/feed/viewers/{viewer:str}/marker",
+    operation_id="getReadMarker",
+    summary="Show the read marker",
+    opt=READ,
+)
+async def get_marker(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Marker:
+    """The read marker of a viewer; all null: no marker."""
+    return await feed.pages.marker(viewer)
+
+
+@put(
+    "/v1/feed/viewers/{viewer:str}/marker",
+    operation_id="setReadMarker",
+    summary="Set the read marker",
+    opt=WRITE,
+)
+async def set_marker(
+    feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[ReadUpTo]
+) -> Marker:
+    """Move the read marker forward, never back: with several devices the furthest one counts."""
+    return await feed.pages.set_marker(viewer, data.position)
+
+
+class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Data of an event: new posts, newest first. `is_cut`: there were more, so read the page."""
+
+    posts: list[FeedPost]
+    is_cut: bool = False
+
+
+@get(
+    "/v1/feed/viewers/{viewer:str}/live",
+    operation_id="watchFeed",
+    summary="Receive new posts",
+    media_type=MEDIA_TYPE,
+    opt=READ,
+)
+async def get_live(
+    request: Request[Any, Any, Any],
+    feed: NamedDependency[Feed],
+    viewer: FromPath[str],
+    since: FromQuery[str | None] = None,
+) -> Response[Any]:
+    """Send `posts` events with new posts, starting now, or after Last-Event-ID or `since=`.
+
+    Deletions are not sent; pages reflect them.
+    """
+    live = await feed.pages.watch(viewer, since=request.headers.get("last-event-id") or since)
+    if request.scope.get("is_head"):
+        return Response(b"", media_type=MEDIA_TYPE)
+    request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
+    answer: Response[Any] = ServerSentEvent(events_of(live, every_s=feed.config.live_every_s))
+    return answer
+
+
+async def events_of(live: LiveFeed, *, every_s: float) -> AsyncIterator[ServerSentEventMessage]:
+    """The events of a stream, until the client disconnects or LIFE_S ends."""
+    yield ServerSentEventMessage(data=None, retry=RETRY_MS, id=live.position, comment="connected")
+    loop = asyncio.get_running_loop()
+    heartbeat_at_s, ends_s = loop.time() + HEARTBEAT_S, loop.time() + LIFE_S
+    while loop.time() < ends_s:
+        await asyncio.sleep(every_s)
+        try:
+            found = await live.poll()
+        except Unavailable:
+            # A short outage of an engine does not disconnect all clients.
+            found = None
+        if found is not None and found.posts:
+            event = LiveEvent(posts=[feed_post(post) for post in found.posts], is_cut=found.is_cut)
+            text = _ENCODER.encode(event).decode()
+            yield ServerSentEventMessage(data=text, event="posts", id=live.position)
+            heartbeat_at_s = loop.time() + HEARTBEAT_S
+        elif loop.time() >= heartbeat_at_s:
+            yield ServerSentEventMessage(data=None, comment="heartbeat")
+            heartbeat_at_s = loop.time() + HEARTBEAT_S
 
 
 class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A post: an id of the caller's, its author, its moment (now if left out; a later one waits), what goes to handlers."""
+    """A post: author, id, `at` (default now; a later moment delays it), `ref` for handlers."""
 
     author: FeedId
     id: str
@@ -33,13 +227,13 @@ class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 async def add_posts(
     feed: NamedDependency[Feed], data: JSONBody[PostToAdd | list[PostToAdd]]
 ) -> list[Post]:
-    """Add a post or up to 1,000, all or none; from the answer on they are in the feeds of all followers.
+    """Add one post or up to 1,000, all or none; once answered, all followers' feeds have them.
 
-    One that is there already stays as it is, so a call may be repeated. `at` may lie in the past (imports) or ahead:
-    then it is shown at that moment.
+    An existing post stays unchanged, so a call may be repeated. `at` may be in the past (imports),
+    or in the future: then the post becomes visible at that moment.
     """
     given = data if isinstance(data, list) else [data]
-    return await feed.posts([NewPost(**msgspec.structs.asdict(one)) for one in given])
+    return await feed.posts.add([NewPost(**msgspec.structs.asdict(one)) for one in given])
 
 
 @get(
@@ -50,24 +244,91 @@ async def add_posts(
 )
 async def get_post(
     feed: NamedDependency[Feed],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
+    id: FromPath[str],  # noqa: A002 - the name in the path
 ) -> Post:
-    """A post as it is kept, also one that waits for its moment."""
-    return await feed.find(id)
+    """A stored post, also while it waits."""
+    return await feed.posts.find(id)
 
 
 @delete(
     "/v1/feed/posts/{id:str}",
     operation_id="deletePost",
-    summary="Remove a post",
+    summary="Delete a post",
     opt=WRITE,
 )
 async def delete_post(
     feed: NamedDependency[Feed],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
+    id: FromPath[str],  # noqa: A002 - the name in the path
 ) -> None:
-    """Remove a post: no page shows it from the answer on, and handlers of deletions are told. Gone already is as well."""
+    """Delete a post: pages omit it at once, and handlers of deletions run. Safe to repeat."""
     await feed.delete(id)
 
 
-ROUTES: Final[list[Any]] = [add_posts, get_post, delete_post]
+class RebuildJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that rebuilds the index."""
+
+    job: int
+
+
+@post(
+    "/v1/feed/rebuild",
+    operation_id="rebuildFeed",
+    summary="Rebuild the index",
+    status_code=202,
+    opt=WRITE,
+)
+async def rebuild(feed: NamedDependency[Feed]) -> RebuildJob:
+    """Enqueue a rebuild of the index in Valkey. Pages continue meanwhile."""
+    return RebuildJob(job=await feed.index.rebuild())
+
+
+@get(
+    "/v1/feed/verify",
+    operation_id="verifyFeed",
+    summary="Compare the index with PostgreSQL",
+    opt=READ,
+)
+async def verify(
+    feed: NamedDependency[Feed],
+    sample: Annotated[int, QueryParameter(ge=1, le=SAMPLE_MAX)] = 1_000,
+) -> FeedVerified:
+    """Compare a sample of viewers and authors with PostgreSQL; empty `differences`: all match."""
+    return await feed.index.verify(sample=sample)
+
+
+@get("/v1/feed/stats", operation_id="getFeedStats", summary="Show the state of the index", opt=READ)
+async def get_stats(feed: NamedDependency[Feed]) -> list[ShardState]:
+    """State, oldest and newest post of each shard."""
+    return await feed.index.stats()
+
+
+@get(
+    "/v1/feed/viewers/{viewer:str}/why",
+    operation_id="getFeedWhy",
+    summary="Explain why a post is shown or not",
+    opt=READ,
+)
+async def get_why(
+    feed: NamedDependency[Feed],
+    viewer: FromPath[str],
+    post_id: Annotated[str, QueryParameter(name="post", max_length=1_000)],
+) -> PostWhy:
+    """Whether the viewer's pages show the post, and all reasons: follow, mute, block, time."""
+    return await feed.pages.why(viewer, post_id)
+
+
+ROUTES: Final[list[Any]] = [
+    get_page,
+    list_author_posts,
+    count_unread,
+    get_marker,
+    set_marker,
+    get_live,
+    add_posts,
+    get_post,
+    delete_post,
+    rebuild,
+    verify,
+    get_stats,
+    get_why,
+]

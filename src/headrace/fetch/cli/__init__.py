@@ -1,4 +1,4 @@
-"""Commands of fetch: `headrace fetch ...`; each calls one verb and prints."""
+"""Commands of fetch: `headrace fetch ...`; each calls one method and prints."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from typing import Final
 
 import click
 
-from headrace.fetch.cli.catalogues import catalogue_group
-from headrace.fetch.cli.consumers import consumer_group
-from headrace.fetch.cli.customers import customer_group
-from headrace.fetch.cli.hosts import host_group
-from headrace.fetch.cli.items import item_group, list_results
-from headrace.fetch.cli.runs import run_group
+from headrace.fetch.cli.catalogues import catalogue_group, run_group
+from headrace.fetch.cli.customers import consumer_group, customer_group, webhook_group
+from headrace.fetch.cli.items import host_group, item_group, list_results, try_photo, why
 from headrace.fetch.cli.schemas import mapping_group, schema_group
 from headrace.fetch.cli.text import describe_run
-from headrace.fetch.cli.urls import try_photo, why
-from headrace.fetch.cli.webhooks import webhook_group
 
 __all__ = ["COMMANDS", "describe_run", "fetch"]
 

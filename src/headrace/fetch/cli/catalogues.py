@@ -1,23 +1,40 @@
-"""Commands `headrace fetch catalogue ...`."""
+"""Commands of catalogues and runs, and waiting for a run."""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from headrace.fetch.cli.reports import list_errors
-from headrace.fetch.cli.text import describe_change, describe_run, describe_source, run_line
-from headrace.fetch.cli.waiting import finish_run, wait_done
-from headrace.fetch.errors import InvalidSource
-from headrace.fetch.model import Change, Run, Source
+from headrace.fetch.cli.text import (
+    describe_change,
+    describe_run,
+    describe_source,
+    progress_line,
+    run_line,
+)
+from headrace.fetch.errors import InvalidSource, RunHeld, RunUnfinished
+from headrace.fetch.i18n import DEFAULT
+from headrace.fetch.model import (
+    FINAL_STATES,
+    Change,
+    PhotoProblem,
+    RowProblem,
+    Run,
+    RunState,
+    Source,
+)
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import Terminal
 
 _URLS: Final = ("http://", "https://")
+WATCH_EVERY_S: Final = 0.5
+QUIET_S: Final = 15.0
 
 
 @click.group("catalogue")
@@ -26,11 +43,11 @@ def catalogue_group() -> None:
 
 
 def _reading_options(command: Any) -> Any:
-    """The options that say how a file is read."""
+    """Add the options that determine how a file is read."""
     for option in (
-        click.option("--mapping", help="The mapping that says what its names mean."),
-        click.option("--format", "format_name", help="Its format, instead of what it looks like."),
-        click.option("--customer", required=True, help="Whose catalogue it is."),
+        click.option("--mapping", help="Mapping of its column names."),
+        click.option("--format", "format_name", help="Its format; default: detected."),
+        click.option("--customer", required=True, help="Owner of the catalogue."),
     ):
         command = option(command)
     return command
@@ -39,14 +56,14 @@ def _reading_options(command: Any) -> Any:
 @catalogue_group.command("run", short_help="Read a catalogue file and apply it.")
 @click.argument("file")
 @_reading_options
-@click.option("--dry-run", is_flag=True, help="Only say what would change, and try some photos.")
+@click.option("--dry-run", is_flag=True, help="Only report changes, and download sample photos.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
 @click.pass_obj
 def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
-    """Read FILE, gzip or not, as CUSTOMER's whole catalogue and apply it; a URL is brought by a worker."""
+    """Apply FILE, gzip or not, as CUSTOMER's complete catalogue. A worker fetches a URL."""
     no_wait, wait_s = options.pop("no_wait"), options.pop("wait_s")
 
     async def run(fetch: Fetch) -> Run:
@@ -65,32 +82,32 @@ async def _run(fetch: Fetch, file: str, *, customer: str, dry_run: bool, **optio
 def _require_file(name: str) -> Path:
     path = Path(name)
     if not path.exists() or path.is_dir():
-        raise InvalidSource(f"{name[:200]!r} is no file and no URL: give the catalogue's name")
+        raise InvalidSource(f"{name[:200]!r} is not a file or URL: give the path of the catalogue")
     return path
 
 
-@catalogue_group.command("diff", short_help="Show what a file would change, or a run changed.")
+@catalogue_group.command("diff", short_help="Show the changes of a file or run.")
 @click.argument("what", metavar="FILE|RUN")
-@click.option("--customer", help="Whose catalogue FILE is.")
-@click.option("--format", "format_name", help="FILE's format, instead of what it looks like.")
-@click.option("--mapping", help="The mapping that says what FILE's names mean.")
-@click.option("--after", default="", help="Go on behind this item.")
+@click.option("--customer", help="Owner of FILE.")
+@click.option("--format", "format_name", help="Format of FILE; default: detected.")
+@click.option("--mapping", help="Mapping of FILE's column names.")
+@click.option("--after", default="", help="Continue after this item.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.pass_obj
 def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
-    """Show what FILE would change of CUSTOMER's items, or what RUN changed, item by item."""
+    """Show the changes that FILE would make to CUSTOMER's items, or that RUN made."""
     after, limit, customer = options.pop("after"), options.pop("limit"), options.pop("customer")
     if not what.isdigit() and customer is None:
-        raise InvalidSource("catalogue diff FILE needs --customer: whose catalogue it is")
+        raise InvalidSource("catalogue diff FILE needs --customer: the owner of the catalogue")
 
     async def ask(fetch: Fetch) -> tuple[Run, list[Change]]:
         if what.isdigit():
-            run = await fetch.run(int(what))
+            run = await fetch.runs.get(int(what))
         else:
             run = await fetch.run_catalogue(
                 _require_file(what), customer, is_dry_run=True, is_sampled=False, **options
             )
-        return run, await fetch.changes(run.run, after=after, rows_max=limit)
+        return run, await fetch.runs.changes(run.run, after=after, rows_max=limit)
 
     run, changes = terminal.run(Fetch, ask)
     lines = [describe_run(run), *(describe_change(change) for change in changes)]
@@ -108,50 +125,50 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
 )
 @click.pass_obj
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
-    """Apply RUN, which was held because its file looks like an accident."""
+    """Apply RUN, which was held because its file looks truncated or wrong."""
 
     async def run(fetch: Fetch) -> Run:
-        found = await fetch.confirm_run(run_id)
+        found = await fetch.runs.confirm(run_id)
         return found if no_wait else await wait_done(terminal, fetch, found, wait_s)
 
     finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
 
 
-@catalogue_group.command("discard", short_help="Do not apply a held run.")
+@catalogue_group.command("discard", short_help="Discard a held run.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
 @click.pass_obj
 def discard_run(terminal: Terminal, run_id: int) -> None:
-    """End RUN, which was held because its file looks like an accident; nothing of it is applied."""
-    found = terminal.run(Fetch, lambda fetch: fetch.discard_run(run_id))
+    """Discard held RUN; nothing of it is applied."""
+    found = terminal.run(Fetch, lambda fetch: fetch.runs.discard(run_id))
     terminal.show(found, describe_run(found))
 
 
-@catalogue_group.command("add", short_help="Bring a catalogue from a URL on a schedule.")
+@catalogue_group.command("add", short_help="Fetch a catalogue from a URL on a schedule.")
 @click.argument("url")
 @_reading_options
 @click.option("--cron", required=True, help="When, such as '0 * * * *' for every hour.")
 @click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
 @click.pass_obj
 def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -> None:
-    """Bring CUSTOMER's catalogue from URL at every moment of CRON; replaces the source there was."""
+    """Fetch CUSTOMER's catalogue from URL on the schedule CRON; replaces its source."""
     found = terminal.run(Fetch, lambda fetch: fetch.sources.set(customer, url=url, **options))
     terminal.show(found, describe_source(found))
 
 
-@catalogue_group.command("bring", short_help="Bring a customer's catalogue now.")
+@catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
 @click.pass_obj
 def bring_source(terminal: Terminal, customer: str) -> None:
-    """Bring the catalogue of CUSTOMER's source now, besides its moments."""
+    """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
     job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
-    terminal.show({"customer": customer, "job": job}, f"job {job} brings it")
+    terminal.show({"customer": customer, "job": job}, f"job {job} fetches it")
 
 
-@catalogue_group.command("rm", short_help="Bring a customer's catalogue no more.")
+@catalogue_group.command("rm", short_help="Remove a customer's source.")
 @click.argument("customer")
 @click.pass_obj
 def remove_source(terminal: Terminal, customer: str) -> None:
-    """Bring CUSTOMER's catalogue no more; its items stay."""
+    """Stop fetching CUSTOMER's catalogue; its items stay."""
     terminal.run(Fetch, lambda fetch: fetch.sources.remove(customer))
     terminal.show({"removed": customer}, f"the source of {customer} is removed; its items stay")
 
@@ -160,10 +177,10 @@ def remove_source(terminal: Terminal, customer: str) -> None:
 @click.option("--customer", help="Only this customer's.")
 @click.pass_obj
 def list_catalogues(terminal: Terminal, customer: str | None) -> None:
-    """List where catalogues are brought from, what came of it last, and the newest runs."""
+    """List sources with their last results, and the newest runs."""
 
     async def ask(fetch: Fetch) -> tuple[list[Source], list[Run]]:
-        runs = await fetch.runs(customer)
+        runs = await fetch.runs.newest(customer)
         sources = await fetch.sources.all()
         return [s for s in sources if customer in (None, s.customer)], runs
 
@@ -172,4 +189,137 @@ def list_catalogues(terminal: Terminal, customer: str | None) -> None:
     terminal.show({"sources": sources, "runs": runs}, "\n".join(lines) or "no sources, no runs")
 
 
-catalogue_group.add_command(list_errors)
+@click.group("run")
+def run_group() -> None:
+    """Runs of catalogues."""
+
+
+@run_group.command("ls", short_help="List runs.")
+@click.option("--customer", help="Only this customer's.")
+@click.pass_obj
+def list_runs(terminal: Terminal, customer: str | None) -> None:
+    """List the newest runs."""
+    found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
+    terminal.show(found, "\n".join(run_line(run) for run in found) or "no runs")
+
+
+@run_group.command("show", short_help="Show a run.")
+@click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
+@click.pass_obj
+def show_run(terminal: Terminal, run_id: int) -> None:
+    """Show the counts of RUN."""
+    found = terminal.run(Fetch, lambda fetch: fetch.runs.get(run_id))
+    terminal.show(found, describe_run(found))
+
+
+@run_group.command("undo", short_help="Undo an applied run.")
+@click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the results.")
+@click.option(
+    "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
+)
+@click.pass_obj
+def undo_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
+    """Restore the customer's items to their state before RUN, an applied catalogue.
+
+    Items that RUN added are unpublished; items that it changed or removed are published as before.
+    Items uploaded since stay. Undo the newest catalogue first; the last 5 can be undone.
+    """
+
+    async def run(fetch: Fetch) -> Run:
+        found = await fetch.runs.undo(run_id)
+        return found if no_wait else await wait_done(terminal, fetch, found, wait_s)
+
+    finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
+
+
+@catalogue_group.command("errors", short_help="List the problems of a run's rows and photos.")
+@click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
+@click.option("--lang", default=DEFAULT, show_default=True, help="Language of the messages.")
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all problems to this CSV file.",
+)
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an HTML page to this file.",
+)
+@click.pass_obj
+def list_errors(
+    terminal: Terminal, run_id: int, *, lang: str, csv_file: Path | None, html_file: Path | None
+) -> None:
+    """List the problems of RUN's rows and the photos that failed or were refused.
+
+    At most the first 1,000 of each; the CSV has all.
+    """
+    if csv_file is not None:
+        count = terminal.run(Fetch, lambda fetch: _write_csv(fetch, run_id, lang, file=csv_file))
+        terminal.show({"file": str(csv_file), "bytes": count}, f"{csv_file}: {count:,} bytes")
+    if html_file is not None:
+        page = terminal.run(Fetch, lambda fetch: fetch.reports.page(run_id, lang=lang))
+        html_file.write_text(page, encoding="utf-8")
+        terminal.show({"file": str(html_file)}, f"{html_file}: {len(page):,} characters")
+    if csv_file is None and html_file is None:
+        _show_errors(terminal, run_id, lang)
+
+
+def _show_errors(terminal: Terminal, run_id: int, lang: str) -> None:
+    async def ask(fetch: Fetch) -> tuple[str, list[RowProblem], list[PhotoProblem]]:
+        reason = await fetch.reports.reason(run_id, lang=lang)
+        problems = await fetch.reports.problems(run_id, lang=lang)
+        photos = await fetch.reports.photo_problems(run_id, lang=lang)
+        return reason, [problem for _, problem in problems], [photo for _, photo in photos]
+
+    reason, problems, photos = terminal.run(Fetch, ask)
+    lines = [f"file: {reason}"] if reason else []
+    lines += [
+        f"row {p.row} (line {p.line}) {p.item or '-'}: {p.field}: {p.text} [{p.code}]"
+        for p in problems
+    ]
+    lines += [f"photo of {p.item}: {p.url}: {p.text} [{p.outcome}]" for p in photos]
+    found = {"file": reason, "problems": problems, "photos": photos}
+    terminal.show(found, "\n".join(lines) or f"run {run_id}: no problems")
+
+
+async def _write_csv(fetch: Fetch, run_id: int, lang: str, *, file: Path) -> int:
+    """Write the report page by page; return the number of bytes."""
+    await fetch.runs.get(run_id)
+    with file.open("wb") as out:
+        async for part in fetch.reports.csv(run_id, lang=lang):
+            out.write(part.encode())
+        return out.tell()
+
+
+async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -> Run:
+    """Show progress until the run's items are published or the wait limit is reached."""
+    ends_s = time.monotonic() + wait_s
+    moved_s, last = time.monotonic(), run
+    while run.state not in FINAL_STATES and time.monotonic() < ends_s:
+        if (run.items_pending, run.photos_pending) != (last.items_pending, last.photos_pending):
+            moved_s, last = time.monotonic(), run
+        is_quiet = time.monotonic() - moved_s > QUIET_S
+        hint = "  (no progress: is `headrace up` running?)" if is_quiet else ""
+        terminal.progress(progress_line(run) + hint)
+        await asyncio.sleep(WATCH_EVERY_S)
+        run = await fetch.runs.get(run.run)
+    return run
+
+
+def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None:
+    """Show the run; a held or unfinished one ends with its exit code."""
+    terminal.show(run, describe_run(run))
+    if run.state is RunState.HELD:
+        raise RunHeld(
+            f"run {run.run} is held ({run.reason}): check the file, then"
+            f" `headrace fetch catalogue confirm {run.run}` or run a correct one"
+        )
+    if run.state not in FINAL_STATES and not may_be_unfinished:
+        ahead = "for their photos" if run.photos_pending else "to be published"
+        raise RunUnfinished(
+            f"run {run.run} is applied and {run.items_pending} items wait {ahead}: see"
+            f" `headrace fetch run show {run.run}` and check that `headrace up` is running"
+        )

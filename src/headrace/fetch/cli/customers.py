@@ -1,4 +1,4 @@
-"""Commands `headrace fetch customer ...`."""
+"""Commands of customers, their webhooks, and consumers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from headrace.fetch.cli.text import describe_customer
+from headrace.fetch.cli.text import describe_customer, describe_webhook
 from headrace.fetch.errors import CustomerUnknown, InvalidCustomer
 from headrace.fetch.model import Customer, CustomerSet, parse_rate
 from headrace.fetch.service import Fetch
@@ -21,28 +21,28 @@ NEW: Final[dict[str, Any]] = {"starts_max": 600, "window_s": 60.0, "connections"
 
 @click.group("customer")
 def customer_group() -> None:
-    """Whose catalogues, and how fast their hosts may be asked."""
+    """Customers (sellers) and their limits."""
 
 
-@customer_group.command("set", short_help="Make a customer or change its limits.")
+@customer_group.command("set", short_help="Create a customer or change its limits.")
 @click.argument("customer")
-@click.option("--rate", help="Requests, such as 10/s, 20/5s or 600/m, which a new one has.")
-@click.option("--connections", type=int, help="Requests at once; a new one has 8.")
-@click.option("--webhook", metavar="URL", help="Send its results there, signed.")
+@click.option("--rate", help="Rate limit, e.g. 10/s, 20/5s or 600/m (the default).")
+@click.option("--connections", type=int, help="Concurrent requests; default: 8.")
+@click.option("--webhook", metavar="URL", help="Send its results to this URL, signed.")
 @click.option(
     "--hold-share",
     metavar="SHARE",
-    help="Hold a catalogue that removes more than this share of its items, 0 to 1; 1: none; or default.",
+    help="Hold a catalogue that removes more than this share of items, 0 to 1, or default.",
 )
 @click.option(
     "--hold-items",
     metavar="COUNT",
-    help="Hold it only if it removes more items than this as well; or default.",
+    help="Hold it only if it also removes more items than this, or default.",
 )
 @click.option(
     "--refresh",
     metavar="TIME",
-    help="Ask for good photos again after this time, such as 7d; off, or default.",
+    help="Request good photos again after this time, e.g. 7d; off, or default.",
 )
 @click.pass_obj
 def set_customer(
@@ -56,9 +56,10 @@ def set_customer(
     hold_items: str | None,
     refresh: str | None,
 ) -> None:
-    """Make CUSTOMER or change its limits; what is left out stays as it is, `default` is the deployment's.
+    """Create CUSTOMER or change its limits; `default` selects the deployment's setting.
 
-    With --webhook for the first time, the secret that its messages are signed with is shown this once.
+    Omitted options stay as they are. The secret of a new webhook is shown only once, by this
+    command.
     """
     more = {
         "hold_share": _value("--hold-share", hold_share, parse_share),
@@ -68,11 +69,11 @@ def set_customer(
 
     async def change(fetch: Fetch) -> CustomerSet:
         try:
-            now = await fetch.customer(customer)
+            now = await fetch.customers.get(customer)
         except CustomerUnknown:
             now = Customer(customer=customer, **NEW)
         starts_max, window_s = parse_rate(rate) if rate else (now.starts_max, now.window_s)
-        return await fetch.set_customer(
+        return await fetch.customers.set(
             customer,
             starts_max=starts_max,
             window_s=window_s,
@@ -87,7 +88,7 @@ def set_customer(
 
 
 def _value(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
-    """What an option says; UNSET where it was left out, None for `default`. Raises: InvalidCustomer."""
+    """Value of an option; UNSET if omitted, None for `default`. Raises: InvalidCustomer."""
     if text is None:
         return msgspec.UNSET
     if text.strip() == "default":
@@ -106,7 +107,7 @@ def show_customer(terminal: Terminal, customer: str | None) -> None:
     if customer is None:
         _show_customers(terminal)
     else:
-        found = terminal.run(Fetch, lambda fetch: fetch.customer(customer))
+        found = terminal.run(Fetch, lambda fetch: fetch.customers.get(customer))
         terminal.show(found, describe_customer(found))
 
 
@@ -118,6 +119,118 @@ def list_customers(terminal: Terminal) -> None:
 
 
 def _show_customers(terminal: Terminal) -> None:
-    everyone = terminal.run(Fetch, lambda fetch: fetch.customers())
+    everyone = terminal.run(Fetch, lambda fetch: fetch.customers.all())
     text = "\n".join(describe_customer(found) for found in everyone)
     terminal.show(everyone, text or "no customers")
+
+
+@click.group("webhook")
+def webhook_group() -> None:
+    """URLs that receive results; `customer set --webhook URL` creates one."""
+
+
+@webhook_group.command("ls", short_help="List webhooks.")
+@click.option("--after", default="", help="Only customers after this one.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.pass_obj
+def list_webhooks(terminal: Terminal, after: str, limit: int) -> None:
+    """List webhooks by customer, with backlog and failures."""
+    found = terminal.run(Fetch, lambda fetch: fetch.webhooks.list(after=after, webhooks_max=limit))
+    terminal.show(found, "\n".join(map(describe_webhook, found)) or "no webhooks")
+
+
+@webhook_group.command("show", short_help="Show a customer's webhook.")
+@click.argument("customer")
+@click.pass_obj
+def show_webhook(terminal: Terminal, customer: str) -> None:
+    """Show URL, progress and last error of CUSTOMER's webhook."""
+    found = terminal.run(Fetch, lambda fetch: fetch.webhooks.get(customer))
+    terminal.show(found, describe_webhook(found))
+
+
+@webhook_group.command("rm", short_help="Delete a customer's webhook.")
+@click.argument("customer")
+@click.pass_obj
+def remove_webhook(terminal: Terminal, customer: str) -> None:
+    """Delete the webhook of CUSTOMER. Results remain available by polling."""
+    terminal.run(Fetch, lambda fetch: fetch.webhooks.remove(customer))
+    terminal.show({"removed": customer}, f"the webhook of {customer} is deleted")
+
+
+@webhook_group.command("rotate", short_help="Replace a webhook's secret.")
+@click.argument("customer")
+@click.pass_obj
+def rotate_secret(terminal: Terminal, customer: str) -> None:
+    """Replace the webhook secret of CUSTOMER and show it once; the previous one signs for a day."""
+    found = terminal.run(Fetch, lambda fetch: fetch.webhooks.rotate(customer))
+    terminal.show(
+        found,
+        f"{found.secret}\nthe previous secret also signs until"
+        f" {found.old_until:%Y-%m-%d %H:%M} UTC",
+    )
+
+
+@webhook_group.command("replay", short_help="Resend results to a webhook.")
+@click.argument("customer")
+@click.option("--after", default=0, show_default=True, help="Only results after this number.")
+@click.pass_obj
+def replay_webhook(terminal: Terminal, customer: str, after: int) -> None:
+    """Resend every result of CUSTOMER to its webhook, in order."""
+    found = terminal.run(Fetch, lambda fetch: fetch.webhooks.replay(customer, after=after))
+    terminal.show(found, f"{found.waiting} results of {customer} are sent again")
+
+
+@webhook_group.command("test", short_help="Send a webhook a test message.")
+@click.argument("customer")
+@click.pass_obj
+def try_webhook(terminal: Terminal, customer: str) -> None:
+    """Send a signed test message without results to CUSTOMER's webhook; show the response."""
+    found = terminal.run(Fetch, lambda fetch: fetch.webhooks.test(customer))
+    terminal.show(found, f"{found.url}: {found.text}, in {found.took_s:.3f} s")
+    if not found.is_taken:
+        raise click.exceptions.Exit(1)
+
+
+@click.group("consumer")
+def consumer_group() -> None:
+    """The on_item handlers that receive items."""
+
+
+@consumer_group.command("ls", short_help="List consumers.")
+@click.pass_obj
+def list_consumers(terminal: Terminal) -> None:
+    """List every consumer that a worker recorded."""
+    found = terminal.run(Fetch, lambda fetch: fetch.consumers.all())
+    lines = [
+        f"{consumer.name}: since {consumer.added_at:%Y-%m-%d %H:%M:%S},"
+        f" {consumer.items} items delivered"
+        for consumer in found
+    ]
+    terminal.show(found, "\n".join(lines) or "no consumers: no worker ran with an on_item handler")
+
+
+@consumer_group.command("rm", short_help="Remove a consumer.")
+@click.argument("name")
+@click.pass_obj
+def remove_consumer(terminal: Terminal, name: str) -> None:
+    """Remove consumer NAME and drop its deliveries.
+
+    A worker that starts with a handler of that name records it again.
+    """
+    terminal.run(Fetch, lambda fetch: fetch.consumers.remove(name))
+    terminal.show({"removed": name}, f"{name} is removed; its deliveries are dropped")
+
+
+@consumer_group.command("replay", short_help="Redeliver every item to a consumer.")
+@click.argument("name")
+@click.option("--customer", help="Only this customer's items.")
+@click.pass_obj
+def replay_consumer(terminal: Terminal, name: str, customer: str | None) -> None:
+    """Redeliver the newest version of every item to consumer NAME.
+
+    Use it for a handler that was added after items were published, or that lost data.
+    """
+    items = terminal.run(Fetch, lambda fetch: fetch.consumers.replay(name, customer=customer))
+    terminal.show(
+        {"consumer": name, "items": items}, f"{items} items are delivered to {name} again"
+    )

@@ -1,4 +1,4 @@
-"""Commands `headrace fetch item ...` and `headrace fetch results`."""
+"""Commands of items, results, hosts and single links."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from headrace.fetch.cli.text import describe_item, describe_run
+from headrace.fetch.cli.text import (
+    describe_host,
+    describe_item,
+    describe_photo,
+    describe_run,
+    describe_url,
+    host_line,
+    step_line,
+)
 from headrace.fetch.errors import InvalidItems
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import Terminal
 
 
 @click.group("item")
 def item_group() -> None:
-    """Items as they stand, and items sent without a catalogue."""
+    """Items and uploads without a catalogue."""
 
 
 @item_group.command("show", short_help="Show an item with its photos.")
@@ -25,18 +33,18 @@ def item_group() -> None:
 @click.argument("item")
 @click.pass_obj
 def show_item(terminal: Terminal, customer: str, item: str) -> None:
-    """Show ITEM of CUSTOMER with the outcome of each photo; put `--` before an id that begins with `-`."""
-    found = terminal.run(Fetch, lambda fetch: fetch.item(customer, item))
+    """Show ITEM of CUSTOMER with its photos; write `--` before an id that starts with `-`."""
+    found = terminal.run(Fetch, lambda fetch: fetch.items.get(customer, item))
     terminal.show(found, describe_item(found))
 
 
-@item_group.command("send", short_help="Take items in without a catalogue.")
+@item_group.command("send", short_help="Upload items without a catalogue.")
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def send_items(terminal: Terminal, file: BinaryIO) -> None:
-    """Take in the items of FILE, a JSON list of {customer, item, photos, fields, gone}; `-` is standard input.
+    """Upload FILE, a JSON list of {customer, item, photos, fields, gone}; `-` is standard input.
 
-    Up to 1,000, all or none; items not named stay as they are.
+    Up to 1,000 items, all or none; other items stay as they are.
     """
     try:
         items = msgspec.json.decode(file.read(), type=list[SentItem])
@@ -48,14 +56,12 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
     terminal.show(found, "\n".join(describe_run(run) for run in found))
 
 
-@click.command("results", short_help="List what was published.")
+@click.command("results", short_help="List published results.")
 @click.option("--after", default=0, show_default=True, help="Results after this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
-@click.option("--customer", help="Only this customer's.")
-@click.option(
-    "--newest", is_flag=True, help="The newest first, instead of in the order of commits."
-)
-@click.option("--before", type=click.IntRange(1), help="With --newest: those before this number.")
+@click.option("--customer", help="Only this customer.")
+@click.option("--newest", is_flag=True, help="Newest first, not in the order of commits.")
+@click.option("--before", type=click.IntRange(1), help="With --newest: results before this number.")
 @click.pass_obj
 def list_results(
     terminal: Terminal,
@@ -66,17 +72,66 @@ def list_results(
     newest: bool,
     before: int | None,
 ) -> None:
-    """List what was published, edited and unpublished; ask on with --after the last number."""
+    """List published, edited and unpublished items; page with --after the last number."""
 
-    async def list_them(fetch: Fetch) -> list[Result]:
+    async def load(fetch: Fetch) -> list[Result]:
         if newest:
-            return await fetch.newest_results(before=before, results_max=limit, customer=customer)
-        return await fetch.results(after=after, results_max=limit, customer=customer)
+            return await fetch.items.newest_results(
+                before=before, results_max=limit, customer=customer
+            )
+        return await fetch.items.results(after=after, results_max=limit, customer=customer)
 
-    found = terminal.run(Fetch, list_them)
+    found = terminal.run(Fetch, load)
     lines = [
         f"{one.seq:>8}  {one.at:%Y-%m-%d %H:%M:%S}  {one.action:<9} {one.customer} {one.id}"
         f"  version {one.version}, {len(one.photos)} photos"
         for one in found
     ]
     terminal.show(found, "\n".join(lines) or "no results")
+
+
+@click.group("host")
+def host_group() -> None:
+    """Hosts of photos: speed and outcomes."""
+
+
+@host_group.command("ls", short_help="List hosts.")
+@click.option("--customer", help="Only hosts of this customer's links.")
+@click.option("--limit", default=100, show_default=True, help="Maximum number of hosts.")
+@click.pass_obj
+def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
+    """List the hosts of photos, each with the class in which its photos start."""
+    found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
+    lines = [host_line(host) for host in found]
+    terminal.show(found, "\n".join(lines) or "no hosts: no photo was requested yet")
+
+
+@host_group.command("show", short_help="Show a host.")
+@click.argument("host")
+@click.pass_obj
+def show_host(terminal: Terminal, host: str) -> None:
+    """Show HOST (a name as in the links, or a link) per customer."""
+    found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
+    terminal.show(found, "\n".join(describe_host(one) for one in found))
+
+
+@click.command("photo", short_help="Download one photo now.")
+@click.argument("url")
+@click.option("--verbose", is_flag=True, help="Show each request: address, status, times.")
+@click.pass_obj
+def try_photo(terminal: Terminal, url: str, *, verbose: bool) -> None:
+    """Download URL now and show the outcome; nothing is stored."""
+    found = terminal.run(Fetch, lambda fetch: fetch.links.download(url))
+    lines = [describe_photo(found), *(step_line(step) for step in found.steps if verbose)]
+    terminal.show(found, "\n".join(lines))
+    if found.outcome != "stored":
+        raise click.exceptions.Exit(1)
+
+
+@click.command("why", short_help="Explain why a photo exists or not.")
+@click.argument("url")
+@click.pass_obj
+def why(terminal: Terminal, url: str) -> None:
+    """Show whether URL is allowed and its last outcome per customer."""
+    found = terminal.run(Fetch, lambda fetch: fetch.links.why(url))
+    terminal.show(found, describe_url(found))

@@ -11,25 +11,24 @@ import msgspec
 
 from headrace.fetch.errors import InvalidMapping, InvalidSchema
 from headrace.fetch.mappings import NamedMapping, parse_mapping
-from headrace.fetch.schema_rules import parse_schema
-from headrace.fetch.schemas import CategorySchema
+from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.kernel.terminal import Terminal
 
 
 @click.group("schema")
 def schema_group() -> None:
-    """What the rows of a category must hold."""
+    """Fields that the rows of a category must have."""
 
 
-@schema_group.command("set", short_help="Make or replace the schema of a category.")
+@schema_group.command("set", short_help="Create or replace the schema of a category.")
 @click.argument("category")
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
-    """Make FILE (TOML or JSON, - for standard input) the schema of CATEGORY.
+    """Set FILE (TOML or JSON, - for standard input) as the schema of CATEGORY.
 
-    Rows of a category without a schema are judged by that of the category `default`.
+    The schema of the category `default` applies to categories without one.
     """
     try:
         schema = parse_schema(_read_document(file))
@@ -51,31 +50,31 @@ def list_schemas(terminal: Terminal) -> None:
 @click.argument("category")
 @click.pass_obj
 def show_schema(terminal: Terminal, category: str) -> None:
-    """Show the schema of CATEGORY as JSON, which `schema set` takes again."""
+    """Show the schema of CATEGORY as JSON; `schema set` accepts it."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.get(category))
     terminal.show(found, _pretty(found.schema))
 
 
-@schema_group.command("rm", short_help="Forget the schema of a category.")
+@schema_group.command("rm", short_help="Delete the schema of a category.")
 @click.argument("category")
 @click.pass_obj
 def remove_schema(terminal: Terminal, category: str) -> None:
-    """Forget the schema of CATEGORY; its rows are judged by the default one."""
+    """Delete the schema of CATEGORY; the default one then applies."""
     terminal.run(Fetch, lambda fetch: fetch.schemas.remove(category))
-    terminal.show({"removed": category}, f"the schema of {category} is forgotten")
+    terminal.show({"removed": category}, f"the schema of {category} is deleted")
 
 
 @click.group("mapping")
 def mapping_group() -> None:
-    """What the names of a foreign file mean."""
+    """Mappings of the column names of files."""
 
 
-@mapping_group.command("set", short_help="Make or replace a mapping.")
+@mapping_group.command("set", short_help="Create or replace a mapping.")
 @click.argument("name")
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
-    """Make FILE (TOML or JSON, - for standard input) the mapping NAME."""
+    """Set FILE (TOML or JSON, - for standard input) as mapping NAME."""
     try:
         mapping = parse_mapping(_read_document(file))
     except ValueError as error:
@@ -96,22 +95,22 @@ def list_mappings(terminal: Terminal) -> None:
 @click.argument("name")
 @click.pass_obj
 def show_mapping(terminal: Terminal, name: str) -> None:
-    """Show mapping NAME as JSON, which `mapping set` takes again."""
+    """Show mapping NAME as JSON; `mapping set` accepts it."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.get(name))
     terminal.show(found, _pretty(found.mapping))
 
 
-@mapping_group.command("rm", short_help="Forget a mapping.")
+@mapping_group.command("rm", short_help="Delete a mapping.")
 @click.argument("name")
 @click.pass_obj
 def remove_mapping(terminal: Terminal, name: str) -> None:
-    """Forget mapping NAME; a source that still names it fails and says so."""
+    """Delete mapping NAME; sources that use it then fail."""
     terminal.run(Fetch, lambda fetch: fetch.mappings.remove(name))
-    terminal.show({"removed": name}, f"mapping {name} is forgotten")
+    terminal.show({"removed": name}, f"mapping {name} is deleted")
 
 
 def _read_document(file: IO[bytes]) -> Any:
-    """What the file describes. Raises: ValueError."""
+    """The parsed file. Raises: ValueError."""
     text = file.read().decode("utf-8-sig")
     try:
         return json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)

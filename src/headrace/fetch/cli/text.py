@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.fetch.cli.hosts import host_line
 from headrace.fetch.model import (
     Change,
     Customer,
+    Host,
     Link,
     PhotoReport,
     PhotoStep,
@@ -22,23 +22,26 @@ from headrace.fetch.outcomes import is_bad
 from headrace.jobs.model import Lane
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
-"""Runs whose counts say what they would change."""
+"""Runs whose counts are what they would change."""
 
 
 def progress_line(run: Run) -> str:
-    """How far a run is, in one line."""
+    """Progress of a run in one line."""
     decided = run.photos - run.photos_pending
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run.photos_by_outcome.items())
-    told = f"run {run.run}: photos {decided}/{run.photos}, items waiting {run.items_pending}; {outcomes}"
+    waiting = f"items waiting {run.items_pending}"
     if run.state is RunState.READING:
         return f"run {run.run}: {run.rows} rows read"
     if run.state is RunState.BRINGING:
-        return f"run {run.run}: the file is on its way" + (f" ({run.reason})" if run.reason else "")
-    return told + _pace(run)
+        return f"run {run.run}: the file is being fetched" + (
+            f" ({run.reason})" if run.reason else ""
+        )
+    line = f"run {run.run}: photos {decided}/{run.photos}, {waiting}; {outcomes}"
+    return line + _pace(run)
 
 
 def _pace(run: Run) -> str:
-    """How fast a run is and when it will be done; empty where that is not known."""
+    """Rate and remaining time of a run; empty if unknown."""
     if run.photos_per_s is None:
         return ""
     ahead = f", done in {duration(run.eta_s)}" if run.eta_s is not None else ""
@@ -46,7 +49,7 @@ def _pace(run: Run) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: `40 s`, `12 min`, `3.5 h`."""
+    """A duration for people: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -62,33 +65,33 @@ def run_line(run: Run) -> str:
 
 
 def describe_change(change: Change) -> str:
-    """What happens to an item in one line."""
+    """A change of an item in one line."""
     fields = f": {', '.join(change.fields)}" if change.fields else ""
     return f"  {change.kind:<8} {change.item}{fields}"
 
 
 def describe_source(found: Source) -> str:
-    """Where a catalogue is brought from, when next, and what came of it last."""
-    ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never, its cron is paused"
+    """A source with its schedule and last result."""
+    ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never: its cron is paused"
     lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
-        failed = f", {found.failures} tries failed in a row" if found.failures else ""
+        failed = f", {found.failures} consecutive failures" if found.failures else ""
         run = f", run {found.run}" if found.run else ""
         lines.append(f"  last {found.tried_at:%Y-%m-%d %H:%M:%S} {found.outcome}{why}{run}{failed}")
     return "\n".join(lines)
 
 
 def _sample_lines(run: Run) -> list[str]:
-    """What a dry run saw of the photos."""
+    """Sampled photos of a dry run."""
     if run.sample is None:
         return []
-    lines = [f"  {len(run.sample.photos)} of them were tried:"]
+    lines = [f"  sample of {len(run.sample.photos)} photos:"]
     lines += [
         f"    {photo.outcome:<24} {photo.took_s:>7.3f} s  {photo.url}"
         for photo in run.sample.photos
     ]
-    return [*lines, f"  the real run would take about {duration(run.sample.expected_s)}"]
+    return [*lines, f"  expected time of the real run: about {duration(run.sample.expected_s)}"]
 
 
 def describe_run(run: Run) -> str:
@@ -100,13 +103,13 @@ def describe_run(run: Run) -> str:
         f" ({run.reason})" if run.reason else ""
     )
     if not run.format:
-        return f"{head}\n  no file came" + (" yet" if run.state is RunState.BRINGING else "")
+        return f"{head}\n  no file fetched" + (" yet" if run.state is RunState.BRINGING else "")
     lines = [
         head,
         f"  {run.rows} rows of {run.format}: {counts}; {run.gone} gone"
         + (", if it is confirmed" if run.state is RunState.HELD else ""),
         f"  {run.photos} photos, {run.photos_pending} "
-        + ("would be asked" if run.state in _NOT_APPLIED else "waiting")
+        + ("would be requested" if run.state in _NOT_APPLIED else "waiting")
         + _pace(run),
         *_sample_lines(run),
     ]
@@ -149,7 +152,7 @@ def _period(seconds: float) -> str:
 
 
 def describe_item(found: StoredItem) -> str:
-    """An item as it stands, with the outcome of each photo."""
+    """Current state of an item with the outcome of each photo."""
     state = "gone" if found.is_gone else f"version {found.version}"
     lines = [f"{found.id} of {found.customer}: {state}, run {found.run}"]
     lines += [f"  {name}: {value}" for name, value in found.fields.items()]
@@ -161,16 +164,16 @@ def describe_item(found: StoredItem) -> str:
 
 
 def describe_webhook(found: Webhook) -> str:
-    """Where results go, how far the receiver is, and what was wrong last."""
-    line = f"{found.customer}: {found.url}, taken up to {found.taken_seq}, {found.waiting} waiting"
+    """URL, progress and last error of a webhook."""
+    line = f"{found.customer}: {found.url}, sent up to {found.taken_seq}, {found.waiting} waiting"
     if found.disabled_at is not None:
         line += (
-            f"; disabled at {found.disabled_at:%Y-%m-%d %H:%M:%S} ({found.last_error}): set it again with"
-            f" `headrace fetch customer set {found.customer} --webhook URL`"
+            f"; disabled at {found.disabled_at:%Y-%m-%d %H:%M:%S} ({found.last_error}):"
+            f" set it again with `headrace fetch customer set {found.customer} --webhook URL`"
         )
     elif found.failing_since is not None:
         line += (
-            f"; fails since {found.failing_since:%Y-%m-%d %H:%M:%S}, {found.failures} times"
+            f"; failing since {found.failing_since:%Y-%m-%d %H:%M:%S}, {found.failures} times"
             f" ({found.last_error})"
         )
         line += f", next at {found.next_at:%H:%M:%S}" if found.next_at else ""
@@ -178,56 +181,79 @@ def describe_webhook(found: Webhook) -> str:
 
 
 def describe_photo(found: PhotoReport) -> str:
-    """What became of one photo that was tried, and which addresses were asked."""
+    """Outcome of a test download with its redirects."""
     lines = [f"{found.outcome}: {found.text}", f"  took {found.took_s:.3f} s"]
-    lines += [f"  asked {hop}" for hop in found.hops]
+    lines += [f"  requested {hop}" for hop in found.hops]
     lines += [f"  sha256 {found.sha256}"] if found.sha256 else []
     return "\n".join(lines)
 
 
 def step_line(step: PhotoStep) -> str:
     """One request of a download in one line."""
-    told = [f"status {step.status}" if step.status else "no answer"]
+    parts = [f"status {step.status}" if step.status else "no response"]
     if step.connect_s:
-        told.append(f"connected in {step.connect_s:.3f} s")
+        parts.append(f"connected in {step.connect_s:.3f} s")
     else:
-        told.append("connection was kept" if step.is_sent else "no connection")
+        parts.append("kept connection" if step.is_sent else "no connection")
     if step.is_sent:
         is_answered = step.status > 0
-        told.append(
-            f"first byte after {step.first_byte_s:.3f} s" if is_answered else "no byte came"
+        parts.append(
+            f"first byte after {step.first_byte_s:.3f} s" if is_answered else "no byte received"
         )
     else:
-        told.append("no request was sent")
-    told.append(f"{step.took_s:.3f} s in all")
-    return f"  {step.url} at {step.address}: {', '.join(told)}"
+        parts.append("no request was sent")
+    parts.append(f"{step.took_s:.3f} s in all")
+    return f"  {step.url} at {step.address}: {', '.join(parts)}"
 
 
 def describe_url(found: UrlReport) -> str:
-    """Whether a link may be asked, what each customer's last run made of it, and when it is asked next."""
+    """Whether a link is allowed, its last outcome per customer, and its next request."""
     links = {link.customer: link for link in found.links}
     lines = [found.judgement]
     for one in found.customers:
         link = links.get(one.customer)
-        last = "not asked yet" if link is None else _link_line(link)
+        last = "not requested yet" if link is None else _link_line(link)
         lines += [f"  {one.customer}: {last}", f"    {one.ahead}"]
         if one.host is not None:
             lines.append(f"    {host_line(one.host)}")
         if one.lane is not None:
             lines.append(f"    {_lane_line(one.lane)}")
-    return "\n".join(lines if found.customers else [*lines, "  no run has asked it"])
+    return "\n".join(lines if found.customers else [*lines, "  no run has requested it"])
 
 
 def _link_line(link: Link) -> str:
-    """What a customer's last try gave."""
+    """Last outcome of a customer's link."""
     return (
         f"{link.outcome} ({link.text}), run {link.run} at {link.checked_at:%Y-%m-%d %H:%M:%S},"
-        f" {link.failures} failures in a row"
+        f" {link.failures} consecutive failures"
     )
 
 
 def _lane_line(lane: Lane) -> str:
-    """What a customer's limits let through now."""
+    """Current use of a customer's limits."""
     rate = f"{lane.starts_live} of {lane.starts_max} requests in {lane.window_s:g} s"
-    line = f"lane: {rate}, {lane.inflight} of {lane.concurrency} under way, {lane.waiting} waiting"
+    line = f"lane: {rate}, {lane.inflight} of {lane.concurrency} running, {lane.waiting} waiting"
     return f"{line}; paused" if lane.paused else line
+
+
+def host_line(host: Host) -> str:
+    """A host in one line."""
+    mean = "not measured" if host.mean_s is None else f"mean {host.mean_s:.2f} s"
+    bad = sum(count for outcome, count in host.photos_by_outcome.items() if is_bad(outcome))
+    return (
+        f"{host.host} ({host.customer}): starts in {host.starts_in}, {mean},"
+        f" {host.requests} requests, {bad} failed or refused,"
+        f" last {host.last_seen_at:%Y-%m-%d %H:%M:%S}"
+    )
+
+
+def describe_host(host: Host) -> str:
+    """A host in a few lines."""
+    lines = [host_line(host)]
+    lines += [f"  {share:>6.1%} needed {name}" for name, share in host.needs.items()]
+    lines += [f"  {count:>8} {outcome}" for outcome, count in host.photos_by_outcome.items()]
+    if host.paused_until is not None:
+        lines.append(f"  paused until {host.paused_until:%Y-%m-%d %H:%M:%S} (Retry-After)")
+    if host.crawl_delay_s:
+        lines.append(f"  robots.txt requires {host.crawl_delay_s:g} s between requests")
+    return "\n".join(lines)

@@ -1,14 +1,34 @@
-"""Photos decoded whole, in a process that may break: `Decoder` asks, `child` decodes.
+"""Decode untrusted photos and spreadsheets in child processes without privileges.
 
-A header says what a file claims. That its picture can be shown is known only once it was decoded, and
-decoders are what hostile files are made for: so none runs in the process that holds leases, connections
-and keys. A child decodes for a slot, one photo at a time, within 1 GiB, 10 s of CPU, no further file or
-socket; what it dies of is that photo's fault alone. Decoding costs 1 to 8 ms a photo against 1 us for its
-header, so a share is drawn (`fetch.decode_share`), and every photo whose header is odd is taken.
+Hostile files attack decoders, so no decoder runs in a process that has leases, connections or keys.
+A child has limits on memory and CPU time, and cannot open files, sockets or processes. If it
+crashes, only the file it decoded is refused.
+
+- `client` starts the children and talks to them over a socket pair.
+- `photo_child` decodes photos for one worker process, one at a time. Decoding takes 1 to 8 ms, a
+  thousand times longer than checking a header, so only a random share of photos is decoded
+  (`fetch.decode_share`), and every photo with a suspicious header.
+- `sheet_child` decodes one spreadsheet and exits.
 """
 
 from __future__ import annotations
 
-from headrace.fetch.decoding.decoder import DecodeLimits, Decoder, DecoderDown
+from headrace.fetch.decoding.client import (
+    DecodeLimits,
+    Decoder,
+    DecoderDown,
+    SheetName,
+    SheetRow,
+    SheetUnreadable,
+    sheet_rows,
+)
 
-__all__ = ["DecodeLimits", "Decoder", "DecoderDown"]
+__all__ = [
+    "DecodeLimits",
+    "Decoder",
+    "DecoderDown",
+    "SheetName",
+    "SheetRow",
+    "SheetUnreadable",
+    "sheet_rows",
+]

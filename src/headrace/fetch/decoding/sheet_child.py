@@ -1,14 +1,15 @@
-"""The process that decodes spreadsheets: takes a file on its socket, sends its rows, and can do nothing else.
+"""The child process that decodes one spreadsheet: it receives a file and returns rows.
 
-Run by path with an isolated interpreter. Arguments are its limits: bytes of memory, seconds of CPU, bytes unpacked.
-The other end sends the file and shuts its side down. The answers are lines of JSON:
+It runs by path in an isolated interpreter. Its arguments are limits: bytes of memory, seconds of
+CPU time, and bytes after unpacking. The parent sends the file and shuts down its side of the
+socket. The response is lines of JSON:
 
     {"sheet": name}     a visible sheet begins
     [line, [text, ...]] a row that is not empty
     {"fault": code}     the file cannot be read; the last line
     {"end": true}       the last line
 
-A workbook is decoded whole. Where it needs more memory than the limit this process dies of it.
+The library needs a whole workbook in memory. A workbook over the memory limit kills this process.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from python_calamine import CalamineError, PasswordError, SheetVisibleEnum, load
 
 DESCRIPTORS_MAX = 3
 BLOCK_BYTES = 256 * 1024
-EXACT_DIGITS = ".15g"  # as many digits as a spreadsheet keeps
+EXACT_DIGITS = ".15g"  # the precision of spreadsheets
 
 
 def main(limits: list[str]) -> None:
-    """Answer about one file."""
+    """Receive one file, decode it and send its rows."""
     memory_bytes_max, cpu_s, unpacked_bytes_max = map(int, limits)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Sent to the whole group when its reader is to end; the reader kills this process.
+        # Sent to the whole process group at shutdown; the parent kills this process.
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    # The codec of names in archives is loaded while files can still be opened.
+    # Load the codec of file names in ZIP archives while files can still be opened.
     codecs.lookup("cp437")
     link = socket.socket(fileno=0)
-    for what, most in (
+    for limit, most in (
         (resource.RLIMIT_AS, memory_bytes_max),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_NOFILE, DESCRIPTORS_MAX),
@@ -52,14 +53,14 @@ def main(limits: list[str]) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(limit, (most, most))
     with link.makefile("rb") as source, link.makefile("wb", BLOCK_BYTES) as out:
         for answer in answers(source, unpacked_bytes_max):
             out.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 def answers(source: IO[bytes], unpacked_bytes_max: int) -> Iterator[Any]:
-    """What is sent about a file, as decoded JSON."""
+    """The response for a file, as decoded JSON."""
     try:
         data = source.read()
         if data.startswith(b"PK"):
@@ -84,7 +85,7 @@ def answers(source: IO[bytes], unpacked_bytes_max: int) -> Iterator[Any]:
 
 
 def workbook_rows(data: bytes) -> Iterator[Any]:
-    """The rows of every visible sheet. Raises: whatever the library raises."""
+    """The rows of every visible sheet. Raises: any error of the library."""
     book = load_workbook(io.BytesIO(data))
     for sheet in book.sheets_metadata:
         if sheet.visible != SheetVisibleEnum.Visible:
@@ -104,9 +105,9 @@ def workbook_rows(data: bytes) -> Iterator[Any]:
 
 
 def merged(sheet: Any) -> tuple[set[int], dict[int, list[tuple[int, dict[str, str]]]]]:
-    """The rows that a merged heading takes up, and by row the columns that repeat the first cell of a merge.
+    """The rows of merged headings, and the columns of each row that repeat a merged cell.
 
-    The cells of a vertical merge share one dictionary, which keeps the first one's text.
+    The cells of a vertical merge share one dictionary, which stores the text of the first cell.
     """
     headings: set[int] = set()
     filled: dict[int, list[tuple[int, dict[str, str]]]] = {}
@@ -121,7 +122,7 @@ def merged(sheet: Any) -> tuple[set[int], dict[int, list[tuple[int, dict[str, st
 
 
 def text_of(cell: Any) -> str:
-    """A cell as a person would type it."""
+    """The text of a cell as a person would type it."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, bool):

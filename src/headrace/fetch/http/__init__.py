@@ -1,33 +1,14 @@
-"""The HTTP API of fetch, under `/v1/fetch`: each route parses, calls one verb and answers."""
+"""HTTP API of fetch under `/v1/fetch`: each route parses, calls one method and responds."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.fetch.http import (
-    catalogues,
-    consumers,
-    customers,
-    hosts,
-    items,
-    reports,
-    results,
-    runs,
-    schemas,
-    urls,
-    webhooks,
-)
+from headrace.fetch.http import catalogues, customers, items, runs
 
 ROUTES: Final[list[Any]] = [
     *customers.ROUTES,
     *catalogues.ROUTES,
     *runs.ROUTES,
-    *schemas.ROUTES,
-    *reports.ROUTES,
     *items.ROUTES,
-    *hosts.ROUTES,
-    *results.ROUTES,
-    *consumers.ROUTES,
-    *webhooks.ROUTES,
-    *urls.ROUTES,
 ]

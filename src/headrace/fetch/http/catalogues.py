@@ -1,4 +1,4 @@
-"""Routes that take catalogues in, as files or as the place where they are."""
+"""Routes that receive catalogues, as files or as the URL of a file, and routes of sources."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from litestar.openapi.spec import (
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from headrace.fetch.errors import InvalidSource
-from headrace.fetch.http.languages import in_words_of, texts_for
-from headrace.fetch.http.scopes import READ, WRITE
+from headrace.fetch.http.requests import READ, WRITE, in_words_of, texts_for
+from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import Run, Source
-from headrace.fetch.readers.row import too_large
+from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
-from headrace.fetch.texts import DEFAULT
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency
 
 _WRITE_BYTES: Final = 2**20
 _SOURCE_BYTES_MAX: Final = 16 * 1024
@@ -45,7 +44,7 @@ _BODY_TYPES: Final = (
 
 
 class SourceToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a catalogue is: brought at every moment of `cron`, or once now without it."""
+    """URL of a catalogue: fetched on the schedule `cron`, or once now without it."""
 
     url: str
     cron: str | None = None
@@ -61,7 +60,7 @@ class SourcesAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BringAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that brings the file."""
+    """The job that fetches the file."""
 
     customer: str
     job: int
@@ -69,16 +68,17 @@ class BringAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class CatalogueOperation(Operation):
-    """An operation whose body is a file as it is, which no parameter of the handler shows."""
+    """An operation whose body is a raw file, which no parameter of the handler describes."""
 
     def __post_init__(self) -> None:
         """Describe the body."""
         file = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY))
         self.request_body = RequestBody(
             content=dict.fromkeys(_BODY_TYPES, file),
-            description="The catalogue file itself, gzip or not. It is recognised by its content; the"
-            ' content type does not matter. Or a JSON object {"url", "cron", "tz", "format", "mapping"}: where the'
-            " file is; with `cron` it is brought at every moment of it, without it once now.",
+            description="The catalogue file itself, gzip or not. Its format is detected from the"
+            " content; the content type is ignored. Or a JSON object"
+            ' {"url", "cron", "tz", "format", "mapping"}: the file is fetched from the URL, on the'
+            " schedule `cron`, or once now without it.",
             required=True,
         )
 
@@ -86,8 +86,8 @@ class CatalogueOperation(Operation):
 @post(
     "/v1/fetch/customers/{customer:str}/catalogues",
     operation_id="runFetchCatalogue",
-    summary="Upload a catalogue and apply it, or say where it is brought from",
-    opt={**WRITE, "keeps_keys": True, "streams_body": True},
+    summary="Upload a catalogue and apply it, or set its URL",
+    opt={**WRITE, "idempotent": True, "streams_body": True},
     status_code=202,
     request_max_body_size=None,
     operation_class=CatalogueOperation,
@@ -96,7 +96,7 @@ async def run_catalogue(
     request: Request[Any, Any, Any],
     *,
     fetch: NamedDependency[Fetch],
-    once: NamedDependency[Once],
+    idempotency: NamedDependency[Idempotency],
     customer: FromPath[str],
     dry_run: FromQuery[bool] = False,
     file_name: FromQuery[str] = "upload",
@@ -104,25 +104,27 @@ async def run_catalogue(
     mapping: FromQuery[str | None] = None,
     lang: FromQuery[str | None] = None,
 ) -> Run | Source:
-    """Read the body as the customer's catalogue, or bring it from a URL.
+    """Read the body as the customer's catalogue, or fetch it from a URL.
 
-    A file that cannot be read is refused with the line, what is there and what to do, in the language of `lang`,
-    else of `Accept-Language`. In another language than English the `reason` of a held run is a sentence, too.
+    An unreadable file is refused with the line, its content and a remedy, in the language of
+    `lang`, else of `Accept-Language`. In a language other than English the `reason` of a held run
+    is translated too.
 
-    An upload is answered once the run is applied, held or dry; its photos follow, `GET /v1/fetch/runs/{run}`
-    shows how far they are. When no answer comes nothing was changed, or the whole run was. A file that is
-    brought once is answered with the run that waits for it, one with a `cron` with its source.
+    The response to an upload follows once the run is applied, held or dry. Its photos follow
+    later; `GET /v1/fetch/runs/{run}` shows the progress. Without a response, either nothing or the
+    whole run was applied. The response to a URL is the run that waits for the file, or with `cron`
+    the source.
     """
-    await fetch.customer(customer)
+    await fetch.customers.get(customer)
     texts = texts_for(request, lang)
     with tempfile.TemporaryDirectory(prefix="headrace-upload-") as folder, in_words_of(texts):
         path = Path(folder) / "catalogue"
         digest = await _receive(request, path, bytes_max=fetch.config.catalogue_max_bytes)
-        asked = _source_in(path)
+        source = _source_in(path)
 
         async def take(tx: Any) -> Run | Source:
-            if asked is not None:
-                return await _bring(fetch, customer, asked, is_dry_run=dry_run, tx=tx)
+            if source is not None:
+                return await _bring(fetch, customer, source, is_dry_run=dry_run, tx=tx)
             run = await fetch.run_catalogue(
                 path,
                 customer,
@@ -130,45 +132,45 @@ async def run_catalogue(
                 is_dry_run=dry_run,
                 format_name=format_name,
                 mapping=mapping,
-                has_place=True,
+                has_permit=True,
                 tx=tx,
             )
             if run.reason is None or texts.lang == DEFAULT:
                 return run
             return msgspec.structs.replace(run, reason=texts.of_run(run))
 
-        if asked is not None:
-            return await once(take, body_digest=digest)
-        async with fetch.catalogue_place(customer):
-            return await once(take, body_digest=digest)
+        if source is not None:
+            return await idempotency.run(take, body_digest=digest)
+        async with fetch.catalogue_permit(customer):
+            return await idempotency.run(take, body_digest=digest)
 
 
 async def _bring(
-    fetch: Fetch, customer: str, asked: SourceToAdd, *, is_dry_run: bool, tx: Any
+    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any
 ) -> Run | Source:
-    if asked.cron is None:
+    if source.cron is None:
         return await fetch.bring_catalogue(
             customer,
-            asked.url,
-            format_name=asked.format,
-            mapping=asked.mapping,
+            source.url,
+            format_name=source.format,
+            mapping=source.mapping,
             is_dry_run=is_dry_run,
             tx=tx,
         )
     if is_dry_run:
-        raise InvalidSource("dry_run: a source with a cron has none: leave `cron` out to try it")
+        raise InvalidSource("dry_run: not supported with a cron: omit `cron` to test the source")
     return await fetch.sources.set(
         customer,
-        url=asked.url,
-        cron=asked.cron,
-        tz=asked.tz,
-        format_name=asked.format,
-        mapping=asked.mapping,
+        url=source.url,
+        cron=source.cron,
+        tz=source.tz,
+        format_name=source.format,
+        mapping=source.mapping,
     )
 
 
 def _source_in(path: Path) -> SourceToAdd | None:
-    """What a small JSON object with a `url` and no list asks for; None for a catalogue.
+    """The source in a small JSON object with a `url` and no list; None for a catalogue.
 
     Raises: InvalidSource.
     """
@@ -179,19 +181,22 @@ def _source_in(path: Path) -> SourceToAdd | None:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    is_asked = isinstance(found, dict) and "url" in found and not {"id", "sku"} & found.keys()
-    if not is_asked or any(isinstance(value, list | dict) for value in found.values()):
+    is_source = isinstance(found, dict) and "url" in found and not {"id", "sku"} & found.keys()
+    if not is_source or any(isinstance(value, list | dict) for value in found.values()):
         return None
     try:
         return msgspec.convert(found, SourceToAdd)
     except msgspec.ValidationError as error:
         raise InvalidSource(
-            f"a source: {error}: expected url, and cron, tz, format and mapping where wanted"
+            f"a source: {error}: expected url, and optionally cron, tz, format and mapping"
         ) from error
 
 
 async def _receive(request: Request[Any, Any, Any], path: Path, *, bytes_max: int) -> bytes:
-    """Write the body to `path`, a megabyte at a time; its digest. Raises: CatalogueTooLarge."""
+    """Write the body to `path`, a megabyte at a time; return its digest.
+
+    Raises: CatalogueTooLarge.
+    """
     received = 0
     waiting = bytearray()
     hashed = hashlib.sha256()
@@ -212,45 +217,45 @@ async def _receive(request: Request[Any, Any, Any], path: Path, *, bytes_max: in
 @get(
     "/v1/fetch/sources",
     operation_id="listFetchSources",
-    summary="List where catalogues are brought from",
+    summary="List sources of catalogues",
     opt=READ,
 )
 async def list_sources(fetch: NamedDependency[Fetch]) -> SourcesAnswer:
-    """Every source, when it is brought next, and what came of it last."""
+    """Every source with its next run and last result."""
     return SourcesAnswer(sources=await fetch.sources.all())
 
 
 @get(
     "/v1/fetch/customers/{customer:str}/source",
     operation_id="getFetchSource",
-    summary="Show where a customer's catalogue is brought from",
+    summary="Show a customer's source",
     opt=READ,
 )
 async def get_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Source:
-    """Where the customer's catalogue is brought from, when next, and what came of it last."""
+    """The customer's source with its next run and last result."""
     return await fetch.sources.get(customer)
 
 
 @delete(
     "/v1/fetch/customers/{customer:str}/source",
     operation_id="removeFetchSource",
-    summary="Bring a customer's catalogue no more",
+    summary="Remove a customer's source",
     opt=WRITE,
 )
 async def remove_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
-    """Bring the customer's catalogue no more; its items stay as they are."""
+    """Stop fetching the customer's catalogue; its items stay as they are."""
     await fetch.sources.remove(customer)
 
 
 @post(
     "/v1/fetch/customers/{customer:str}/source/bring",
     operation_id="bringFetchSource",
-    summary="Bring a customer's catalogue now",
+    summary="Fetch a customer's catalogue now",
     opt=WRITE,
     status_code=202,
 )
 async def bring_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
-    """Bring the file of the customer's source now, besides its moments."""
+    """Fetch the file of the customer's source now, in addition to its schedule."""
     return BringAnswer(customer=customer, job=await fetch.sources.bring(customer))
 
 

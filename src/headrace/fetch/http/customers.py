@@ -1,18 +1,28 @@
-"""Routes of customers."""
+"""Routes of customers, their webhooks, and the consumers of results."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import get, put
+from litestar import delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.fetch.errors import InvalidRate
-from headrace.fetch.http.scopes import READ, WRITE
-from headrace.fetch.model import Customer, CustomerSet, parse_rate
+from headrace.fetch.http.requests import READ, WRITE
+from headrace.fetch.model import (
+    Consumer,
+    Customer,
+    CustomerSet,
+    NewSecret,
+    Webhook,
+    WebhookReplay,
+    WebhookTrial,
+    parse_rate,
+)
 from headrace.fetch.service import Fetch
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 WINDOW_S: Final = 60.0
 
@@ -24,13 +34,16 @@ class CustomersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where results are sent."""
+    """URL that receives results."""
 
     url: str
 
 
 class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """At most `starts_max` requests in any `window_s` (60) seconds, or as `rate` says it, `connections` at once."""
+    """At most `starts_max` requests in any `window_s` (60) seconds, `connections` at once.
+
+    `rate` is another form of the first two.
+    """
 
     starts_max: int | None = None
     window_s: float | None = None
@@ -38,33 +51,35 @@ class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`600/m`, `10/s`, `20/5s`, `5000/h`."""
     connections: int = 8
     webhook: WebhookTo | msgspec.UnsetType | None = msgspec.UNSET
-    """Where its results are sent; null: nowhere; left out: as it is."""
+    """URL that receives its results; null: none; omitted: unchanged."""
     hold_share: float | msgspec.UnsetType | None = msgspec.UNSET
-    """A catalogue that removes more than this share of the items, 0 to 1, and more than `hold_items` is
-    held; 1: none is; null: as `fetch.hold_share` says; left out: as it is."""
+    """A catalogue that removes more than this share of the items, 0 to 1, and more than
+    `hold_items` is held; 1: never; null: `fetch.hold_share`; omitted: unchanged.
+    """
     hold_items: int | msgspec.UnsetType | None = msgspec.UNSET
-    """Null: as `fetch.hold_items` says; left out: as it is."""
+    """Null: `fetch.hold_items`; omitted: unchanged."""
     refresh_s: float | msgspec.UnsetType | None = msgspec.UNSET
-    """Good photos are asked for again after so many seconds; 0: never; null: as `fetch.refresh` says; left
-    out: as it is."""
+    """Good photos are requested again after this number of seconds; 0: never; null:
+    `fetch.refresh`; omitted: unchanged.
+    """
 
 
 @put(
     "/v1/fetch/customers/{customer:str}",
     operation_id="setFetchCustomer",
-    summary="Make a customer or change its limits",
+    summary="Create a customer or change its limits",
     opt=WRITE,
 )
 async def set_customer(
     fetch: NamedDependency[Fetch], customer: FromPath[str], data: JSONBody[CustomerLimits]
 ) -> CustomerSet:
-    """Make a customer or change its limits; they hold at once, for photos not started yet.
+    """Create a customer or change its limits, at once, for photos not started yet.
 
-    The secret that a new webhook's messages are signed with is in this answer alone.
+    Only this response contains the secret of a new webhook.
     """
     to = data.webhook
     starts_max, window_s = _limit_of(data)
-    return await fetch.set_customer(
+    return await fetch.customers.set(
         customer,
         starts_max=starts_max,
         window_s=window_s,
@@ -77,7 +92,7 @@ async def set_customer(
 
 
 def _limit_of(data: CustomerLimits) -> tuple[int, float]:
-    """Requests and their window, said in one of the two ways. Raises: InvalidRate."""
+    """Requests and their window, from either form. Raises: InvalidRate."""
     if data.rate is not None and data.starts_max is None and data.window_s is None:
         return parse_rate(data.rate)
     if data.rate is None and data.starts_max is not None:
@@ -93,7 +108,7 @@ def _limit_of(data: CustomerLimits) -> tuple[int, float]:
 )
 async def list_customers(fetch: NamedDependency[Fetch]) -> CustomersAnswer:
     """Every customer with its limits."""
-    return CustomersAnswer(customers=await fetch.customers())
+    return CustomersAnswer(customers=await fetch.customers.all())
 
 
 @get(
@@ -104,7 +119,153 @@ async def list_customers(fetch: NamedDependency[Fetch]) -> CustomersAnswer:
 )
 async def get_customer(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Customer:
     """Show a customer's limits."""
-    return await fetch.customer(customer)
+    return await fetch.customers.get(customer)
 
 
-ROUTES: Final[list[Any]] = [list_customers, set_customer, get_customer]
+class WebhooksAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of webhooks."""
+
+    webhooks: list[Webhook]
+
+
+@get(
+    "/v1/fetch/webhooks",
+    operation_id="listFetchWebhooks",
+    summary="List webhooks",
+    opt=READ,
+)
+async def list_webhooks(
+    fetch: NamedDependency[Fetch],
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+) -> WebhooksAnswer:
+    """Webhooks by customer with backlog and failures; continue with `after` = the last customer."""
+    return WebhooksAnswer(webhooks=await fetch.webhooks.list(after=after, webhooks_max=limit))
+
+
+@get(
+    "/v1/fetch/customers/{customer:str}/webhook",
+    operation_id="getFetchWebhook",
+    summary="Show a customer's webhook",
+    opt=READ,
+)
+async def get_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Webhook:
+    """URL, progress and last error of a webhook."""
+    return await fetch.webhooks.get(customer)
+
+
+@delete(
+    "/v1/fetch/customers/{customer:str}/webhook",
+    operation_id="removeFetchWebhook",
+    summary="Delete a customer's webhook",
+    opt=WRITE,
+)
+async def remove_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
+    """Delete the webhook. Results remain available by polling."""
+    await fetch.webhooks.remove(customer)
+
+
+@post(
+    "/v1/fetch/customers/{customer:str}/webhook/rotate",
+    operation_id="rotateFetchWebhookSecret",
+    summary="Replace a webhook's secret",
+    opt=WRITE,
+    status_code=200,
+)
+async def rotate_secret(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> NewSecret:
+    """Return the new secret, only once; the previous one also signs for a day."""
+    return await fetch.webhooks.rotate(customer)
+
+
+@post(
+    "/v1/fetch/customers/{customer:str}/webhook/replay",
+    operation_id="replayFetchWebhook",
+    summary="Resend results to a webhook",
+    opt=WRITE,
+    status_code=202,
+)
+async def replay_webhook(
+    fetch: NamedDependency[Fetch],
+    customer: FromPath[str],
+    after: Annotated[int, QueryParameter(ge=0)] = 0,
+) -> WebhookReplay:
+    """Resend every result after number `after`, in order."""
+    return await fetch.webhooks.replay(customer, after=after)
+
+
+@post(
+    "/v1/fetch/customers/{customer:str}/webhook/test",
+    operation_id="testFetchWebhook",
+    summary="Send a test message to a webhook",
+    opt=WRITE,
+    status_code=200,
+)
+async def try_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> WebhookTrial:
+    """Send a signed test message without results; return the receiver's response."""
+    return await fetch.webhooks.test(customer)
+
+
+class ConsumersAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Every consumer."""
+
+    consumers: list[Consumer]
+
+
+class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of items delivered to the consumer again."""
+
+    consumer: str
+    items: int
+
+
+@get(
+    "/v1/fetch/consumers",
+    operation_id="listFetchConsumers",
+    summary="List the consumers of items",
+    opt=READ,
+)
+async def list_consumers(fetch: NamedDependency[Fetch]) -> ConsumersAnswer:
+    """Every `on_item` handler that a worker recorded, with its number of delivered items."""
+    return ConsumersAnswer(consumers=await fetch.consumers.all())
+
+
+@delete(
+    "/v1/fetch/consumers/{name:str}",
+    operation_id="removeFetchConsumer",
+    summary="Remove a consumer",
+    opt=WRITE,
+)
+async def remove_consumer(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
+    """Remove a consumer and drop its deliveries; a worker with its handler records it again."""
+    await fetch.consumers.remove(name)
+
+
+@post(
+    "/v1/fetch/consumers/{name:str}/replay",
+    operation_id="replayFetchConsumer",
+    summary="Redeliver every item to a consumer",
+    opt=WRITE,
+    status_code=202,
+)
+async def replay_consumer(
+    fetch: NamedDependency[Fetch], name: FromPath[str], customer: FromQuery[str | None] = None
+) -> ReplayAnswer:
+    """Enqueue the newest version of every item, of one customer or of all."""
+    items = await fetch.consumers.replay(name, customer=customer)
+    return ReplayAnswer(consumer=name, items=items)
+
+
+ROUTES: Final[list[Any]] = [
+    list_customers,
+    set_customer,
+    get_customer,
+    list_webhooks,
+    get_webhook,
+    remove_webhook,
+    rotate_secret,
+    replay_webhook,
+    try_webhook,
+    list_consumers,
+    remove_consumer,
+    replay_consumer,
+]

@@ -1,26 +1,36 @@
-"""Catalogue formats, each a small reader behind one interface, recognised by content alone.
+"""Catalogue formats: one reader per format behind one interface, chosen by content.
 
-`open_catalogue(path)` looks at the first bytes (names and content types lie), unpacks gzip on the way and
-gives a `Catalogue`: its format and an iterator of `RawRow`, which never holds more than one row and one
-block of the file: those of 270 to 390 MiB were read by a process of 55 MiB in all (2026-11). A fault of one
-row is a row with `fault` set, a fault of the file raises CatalogueBroken, and an end that comes too early
-raises Truncated, after the rows before it were given.
+`open_catalogue(path)` unpacks gzip, detects the format and returns a `Catalogue` with an iterator
+of `RawRow`. Memory use is one row and one block of the file, whatever the file size; spreadsheets
+are the exception and are decoded in a child process.
 
-The formats: `delimited` (CSV, TSV), `json_rows`, `ndjson`, `yml` (Yandex), `avito`, `google` (RSS, Atom), `foreign`
-(any XML by a mapping); each is one file that ends with its `Format`, and one line in `recognise.FORMATS`. What
-they stand on: `unpacked` (bytes), `lines`, `json_text` and `json_cells`, `xml_rows`; then `naming` (names by
-habit) or `mapped` (names by a mapping) make a row's cells its fields.
+Errors have three levels:
+
+- A faulty row is yielded with `fault` set, and reading continues.
+- A file that breaks its format raises CatalogueBroken.
+- A file that ends too early raises Truncated after its complete rows.
+
+| module | content |
+| --- | --- |
+| `detect` | unpacking, encoding, choice of the format |
+| `tables` | CSV, TSV and spreadsheets |
+| `json_formats`, `json_stream` | JSON and NDJSON; the incremental JSON parser |
+| `xml_formats`, `xml_stream` | YML, Avito, Google and mapped XML; the incremental XML parser |
+| `rows` | rows, faults, formats, bounded lines |
+
+`headrace.fetch.mappings` gives the cells of a row their field names.
 """
 
 from __future__ import annotations
 
-from headrace.fetch.readers.recognise import (
+from headrace.fetch.mappings import Value
+from headrace.fetch.readers.detect import (
     FORMAT_NAMES,
     Catalogue,
     open_catalogue,
     require_format,
 )
-from headrace.fetch.readers.row import Fault, RawRow, Truncated, Value
+from headrace.fetch.readers.rows import Fault, RawRow, Truncated
 
 __all__ = [
     "FORMAT_NAMES",

@@ -1,27 +1,54 @@
-"""The verbs of items and of their results."""
+"""Items with their photos and results, the hosts of photos, and single links."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
 
-from headrace.engines.postgres import Postgres
+from headrace.engines.postgres import Postgres, Row
 from headrace.fetch import store
-from headrace.fetch.errors import ItemUnknown
-from headrace.fetch.item_ids import find_item_id
-from headrace.fetch.model import BIGINT_MAX, Result, StoredItem
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.download import Downloader
+from headrace.fetch.errors import HostUnknown, ItemUnknown, UrlRefused
+from headrace.fetch.guard import judge_url
+from headrace.fetch.host_stats import find_hosts
+from headrace.fetch.i18n import Texts
+from headrace.fetch.images import NotAPhoto, inspect_image
+from headrace.fetch.model import (
+    BIGINT_MAX,
+    LIMITER,
+    Host,
+    Link,
+    PhotoReport,
+    Result,
+    StoredItem,
+    UrlCustomer,
+    UrlReport,
+)
+from headrace.fetch.rate_tokens import RateTokens
+from headrace.fetch.routing import FORGOTTEN, Classes, TimeClass, host_of
+from headrace.fetch.sql import SQL
+from headrace.fetch.validation import find_item_id
+from headrace.jobs import Jobs
+from headrace.jobs.errors import LaneUnknown
+from headrace.jobs.model import JobState, Why
 from headrace.kernel.ids import USER_ID
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
+
+HOST_CHARACTERS_MAX: Final = 300
+CUSTOMERS_MAX: Final = 20
+JOBS_LOOKED_AT: Final = 50
+_UNDER_WAY: Final = (JobState.READY, JobState.SCHEDULED, JobState.LEASED)
 
 
 class Items:
-    """Items as they stand, and what was published of them."""
+    """Items with their photos, and published results: `fetch.items`."""
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
     async def get(self, customer: str, item: str) -> StoredItem:
-        """An item as it stands, with its photos. Raises: ItemUnknown."""
+        """Current state of an item with its photos. Raises: ItemUnknown."""
         found = find_item_id(item) if USER_ID.fullmatch(customer) else None
         row = found and await self._postgres.one(SQL.item, customer=customer, item=found)
         if not row:
@@ -29,7 +56,7 @@ class Items:
                 f"customer {customer[:128]!r} has no item {item[:200]!r}: no catalogue named it"
             )
         key = (customer, row["item"])
-        photos = await store.photos.item_photos(self._postgres, [key])
+        photos = await store.outcomes.item_photos(self._postgres, [key])
         return StoredItem(
             customer=customer,
             id=row["item"],
@@ -40,8 +67,15 @@ class Items:
             photos=photos[key],
         )
 
-    async def results(self, *, after: int, results_max: int, customer: str | None) -> list[Result]:
-        """Results behind `after` in the order of their commits."""
+    async def results(
+        self, *, after: int = 0, results_max: int = 100, customer: str | None = None
+    ) -> list[Result]:
+        """Results behind `after` in the order of their commits; a poller stores the last `seq`.
+
+        Raises: CustomerUnknown.
+        """
+        if customer is not None:
+            await store.catalogues.get_customer(self._postgres, customer)
         after = min(max(0, after), BIGINT_MAX)
         rows_max = min(max(1, results_max), PAGE_ROWS_MAX)
         return await store.results.find_results(
@@ -49,12 +83,205 @@ class Items:
         )
 
     async def newest_results(
-        self, *, before: int | None, results_max: int, customer: str | None
+        self, *, before: int | None = None, results_max: int = 100, customer: str | None = None
     ) -> list[Result]:
-        """The newest results, those before number `before`, newest first."""
+        """The newest results before number `before`, newest first; for people, not for pollers.
+
+        Raises: CustomerUnknown.
+        """
+        if customer is not None:
+            await store.catalogues.get_customer(self._postgres, customer)
         return await store.results.results_before(
             self._postgres,
             before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
             rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
             customer=customer,
         )
+
+
+class Hosts:
+    """Statistics of the hosts of photos: `fetch.hosts`."""
+
+    def __init__(self, postgres: Postgres, classes: Classes, *, half_life_s: float) -> None:
+        self._postgres = postgres
+        self._classes = classes
+        self._half_life_s = half_life_s
+
+    async def page(
+        self,
+        *,
+        customer: str | None = None,
+        host: str | None = None,
+        after: tuple[str, str] = ("", ""),
+        hosts_max: int = PAGE_ROWS_MAX,
+    ) -> list[Host]:
+        """Hosts behind `after`, a (host, customer), in that order. Raises: CustomerUnknown."""
+        if customer is not None and host is None:
+            await store.catalogues.get_customer(self._postgres, customer)
+        rows = await find_hosts(
+            self._postgres,
+            customer=customer,
+            host=host,
+            after=after,
+            rows_max=min(max(1, hosts_max), PAGE_ROWS_MAX),
+            half_life_s=self._half_life_s,
+        )
+        return [self._host(row, by_outcome) for row, by_outcome in rows]
+
+    async def get(self, host: str) -> list[Host]:
+        """Statistics of a host, or of the host of a URL, per customer. Raises: HostUnknown."""
+        name = host_of(host) or host.lower()
+        is_name = name.isprintable() and len(name) <= HOST_CHARACTERS_MAX
+        found = await self.page(host=name) if is_name else []
+        if not found:
+            raise HostUnknown(name)
+        return found
+
+    def _host(self, row: Row, by_outcome: dict[str, int]) -> Host:
+        weights = dict(zip(row["classes_s"], row["weights"], strict=True))
+        total = sum(weights.values())
+        is_measured = total >= FORGOTTEN and row["photos"] > 0
+        return Host(
+            host=row["host"],
+            customer=row["customer"],
+            starts_in=self._classes.starting(weights).name,
+            needs={
+                TimeClass(class_s).name: round(weight / total, 3)
+                for class_s, weight in weights.items()
+                if is_measured
+            },
+            mean_s=round(row["seconds"] / row["photos"], 4) if is_measured else None,
+            requests=row["requests"],
+            photos_by_outcome=by_outcome,
+            first_seen_at=row["first_seen_at"],
+            last_seen_at=row["last_seen_at"],
+            paused_until=row["paused_until"],
+            crawl_delay_s=row["crawl_delay_s"],
+        )
+
+
+class Links:
+    """Single photo URLs: `fetch.links`."""
+
+    def __init__(
+        self, postgres: Postgres, downloader: Downloader, jobs: Jobs, hosts: Hosts, *, texts: Texts
+    ) -> None:
+        self._texts = texts
+        self._postgres = postgres
+        self._downloader = downloader
+        self._jobs = jobs
+        self._hosts = hosts
+
+    async def download(self, url: str, tokens: RateTokens | None = None) -> PhotoReport:
+        """Download one photo now and report the outcome; nothing is stored.
+
+        Without `tokens` the request uses no customer's lane.
+        """
+        found = await self._downloader.download(url, tokens=tokens)
+        values: dict[str, Any] = {"url": url, "hops": found.hops, "took_s": round(found.took_s, 4)}
+        values["steps"] = found.steps
+        if found.body is None:
+            return PhotoReport(outcome=found.outcome, text=found.text, **values)
+        with found.body:
+            data = found.body.read()
+        values |= {"size_bytes": len(data), "sha256": found.sha256, "etag": found.etag}
+        try:
+            image = inspect_image(data)
+        except NotAPhoto as refused:
+            return PhotoReport(outcome=refused.outcome, text=refused.text, **values)
+        values |= {"format": image.format, "width": image.width, "height": image.height}
+        text = f"a {image.format} of {image.width} x {image.height} pixels, {len(data):,} bytes"
+        return PhotoReport(outcome="stored", text=text, **values)
+
+    async def why(self, url: str) -> UrlReport:
+        """Whether `url` is allowed, its last outcome per customer, and its next request."""
+        try:
+            target = judge_url(url, self._downloader.policy)
+        except UrlRefused as error:
+            allowed, judgement = False, f"refused:{error.reason}: {error.text}"
+        else:
+            allowed, judgement = True, f"allowed: {target.host} port {target.port}"
+        if not url.isprintable():
+            return UrlReport(url=url, allowed=allowed, judgement=judgement, links=[], customers=[])
+        links = {
+            link.customer: msgspec.structs.replace(link, text=self._texts.outcome(link.outcome))
+            for link in await store.outcomes.links_of_url(self._postgres, url)
+        }
+        waiting = await store.outcomes.waiting_runs(self._postgres, url)
+        return UrlReport(
+            url=url,
+            allowed=allowed,
+            judgement=judgement,
+            links=list(links.values()),
+            customers=[
+                await self._customer(
+                    customer,
+                    url,
+                    links.get(customer),
+                    runs=waiting.get(customer, []),
+                    allowed=allowed,
+                )
+                for customer in sorted({*links, *waiting})[:CUSTOMERS_MAX]
+            ],
+        )
+
+    async def _customer(
+        self, customer: str, url: str, link: Link | None, *, runs: list[int], allowed: bool
+    ) -> UrlCustomer:
+        hosts = await self._hosts.page(customer=customer, host=host_of(url), hosts_max=1)
+        host = hosts[0] if hosts else None
+        job = await self._why_waiting(customer, url) if runs else None
+        try:
+            lane = await self._jobs.lanes.get(LIMITER, customer)
+        except LaneUnknown:
+            lane = None
+        return UrlCustomer(
+            customer=customer,
+            waiting_runs=runs,
+            job=job,
+            host=host,
+            lane=lane,
+            ahead=ahead_of(link, host, runs=runs, job=job, is_allowed=allowed),
+        )
+
+    async def _why_waiting(self, customer: str, url: str) -> Why | None:
+        """Why the photo's job waits.
+
+        If it is not among the newest jobs: why another job of the lane waits.
+        """
+        found = await self._jobs.find(lane=customer, jobs_max=JOBS_LOOKED_AT)
+        ids = [job.id for job in found.jobs if job.state in _UNDER_WAY]
+        for job_id in ids:
+            payload = (await self._jobs.job(job_id)).payload
+            if isinstance(payload, dict) and payload.get("url") == url:
+                return await self._jobs.why(job_id)
+        return await self._jobs.why(ids[0]) if ids else None
+
+
+def ahead_of(
+    link: Link | None, host: Host | None, *, runs: list[int], job: Why | None, is_allowed: bool
+) -> str:
+    """When a customer's link is requested next, as a sentence."""
+    pause = ""
+    if host is not None and host.paused_until is not None:
+        pause = f"; its host is paused until {host.paused_until:%Y-%m-%d %H:%M:%S} (Retry-After)"
+    if runs:
+        why = f": {job.text}" if job is not None else ""
+        return f"run {runs[-1]} will request it{why}{pause}"
+    if not is_allowed:
+        return "not requested while the URL is refused"
+    if link is None or link.outcome in ("stored", "unchanged"):
+        return (
+            "a good copy is stored; requested again when an item's links change or after"
+            " `fetch.refresh`"
+        )
+    kept = "the last good copy is kept; " if link.sha256 else ""
+    latest = (
+        "" if link.recheck_at is None else f", {link.recheck_at:%Y-%m-%d %H:%M:%S} at the latest"
+    )
+    if link.rounds_left > 0:
+        return (
+            f"{kept}skipped by {link.rounds_left} more whole catalogues, then requested again"
+            f"{latest}{pause}"
+        )
+    return f"{kept}requested again by the next catalogue that lists it{latest}{pause}"

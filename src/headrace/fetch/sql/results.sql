@@ -1,5 +1,5 @@
 -- name: lock_changes
--- The changes of a batch that are not published yet, with their items locked in order.
+-- Unpublished changes of a batch, with their items locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, c.late_at IS NOT NULL AS is_late, i.customer,
     i.version AS item_version, i.is_gone, i.fields, i.photos
 FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
@@ -10,12 +10,13 @@ ORDER BY i.customer, i.item
 FOR UPDATE OF i, c;
 
 -- name: late_runs
--- Runs that have open changes and were applied longer ago than the deadline of their items.
+-- Runs with open changes that were applied before the item deadline.
 SELECT id FROM headrace.fetch_run
-WHERE state = 'applied' AND applied_at < now() - make_interval(secs => :deadline_s::double precision) ORDER BY id;
+WHERE state = 'applied'
+    AND applied_at < now() - make_interval(secs => :deadline_s::double precision) ORDER BY id;
 
 -- name: lock_late
--- New and changed items of a run that still have photos to ask for, with their items locked in order.
+-- New and changed items of a run with undecided photos, locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, false AS is_late, i.customer,
     i.version AS item_version, i.is_gone, i.fields, i.photos
 FROM headrace.fetch_run r
@@ -30,7 +31,7 @@ ORDER BY c.item LIMIT :rows_max
 FOR UPDATE OF i, c;
 
 -- name: note_late
--- Keep that items were published without all of their photos, and which were missing; their changes stay open.
+-- Record items published without all photos, and which were missing; their changes stay open.
 WITH given AS (
     SELECT g.run_id, g.item FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 ), changes AS (
@@ -43,12 +44,12 @@ WITH given AS (
 UPDATE headrace.fetch_run r SET items_late = r.items_late + s.items
 FROM (SELECT run_id, count(*) AS items FROM given GROUP BY run_id) s WHERE r.id = s.run_id;
 
--- name: take_turn
--- One writer of results at a time, until its transaction ends: then `seq` grows in the order of commits.
+-- name: lock_result_order
+-- Serialize writers of results until the transaction ends, so `seq` grows in the order of commits.
 SELECT pg_advisory_xact_lock(hashtextextended('headrace.fetch_result', 0));
 
 -- name: last_results
--- What was published last of each item.
+-- The last published result per item.
 SELECT DISTINCT ON (r.customer, r.item) r.customer, r.item, r.action, r.photos
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
 JOIN headrace.fetch_result r ON r.customer = g.customer AND r.item = g.item
@@ -66,17 +67,19 @@ LEFT JOIN headrace.fetch_photo f ON f.sha256 = l.sha256
 ORDER BY i.customer, i.item, p.position;
 
 -- name: insert_results
--- Publish: one row for each version of an item, in the order given.
+-- Publish one row per version of an item, in the given order.
 INSERT INTO headrace.fetch_result (customer, item, version, action, fields, photos)
 SELECT customer, item, version, action, fields, photos FROM unnest(
-    :customers::text[], :items::text[], :versions::bigint[], :actions::text[], :fields::text[], :photos::text[]
+    :customers::text[], :items::text[], :versions::bigint[], :actions::text[], :fields::text[],
+    :photos::text[]
 ) WITH ORDINALITY AS g (customer, item, version, action, fields, photos, position)
 ORDER BY position
 ON CONFLICT (customer, item, version) DO NOTHING
 RETURNING seq, customer;
 
 -- name: note_photo_edits
--- Items whose photos changed after they were published get a version; those that were unchanged count as changed.
+-- Assign a new version to items whose photos changed after publication; unchanged ones become
+-- changed.
 WITH given AS (
     SELECT g.run_id, g.item, r.customer
     FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
@@ -96,7 +99,7 @@ UPDATE headrace.fetch_run r SET unchanged = r.unchanged - s.items, changed = r.c
 FROM sums s WHERE r.id = s.run_id;
 
 -- name: undecided_needs
--- Photos of these items whose jobs ended without an outcome, which is ours to settle.
+-- Photos of these items whose jobs ended without an outcome.
 SELECT n.run_id, n.item, n.url FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 JOIN headrace.fetch_need n ON n.run_id = g.run_id AND n.item = g.item AND n.outcome IS NULL;
 
@@ -123,27 +126,28 @@ WHERE seq > :after AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq LIMIT :rows_max;
 
 -- name: results_before
--- The newest results, those before a number, newest first.
+-- Results before a number, newest first.
 SELECT seq, customer, item, version, action, fields, photos, at FROM headrace.fetch_result
 WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq DESC LIMIT :rows_max;
 
 -- name: newest_result
--- The newest result of the item that result `seq` is of.
+-- The newest result of the item of result :seq.
 SELECT r.seq, r.customer, r.item, r.version, r.action, r.fields, r.photos, r.at
 FROM headrace.fetch_result g
 JOIN headrace.fetch_result r ON r.customer = g.customer AND r.item = g.item
 WHERE g.seq = :seq ORDER BY r.version DESC LIMIT 1;
 
 -- name: item
--- An item as it stands.
+-- Current state of an item.
 SELECT customer, item, version, is_gone, run_id, fields FROM headrace.fetch_item
 WHERE customer = :customer AND item = :item;
 
 -- name: begin_delivery
--- Take an item for a consumer, unless a newer version was delivered or another job is at it.
+-- Claim an item for a consumer, unless a newer version was delivered or another job has the claim.
 INSERT INTO headrace.fetch_delivery AS d (consumer, customer, item, busy_job, busy_until)
-VALUES (:consumer, :customer, :item, :job_id, now() + make_interval(secs => :busy_s::double precision))
+VALUES (:consumer, :customer, :item, :job_id,
+    now() + make_interval(secs => :busy_s::double precision))
 ON CONFLICT (consumer, customer, item) DO UPDATE
 SET busy_job = excluded.busy_job, busy_until = excluded.busy_until
 WHERE d.version < :version
@@ -151,19 +155,200 @@ WHERE d.version < :version
 RETURNING is_shown, version;
 
 -- name: delivered_version
--- The newest version that a consumer got of an item.
+-- The newest version of an item delivered to a consumer.
 SELECT version FROM headrace.fetch_delivery
 WHERE consumer = :consumer AND customer = :customer AND item = :item;
 
 -- name: end_delivery
--- Note a version as delivered; `is_shown` says whether the consumer now shows the item.
+-- Record a version as delivered and whether the consumer now shows the item.
 WITH absent AS (
     DELETE FROM headrace.fetch_absent WHERE consumer = :consumer AND seq = :seq
 )
-UPDATE headrace.fetch_delivery SET version = :version, is_shown = :is_shown, busy_job = NULL, busy_until = NULL
+UPDATE headrace.fetch_delivery SET version = :version, is_shown = :is_shown, busy_job = NULL,
+    busy_until = NULL
 WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;
 
 -- name: drop_delivery
--- Let go of an item whose handler failed.
+-- Release the claim on an item whose handler failed.
 UPDATE headrace.fetch_delivery SET busy_job = NULL, busy_until = NULL
 WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;
+
+-- name: add_consumers
+-- Record consumers; return the new ones.
+INSERT INTO headrace.fetch_consumer (name)
+SELECT name FROM unnest(:names::text[]) g (name) ORDER BY name
+ON CONFLICT (name) DO NOTHING
+RETURNING name;
+
+-- name: has_results
+-- Whether any result exists.
+SELECT EXISTS (SELECT FROM headrace.fetch_result);
+
+-- name: consumer_ids
+-- Every consumer with the id that its deliveries carry.
+SELECT name, id FROM headrace.fetch_consumer ORDER BY name;
+
+-- name: consumers
+-- Every consumer with the number of items delivered to it, those due again included.
+SELECT c.name, c.added_at, (
+    SELECT count(*) FROM headrace.fetch_delivery d
+    WHERE d.consumer = c.name AND (d.version > 0 OR d.is_shown)
+) AS items
+FROM headrace.fetch_consumer c
+ORDER BY c.name;
+
+-- name: remove_consumer
+-- Delete a consumer and its delivery state; its jobs are dropped when they run.
+WITH deliveries AS (
+    DELETE FROM headrace.fetch_delivery WHERE consumer = :name
+), absent AS (
+    DELETE FROM headrace.fetch_absent WHERE consumer = :name
+)
+DELETE FROM headrace.fetch_consumer WHERE name = :name;
+
+-- name: lock_consumer
+-- The id of a consumer, locked until the transaction ends.
+SELECT id FROM headrace.fetch_consumer WHERE name = :name FOR SHARE;
+
+-- name: replay_page
+-- Newest results after an item, in order: of published items, and of those the consumer still
+-- shows.
+SELECT i.customer, i.item, r.seq
+FROM headrace.fetch_item i
+CROSS JOIN LATERAL (
+    SELECT seq, action FROM headrace.fetch_result r
+    WHERE r.customer = i.customer AND r.item = i.item
+    ORDER BY r.version DESC LIMIT 1
+) r
+LEFT JOIN headrace.fetch_delivery d
+    ON d.consumer = :name AND d.customer = i.customer AND d.item = i.item
+WHERE (i.customer, i.item) > (:after_customer::text, :after_item::text)
+    AND (:customer::text IS NULL OR i.customer = :customer)
+    AND (r.action <> 'unpublish' OR d.is_shown)
+ORDER BY i.customer, i.item LIMIT :rows_max;
+
+-- name: rewind_deliveries
+-- Mark items for redelivery to a consumer; keep whether it shows them.
+UPDATE headrace.fetch_delivery d SET version = 0
+FROM unnest(:customers::text[], :items::text[]) g (customer, item)
+WHERE d.consumer = :name AND d.customer = g.customer AND d.item = g.item;
+
+-- name: note_absent
+-- Record a delivery without a handler in this process; return the seconds since the first attempt.
+INSERT INTO headrace.fetch_absent (consumer, seq) VALUES (:consumer, :seq)
+ON CONFLICT (consumer, seq) DO UPDATE SET seq = excluded.seq
+RETURNING extract(epoch FROM now() - since)::double precision;
+
+-- name: forget_absent
+-- Delete the record of a delivery that waited for its consumer.
+DELETE FROM headrace.fetch_absent WHERE consumer = :consumer AND seq = :seq;
+
+-- name: take_absent
+-- Pop some deliveries that waited for these consumers.
+DELETE FROM headrace.fetch_absent a USING (
+    SELECT consumer, seq FROM headrace.fetch_absent WHERE consumer = ANY(:names::text[])
+    ORDER BY consumer, seq LIMIT :rows_max FOR UPDATE SKIP LOCKED
+) few
+WHERE a.consumer = few.consumer AND a.seq = few.seq
+RETURNING a.consumer, a.seq, (
+    SELECT r.customer FROM headrace.fetch_result r WHERE r.seq = a.seq
+) AS customer;
+
+-- name: webhooks
+-- Webhooks by customer, each with its backlog, counted up to a bound.
+SELECT w.customer, w.url, w.secret,
+    CASE WHEN w.old_until > now() THEN w.old_secret END AS old_secret,
+    CASE WHEN w.old_until > now() THEN w.old_until END AS old_until,
+    w.id, w.turn, w.taken_seq, w.failures, w.failing_since, w.next_at, w.last_at, w.last_status,
+    w.last_error, w.disabled_at, w.created_at,
+    (SELECT count(*) FROM (
+        SELECT FROM headrace.fetch_result r
+        WHERE r.customer = w.customer AND r.seq > w.taken_seq LIMIT :count_max
+    ) few) AS waiting
+FROM headrace.fetch_webhook w
+WHERE (:customer::text IS NULL OR w.customer = :customer) AND w.customer > :after
+ORDER BY w.customer LIMIT :rows_max;
+
+-- name: set_webhook
+-- Create a webhook or change its URL, enabled and without failures; `is_new`: the secret is new.
+INSERT INTO headrace.fetch_webhook AS w (customer, url, secret, taken_seq)
+VALUES (:customer, :url, :secret, (SELECT coalesce(max(seq), 0) FROM headrace.fetch_result))
+ON CONFLICT (customer) DO UPDATE SET url = excluded.url, turn = w.turn + 1, failures = 0,
+    failing_since = NULL, next_at = NULL, last_error = NULL, disabled_at = NULL
+RETURNING w.secret = :secret AS is_new, w.id, w.turn;
+
+-- name: remove_webhook
+-- Delete a webhook and its secrets; its job ends when it runs next.
+DELETE FROM headrace.fetch_webhook WHERE customer = :customer;
+
+-- name: rotate_secret
+-- Replace the secret; the previous one also signs for :overlap_s.
+UPDATE headrace.fetch_webhook SET secret = :secret, old_secret = secret,
+    old_until = now() + make_interval(secs => :overlap_s::double precision)
+WHERE customer = :customer RETURNING old_until;
+
+-- name: rewind_webhook
+-- Resend the results after :after, at once.
+UPDATE headrace.fetch_webhook SET taken_seq = :after, turn = turn + 1, failures = 0,
+    failing_since = NULL, next_at = NULL
+WHERE customer = :customer RETURNING id, turn, disabled_at IS NOT NULL AS is_disabled;
+
+-- name: lock_webhooks
+-- Enabled webhooks of these customers, locked so that none goes idle before the transaction ends.
+SELECT customer, id, turn FROM headrace.fetch_webhook
+WHERE customer = ANY(:customers::text[]) AND disabled_at IS NULL ORDER BY customer FOR SHARE;
+
+-- name: behind_webhooks
+-- Enabled webhooks with unsent results, a page by customer.
+SELECT customer, id, turn FROM headrace.fetch_webhook w
+WHERE disabled_at IS NULL AND customer > :after AND EXISTS (
+    SELECT FROM headrace.fetch_result r WHERE r.customer = w.customer AND r.seq > w.taken_seq
+)
+ORDER BY customer LIMIT :rows_max;
+
+-- name: lock_webhook
+-- Lock a webhook before it goes idle; a publisher waits for the lock.
+SELECT taken_seq FROM headrace.fetch_webhook
+WHERE customer = :customer AND turn = :turn AND disabled_at IS NULL FOR UPDATE;
+
+-- name: has_results_after
+-- Whether a customer has results after :after.
+SELECT EXISTS (SELECT FROM headrace.fetch_result WHERE customer = :customer AND seq > :after);
+
+-- name: unsent_results
+-- Unsent results of a webhook within both bounds, at least one.
+SELECT seq, customer, item, version, action, fields, photos, at FROM (
+    SELECT few.*, sum(octet_length(fields) + octet_length(photos)) OVER (ORDER BY seq) AS bytes,
+        row_number() OVER (ORDER BY seq) AS position
+    FROM (
+        SELECT seq, customer, item, version, action, fields, photos, at FROM headrace.fetch_result
+        WHERE customer = :customer AND seq > :after ORDER BY seq LIMIT :rows_max
+    ) few
+) sized
+WHERE bytes <= :bytes_max OR position = 1 ORDER BY seq;
+
+-- name: end_turn
+-- End the turn of a job without unsent results; the next result enqueues a job of the next turn.
+UPDATE headrace.fetch_webhook SET turn = turn + 1 WHERE customer = :customer AND turn = :turn;
+
+-- name: note_taken
+-- Record results up to :seq as accepted; ignored for another turn.
+UPDATE headrace.fetch_webhook SET taken_seq = greatest(taken_seq, :seq), failures = 0,
+    failing_since = NULL, next_at = NULL,
+    last_at = now(), last_status = :status, last_error = NULL
+WHERE customer = :customer AND turn = :turn;
+
+-- name: note_refused
+-- Record a failed message; the next attempt is after :delay_s.
+UPDATE headrace.fetch_webhook SET failures = failures + 1,
+    failing_since = coalesce(failing_since, now()),
+    next_at = now() + make_interval(secs => :delay_s::double precision),
+    last_at = now(), last_status = :status, last_error = :error
+WHERE customer = :customer AND turn = :turn;
+
+-- name: disable_webhook
+-- Disable a webhook whose receiver answered 410, until a person sets it again.
+UPDATE headrace.fetch_webhook SET disabled_at = now(), turn = turn + 1, next_at = NULL,
+    failures = failures + 1, failing_since = coalesce(failing_since, now()),
+    last_at = now(), last_status = :status, last_error = :error
+WHERE customer = :customer AND turn = :turn;

@@ -1,65 +1,45 @@
--- name: set_customer
--- Make a customer or change its limits.
-INSERT INTO headrace.fetch_customer
-    (customer, starts_max, window_s, connections, hold_share, hold_items, refresh_s)
-VALUES (:customer, :starts_max, :window_s, :connections, :hold_share, :hold_items, :refresh_s)
-ON CONFLICT (customer) DO UPDATE SET
-    starts_max = excluded.starts_max,
-    window_s = excluded.window_s,
-    connections = excluded.connections,
-    hold_share = excluded.hold_share,
-    hold_items = excluded.hold_items,
-    refresh_s = excluded.refresh_s,
-    updated_at = now();
-
--- name: customers
--- Every customer, or the one named.
-SELECT customer, starts_max, window_s, connections, hold_share, hold_items, refresh_s
-FROM headrace.fetch_customer
-WHERE :customer::text IS NULL OR customer = :customer
-ORDER BY customer;
-
 -- name: try_lock_customer
--- Keep other readers of this customer's catalogues away for as long as the session lives.
+-- Keep other readers of this customer's catalogues out until the session ends.
 SELECT pg_try_advisory_lock(hashtextextended('headrace.fetch:' || :customer::text, 0));
 
 -- name: unlock_customer
--- Let the next run of this customer in.
+-- Admit the next run of this customer.
 SELECT pg_advisory_unlock(hashtextextended('headrace.fetch:' || :customer::text, 0));
 
 -- name: abandon_runs
--- Runs still `reading` while nobody holds the customer's lock: their process died, nothing was applied.
+-- Close runs in state `reading` whose customer lock is free: their process died before applying.
 UPDATE headrace.fetch_run SET state = 'abandoned', ended_at = now(), reason = 'its process ended'
 WHERE customer = :customer AND id IS DISTINCT FROM :but::bigint AND (
     state = 'reading' OR state = 'bringing' AND started_at < now() - interval '1 day'
 );
 
 -- name: insert_run
--- Begin a run.
+-- Start a run.
 INSERT INTO headrace.fetch_run (customer, state, file_name, format, is_whole)
 VALUES (:customer, 'reading', :file_name, :format, :is_whole)
 RETURNING id;
 
 -- name: begin_ordered
--- Begin to read the file that a run was waiting for.
+-- Start reading the file that a run waited for.
 UPDATE headrace.fetch_run SET state = 'reading', format = :format, reason = NULL
 WHERE id = :run_id AND customer = :customer AND state IN ('bringing', 'reading') RETURNING id;
 
 -- name: clear_problems
--- Drop the problems of a run that is read anew.
+-- Delete the problems of a run that is read again.
 DELETE FROM headrace.fetch_problem WHERE run_id = :run_id;
 
 -- name: commit_lazily
--- What this transaction stages need not outlive a crash by itself: the run that applies it is waited for.
+-- Commit staged rows asynchronously: the transaction that applies the run is durable.
 SELECT set_config('synchronous_commit', 'off', true);
 
 -- name: lock_items
--- Apply changes to a customer's items one after the other, until the transaction ends.
+-- Serialize changes to a customer's items until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('headrace.fetch.items:' || :customer::text, 0));
 
 -- name: stage_same
--- Stage rows equal to those that their items were made of, without their content; the positions (from 1) of all others.
--- OFFSET 0 keeps each looked up by key: a plan may prefer to read all items for every few thousand rows.
+-- Stage rows equal to those of the stored items, without content; return positions (from 1) of the
+-- rest. OFFSET 0 enforces lookups by key: a plan may otherwise read all items for every few
+-- thousand rows.
 WITH given AS (
     SELECT * FROM unnest(:items::text[], :raw_hashes::bytea[])
         WITH ORDINALITY AS g (item, raw_hash, position)
@@ -78,7 +58,7 @@ WITH given AS (
 SELECT position FROM given WHERE item NOT IN (SELECT item FROM same) ORDER BY position;
 
 -- name: stage_rows
--- Stage rows in order; the first of an id wins, and the positions (from 1) of those taken come back.
+-- Stage rows in order; the first row per id wins. Return the positions (from 1) of the staged rows.
 WITH given AS (
     SELECT * FROM unnest(
         :items::text[], :hashes::bytea[], :raw_hashes::bytea[], :fields::text[], :photos::text[],
@@ -88,7 +68,8 @@ WITH given AS (
     SELECT DISTINCT ON (item) * FROM given ORDER BY item, position
 ), staged AS (
     INSERT INTO headrace.fetch_staged (run_id, item, hash, raw_hash, fields, photos, refused)
-    SELECT :run_id::bigint, item, hash, raw_hash, fields, string_to_array(photos, E'\n'), refused::jsonb
+    SELECT :run_id::bigint, item, hash, raw_hash, fields, string_to_array(photos, E'\n'),
+        refused::jsonb
     FROM firsts
     ON CONFLICT (run_id, item) DO NOTHING
     RETURNING item
@@ -96,12 +77,12 @@ WITH given AS (
 SELECT firsts.position FROM staged JOIN firsts USING (item);
 
 -- name: stage_gone
--- Stage items that are said to be gone.
+-- Stage items to be unpublished.
 INSERT INTO headrace.fetch_staged (run_id, item, fields, photos, refused, is_gone)
 SELECT :run_id::bigint, item, '', '{}', '{}', true FROM unnest(:items::text[]) g (item);
 
 -- name: stage_broken
--- Stage the items that have a link without a good answer or with another copy, as rows equal to what is stored.
+-- Stage items with a link that failed or got another copy, as rows equal to the stored items.
 INSERT INTO headrace.fetch_staged (run_id, item, hash, fields, photos, refused)
 SELECT DISTINCT ON (i.item) :run_id::bigint, i.item, i.hash, '', '{}'::text[], '{}'::jsonb
 FROM headrace.fetch_item i
@@ -112,23 +93,23 @@ WHERE i.customer = :customer AND NOT i.is_gone
 ORDER BY i.item;
 
 -- name: analyze_staged
--- Let the planner know what was just staged; its guess from an empty table is a nested loop.
+-- Update statistics of staged rows; with those of an empty table the plan is a nested loop.
 ANALYZE headrace.fetch_staged;
 
 -- name: analyze_changes
--- The same for the changes.
+-- Update statistics of changes; with those of an empty table the plan is a nested loop.
 ANALYZE headrace.fetch_change;
 
 -- name: published_count
--- How many items the customer has that are not gone.
+-- Number of a customer's published items.
 SELECT count(*) FROM headrace.fetch_item WHERE customer = :customer AND NOT is_gone;
 
 -- name: staged_count
--- How many items of a run are valid.
+-- Number of valid items of a run.
 SELECT count(*) FROM headrace.fetch_staged WHERE run_id = :run_id AND hash IS NOT NULL;
 
 -- name: unreadable_before
--- How many rows without a readable id the catalogue had that was applied last, of the problems that are kept.
+-- Rows without a readable id in the catalogue applied last, as far as its problems are kept.
 SELECT count(DISTINCT row_number) FROM headrace.fetch_problem
 WHERE item IS NULL AND run_id = (
     SELECT id FROM headrace.fetch_run
@@ -138,7 +119,7 @@ WHERE item IS NULL AND run_id = (
 );
 
 -- name: note_line_break
--- Note whether a run's table ended with a line break; return whether the table applied last did.
+-- Store whether a run's table ended with a line break; return the value of the table applied last.
 WITH noted AS (
     UPDATE headrace.fetch_run SET has_line_break = :has_line_break WHERE id = :run_id
 )
@@ -148,15 +129,15 @@ WHERE customer = :customer AND id < :run_id AND is_whole AND undone_by IS NULL
 ORDER BY id DESC LIMIT 1;
 
 -- name: missing_count
--- How many items a run would take for gone.
+-- Number of items that a run would unpublish.
 SELECT count(*) FROM headrace.fetch_item i
 WHERE i.customer = :customer AND NOT i.is_gone AND i.sent_run < :run_id AND NOT EXISTS (
     SELECT FROM headrace.fetch_staged s WHERE s.run_id = :run_id AND s.item = i.item
 );
 
 -- name: diff
--- Compare what was staged with what is stored. An item stays as it is where its row is invalid or equal, or
--- where it was sent by itself after the run began; in a whole run those that no row names are gone.
+-- Compare staged rows with stored items. An item is unchanged where its row is invalid or equal, or
+-- where it was uploaded after the run started. A whole run unpublishes items without a row.
 WITH changes AS (
     INSERT INTO headrace.fetch_change (run_id, item, kind, version, has_other_photos, fields)
     SELECT :run_id::bigint, s.item,
@@ -194,8 +175,8 @@ SELECT count(*) FILTER (WHERE kind = 'new') AS new,
 FROM changes;
 
 -- name: store_items
--- Make the new and changed items what their rows say, in the order in which publishing locks them. A version
--- that publishing took meanwhile is passed over.
+-- Write new and changed items, in the order in which publishing locks them. Versions that
+-- publishing assigned meanwhile are skipped.
 WITH stored AS (
     INSERT INTO headrace.fetch_item AS i
         (customer, item, version, is_gone, run_id, hash, raw_hash, fields, photos)
@@ -213,14 +194,15 @@ UPDATE headrace.fetch_change c SET version = stored.version
 FROM stored WHERE c.run_id = :run_id AND c.item = stored.item AND c.version <> stored.version;
 
 -- name: keep_before
--- Keep the content of the items that a run is about to change or remove.
+-- Save the content of the items that a run changes or removes.
 INSERT INTO headrace.fetch_before (run_id, item, hash, raw_hash, fields, photos)
 SELECT c.run_id, c.item, i.hash, i.raw_hash, i.fields, i.photos
-FROM headrace.fetch_change c JOIN headrace.fetch_item i ON i.customer = :customer AND i.item = c.item
+FROM headrace.fetch_change c JOIN headrace.fetch_item i
+    ON i.customer = :customer AND i.item = c.item
 WHERE c.run_id = :run_id AND c.kind IN ('changed', 'gone');
 
 -- name: run_to_undo
--- A run with the later catalogues that were applied and not undone, newest first, and how many are newer in all.
+-- A run with the later applied catalogues that are not undone, newest first, and their number.
 SELECT r.id, r.state, r.is_whole, r.format, r.undone_by, later.runs AS later, later.newer
 FROM headrace.fetch_run r
 CROSS JOIN LATERAL (
@@ -233,7 +215,7 @@ CROSS JOIN LATERAL (
 WHERE r.id = :run_id FOR UPDATE OF r;
 
 -- name: before_page
--- Items that a run changed or removed, with their content before it; those sent by themselves since are left out.
+-- Saved content of items that a run changed or removed, except those uploaded since.
 SELECT b.item, b.hash, b.raw_hash, b.fields, b.photos
 FROM headrace.fetch_before b
 JOIN headrace.fetch_run r ON r.id = b.run_id
@@ -242,7 +224,7 @@ WHERE b.run_id = :run_id AND b.item > :after
 ORDER BY b.item LIMIT 1000;
 
 -- name: stage_new_as_gone
--- Stage the items that a run added as gone; how many. Those sent by themselves since are left out.
+-- Stage the items that a run added as removed, except those uploaded since; return the number.
 WITH staged AS (
     INSERT INTO headrace.fetch_staged (run_id, item, fields, photos, refused, is_gone)
     SELECT :undo_id::bigint, c.item, '', '{}', '{}', true
@@ -255,19 +237,20 @@ WITH staged AS (
 SELECT count(*) FROM staged;
 
 -- name: keep_photos
--- An undo asks for no photo again: the links were in the items before.
-UPDATE headrace.fetch_change SET has_other_photos = false WHERE run_id = :run_id AND has_other_photos;
+-- Request no photos for an undo: the links were in the items before.
+UPDATE headrace.fetch_change SET has_other_photos = false
+WHERE run_id = :run_id AND has_other_photos;
 
 -- name: note_undone
--- Keep which run undid a run.
+-- Record the run that undid a run.
 UPDATE headrace.fetch_run SET undone_by = :undo_id WHERE id = :run_id;
 
 -- name: forget_before
--- Drop the earlier content of items of runs that are gone.
+-- Delete the saved item content of deleted runs.
 DELETE FROM headrace.fetch_before WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_older_before
--- Drop the earlier content of items of the customer's runs that can no longer be undone.
+-- Delete the saved item content of the customer's runs that cannot be undone any more.
 DELETE FROM headrace.fetch_before b USING headrace.fetch_run r
 WHERE b.run_id = r.id AND r.customer = :customer AND r.id <= (
     SELECT id FROM headrace.fetch_run
@@ -276,7 +259,7 @@ WHERE b.run_id = r.id AND r.customer = :customer AND r.id <= (
 );
 
 -- name: mark_gone
--- Make the items that are no longer named gone.
+-- Mark the items that the catalogue no longer lists as gone.
 WITH gone AS (
     UPDATE headrace.fetch_item i
     SET version = greatest(c.version, i.version + 1), is_gone = true, run_id = c.run_id
@@ -288,31 +271,31 @@ UPDATE headrace.fetch_change c SET version = gone.version
 FROM gone WHERE c.run_id = :run_id AND c.item = gone.item AND c.version <> gone.version;
 
 -- name: remember_rows
--- Keep how the rows of unchanged items read now, so that they need not be judged again.
+-- Store the hashes of the rows of unchanged items, so the next run skips their validation.
 UPDATE headrace.fetch_item i SET raw_hash = s.raw_hash
 FROM headrace.fetch_staged s
 WHERE s.run_id = :run_id AND s.fields <> '' AND i.customer = :customer AND i.item = s.item
     AND i.hash = s.hash AND i.sent_run < :run_id AND i.raw_hash IS DISTINCT FROM s.raw_hash;
 
 -- name: note_sent
--- Items that were named by themselves: what a catalogue read before says of them is older.
+-- Mark uploaded items: a catalogue read before this run does not overwrite them.
 UPDATE headrace.fetch_item i SET sent_run = s.run_id
 FROM headrace.fetch_staged s
 WHERE s.run_id = :run_id AND i.customer = :customer AND i.item = s.item;
 
 -- name: note_photos
--- Keep how many photos the run is about.
+-- Store the number of photos of the run.
 UPDATE headrace.fetch_run r SET
     photos = (SELECT count(*) FROM headrace.fetch_need WHERE run_id = r.id)
         + (SELECT coalesce(sum(c.photos), 0) FROM headrace.fetch_count c WHERE c.run_id = r.id)
 WHERE id = :run_id;
 
 -- name: drop_needs
--- A dry run asks nothing; what it would ask was counted.
+-- Delete the photo requests of a dry run after they were counted.
 DELETE FROM headrace.fetch_need WHERE run_id = :run_id;
 
 -- name: changes_page
--- Changes after an item, in order, each with the links to ask for.
+-- Changes after an item, in order, each with the URLs to request.
 SELECT c.item, c.version, ARRAY(
     SELECT n.url FROM headrace.fetch_need n WHERE n.run_id = c.run_id AND n.item = c.item
 ) AS urls
@@ -321,13 +304,13 @@ WHERE c.run_id = :run_id AND c.item > :after
 ORDER BY c.item LIMIT :rows_max;
 
 -- name: note_counts
--- Keep what the diff found; items sent by themselves as gone have a row each.
+-- Store the counts of the diff; removed items of an upload have a row each.
 UPDATE headrace.fetch_run SET new = :new, changed = :changed, gone = :gone,
     unchanged = rows_read - invalid - :new - :changed - CASE WHEN is_whole THEN 0 ELSE :gone END
 WHERE id = :run_id;
 
 -- name: note_applied
--- The run's jobs are enqueued; without changes it is done at once.
+-- Mark the run applied after its jobs are enqueued; a run without changes is done.
 UPDATE headrace.fetch_run r SET
     items_pending = sums.changes,
     applied_at = now(),
@@ -337,50 +320,51 @@ FROM (SELECT count(*) AS changes FROM headrace.fetch_change WHERE run_id = :run_
 WHERE r.id = :run_id;
 
 -- name: note_reading
--- Keep how far reading is.
+-- Store the reading progress.
 UPDATE headrace.fetch_run SET rows_read = :rows_read, invalid = :invalid, problems = :problems
 WHERE id = :run_id;
 
 -- name: end_run
--- Move a run to a state in which nothing more happens by itself.
+-- Move a run to a final state.
 UPDATE headrace.fetch_run SET state = :state, reason = :reason, ended_at = now() WHERE id = :run_id;
 
 -- name: note_fault
--- Note what is wrong with the whole file of a run.
+-- Store the error of the whole file of a run.
 UPDATE headrace.fetch_run SET fault = :fault WHERE id = :run_id;
 
 -- name: lock_run
--- A run, kept as it is until the transaction ends.
+-- Lock a run until the transaction ends.
 SELECT id, customer, state FROM headrace.fetch_run WHERE id = :run_id FOR UPDATE;
 
 -- name: newer_run
--- A later catalogue of the customer that was applied.
+-- A later applied catalogue of the customer.
 SELECT id FROM headrace.fetch_run
 WHERE customer = :customer AND id > :run_id AND is_whole AND state IN ('applied', 'done')
 ORDER BY id DESC LIMIT 1;
 
 -- name: supersede_held
--- Held runs can no longer be confirmed once another was applied (rows that were equal to their items are staged
--- without content, and those items may be others now), nor once a later one is held.
+-- Close held runs once a later run is applied or held. Rows equal to their items are staged without
+-- content, and those items may have changed since.
 UPDATE headrace.fetch_run SET state = 'superseded', ended_at = now()
 WHERE customer = :customer AND id <> :run_id AND state = 'held';
 
 -- name: discard_held
--- A held run is not to be applied by anybody; its number, or nothing where it is not held.
-UPDATE headrace.fetch_run SET state = 'superseded', reason = 'discarded: ' || reason, ended_at = now()
+-- Discard a held run; return its id, or no row if it is not held.
+UPDATE headrace.fetch_run SET state = 'superseded', reason = 'discarded: ' || reason,
+    ended_at = now()
 WHERE id = :run_id AND state = 'held' RETURNING id;
 
 -- name: clear_staged
--- Drop staged rows of the customer's runs that cannot need them any more.
+-- Delete staged rows of the customer's runs that do not need them any more.
 DELETE FROM headrace.fetch_staged s USING headrace.fetch_run r
 WHERE s.run_id = r.id AND r.customer = :customer AND r.state NOT IN ('reading', 'held');
 
 -- name: clear_run
--- Drop the staged rows of one run.
+-- Delete the staged rows of one run.
 DELETE FROM headrace.fetch_staged WHERE run_id = :run_id;
 
 -- name: forget_runs
--- Drop the customer's oldest ended runs, whole ones or the others; what hangs on them is dropped next.
+-- Delete the customer's oldest ended runs, whole or not; the caller deletes their rows next.
 DELETE FROM headrace.fetch_run WHERE customer = :customer AND is_whole = :is_whole
     AND state NOT IN ('bringing', 'reading', 'held', 'applied')
     AND id <= (
@@ -390,7 +374,7 @@ DELETE FROM headrace.fetch_run WHERE customer = :customer AND is_whole = :is_who
 RETURNING id;
 
 -- name: forget_dry_runs
--- Drop the customer's oldest dry runs, each of which may hold a change for every item.
+-- Delete the customer's oldest dry runs; each may hold a change per item.
 DELETE FROM headrace.fetch_run WHERE customer = :customer AND state = 'dry' AND id <= (
     SELECT id FROM headrace.fetch_run WHERE customer = :customer AND state = 'dry'
     ORDER BY id DESC OFFSET :runs_kept LIMIT 1
@@ -398,60 +382,60 @@ DELETE FROM headrace.fetch_run WHERE customer = :customer AND state = 'dry' AND 
 RETURNING id;
 
 -- name: forget_idle_runs
--- Drop the runs of an unchanged file that had nothing to ask, but the last one.
+-- Delete the runs of an unchanged file that requested no photo, except the last one.
 DELETE FROM headrace.fetch_run
 WHERE customer = :customer AND id < :run_id AND format = 'same' AND state = 'done' AND photos = 0
 RETURNING id;
 
 -- name: forget_changes
--- Drop the changes of runs that are gone.
+-- Delete the changes of deleted runs.
 DELETE FROM headrace.fetch_change WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_needs
--- Drop the needs of runs that are gone.
+-- Delete the photo requests of deleted runs.
 DELETE FROM headrace.fetch_need WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_counts
--- Drop the counts of photos of runs that are compared anew.
+-- Delete the photo counts of runs that are compared again.
 DELETE FROM headrace.fetch_count WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_staged
--- Drop the staged rows of runs that are gone.
+-- Delete the staged rows of deleted runs.
 DELETE FROM headrace.fetch_staged WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_pace
--- Drop the pace of runs that are gone.
+-- Delete the per-minute counts of deleted runs.
 DELETE FROM headrace.fetch_pace WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: changes
--- A page of what a run changes, or would, by item.
+-- A page of a run's changes, by item.
 SELECT item, kind, version, has_other_photos, fields FROM headrace.fetch_change
 WHERE run_id = :run_id AND item > :after AND kind <> 'retry'
 ORDER BY item LIMIT :rows_max;
 
 -- name: sampled_links
--- Some of the links that a run would ask, at random.
+-- Random URLs that a run would request.
 SELECT url FROM headrace.fetch_need WHERE run_id = :run_id ORDER BY random() LIMIT :links_max;
 
 -- name: needs_count
--- How many photos a run asks.
+-- Number of photos that a run requests.
 SELECT count(*) FROM headrace.fetch_need WHERE run_id = :run_id;
 
 -- name: keep_sample
--- Keep what a dry run saw of the photos it would ask.
+-- Store the photos that a dry run downloaded.
 UPDATE headrace.fetch_run SET sample = :sample WHERE id = :run_id;
 
 -- name: stored_fields
--- The fields of some items as they stand.
+-- Current fields of items.
 SELECT item, fields FROM headrace.fetch_item
 WHERE customer = :customer AND item = ANY(:items::text[]) AND NOT is_gone;
 
 -- name: analyze_items
--- Let the planner know of many new items.
+-- Update statistics after a large number of new items.
 ANALYZE headrace.fetch_item;
 
 -- name: runs
--- Runs, newest first: one by id, or those of a customer, or all.
+-- Runs, newest first: one by id, those of a customer, or all.
 SELECT r.*, counts.by_outcome, coalesce(counts.decided, 0) AS photos_decided,
     pace.photos AS paced, pace.seconds AS paced_s, c.starts_max / c.window_s AS rate_per_s
 FROM headrace.fetch_run r
@@ -462,9 +446,11 @@ LEFT JOIN LATERAL (
 ) counts ON true
 LEFT JOIN LATERAL (
     SELECT sum(p.photos)::double precision AS photos,
-        extract(epoch FROM now() - greatest(min(p.minute), r.applied_at))::double precision AS seconds
+        extract(epoch FROM now() - greatest(min(p.minute), r.applied_at))::double precision
+            AS seconds
     FROM headrace.fetch_pace p
     WHERE p.run_id = r.id AND p.minute >= date_trunc('minute', now()) - interval '2 min'
 ) pace ON r.state = 'applied'
-WHERE (:run_id::bigint IS NULL OR r.id = :run_id) AND (:customer::text IS NULL OR r.customer = :customer)
+WHERE (:run_id::bigint IS NULL OR r.id = :run_id)
+    AND (:customer::text IS NULL OR r.customer = :customer)
 ORDER BY r.id DESC LIMIT :rows_max;

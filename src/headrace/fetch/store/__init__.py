@@ -1,32 +1,11 @@
-"""The truth of fetch in PostgreSQL: one function a named query, values in, values out.
+"""Queries of fetch: one function per named query, values in, values out.
 
-Takes whatever runs a query, the pool or a caller's transaction; begins no transaction itself.
+A function takes a pool or a caller's transaction and starts no transaction itself; `OutcomeStore`
+does.
 """
 
 from __future__ import annotations
 
-from headrace.fetch.store import (
-    customers,
-    links,
-    photos,
-    problems,
-    results,
-    runs,
-    schemas,
-    sources,
-    speeds,
-    webhooks,
-)
+from headrace.fetch.store import catalogues, outcomes, results, runs
 
-__all__ = [
-    "customers",
-    "links",
-    "photos",
-    "problems",
-    "results",
-    "runs",
-    "schemas",
-    "sources",
-    "speeds",
-    "webhooks",
-]
+__all__ = ["catalogues", "outcomes", "results", "runs"]

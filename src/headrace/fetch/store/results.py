@@ -1,4 +1,4 @@
-"""Results: versions of items as they were published."""
+"""Results, the published versions of items, and the progress of each customer's webhook."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from headrace.engines.postgres import Row, Runner
-from headrace.fetch.model import Item, ItemPhoto, Result
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.model import Item, ItemPhoto, Result, Webhook
+from headrace.fetch.sql import SQL
 
 _PHOTOS: Final = msgspec.json.Decoder(list[ItemPhoto])
+WAITING_COUNTED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class NewResult:
 
 
 async def insert_results(runner: Runner, results: list[NewResult]) -> list[tuple[int, str]]:
-    """Publish `results` in order; return `seq` and customer of each that was not published before."""
+    """Publish `results` in order; return `seq` and customer of each new one."""
     rows = await runner.all(
         SQL.insert_results,
         customers=[r.customer for r in results],
@@ -42,7 +43,7 @@ async def insert_results(runner: Runner, results: list[NewResult]) -> list[tuple
 
 
 def result_of(row: Row) -> Result:
-    """A row as a result."""
+    """The result of a row."""
     return Result(
         seq=row["seq"],
         at=row["at"],
@@ -58,7 +59,7 @@ def result_of(row: Row) -> Result:
 async def last_results(
     runner: Runner, keys: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """(action, photos as they are kept) of what was published last of each (customer, item)."""
+    """(action, photos as stored) of the last result per (customer, item)."""
     rows = await runner.all(
         SQL.last_results, customers=[k[0] for k in keys], items=[k[1] for k in keys]
     )
@@ -66,7 +67,7 @@ async def last_results(
 
 
 def has_same_photos(kept: str, photos: list[ItemPhoto]) -> bool:
-    """Whether the photos of a result show the same copies as `photos`."""
+    """Whether the stored photos of a result have the same copies as `photos`."""
     return [photo.key for photo in _PHOTOS.decode(kept)] == [photo.key for photo in photos]
 
 
@@ -81,19 +82,19 @@ async def find_results(
 async def results_before(
     runner: Runner, *, before: int, rows_max: int, customer: str | None
 ) -> list[Result]:
-    """A page of results from the newest on."""
+    """A page of results, newest first."""
     rows = await runner.all(SQL.results_before, before=before, rows_max=rows_max, customer=customer)
     return [result_of(row) for row in rows]
 
 
 async def newest_result(runner: Runner, seq: int) -> Result | None:
-    """The newest result of the item that result `seq` is of."""
+    """The newest result of the item of result `seq`."""
     row = await runner.one(SQL.newest_result, seq=seq)
     return None if row is None else result_of(row)
 
 
 def item_of(found: Result, action: str) -> Item:
-    """What a handler is called with."""
+    """The argument of a handler call."""
     return Item(
         customer=found.customer,
         id=found.id,
@@ -102,3 +103,102 @@ def item_of(found: Result, action: str) -> Item:
         fields=found.fields,
         photos=found.photos,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A webhook with its secrets, for the sender only."""
+
+    shown: Webhook
+    id: int
+    turn: int
+    secrets: tuple[str, ...]
+    """Newest first; two for a while after a rotation."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTurn:
+    """The turn whose job may send for a webhook."""
+
+    customer: str
+    id: int
+    turn: int
+
+
+async def find_webhooks(
+    runner: Runner,
+    *,
+    customer: str | None = None,
+    after: str = "",
+    rows_max: int = 1,
+    is_counted: bool = True,
+) -> list[Hook]:
+    """Webhooks by customer, or the one of `customer`; `is_counted`: with their backlog."""
+    rows = await runner.all(
+        SQL.webhooks,
+        customer=customer,
+        after=after,
+        rows_max=rows_max,
+        count_max=WAITING_COUNTED_MAX if is_counted else 0,
+    )
+    return [
+        Hook(
+            shown=Webhook(**{name: row[name] for name in Webhook.__struct_fields__}),
+            id=row["id"],
+            turn=row["turn"],
+            secrets=tuple(s for s in (row["secret"], row["old_secret"]) if s),
+        )
+        for row in rows
+    ]
+
+
+async def set_webhook(
+    runner: Runner, customer: str, *, url: str, secret: str
+) -> tuple[WebhookTurn, bool]:
+    """Create a webhook or change its URL; return its turn and whether `secret` is new."""
+    row = await runner.one(SQL.set_webhook, customer=customer, url=url, secret=secret)
+    assert row is not None, "an upsert returns its row"
+    return WebhookTurn(customer, row["id"], row["turn"]), row["is_new"]
+
+
+async def rewind(runner: Runner, customer: str, *, after: int) -> WebhookTurn | None:
+    """Resend results behind `after`; None if the customer has no webhook."""
+    row = await runner.one(SQL.rewind_webhook, customer=customer, after=after)
+    return None if row is None else WebhookTurn(customer, row["id"], row["turn"])
+
+
+async def lock_turns(runner: Runner, customers: list[str]) -> list[WebhookTurn]:
+    """Lock the enabled webhooks of customers, so that none goes idle before the commit."""
+    rows = await runner.all(SQL.lock_webhooks, customers=customers)
+    return [WebhookTurn(row["customer"], row["id"], row["turn"]) for row in rows]
+
+
+async def unsent_results(
+    runner: Runner, customer: str, *, after: int, rows_max: int, bytes_max: int
+) -> list[Result]:
+    """Results of a customer behind `after` within both limits, at least one."""
+    rows = await runner.all(
+        SQL.unsent_results, customer=customer, after=after, rows_max=rows_max, bytes_max=bytes_max
+    )
+    return [result_of(row) for row in rows]
+
+
+async def turns_behind(runner: Runner, *, after: str, rows_max: int) -> list[WebhookTurn]:
+    """Webhooks with a backlog, by customer."""
+    rows = await runner.all(SQL.behind_webhooks, after=after, rows_max=rows_max)
+    return [WebhookTurn(row["customer"], row["id"], row["turn"]) for row in rows]
+
+
+async def end_turn(runner: Runner, customer: str, turn: int) -> bool:
+    """End a turn without backlog, inside a transaction; False if there are results left.
+
+    The check is a statement after the lock, so it reads everything that committed before the lock.
+    """
+    row = await runner.one(SQL.lock_webhook, customer=customer, turn=turn)
+    if row is None:
+        return True
+    after = row["taken_seq"]
+    if await runner.value(SQL.has_results_after, customer=customer, after=after):
+        return False
+    await runner.run(SQL.end_turn, customer=customer, turn=turn)
+    return True

@@ -1,4 +1,4 @@
-"""Runs of catalogues: staging, applying, counts."""
+"""Runs of catalogues: staging, applying, counts, problems."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ import msgspec
 
 from headrace.engines.postgres import Row, Runner
 from headrace.fetch.errors import FileFault
-from headrace.fetch.intake import IntakeRow
 from headrace.fetch.model import (
     RUNS_KEPT,
     SENT_RUNS_KEPT,
     UNDOABLE_RUNS,
     Change,
+    PhotoProblem,
+    RowProblem,
     Run,
     RunState,
     Sample,
 )
-from headrace.fetch.store.sql import SQL
+from headrace.fetch.sql import SQL
+from headrace.fetch.validation import ValidatedRow
 
 PACE_KNOWN_S: Final = 5.0
 SENT_WAIT_S: Final = 3600.0
-"""A failed link of an item sent by itself is due again after so long."""
+"""A failed link of an uploaded item is due again after this time."""
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
 _FAULTS: Final = msgspec.json.Decoder(FileFault)
+_VALUES: Final = msgspec.json.Decoder(dict[str, str | int | float])
 
 
 async def stage_same(
     runner: Runner, run_id: int, customer: str, *, items: list[str], raw_hashes: list[bytes | None]
 ) -> list[int]:
-    """Stage rows whose items were made of equal ones; the positions, from 1, of the others."""
+    """Stage rows equal to those of the stored items; return the positions of the others."""
     rows = await runner.all(
         SQL.stage_same, run_id=run_id, customer=customer, items=items, raw_hashes=raw_hashes
     )
@@ -38,9 +41,9 @@ async def stage_same(
 
 
 async def stage(
-    runner: Runner, run_id: int, rows: list[IntakeRow], *, raw_hashes: list[bytes | None]
-) -> list[IntakeRow]:
-    """Stage `rows`, each with its hash as it was read; return those whose id was there before."""
+    runner: Runner, run_id: int, rows: list[ValidatedRow], *, raw_hashes: list[bytes | None]
+) -> list[ValidatedRow]:
+    """Stage `rows`, each with its hash as read; return those with a duplicate id."""
     taken = await runner.all(
         SQL.stage_rows,
         run_id=run_id,
@@ -60,7 +63,7 @@ async def stage(
 async def note_reading(
     runner: Runner, run_id: int, *, rows: int, invalid: int, problems: int
 ) -> None:
-    """Keep how far reading is."""
+    """Store the reading progress."""
     await runner.run(
         SQL.note_reading, run_id=run_id, rows_read=rows, invalid=invalid, problems=problems
     )
@@ -75,7 +78,7 @@ async def find_runs(
 
 
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
-    """A page of a run's changes by item, those after item `after`."""
+    """A page of a run's changes behind item `after`, by item."""
     rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
     return [
         Change(
@@ -96,9 +99,11 @@ def _changed_fields(row: Row) -> list[str]:
 def pace_of(
     *, paced: float | None, paced_s: float | None, pending: int, rate_per_s: float
 ) -> tuple[float | None, float | None]:
-    """Photos per second and the seconds left for `pending`, from `paced` photos in `paced_s` seconds.
+    """Photos per second and the seconds left for `pending`.
 
-    Nothing is said of the first seconds; the customer's rate bounds what a burst promises.
+    Computed from `paced` photos in `paced_s` seconds.
+
+    None for the first seconds. The customer's rate limits the estimate after a burst.
     """
     if paced is None or paced_s is None or paced_s < PACE_KNOWN_S:
         return None, None
@@ -154,11 +159,11 @@ async def note_photos(
     is_whole: bool,
     refresh_s: float | None = None,
 ) -> None:
-    """Note the photos to ask for and count all others; links stay as they are.
+    """Store the photos to request and count all others; links stay as they are.
 
-    Links that failed sit out rounds (`upkeep`); a run of items sent by themselves is none. `refresh_s`:
-    the run is about links, and good photos older than that are asked for, 0 for none.
-    Photos of unchanged items come last: the counts before are of new and changed items alone.
+    Failed links skip rounds (`upkeep`); a run of uploaded items is no round. `refresh_s`: the run
+    is about links, and good photos older than that are requested, 0 for none. Photos of unchanged
+    items come last: the counts before include new and changed items only.
     """
     is_of_many = is_whole or refresh_s is not None
     await runner.run(
@@ -180,7 +185,7 @@ async def note_photos(
 
 
 async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole: bool) -> None:
-    """The run's jobs are enqueued: note that, and drop what no run needs any more."""
+    """Mark a run with enqueued jobs as applied; delete data that no run needs."""
     await runner.run(SQL.note_applied, run_id=run_id)
     if is_whole:
         await runner.run(SQL.supersede_held, run_id=run_id, customer=customer)
@@ -198,20 +203,20 @@ async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole:
 
 
 async def stage_broken(runner: Runner, run_id: int, customer: str) -> None:
-    """Stage the items that have a link without a good answer."""
+    """Stage the items with a failed link or another copy."""
     await runner.run(SQL.avoid_nested_loops)
     await runner.run(SQL.stage_broken, run_id=run_id, customer=customer)
     await runner.run(SQL.allow_nested_loops)
 
 
 async def forget_comparison(runner: Runner, run_id: int) -> None:
-    """Drop what a run was found to change; its rows stay staged."""
+    """Delete the changes found for a run; its rows stay staged."""
     for query in (SQL.forget_changes, SQL.forget_needs, SQL.forget_counts):
         await runner.run(query, runs=[run_id])
 
 
 async def forget(runner: Runner, run_ids: list[int]) -> None:
-    """Drop what hung on runs that are gone."""
+    """Delete the rows of deleted runs."""
     if run_ids:
         for query in (
             SQL.forget_changes,
@@ -221,3 +226,57 @@ async def forget(runner: Runner, run_ids: list[int]) -> None:
             SQL.forget_before,
         ):
             await runner.run(query, runs=run_ids)
+
+
+async def insert_problems(runner: Runner, run_id: int, problems: list[RowProblem]) -> None:
+    """Store `problems` in order."""
+    await runner.run(
+        SQL.insert_problems,
+        run_id=run_id,
+        numbers=[p.row for p in problems],
+        lines=[p.line for p in problems],
+        items=[p.item for p in problems],
+        fields=[p.field for p in problems],
+        codes=[p.code for p in problems],
+        parameters=[msgspec.json.encode(p.values).decode() for p in problems],
+    )
+
+
+async def row_problems(
+    runner: Runner, run_id: int, *, after: int, rows_max: int
+) -> list[tuple[int, RowProblem]]:
+    """(position, problem) of a page, without its text."""
+    rows = await runner.all(SQL.problems, run_id=run_id, after=after, rows_max=rows_max)
+    return [
+        (
+            row["id"],
+            RowProblem(
+                row=row["row_number"],
+                line=row["line"],
+                item=row["item"],
+                field=row["field"],
+                code=row["code"],
+                values=_VALUES.decode(row["parameters"]),
+            ),
+        )
+        for row in rows
+    ]
+
+
+async def photo_problems(
+    runner: Runner, run_id: int, *, after: int, rows_max: int
+) -> list[tuple[int, PhotoProblem]]:
+    """(position, photo) of a page, without its text."""
+    rows = await runner.all(SQL.photo_problems, run_id=run_id, after=after, rows_max=rows_max)
+    return [
+        (
+            row["id"],
+            PhotoProblem(
+                item=row["item"],
+                url=row["url"],
+                outcome=row["outcome"],
+                text="",
+            ),
+        )
+        for row in rows
+    ]

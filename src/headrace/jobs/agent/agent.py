@@ -1,6 +1,6 @@
-"""`headrace agent`: the process of a host that claims for its slots, put together.
+"""`headrace agent`: the process of a host that claims jobs for its slots.
 
-lock of the host's name -> zygote -> what a dead agent left is returned -> host row -> slots
+Startup order: host lock, zygote, return of a dead agent's leases, host row, slots.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final, Protocol
 
 from headrace.engines import Engines
 from headrace.jobs import store
-from headrace.jobs.agent.board import Board
-from headrace.jobs.agent.core import HostLoop
-from headrace.jobs.agent.crew import ForkedCrew
-from headrace.jobs.agent.keeper import ZygoteKeeper
-from headrace.jobs.agent.remains import end_children
-from headrace.jobs.agent.succession import Succession
+from headrace.jobs.agent.host_lock import HostLock
+from headrace.jobs.agent.host_loop import HostLoop
+from headrace.jobs.agent.orphan_cleanup import end_children
+from headrace.jobs.agent.worker_pool import ForkedWorkerPool
+from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.service import Jobs
+from headrace.jobs.slots.status_board import StatusBoard
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 
 _log: Final = logger(__name__)
 CHILDREN_END_S: Final = 2.0
 Command = Callable[[Sequence[str]], Sequence[str]]
-"""The command line of a zygote with these options."""
+"""Return the command line of a zygote with these options."""
 
 
-class Opened(Protocol):
-    """An app as it is configured where the code is, in the process that has not the code."""
+class AgentApp(Protocol):
+    """An app with the settings of the zygote's application, in the agent, which lacks its code."""
 
     @property
     def engines(self) -> Engines: ...
@@ -39,60 +39,64 @@ class Opened(Protocol):
 
 
 class Agent:
-    """One host's agent. `open_app` is told what the zygote found the settings to be."""
+    """One host's agent. `open_app` receives the settings that the zygote found.
+
+    `on_ready` is called after each registration of the host.
+    """
 
     def __init__(
         self,
         name: str,
         folder: Path,
         command: Command,
-        open_app: Callable[[dict[str, str]], Awaitable[Opened]],
+        open_app: Callable[[dict[str, str]], Awaitable[AgentApp]],
         *,
         tags: Sequence[str] = (),
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._tags = tags
         self._folder = folder
         self._command = command
         self._open_app = open_app
-        self.on_ready: Callable[[], None] = lambda: None
-        """Is called once the first host row stands."""
+        self._on_ready = on_ready
 
     async def run(self, stop: asyncio.Event, *, lease_s: float) -> None:
-        """Work until `stop`. Waits for former slots as long as their leases may last.
+        """Work until `stop`. First wait for a former agent's slots, at most `lease_s`.
 
         Raises: AgentRuns, ApplicationBroken, LimiterFixed.
         """
-        succession = await Succession.take(self._folder, self._name, wait_max_s=lease_s)
-        board = Board.make()
-        keeper = ZygoteKeeper(self._command, board, succession.descriptor)
+        host_lock = await HostLock.take(self._folder, self._name, wait_max_s=lease_s)
+        board = StatusBoard.make()
+        zygote = ZygoteClient(self._command, board, host_lock.descriptor)
         try:
             async with asyncio.TaskGroup() as group:
-                keeping = group.create_task(keeper.run())
-                loaded = await keeper.wait_loaded()
+                keeping = group.create_task(zygote.run())
+                loaded = await zygote.wait_loaded()
                 app = await self._open_app(loaded.settings)
-                await _return_leases(app, succession)
+                await _return_leases(app, host_lock)
                 postgres, config = app.engines.postgres, app.jobs.config
-                crew = ForkedCrew(
-                    keeper, board, succession, config, name=self._name, tags=self._tags
+                pool = ForkedWorkerPool(
+                    zygote, board, host_lock, config, name=self._name, tags=self._tags
                 )
-                host = HostLoop(postgres, config, name=self._name, crew=crew)
-                host.on_ready = self.on_ready
+                host = HostLoop(
+                    postgres, config, name=self._name, pool=pool, on_ready=self._on_ready
+                )
                 await host.run(stop)
                 keeping.cancel()
         except ExceptionGroup as group_of:
             raise _first_expected(group_of) from None
         finally:
-            # What handlers detached from their slots: this process inherited it.
+            # Processes that handlers detached from their slots: this process inherited them.
             if left := end_children(CHILDREN_END_S):
                 _log.error("children_not_gone", pids=left)
-        succession.release()
+        host_lock.release()
 
 
 def _first_expected(group: ExceptionGroup[Exception]) -> Exception:
-    """The first error with a code in `group`, or `group` itself where another error is among them.
+    """The first error with a code in `group`, or `group` itself if it has other errors.
 
-    `except*` is no alternative: what is raised inside it leaves wrapped in a new group on Python 3.11.2.
+    `except*` is no alternative: Python 3.11 wraps what it raises in a new group.
     """
     expected, unexpected = group.split(HeadraceError)
     if expected is None or unexpected is not None:
@@ -104,14 +108,14 @@ def _first_expected(group: ExceptionGroup[Exception]) -> Exception:
     return first
 
 
-async def _return_leases(app: Opened, succession: Succession) -> None:
-    """Give back at once what the agent before this one held: nothing of it runs any more."""
-    for host_id in succession.former.host_ids:
+async def _return_leases(app: AgentApp, host_lock: HostLock) -> None:
+    """Return the leases of the former agent at once: none of its handlers runs any more."""
+    for host_id in host_lock.former.host_ids:
         try:
-            await store.hosts.expire_host(app.engines.postgres, host_id)
+            await store.leases.expire_host(app.engines.postgres, host_id)
             swept = await app.jobs.sweep()
             if swept.jobs_returned:
                 _log.warning("former_leases_returned", host_id=host_id, jobs=swept.jobs_returned)
         except HeadraceError as error:
-            # They return when the row expires.
+            # They return when the host row expires.
             _log.warning("former_leases_not_returned", host_id=host_id, error=error.text)

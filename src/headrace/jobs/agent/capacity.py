@@ -1,14 +1,15 @@
-"""How many slots a host can hold: by its memory, measured and not guessed, and by its cores; and how short of CPU it is.
+"""The capacity of a host in slots, from its measured memory and its cores; and its CPU pressure.
 
     memory:  (free within the cgroup's limit + sum of the slots' PSS - reserve) / mean PSS of a slot
 
-PSS, since slots share most of their heap with the zygote: RSS would count it once a slot. Reading it costs 2 ms a slot of
-100 MB, so a few slots a second are read in turns and the last reading stands for each. A new slot is small and grows
-until it is recycled, so the mean is never taken as less than SLOT_BYTES_MIN.
+PSS, because slots share most of their heap with the zygote, which RSS would count once per slot.
+Reading it is slow, so a few slots are read per second, in turns, and each keeps its last reading.
+A new slot is small and grows until it is recycled, so the mean is at least SLOT_BYTES_MIN.
 
-Cores are those of the CPU set, or the CPU quota of the control group where that is less. Pressure stall information
-(PSI) of the group, else of the machine, measures how long processes wait for a core. It counts only while the slots
-use at least half of the cores: slots that wait for the network do not add to what others cause.
+Cores are those of the CPU set, or the CPU quota of the control group if that is less. Pressure
+stall information (PSI) of the group, else of the machine, measures how long processes wait for a
+core. It counts only while the slots use at least half of the cores, because slots that wait for
+the network do not cause it.
 """
 
 from __future__ import annotations
@@ -27,41 +28,41 @@ _UNLIMITED_BYTES: Final = 2**60
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """What was measured."""
+    """Measured facts of a host."""
 
     free_bytes: int
     pss_bytes: Mapping[int, int]
-    """By slot, of those read so far."""
+    """By slot number, of the slots read so far."""
     slots: int
-    """That run now."""
+    """Slots that run now."""
     cores: int
 
 
 def slots_that_fit(state: HostState, *, reserve_bytes: int, slots_per_core: int) -> int:
-    """How many slots this host can hold, at least one."""
+    """The number of slots that this host can hold, at least one."""
     read = state.pss_bytes.values()
     mean_bytes = max(SLOT_BYTES_MIN, sum(read) // len(read) if read else 0)
     taken_bytes = sum(read)
     by_memory = (state.free_bytes + taken_bytes - reserve_bytes) // mean_bytes
-    # Slots that were not read yet have taken their memory already.
+    # Slots without a reading have taken their memory already.
     by_memory += max(0, state.slots - len(read))
     return max(1, min(by_memory, state.cores * slots_per_core))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process's group and machine can still give."""
+    """Memory that is available within this process's control group and machine."""
     free = _meminfo_bytes(root, "MemAvailable")
     for folder, limit_name, used_name in _memory_groups(root):
         limit = _number(folder / limit_name)
         used = _number(folder / used_name)
         if limit is not None and used is not None and limit < _UNLIMITED_BYTES:
-            # Page cache counts as used there and is given back when asked for.
+            # Page cache counts as used there, but is reclaimed on demand.
             free = min(free, limit - used + _inactive_file_bytes(folder))
     return max(0, free)
 
 
 def pss_bytes(pid: int) -> int | None:
-    """A process's proportional share of memory; None: it is gone."""
+    """A process's proportional share of memory; None if it has exited."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -71,7 +72,7 @@ def pss_bytes(pid: int) -> int | None:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: of its CPU set, and within the CPU quotas of its control groups."""
+    """Cores that this process may use, by its CPU set and the quotas of its control groups."""
     quotas = [
         quota
         for folder, is_unified in _groups(root, "cpu")
@@ -81,9 +82,9 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def cpu_pressure(root: Path = Path("/")) -> float:
-    """Share of the last minute in which some process waited for a core: of this control group, else of the machine.
+    """Share of the last minute in which some process of the group, or machine, waited for a core.
 
-    0 where the kernel does not measure it.
+    0 if the kernel does not measure it.
     """
     files = [folder / "cpu.pressure" for folder, is_unified in _groups(root, "cpu") if is_unified]
     for file in (*files[:1], root / "proc/pressure/cpu"):
@@ -96,14 +97,14 @@ def cpu_pressure(root: Path = Path("/")) -> float:
 
 
 class SlotCpu:
-    """How many cores the slots used since the last call."""
+    """The number of cores that the slots used since the last call."""
 
     def __init__(self) -> None:
         self._used_s: dict[int, float] = {}
         self._read_s = time.monotonic()
 
     def cores_used(self, pids: Iterable[int]) -> float:
-        """CPU time of the processes over the time that passed."""
+        """CPU time of the processes divided by the time since the last call."""
         now_s, read_s = time.monotonic(), self._read_s
         used_s = {pid: seconds for pid in pids if (seconds := _cpu_s(pid)) is not None}
         grown_s = sum(seconds - self._used_s.get(pid, 0.0) for pid, seconds in used_s.items())
@@ -112,7 +113,7 @@ class SlotCpu:
 
 
 def _cpu_s(pid: int) -> float | None:
-    """CPU time of a process; None: it is gone."""
+    """CPU time of a process; None if it has exited."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -121,12 +122,12 @@ def _cpu_s(pid: int) -> float | None:
 
 
 def load_per_core() -> float:
-    """Load average of the last minute over the cores."""
+    """Load average of the last minute per core."""
     return os.getloadavg()[0] / cores()
 
 
 def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
-    """Folders of this process's memory groups from the inside out, with their files' names."""
+    """Folders of this process's memory groups, innermost first, with their file names."""
     unified = ("memory.max", "memory.current")
     former = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     return [
@@ -136,7 +137,7 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _cpu_quota(folder: Path, *, is_unified: bool) -> float | None:
-    """Cores that a control group may use; None: any."""
+    """Cores that a control group may use; None: unlimited."""
     try:
         if is_unified:
             quota, period = (folder / "cpu.max").read_text().split()
@@ -150,7 +151,7 @@ def _cpu_quota(folder: Path, *, is_unified: bool) -> float | None:
 
 
 def _groups(root: Path, controller: str) -> list[tuple[Path, bool]]:
-    """Folders of this process's control groups from the inside out, and whether they are of the unified hierarchy."""
+    """Folders of this process's control groups, innermost first, and whether each is unified."""
     found = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,488 +1,493 @@
-"""Which queue for which slot: claims for all slots of a host, hands the jobs out, takes the outcomes in.
+"""Claims jobs for all slots of a host, assigns them to slots, and records their outcomes.
 
-One claim serves many slots: with 100 slots and one claim for up to 10 of them 360,000 jobs/s were measured, with 4 slots
-182,000 (a prototype, 2 cores shared with PostgreSQL). While a claim is under way the slots that end meanwhile gather for the
-next, and what they settled rides on it.
+One claim serves many slots. While a claim is in progress, slots that become free wait for the next
+one, and the acks of their jobs ride on it.
 
-Batches of a quick task are claimed in advance, for STOCK_S or one a slot that works it, and wait here rather than in a
-slot: they go to whichever slot is free first, and back to the queue if none is within STOCK_KEPT_S. Jobs of lanes are
-claimed in advance only where calls are quicker than that, for a grant is good for its slack only.
+Batches of a quick task are prefetched, for PREFETCH_S or one batch per slot. They wait here rather
+than in a slot, go to the slot that is free first, and return to the queue after PREFETCH_KEPT_S.
+Jobs of lanes are prefetched only for quicker calls: they must start within the limiter's slack.
 
-A hint is cleared BEFORE the claim that it causes: one that comes while an empty claim is under way must survive it.
+A queue's wake flag is cleared BEFORE its claim, so that notifications during the claim survive it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from headrace.jobs.agent.allowances import Allowances
-from headrace.jobs.agent.blame import given_back, settled_for_dead
-from headrace.jobs.agent.board import Doing
-from headrace.jobs.agent.choosing import Moment
-from headrace.jobs.agent.lines import STOCK_S, Line, Stocked
-from headrace.jobs.agent.seats import Seat
-from headrace.jobs.agent.spending import NOTHING, Spending
-from headrace.jobs.leases import RECONNECT, Desk
-from headrace.jobs.scans import Scan
-from headrace.jobs.slots.messages import (
-    FromSlot,
-    Progress,
-    Ready,
-    Settled,
-    Spend,
-    SpendAnswer,
-    Work,
-)
+from headrace.jobs.agent.assignment import Allowances, Assignment
+from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
+from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
+from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
+from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.leases import RECONNECT, LeaseManager
+from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
+from headrace.jobs.slots.status_board import SlotStatus
 from headrace.jobs.store.leases import Claims
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import require_not_cancelled
 
 CLAIMS_AT_ONCE: Final = 3
 LANE_STARTS_MAX: Final = 50
-"""Of calls at once in a slot: more than it begins within their slack would come back unstarted."""
+"""For concurrent calls in a slot: more would not start within their slack and return unstarted."""
 JOBS_PER_CLAIM_MAX: Final = 2_000
 LEASES_PER_CLAIM_MAX: Final = 50
-STOCK_KEPT_S: Final = 0.25
-AGAIN_AFTER_S: Final = 0.02
+PREFETCH_KEPT_S: Final = 0.25
+RETRY_AFTER_S: Final = 0.02
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
-"""Outcomes that make a job ready at the moment for which it was due before."""
+"""Outcomes that make a job ready again at its former due time."""
 RESCAN_AFTER_S: Final = 0.5
-LOOK_GAP_S: Final = 0.1
-LOOK_LEAST_S: Final = 0.01
+POLL_GAP_S: Final = 0.1
+POLL_MIN_S: Final = 0.01
 CLAIMS_END_S: Final = 2.0
-_log: Final = logger(__name__)
-_often: Final = SparseLogger(_log)
+_often: Final = SparseLogger(logger(__name__))
 
 
 class Dispatcher:
-    """Serves the seats of one host row until it is drained or cut off."""
+    """Serves the slots of one host row until it is drained or aborted."""
 
-    def __init__(self, desk: Desk, lines: Sequence[Line], poll_s: Callable[[], float]) -> None:
-        self._desk = desk
-        self._lines = {line.queue_id: line for line in lines}
-        self._by_name = {line.facts.queue: line for line in lines}
+    def __init__(
+        self, leases: LeaseManager, queues: Sequence[QueueState], poll_s: Callable[[], float]
+    ) -> None:
+        self._leases = leases
+        self._queues = {queue.queue_id: queue for queue in queues}
+        self._queue_by_name = {queue.facts.queue: queue for queue in queues}
         self._poll_s = poll_s
-        self._seats: dict[Seat, None] = {}
+        self._workers: dict[WorkerProxy, None] = {}
         self._claims: set[asyncio.Task[None]] = set()
-        self._asks: set[asyncio.Task[None]] = set()
-        self._spending = Spending(desk.spend)
+        self._background: set[asyncio.Task[None]] = set()
+        self._tokens = TokenBatcher(leases.spend)
         self._decisions = 0
-        self._is_look_due = asyncio.Event()
-        self._is_pump_planned = False
+        self._is_poll_due = asyncio.Event()
+        self._is_dispatch_planned = False
         self._is_ending = False
         self._timer: asyncio.TimerHandle | None = None
-        self.allowances = Allowances(self._lines, self._seats.keys(), self._plan_pump)
+        self.allowances = Allowances(self._queues, self._workers.keys(), self._plan_dispatch)
         self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.jobs_run = 0
-        self.on_message: Callable[[Seat, FromSlot], None] = lambda _seat, _message: None
-        """Is told what concerns the slot itself: Recycle, Left."""
-        desk.on_settled = self._on_settled
+        leases.on_settled = self._on_settled
 
     @property
-    def lines(self) -> Iterable[Line]:
-        """Every queue it serves."""
-        return self._lines.values()
+    def queues(self) -> Iterable[QueueState]:
+        """All queues of this host."""
+        return self._queues.values()
 
     @property
-    def seats(self) -> Iterable[Seat]:
-        """Every seat it serves."""
-        return self._seats
+    def workers(self) -> Iterable[WorkerProxy]:
+        """All slots of this host."""
+        return self._workers
 
     @property
     def jobs_open(self) -> int:
-        """Jobs in the hands of slots."""
-        return sum(seat.jobs_open for seat in self._seats)
+        """The number of jobs in slots."""
+        return sum(worker.jobs_open for worker in self._workers)
 
-    def line(self, queue: str) -> Line | None:
-        """The queue of that name, where this code knows it."""
-        return self._by_name.get(queue)
+    def queue(self, name: str) -> QueueState | None:
+        """The queue of that name, if declared."""
+        return self._queue_by_name.get(name)
 
-    def hint(self, queue_id: int) -> None:
-        """There may be work in a queue."""
-        line = self._lines.get(queue_id)
-        if line is not None:
-            line.hint()
-            self._plan_pump()
+    def wake(self, queue_id: int) -> None:
+        """Look for work in a queue."""
+        if (queue := self._queues.get(queue_id)) is not None:
+            queue.wake()
+            self._plan_dispatch()
 
-    def hint_all(self) -> None:
-        """There may be work anywhere."""
-        for line in self._lines.values():
-            line.hint()
-        self._plan_pump()
+    def wake_all(self) -> None:
+        """Look for work in every queue."""
+        for queue in self._queues.values():
+            queue.wake()
+        self._plan_dispatch()
 
-    def add(self, seat: Seat) -> None:
-        """Serve a seat; it is given work once it said Ready."""
-        self._seats[seat] = None
+    def add(self, worker: WorkerProxy) -> None:
+        """Serve a slot; it receives work after its message `Ready`."""
+        self._workers[worker] = None
 
-    def bind(self, seat: Seat, line: Line | None) -> None:
-        """Let a seat serve one queue alone, or float; what it holds it finishes first."""
-        seat.bound = line
-        self._plan_pump()
+    def bind(self, worker: WorkerProxy, queue: QueueState | None) -> None:
+        """Bind a slot to one queue, or let it float; its running jobs continue."""
+        worker.bound = queue
+        self._plan_dispatch()
 
-    def heard(self, seat: Seat, message: FromSlot) -> None:
-        """Take in what a slot says."""
+    def receive(self, worker: WorkerProxy, message: FromSlot) -> None:
+        """Handle a message of a slot; messages about its process are ignored."""
         match message:
-            case Settled():
-                self._take_in(seat, message)
+            case Ack():
+                self._record(worker, message)
             case Ready():
-                seat.is_open = not self._is_ending
-                self._plan_pump()
+                worker.accepts_work = not self._is_ending
+                self._plan_dispatch()
             case Spend():
-                self._ask(self._spend(seat, message))
+                self._start_background(self._take_tokens(worker, message))
             case Progress():
-                self._desk.note_progress(message)
+                self._leases.note_progress(message)
             case _:
-                self.on_message(seat, message)
+                return
 
-    def note_slot_time(self, elapsed_s: float) -> None:
-        """Count the time since the last call for the queues that slots belong to or work."""
-        for seat in self._seats:
-            line = seat.bound or (seat.line if seat.hands else None)
-            if line is not None:
-                line.counts.slot_s += elapsed_s
+    def add_slot_time(self, elapsed_s: float) -> None:
+        """Count the time since the last call for the queues that slots are bound to or work."""
+        for worker in self._workers:
+            queue = worker.bound or (worker.queue if worker.leases else None)
+            if queue is not None:
+                queue.counts.slot_s += elapsed_s
 
-    def close(self, seat: Seat) -> None:
-        """Give a seat no more work; what it holds goes on."""
-        seat.is_open = False
-
-    def lose(self, seat: Seat, doing: Doing, why: str, *, is_overtime: bool = False) -> int:
-        """A slot has died: settle for it what it cannot any more, see `blame.py`; how many jobs it had."""
-        self._seats.pop(seat, None)
-        seat.is_open = False
-        jobs = seat.jobs_open
-        backoff = self._desk.config.backoff
-        for hand, settled in settled_for_dead(
-            seat, doing, why, is_overtime=is_overtime, backoff=backoff
-        ):
-            self._settle(hand.line, settled)
-        seat.hands.clear()
-        seat.jobs_open = 0
-        self._plan_pump()
+    def handle_crash(
+        self, worker: WorkerProxy, status: SlotStatus, why: str, *, is_overtime: bool = False
+    ) -> int:
+        """Settle the jobs of a slot that died. Return how many it had."""
+        self._workers.pop(worker, None)
+        worker.accepts_work = False
+        jobs = worker.jobs_open
+        backoff = self._leases.config.backoff
+        acks = acks_of_crashed(worker, status, why, is_overtime=is_overtime, backoff=backoff)
+        if (queue := worker.queue) is not None:
+            for ack in acks:
+                self._settle(queue, ack)
+        worker.clear()
+        self._plan_dispatch()
         return jobs
 
     async def run(self) -> None:
-        """Look for work until cancelled. Raises: what a claim met that no retry mends."""
-        looking = asyncio.create_task(self._look())
+        """Look for work until cancelled. Raises: the first claim error that is not retryable."""
+        polling = asyncio.create_task(self._poll_queues())
         try:
-            await asyncio.wait({looking, self._fault}, return_when=asyncio.FIRST_COMPLETED)
-            for ended in (looking, self._fault):
+            await asyncio.wait({polling, self._fault}, return_when=asyncio.FIRST_COMPLETED)
+            for ended in (polling, self._fault):
                 if ended.done():
                     ended.result()
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
 
     async def end_claims(self) -> None:
-        """Claim no more, and give back what no slot has."""
+        """Stop claiming and return prefetched leases; running jobs continue."""
         self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
         if self._claims:
             await asyncio.wait(self._claims, timeout=CLAIMS_END_S)
         await _cancel(self._claims)
-        for seat in self._seats:
-            seat.is_open = False
-        for line in self._lines.values():
-            self._return_stock(line)
+        for worker in self._workers:
+            worker.accepts_work = False
+        for queue in self._queues.values():
+            self._return_prefetched(queue)
 
-    async def cut(self) -> None:
-        """The host was lost: everything in hand belongs to others now, nothing is settled any more."""
+    async def abort(self) -> None:
+        """Drop all leases without an ack: the host row is lost, other hosts run the jobs."""
         self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
-        await _cancel(self._claims | self._asks)
-        for line in self._lines.values():
-            line.stock.clear()
-        for seat in self._seats:
-            seat.is_open = False
-            seat.hands.clear()
-            seat.jobs_open = 0
+        await _cancel(self._claims | self._background)
+        for queue in self._queues.values():
+            queue.prefetched.clear()
+        for worker in self._workers:
+            worker.accepts_work = False
+            worker.clear()
 
-    # What comes in
+    # Incoming: acks, freed lanes, token requests
 
-    def _take_in(self, seat: Seat, settled: Settled) -> None:
-        hand = seat.note(settled)
-        if hand is None:
+    def _record(self, worker: WorkerProxy, ack: Ack) -> None:
+        """Record an ack of a slot. Acks of leases that the slot no longer has are dropped."""
+        lease, queue = worker.leases.get(ack.lease_id), worker.queue
+        if lease is None or queue is None:
             return
-        line = hand.line
-        jobs = len(hand.ids) if settled.ids is None else len(settled.ids)
-        if settled.calls:
-            line.note_calls(settled.calls, jobs, settled.run_s)
+        jobs = len(lease.ids) if ack.ids is None else len(ack.ids)
+        if ack.calls:
+            queue.note_calls(ack.calls, jobs, ack.run_s)
         self.jobs_run += jobs
-        self._settle(line, settled, jobs)
-        self._plan_pump()
+        open_before = lease.open_count
+        self._settle(queue, ack, jobs)
+        # The manager closed them too, unless it dropped the lease after refused outcomes.
+        lease.close(ack.ids)
+        worker.release(lease, open_before - lease.open_count)
+        self._plan_dispatch()
 
-    def _settle(self, line: Line, settled: Settled, jobs: int = 0) -> None:
-        if settled.ids is None:
-            line.counts.ended += jobs
+    def _settle(self, queue: QueueState, ack: Ack, jobs: int = 0) -> None:
+        if ack.ids is None:
+            queue.counts.ended += jobs
         else:
-            line.counts.note_words(settled.words)
-            if not line.is_rescan_planned and not COMES_BACK.isdisjoint(settled.words):
-                line.is_rescan_planned = True
-                self._ask(self._rescan(line))
-        self._desk.settle(settled)
+            queue.counts.add_ended(ack.kinds)
+            if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(ack.kinds):
+                queue.is_rescan_planned = True
+                self._start_background(self._rescan(queue))
+        self._leases.settle(ack)
 
-    async def _rescan(self, line: Line) -> None:
-        """Claim from the beginning again, once jobs came back that stand behind the scan's marks."""
+    async def _rescan(self, queue: QueueState) -> None:
+        """Claim from the beginning again: jobs returned that are behind the cursor."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RESCAN_AFTER_S):
-                await self._desk.flush()
-        line.is_rescan_planned = False
-        line.scan = Scan()
-        line.hint()
-        self._plan_pump()
+                await self._leases.flush()
+        queue.is_rescan_planned = False
+        queue.cursor = ClaimCursor()
+        queue.wake()
+        self._plan_dispatch()
 
     def _on_settled(self, limiters: Iterable[str]) -> None:
-        """Jobs of lanes were settled: their lanes may have room again, in every queue of the limiter."""
+        """Claim again from lanes whose jobs were settled, in every queue of the limiter."""
         wanted = set(limiters)
-        for line in self._lines.values():
-            if line.facts.limiter in wanted:
-                line.lanes_due_s = 0.0
-        self._plan_pump()
+        for queue in self._queues.values():
+            if queue.facts.limiter in wanted:
+                queue.lanes_due_s = 0.0
+        self._plan_dispatch()
 
-    async def _spend(self, seat: Seat, ask: Spend) -> None:
-        line = self._by_name.get(ask.queue)
-        granted = NOTHING
-        if line is not None:
-            granted = await self._spending.ask(
-                line.queue_id, ask.lane, starts=ask.starts, wait_max_s=ask.wait_max_s
+    async def _take_tokens(self, worker: WorkerProxy, request: Spend) -> None:
+        result = REFUSED
+        if (queue := self._queue_by_name.get(request.queue)) is not None:
+            result = await self._tokens.take(
+                queue.queue_id, request.lane, starts=request.starts, wait_max_s=request.wait_max_s
             )
-        seat.place.answer(SpendAnswer(ask.call, granted.wait_s, granted.sent_s))
+        worker.channel.answer(SpendAnswer(request.call, result.wait_s, result.sent_s))
 
-    def _ask(self, work: Any) -> None:
+    def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asks.add(task)
-        task.add_done_callback(self._asks.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    # What goes out
+    # Outgoing: claims and assignments
 
-    def _plan_pump(self) -> None:
-        if not self._is_pump_planned and not self._is_ending:
-            self._is_pump_planned = True
-            asyncio.get_running_loop().call_soon(self._pump)
+    def _plan_dispatch(self) -> None:
+        if not self._is_dispatch_planned and not self._is_ending:
+            self._is_dispatch_planned = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
-    def _pump(self) -> None:
-        """Hand out what is in stock, begin the claims that make sense now, and set the clock for the next."""
-        self._is_pump_planned = False
+    def _dispatch(self) -> None:
+        """Assign prefetched leases, start the claims that make sense now, set the next timer."""
+        self._is_dispatch_planned = False
         if self._is_ending:
             return
         now_s = time.monotonic()
-        wanting = [line for line in self._lines.values() if line.has_work(now_s)]
-        moment = Moment(self._seats, wanting, now_s)
-        for line in self._lines.values():
-            if line.stock:
-                self._empty_stock(line, moment)
-        for line in moment.in_order(self._decisions):
+        waiting = [queue for queue in self._queues.values() if queue.has_work(now_s)]
+        assignment = Assignment(self._workers, waiting, now_s)
+        for queue in self._queues.values():
+            if queue.prefetched:
+                self._assign_prefetched(queue, assignment)
+        for queue in assignment.by_importance(self._decisions):
             if len(self._claims) >= CLAIMS_AT_ONCE:
                 break
-            self._try_claim(line, moment)
+            self._try_claim(queue, assignment)
         self._set_timer(now_s)
 
-    def _try_claim(self, line: Line, moment: Moment) -> None:
-        """Begin a claim if a seat has room for what it may bring."""
-        now_s = moment.now_s
-        is_lanes = line.lanes_due_s <= now_s and (line.is_lanes_turn or not line.is_hinted)
-        seats = moment.seats_for(line)
-        if len(seats) < len(moment.seats_with_room(line)):
-            self.allowances.note_need(line)
-        if line.facts.batch is not None:
-            batch = line.pace.batch_hint(line.facts.batch)
-            leases_max = sum(seat.credit(line) for seat in seats)
-            if not is_lanes or line.call_s <= STOCK_S:
-                leases_max += moment.batches_in_advance(line, has_room=bool(seats))
+    def _try_claim(self, queue: QueueState, assignment: Assignment) -> None:
+        """Start a claim if slots have room for the jobs it may return."""
+        now_s = assignment.now_s
+        is_lanes = queue.lanes_due_s <= now_s and (queue.is_lanes_turn or not queue.may_have_jobs)
+        workers = assignment.workers_for(queue)
+        if len(workers) < len(assignment.workers_with_room(queue)):
+            self.allowances.note_need(queue)
+        if queue.facts.batch is not None:
+            batch = queue.batch_sizer.batch_size(queue.facts.batch)
+            leases_max = sum(worker.free_calls(queue) for worker in workers)
+            if not is_lanes or queue.call_s <= PREFETCH_S:
+                leases_max += assignment.batches_to_prefetch(queue, has_room=bool(workers))
         else:
-            # Seats with much less room than the roomiest wait for the next claim: one lease a seat.
-            most = max((seat.credit(line) for seat in seats), default=0)
-            seats = [seat for seat in seats if 2 * seat.credit(line) >= most]
-            batch = min((seat.credit(line) for seat in seats), default=1)
+            # One lease per slot: slots with much less room than others wait for the next claim.
+            most = max((worker.free_calls(queue) for worker in workers), default=0)
+            workers = [worker for worker in workers if 2 * worker.free_calls(queue) >= most]
+            batch = min((worker.free_calls(queue) for worker in workers), default=1)
             if is_lanes:
                 batch = min(batch, LANE_STARTS_MAX)
-            leases_max = len(seats)
+            leases_max = len(workers)
         leases_max = min(leases_max, LEASES_PER_CLAIM_MAX, max(1, JOBS_PER_CLAIM_MAX // batch))
-        if leases_max == 0 or any(stocked.needs_idle for stocked in line.stock):
+        if leases_max == 0 or any(waiting.must_run_alone for waiting in queue.prefetched):
             return
-        self._reserve(line, seats, now_s)
-        line.is_lanes_turn = not is_lanes
+        self._reserve(queue, workers, now_s)
+        queue.is_lanes_turn = not is_lanes
         task = asyncio.create_task(
-            self._claim(line, seats, batch=batch, leases_max=leases_max, is_lanes=is_lanes)
+            self._claim(queue, workers, batch=batch, leases_max=leases_max, is_lanes=is_lanes)
         )
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
 
-    def _reserve(self, line: Line, seats: list[Seat], now_s: float) -> None:
-        line.is_claiming = True
-        for seat in seats:
-            seat.is_reserved = True
-            if seat.line is not line:
-                seat.line, seat.line_since_s = line, now_s
-        if any(seat.bound is None for seat in seats):
+    def _reserve(self, queue: QueueState, workers: list[WorkerProxy], now_s: float) -> None:
+        queue.is_claiming = True
+        for worker in workers:
+            worker.is_reserved = True
+            if worker.queue is not queue:
+                worker.queue, worker.queue_since_s = queue, now_s
+        if any(worker.bound is None for worker in workers):
             self._decisions += 1
-            line.turn = self._decisions
+            queue.last_served = self._decisions
 
     async def _claim(
-        self, line: Line, seats: list[Seat], *, batch: int, leases_max: int, is_lanes: bool
+        self,
+        queue: QueueState,
+        workers: list[WorkerProxy],
+        *,
+        batch: int,
+        leases_max: int,
+        is_lanes: bool,
     ) -> None:
         sent_s = time.monotonic()
         claims = None
         try:
             if is_lanes:
-                # A hint that comes meanwhile sets it back to now.
-                line.lanes_due_s = sent_s + self._poll_s()
-                claims = await self._desk.claim_lanes(
-                    line.queue_id, leases_max=leases_max, batch=batch
+                # A notification during the claim sets this back to now.
+                queue.lanes_due_s = sent_s + self._poll_s()
+                claims = await self._leases.claim_lanes(
+                    queue.queue_id, leases_max=leases_max, batch=batch
                 )
             else:
-                line.is_hinted = False
-                claims = await self._desk.claim_ready(
-                    line.queue_id, line.scan, leases_max=leases_max, batch=batch
+                queue.may_have_jobs = False
+                claims = await self._leases.claim_ready(
+                    queue.queue_id, queue.cursor, leases_max=leases_max, batch=batch
                 )
-            line.failures = 0
+            queue.failures = 0
         except HeadraceError as error:
             if not error.retryable:
                 self._fail(error)
-            self._note_failure(line, error)
-        except Exception as error:  # noqa: BLE001 - carried to whoever runs the dispatcher
+            self._note_failure(queue, error)
+        except Exception as error:  # noqa: BLE001 - raised by `run`
             self._fail(error)
         finally:
-            line.is_claiming = False
-            for seat in seats:
-                seat.is_reserved = False
-                if claims is None and not seat.hands:
-                    seat.line = None
+            queue.is_claiming = False
+            for worker in workers:
+                worker.is_reserved = False
+                if claims is None and not worker.leases:
+                    worker.queue = None
         if claims is not None:
-            self._hand_out(line, claims, seats, sent_s=sent_s, is_lanes=is_lanes)
-        self._plan_pump()
+            self._distribute(queue, claims, workers, sent_s=sent_s, is_lanes=is_lanes)
+        self._plan_dispatch()
 
     def _fail(self, error: BaseException) -> None:
         if not self._fault.done():
             self._fault.set_exception(error)
 
-    def _note_failure(self, line: Line, error: HeadraceError) -> None:
-        line.failures += 1
-        line.hint()
-        line.blocked_until_s = time.monotonic() + RECONNECT.delay_s(line.failures)
-        _often.warning("claim_failed", queue=line.facts.queue, error=error.text)
+    def _note_failure(self, queue: QueueState, error: HeadraceError) -> None:
+        queue.failures += 1
+        queue.wake()
+        queue.blocked_until_s = time.monotonic() + RECONNECT.delay_s(queue.failures)
+        _often.warning("claim_failed", queue=queue.facts.queue, error=error.text)
 
-    def _hand_out(
-        self, line: Line, claims: Claims, seats: list[Seat], *, sent_s: float, is_lanes: bool
+    def _distribute(
+        self,
+        queue: QueueState,
+        claims: Claims,
+        workers: list[WorkerProxy],
+        *,
+        sent_s: float,
+        is_lanes: bool,
     ) -> None:
+        """Assign the claimed leases to slots, and note when to claim again."""
         now_s = time.monotonic()
         start_before_s = None
         if not is_lanes:
-            self._note_ready(line, claims)
+            self._note_ready(queue, claims)
         elif claims.leases:
-            line.lanes_due_s = 0.0
+            queue.lanes_due_s = 0.0
             start_before_s = sent_s + (claims.slack_s or 0.0)
         elif claims.wait_s is not None:
-            due_s = now_s + max(claims.wait_s, AGAIN_AFTER_S)
-            line.lanes_due_s = min(line.lanes_due_s, due_s)
+            due_s = now_s + max(claims.wait_s, RETRY_AFTER_S)
+            queue.lanes_due_s = min(queue.lanes_due_s, due_s)
         for claim in claims.leases:
-            work = claim.as_work(line.facts.queue, claims.retries, start_before_s)
-            self._place(line, work, seats, now_s)
-        if not line.holds_slots(now_s):
-            for seat in seats:
-                if not seat.hands and seat.bound is None:
-                    seat.line = None
+            work = claim.as_work(queue.facts.queue, claims.retries, start_before_s)
+            self._assign_or_prefetch(queue, work, workers, now_s)
+        if not queue.keeps_slots(now_s):
+            for worker in workers:
+                if not worker.leases and worker.bound is None:
+                    worker.queue = None
 
-    def _note_ready(self, line: Line, claims: Claims) -> None:
-        """Learn from a claim of plain jobs whether there may be more.
+    def _note_ready(self, queue: QueueState, claims: Claims) -> None:
+        """Learn from a claim of jobs without lanes whether more may be waiting.
 
-        Where it did not see all it may have passed some by behind its marks; empty is the truth.
+        A claim that did not see all jobs may have passed some behind its cursor.
         """
-        if claims.leases and not line.scan.saw_all:
-            line.is_hinted = True
-        elif not claims.leases and line.was_empty:
-            # It may have been told of a job that is due in a moment: ask when.
-            self._is_look_due.set()
-        line.was_empty = not claims.leases or line.scan.saw_all
+        if claims.leases and not queue.cursor.saw_all:
+            queue.may_have_jobs = True
+        elif not claims.leases and queue.was_empty:
+            # The notification may have been for a job that is due in a moment: poll for its time.
+            self._is_poll_due.set()
+        queue.was_empty = not claims.leases or queue.cursor.saw_all
         if claims.moved:
-            line.lanes_due_s = 0.0
+            queue.lanes_due_s = 0.0
 
-    def _place(self, line: Line, work: Work, seats: Iterable[Seat], now_s: float) -> None:
-        """Give `work` to one of `seats` with room, or keep it in stock."""
-        at_once = line.facts.batch is None and line.facts.concurrency > 1
-        needs_idle = at_once and work.losses[0] >= self._desk.config.losses_max - 1 > 0
-        stocked = Stocked(work, now_s, needs_idle)
-        if not self._try_give(line, stocked, seats):
-            if work.start_before_s is not None and line.call_s > STOCK_S:
-                self._settle(line, given_back(work))
+    def _assign_or_prefetch(
+        self, queue: QueueState, work: Work, workers: Iterable[WorkerProxy], now_s: float
+    ) -> None:
+        """Assign `work` to a slot with room, or keep it prefetched."""
+        is_concurrent = queue.facts.batch is None and queue.facts.concurrency > 1
+        must_run_alone = is_concurrent and work.losses[0] >= self._leases.config.losses_max - 1 > 0
+        lease = self._leases.in_flight(work.lease_id)
+        waiting = PrefetchedLease(work, lease, now_s, must_run_alone)
+        if not self._try_assign(queue, waiting, workers):
+            if work.start_before_s is not None and queue.call_s > PREFETCH_S:
+                self._settle(queue, returned_ack(work))
             else:
-                line.stock.append(stocked)
+                queue.prefetched.append(waiting)
 
-    def _try_give(self, line: Line, stocked: Stocked, seats: Iterable[Seat]) -> bool:
+    def _try_assign(
+        self, queue: QueueState, waiting: PrefetchedLease, workers: Iterable[WorkerProxy]
+    ) -> bool:
         best, room = None, 0
-        for seat in seats:
-            credit = seat.credit(line)
-            if credit > room and not (stocked.needs_idle and seat.hands):
-                best, room = seat, credit
+        for worker in workers:
+            free_calls = worker.free_calls(queue)
+            if free_calls > room and not (waiting.must_run_alone and worker.leases):
+                best, room = worker, free_calls
         if best is None:
             return False
-        if best.line is not line:
-            best.line_since_s = time.monotonic()
-        best.take(line, stocked.work)
-        best.is_alone = stocked.needs_idle
+        if best.queue is not queue:
+            best.queue_since_s = time.monotonic()
+        best.assign(queue, waiting.work, waiting.lease)
+        best.runs_alone = waiting.must_run_alone
         return True
 
-    def _empty_stock(self, line: Line, moment: Moment) -> None:
-        """Give what waits to seats that have become free; return it where it waits too long."""
-        seats = moment.seats_for(line)
-        while line.stock and seats and self._try_give(line, line.stock[0], seats):
-            line.stock.popleft()
-        if line.stock and moment.now_s - line.stock[0].since_s > STOCK_KEPT_S:
-            line.call_s = max(line.call_s, STOCK_KEPT_S)
-            if not line.stock[0].needs_idle:
-                self._return_stock(line)
+    def _assign_prefetched(self, queue: QueueState, assignment: Assignment) -> None:
+        """Assign prefetched leases to slots that became free; return those that waited too long."""
+        workers, waiting = assignment.workers_for(queue), queue.prefetched
+        while waiting and workers and self._try_assign(queue, waiting[0], workers):
+            waiting.popleft()
+        if waiting and assignment.now_s - waiting[0].since_s > PREFETCH_KEPT_S:
+            queue.call_s = max(queue.call_s, PREFETCH_KEPT_S)
+            if not waiting[0].must_run_alone:
+                self._return_prefetched(queue)
 
-    def _return_stock(self, line: Line) -> None:
-        while line.stock:
-            self._settle(line, given_back(line.stock.popleft().work))
+    def _return_prefetched(self, queue: QueueState) -> None:
+        while queue.prefetched:
+            self._settle(queue, returned_ack(queue.prefetched.popleft().work))
 
     def _set_timer(self, now_s: float) -> None:
-        """Wake for the next lane that comes due, stock that gets old, or claim that may be tried again."""
+        """Wake for the next due lane, expiring prefetched lease, or claim to retry."""
         due_s = now_s + 60.0
-        for line in self._lines.values():
-            if line.is_claiming:
+        for queue in self._queues.values():
+            if queue.is_claiming:
                 continue
-            if line.stock:
-                old_s = line.stock[0].since_s + STOCK_KEPT_S + 0.01
-                due_s = min(due_s, max(old_s, now_s + AGAIN_AFTER_S))
-            if now_s < line.blocked_until_s:
-                due_s = min(due_s, line.blocked_until_s)
-            elif now_s < line.lanes_due_s:
-                due_s = min(due_s, line.lanes_due_s)
+            if queue.prefetched:
+                old_s = queue.prefetched[0].since_s + PREFETCH_KEPT_S + 0.01
+                due_s = min(due_s, max(old_s, now_s + RETRY_AFTER_S))
+            if now_s < queue.blocked_until_s:
+                due_s = min(due_s, queue.blocked_until_s)
+            elif now_s < queue.lanes_due_s:
+                due_s = min(due_s, queue.lanes_due_s)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._plan_pump)
+        self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._plan_dispatch)
 
-    async def _look(self) -> None:
-        """The net under the hints: ask now and then which queues have work, or when they will."""
+    async def _poll_queues(self) -> None:
+        """Poll which queues have work, or when they will: notifications may be lost."""
         while True:
             require_not_cancelled()
             wait_s = self._poll_s()
-            self._is_look_due.clear()
+            self._is_poll_due.clear()
             try:
-                ahead = await self._desk.queues_with_work(list(self._lines))
+                ahead = await self._leases.queues_with_work(list(self._queues))
                 for queue_id in ahead.ready:
-                    self._lines[queue_id].is_hinted = True
+                    self._queues[queue_id].may_have_jobs = True
                 for queue_id in ahead.laned:
-                    self._lines[queue_id].lanes_due_s = 0.0
-                self._plan_pump()
+                    self._queues[queue_id].lanes_due_s = 0.0
+                self._plan_dispatch()
                 if ahead.next_s is not None:
-                    wait_s = min(wait_s, max(ahead.next_s, LOOK_LEAST_S))
+                    wait_s = min(wait_s, max(ahead.next_s, POLL_MIN_S))
             except HeadraceError as error:
                 if not error.retryable:
                     raise
-                _often.warning("look_failed", error=error.text)
-            await asyncio.sleep(min(wait_s, LOOK_GAP_S))
-            if wait_s > LOOK_GAP_S:
+                _often.warning("poll_failed", error=error.text)
+            await asyncio.sleep(min(wait_s, POLL_GAP_S))
+            if wait_s > POLL_GAP_S:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s - LOOK_GAP_S):
-                        await self._is_look_due.wait()
+                    async with asyncio.timeout(wait_s - POLL_GAP_S):
+                        await self._is_poll_due.wait()
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -1,14 +1,19 @@
-"""Commands `headrace fleet ...`."""
+"""Commands `headrace fleet ...` and `headrace crons ...`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import click
+import msgspec
 
+from headrace.jobs.crons import Cron, NewCron
+from headrace.jobs.errors import InvalidCron
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import Decision, FleetHost, FleetState, QueueMinute
+from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueMinute
 from headrace.jobs.service import Jobs
 from headrace.kernel.terminal import Terminal, table
 
@@ -21,35 +26,35 @@ def fleet() -> None:
 @fleet.command("show", short_help="Show the fleet.")
 @click.pass_obj
 def show(terminal: Terminal) -> None:
-    """Show hosts with their slots, who plans, the last decisions and the newest open alerts."""
+    """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
 
 
-@fleet.command("drain", short_help="Empty a host.")
+@fleet.command("drain", short_help="Drain a host.")
 @click.argument("host")
 @click.pass_obj
 def drain(terminal: Terminal, host: str) -> None:
-    """Let HOST finish what it has and take nothing new, until it is started anew."""
+    """Drain HOST until its next start: running jobs finish, no new ones are leased."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.drain(host))
     terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
 
 
-@fleet.command("undrain", short_help="Use a host again.")
+@fleet.command("undrain", short_help="Stop draining a host.")
 @click.argument("host")
 @click.pass_obj
 def undrain(terminal: Terminal, host: str) -> None:
-    """Let HOST take part again."""
+    """Stop draining HOST."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.undrain(host))
     terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
 
 
-@fleet.command("decisions", short_help="List why slots moved.")
+@fleet.command("decisions", short_help="List decisions of the plan.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
-    """List why slots moved, newest first."""
+    """List decisions of the plan, newest first."""
     found = terminal.run(
         Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
     )
@@ -57,7 +62,7 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
 
 
 @fleet.command("alerts", short_help="List alerts.")
-@click.option("--open", "is_open", is_flag=True, help="Only those that are not cleared.")
+@click.option("--open", "is_open", is_flag=True, help="Only open alerts.")
 @click.pass_obj
 def alerts(terminal: Terminal, *, is_open: bool) -> None:
     """List the newest 100 alerts."""
@@ -65,7 +70,7 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
     terminal.show(found, _alerts(found))
 
 
-@fleet.command("minutes", short_help="Show what a queue did by minute.")
+@fleet.command("minutes", short_help="Show counts of a queue by minute.")
 @click.argument("queue")
 @click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
 @click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
@@ -73,8 +78,10 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
 def minutes(
     terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
 ) -> None:
-    """Show what QUEUE did in each minute: of the last hour, or of a span of up to two days."""
-    found = terminal.run(Jobs, lambda jobs: jobs.minutes(queue, from_at=from_at, to_at=to_at))
+    """Show counts of QUEUE per minute: the last hour, or a span of up to two days."""
+    found = terminal.run(
+        Jobs, lambda jobs: jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
+    )
     head = (
         "minute",
         "done",
@@ -88,10 +95,10 @@ def minutes(
     terminal.show(found, table(head, map(_minute_row, found)))
 
 
-@fleet.command("load", short_help="Show how loaded queues are.")
+@fleet.command("load", short_help="Show the load of queues.")
 @click.pass_obj
 def load(terminal: Terminal) -> None:
-    """Show what each queue did in the last five minutes and this one."""
+    """Show counts of each queue in the last five minutes."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
     head = (
         "queue",
@@ -186,3 +193,91 @@ def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
     counts = (minute.done, minute.failed, minute.retried, minute.lost)
     waits = (_mean(minute.wait_mean_s), f"{minute.wait_max_s:.3f}")
     return (f"{minute.minute:%m-%d %H:%M}", *counts, f"{minute.run_s:.1f}", *waits)
+
+
+@click.group("crons")
+def crons() -> None:
+    """Crons: recurring jobs."""
+
+
+@crons.command("ls", short_help="List the crons.")
+@click.pass_obj
+def list_crons(terminal: Terminal) -> None:
+    """List every cron with its next moment and its last job."""
+    found = terminal.run(Jobs, lambda jobs: jobs.crons.all())
+    terminal.show(found, _table(found))
+
+
+@crons.command("add", short_help="Add a cron.")
+@click.argument("name")
+@click.argument("spec")
+@click.argument("queue")
+@click.argument("payload", default="null")
+@click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
+@click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
+@click.pass_obj
+def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
+    """Add cron NAME that enqueues into QUEUE on schedule SPEC, such as '0 4 * * *'; PAYLOAD is
+    JSON.
+    """
+    try:
+        decoded = msgspec.json.decode(payload)
+    except RecursionError as error:
+        raise InvalidCron("PAYLOAD: the JSON is nested too deep: flatten it") from error
+    except ValueError as error:
+        raise InvalidCron(f"PAYLOAD is JSON: {error}") from error
+    cron = NewCron(payload=decoded, **fields)
+    found = terminal.run(Jobs, lambda jobs: jobs.crons.add(cron))
+    terminal.show(found, _table([found]))
+
+
+@crons.command("run", short_help="Run a cron now.")
+@click.argument("name")
+@click.pass_obj
+def run(terminal: Terminal, name: str) -> None:
+    """Enqueue the job of cron NAME now, in addition to its schedule."""
+    job_id = terminal.run(Jobs, lambda jobs: jobs.crons.run(name))
+    terminal.show({"id": job_id}, f"job {job_id}")
+
+
+@crons.command("pause", short_help="Pause a cron.")
+@click.argument("name")
+@click.pass_obj
+def pause(terminal: Terminal, name: str) -> None:
+    """Pause cron NAME."""
+    found = terminal.run(Jobs, lambda jobs: jobs.crons.pause(name))
+    terminal.show(found, f"cron {name} is paused")
+
+
+@crons.command("resume", short_help="Resume a cron.")
+@click.argument("name")
+@click.pass_obj
+def resume(terminal: Terminal, name: str) -> None:
+    """Resume cron NAME at its next moment; missed moments are not made up for."""
+    found = terminal.run(Jobs, lambda jobs: jobs.crons.resume(name))
+    terminal.show(found, f"cron {name} comes next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+@crons.command("rm", short_help="Remove a cron.")
+@click.argument("name")
+@click.pass_obj
+def remove(terminal: Terminal, name: str) -> None:
+    """Remove cron NAME, unless running code declares it."""
+    terminal.run(Jobs, lambda jobs: jobs.crons.remove(name))
+    terminal.show({"name": name, "removed": True}, f"cron {name} is removed")
+
+
+def _table(found: Sequence[Cron]) -> str:
+    rows = [
+        (
+            cron.name,
+            cron.spec,
+            cron.tz,
+            cron.queue,
+            f"{cron.next_at:%Y-%m-%d %H:%M:%S}" if not cron.paused else cron.error or "paused",
+            "" if cron.last_job is None else cron.last_job,
+            cron.source,
+        )
+        for cron in found
+    ]
+    return table(("name", "spec", "tz", "queue", "next (UTC)", "last job", "from"), rows)

@@ -7,12 +7,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from headrace.jobs.cli.takes import COMMANDS
-from headrace.jobs.cli.text import describe_job, duration_s, first_line
-from headrace.jobs.errors import InvalidFilter, InvalidJob
-from headrace.jobs.model import BulkDone, JobFilter, NewJob
+from headrace.jobs.cli.format import describe_job, describe_taken, duration_s, first_line
+from headrace.jobs.errors import InvalidFilter, InvalidJob, InvalidTake
+from headrace.jobs.model import BulkDone, JobFilter, NewJob, TakenOutcome
 from headrace.jobs.service import Jobs
-from headrace.jobs.service.steering import LISTED, STEERED
+from headrace.jobs.service.bulk import CHANGEABLE, LISTED
 from headrace.kernel.terminal import Terminal, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
@@ -20,23 +19,19 @@ MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 
 @click.group("jobs")
 def jobs() -> None:
-    """Jobs: add, look, steer, take."""
-
-
-for command in COMMANDS:
-    jobs.add_command(command)
+    """Jobs: add, show, list, cancel, retry, take."""
 
 
 @jobs.command("add", short_help="Enqueue a job.")
 @click.argument("queue")
 @click.argument("payload", default="null")
-@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="When it is due.")
+@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="Time at which it is due.")
 @click.option("--after", default=None, help="Delay such as 30s or 2h.")
-@click.option("--spread", default=None, help="A random moment of so long after that; such as 2h.")
+@click.option("--spread", default=None, help="Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
-@click.option("--version", default=1, show_default=True, type=int, help="Of the payload's shape.")
+@click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
 @click.pass_obj
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
@@ -60,30 +55,30 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
 @click.argument("job_id", type=int)
 @click.pass_obj
 def show(terminal: Terminal, job_id: int) -> None:
-    """Show job JOB_ID in whatever state it is."""
+    """Show job JOB_ID in any state."""
     job = terminal.run(Jobs, lambda jobs: jobs.job(job_id))
     terminal.show(job, describe_job(job))
 
 
-@jobs.command("why", short_help="Say why a job is where it is.")
+@jobs.command("why", short_help="Explain why a job is in its state.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def why(terminal: Terminal, job_id: int) -> None:
-    """Say why job JOB_ID is where it is, and until when where that is known."""
+    """Explain why job JOB_ID is in its state, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
     terminal.show(found, f"job {job_id} is {found.state.value}: {found.text} [{found.reason}]")
 
 
 @jobs.command("ls", short_help="List jobs.")
-@click.option("--queue", default=None, help="Of this queue only.")
+@click.option("--queue", default=None, help="Only this queue.")
 @click.option("--state", default=None, type=click.Choice(LISTED))
-@click.option("--lane", default=None, help="Of this lane only.")
-@click.option("-q", "q", default=None, help="Text in the error of jobs that ended.")
+@click.option("--lane", default=None, help="Only this lane.")
+@click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
-    """List jobs in whatever state, newest id first."""
+    """List jobs in any state, newest first."""
     page = terminal.run(Jobs, lambda jobs: jobs.find(**choice))
     rows = [
         (job.id, job.state.value, job.queue, job.lane or "", job.attempt, first_line(job.error))
@@ -104,36 +99,38 @@ def cancel(terminal: Terminal, job_id: int) -> None:
     terminal.show({"id": job_id, "state": "cancelled"}, f"job {job_id} is cancelled")
 
 
-@jobs.command("retry", short_help="Give a failed job another life.")
+@jobs.command("retry", short_help="Retry a failed job.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def retry(terminal: Terminal, job_id: int) -> None:
-    """Make job JOB_ID, which ended failed, cancelled or quarantined, ready again."""
+    """Make job JOB_ID ready again; it must have failed or been cancelled or quarantined."""
     terminal.run(Jobs, lambda jobs: jobs.retry(job_id))
     terminal.show({"id": job_id, "state": "ready"}, f"job {job_id} is ready again")
 
 
-@jobs.command("rm", short_help="Remove a job for good.")
+@jobs.command("rm", short_help="Delete a job.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def remove(terminal: Terminal, job_id: int) -> None:
-    """Remove job JOB_ID for good, which must wait or have ended."""
+    """Delete job JOB_ID, which must wait or have ended."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
-    terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} is gone")
+    terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} deleted")
 
 
 @jobs.command("bulk", short_help="Retry, cancel or delete many jobs.")
-@click.argument("action", type=click.Choice(tuple(STEERED)))
-@click.option("--queue", default=None, help="Of this queue only.")
-@click.option("--state", default=None, help="In this state only.")
-@click.option("--lane", default=None, help="Of this lane only.")
-@click.option("-q", "q", default=None, help="Text in the error of jobs that ended.")
-@click.option("--older", default=None, help="Ended, or were due, so long ago; such as 2h.")
-@click.option("--id", "ids", multiple=True, type=int, help="These jobs only.")
-@click.option("--dry-run", is_flag=True, help="Count them only.")
+@click.argument("action", type=click.Choice(tuple(CHANGEABLE)))
+@click.option("--queue", default=None, help="Only this queue.")
+@click.option("--state", default=None, help="Only this state.")
+@click.option("--lane", default=None, help="Only this lane.")
+@click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
+@click.option(
+    "--older", default=None, help="Minimum age since the end or the due time, such as 2h."
+)
+@click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
 @click.pass_obj
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
-    """Do ACTION to all jobs that fit, newest first; stopped and called again it goes on."""
+    """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
     older, ids = choice.pop("older"), choice.pop("ids")
     older_than_s = None if older is None else duration_s("--older", older, InvalidFilter)
     wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
@@ -154,5 +151,77 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
     done = terminal.run(Jobs, run)
     changed = f"{action}: {done.changed} {'job' if done.changed == 1 else 'jobs'}"
     fit = "1 job fits" if done.matched == 1 else f"{done.matched} jobs fit"
-    told = fit if dry_run else changed
-    terminal.show(done, f"{told}, {done.skipped} skipped" if done.skipped else told)
+    text = fit if dry_run else changed
+    terminal.show(done, f"{text}, {done.skipped} skipped" if done.skipped else text)
+
+
+SEND_TO: Final = "A job and the queue to move it to."
+
+
+@jobs.command("take", short_help="Take jobs of a queue.")
+@click.argument("queue")
+@click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
+@click.option("--lease", default="5m", show_default=True, help="Duration of the lease.")
+@click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
+@click.pass_obj
+def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
+    """Take due jobs of QUEUE. They return unless they are acked in time."""
+    lease_s = duration_s("--lease", lease, InvalidTake)
+    wait_s = duration_s("--wait", wait, InvalidTake)
+    taken = terminal.run(
+        Jobs, lambda jobs: jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
+    )
+    terminal.show(taken, describe_taken(taken))
+
+
+@jobs.command("ack", short_help="Record outcomes of taken jobs.")
+@click.argument("lease_id", type=int)
+@click.option("--done", multiple=True, type=int, help="A job that is done.")
+@click.option("--retry", multiple=True, type=int, help="A job to run again.")
+@click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
+@click.option("--after", default=None, help="Delay of --retry and --snooze, such as 1m.")
+@click.option("--fail", multiple=True, type=int, help="A job that failed.")
+@click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
+@click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
+@click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
+@click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
+@click.pass_obj
+def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
+    """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
+    after = options["after"]
+    after_s = None if after is None else duration_s("--after", after, InvalidTake)
+    given = {
+        "done": TakenOutcome(outcome="done"),
+        "retry": TakenOutcome(outcome="retry", after_s=after_s, why=options["why"]),
+        "snooze": TakenOutcome(outcome="snooze", after_s=after_s),
+        "fail": TakenOutcome(outcome="fail", why=options["why"]),
+        "cancel": TakenOutcome(outcome="cancel", why=options["why"]),
+        "back": TakenOutcome(outcome="return"),
+    }
+    named = [(job_id, outcome) for option, outcome in given.items() for job_id in options[option]]
+    named += [
+        (job_id, TakenOutcome(outcome="send_to", queue=queue))
+        for job_id, queue in options["send_to"]
+    ]
+    outcomes = dict(named)
+    if len(outcomes) < len(named):
+        raise InvalidTake("a job is named twice: give one outcome per job")
+    if not named and (after is not None or options["why"]):
+        raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
+    rest = None if named else TakenOutcome(outcome="done")
+    terminal.run(Jobs, lambda jobs: jobs.takes.ack(lease_id, outcomes, rest=rest))
+    shown = {str(job_id): outcome.outcome for job_id, outcome in outcomes.items()}
+    text = ", ".join(f"job {job_id}: {word}" for job_id, word in shown.items()) or "all done"
+    terminal.show({"lease_id": lease_id, "outcomes": shown or "done"}, text)
+
+
+@jobs.command("extend", short_help="Extend a lease.")
+@click.argument("lease_id", type=int)
+@click.option("--lease", default="5m", show_default=True, help="Duration from now.")
+@click.pass_obj
+def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
+    """Extend LEASE_ID."""
+    lease_s = duration_s("--lease", lease, InvalidTake)
+    expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
+    text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
+    terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)

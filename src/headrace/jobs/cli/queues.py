@@ -1,28 +1,38 @@
-"""Commands `headrace queues ...`."""
+"""Commands `headrace queues ...` and `headrace lanes ...`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from headrace.jobs.cli.text import QUEUE_HEAD, describe_queue, queue_row
-from headrace.jobs.errors import InvalidSetting
-from headrace.jobs.model import QueueStatus
+from headrace.jobs.cli.format import (
+    QUEUE_HEAD,
+    describe_lane,
+    describe_queue,
+    duration_s,
+    queue_row,
+)
+from headrace.jobs.errors import InvalidJob, InvalidSetting
+from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
+from headrace.jobs.service.lanes import SLACK_S
+from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import Terminal, table
 
 
 @click.group("queues")
 def queues() -> None:
-    """Queues: their backlog; pause, resume, set."""
+    """Queues: show the backlog; pause, resume, set."""
 
 
 @queues.command("ls", short_help="List the queues.")
 @click.pass_obj
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
-    found = terminal.run(Jobs, lambda jobs: jobs.queues())
+    found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
     terminal.show(found, table(QUEUE_HEAD, map(queue_row, found)))
 
 
@@ -31,43 +41,43 @@ def list_queues(terminal: Terminal) -> None:
 @click.pass_obj
 def show_queue(terminal: Terminal, queue: str) -> None:
     """Show QUEUE with its backlog."""
-    found = terminal.run(Jobs, lambda jobs: jobs.queue(queue))
+    found = terminal.run(Jobs, lambda jobs: jobs.queues.get(queue))
     terminal.show(found, describe_queue(found))
 
 
-@queues.command("pause", short_help="Hand out no more jobs of a queue.")
+@queues.command("pause", short_help="Stop leasing jobs of a queue.")
 @click.argument("queue")
 @click.pass_obj
 def pause(terminal: Terminal, queue: str) -> None:
-    """Hand out no more jobs of QUEUE; those in hand go on."""
-    terminal.run(Jobs, lambda jobs: jobs.pause_queue(queue))
+    """Stop leasing jobs of QUEUE; running jobs continue."""
+    terminal.run(Jobs, lambda jobs: jobs.queues.pause(queue))
     terminal.show({"queue": queue, "paused": True}, f"queue {queue} is paused")
 
 
-@queues.command("resume", short_help="Hand out jobs of a queue again.")
+@queues.command("resume", short_help="Lease jobs of a queue again.")
 @click.argument("queue")
 @click.pass_obj
 def resume(terminal: Terminal, queue: str) -> None:
-    """Hand out jobs of QUEUE again."""
-    terminal.run(Jobs, lambda jobs: jobs.resume_queue(queue))
+    """Lease jobs of QUEUE again."""
+    terminal.run(Jobs, lambda jobs: jobs.queues.resume(queue))
     terminal.show({"queue": queue, "paused": False}, f"queue {queue} is running")
 
 
-@queues.command("set", short_help="Set what wins over a queue's code.")
+@queues.command("set", short_help="Override settings of a queue.")
 @click.argument("queue")
-@click.option("--importance", default=None, help="0 to 9: what the plan gives slots to first.")
-@click.option("--slots-min", default=None, help="Fewest slots of the fleet.")
-@click.option("--slots-max", default=None, help="Most slots of the fleet.")
-@click.option("--retries", default=None, help="How often a job that failed runs again.")
-@click.option("--create", is_flag=True, help="Make a queue without code where there is none.")
+@click.option("--importance", default=None, help="0 to 9: the plan serves higher ones first.")
+@click.option("--slots-min", default=None, help="Minimum of slots in the fleet.")
+@click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
+@click.option("--retries", default=None, help="Retries of a failed job.")
+@click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
 @click.pass_obj
 def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
-    """Set what wins over the code of QUEUE; `none` takes it back to what its code declares."""
+    """Override settings of QUEUE; `none` restores what its code declares."""
     changes = {name: _setting(name, text) for name, text in options.items() if text is not None}
 
     async def change(jobs: Jobs) -> QueueStatus:
-        await jobs.set_queue(queue, create=create, **changes)
-        return await jobs.queue(queue)
+        await jobs.queues.set(queue, create=create, **changes)
+        return await jobs.queues.get(queue)
 
     found = terminal.run(Jobs, change)
     terminal.show(found, describe_queue(found))
@@ -80,3 +90,224 @@ def _setting(name: str, text: str) -> int | None:
         option = name.replace("_", "-")
         raise InvalidSetting(f"--{option}: expected a whole number or none, got {text[:40]!r}")
     return int(text)
+
+
+@click.group("lanes")
+def lanes() -> None:
+    """Lanes: limits on the jobs of one customer, host or other key."""
+
+
+@lanes.command("ls", short_help="List lanes of a limiter.")
+@click.argument("limiter")
+@click.option("--after", default="", help="Only names after this one.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.pass_obj
+def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
+    """List lanes of LIMITER by name."""
+    found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
+    head = ("lane", "rate", "concurrency", "weight", "waiting", "in flight", "")
+    terminal.show(found, table(head, map(_lane_row, found)))
+
+
+@lanes.command("show", short_help="Show a lane.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Show LANE of LIMITER: its limits and current counts."""
+    found = terminal.run(Jobs, lambda jobs: jobs.lanes.get(limiter, lane))
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("set", short_help="Set a lane's limits.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
+@click.option("--concurrency", default=None, type=int, help="Jobs at once.")
+@click.option(
+    "--weight", default=1, show_default=True, type=int, help="Weight relative to other lanes."
+)
+@click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
+@click.option("--create", is_flag=True, help="Allow a new limiter.")
+@click.pass_obj
+def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
+    """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
+
+    To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
+    """
+    starts_max, window_s = parse_rate(options.pop("rate"))
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.set(limiter, lane, starts_max=starts_max, window_s=window_s, **options)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("reset", short_help="Remove a lane's own limits.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Remove the own limits, pause and weight of LANE of LIMITER."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.reset(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("pause", short_help="Stop leasing jobs of a lane.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.pause(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("resume", short_help="Lease jobs of a lane again.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Lease jobs of LANE of LIMITER again, within its limits."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.resume(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("spend", short_help="Consume starts of a lane.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
+@click.option("--wait", default="0s", show_default=True, help="Longest wait for them.")
+@click.pass_obj
+def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
+    """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
+
+    If they are refused, nothing was consumed.
+    """
+    wait_max_s = duration_s("--wait", wait)
+    wait_s = terminal.run(
+        Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
+    )
+    text = "refused: nothing was consumed" if wait_s is None else f"begin in {wait_s:.3f} s"
+    terminal.show({"wait_s": wait_s}, text)
+
+
+@lanes.command("limiters", short_help="List limiters.")
+@click.pass_obj
+def list_limiters(terminal: Terminal) -> None:
+    """List every limiter with its limits and queues."""
+    _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
+
+
+@lanes.command("limiter", short_help="Show or set a limiter's limits.")
+@click.argument("limiter")
+@click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
+@click.option("--concurrency", default=None, type=int, help="Jobs at once.")
+@click.option("--slack", default=None, help="Allowed delay of a start, such as 250ms.")
+@click.option("--unlimited", is_flag=True, help="Remove all limits.")
+@click.option(
+    "--as-declared",
+    is_flag=True,
+    help="Restore what its code declares, or no limits.",
+)
+@click.pass_obj
+def limiter_limits(
+    terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
+) -> None:
+    """Show the limits of LIMITER; with options override them.
+
+    An override wins over what code declares, until --as-declared removes it.
+    """
+    if as_declared:
+        _give_back(terminal, limiter, options)
+        return
+    if all(value is None or value is False for value in options.values()):
+        _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
+        return
+    starts_max, window_s = parse_rate(options["rate"])
+    slack_s = SLACK_S if options["slack"] is None else duration_s("--slack", options["slack"])
+
+    async def change(jobs: Jobs) -> Limiter:
+        await jobs.lanes.set_limiter(
+            limiter,
+            starts_max=starts_max,
+            window_s=window_s,
+            concurrency=options["concurrency"],
+            slack_s=slack_s,
+        )
+        return await jobs.lanes.get_limiter(limiter)
+
+    _show_limiters(terminal, [terminal.run(Jobs, change)])
+
+
+def _give_back(terminal: Terminal, limiter: str, options: dict[str, Any]) -> None:
+    if any(options.values()):
+        raise InvalidJob("--as-declared stands alone: it takes back what the other options set")
+
+    async def change(jobs: Jobs) -> Limiter:
+        await jobs.lanes.reset_limiter(limiter)
+        return await jobs.lanes.get_limiter(limiter)
+
+    _show_limiters(terminal, [terminal.run(Jobs, change)])
+
+
+def parse_rate(text: str | None) -> tuple[int | None, float | None]:
+    """Starts and window in seconds of `600/m` or `10/30s`; None: no limits. Raises: InvalidJob."""
+    if text is None:
+        return None, None
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)([a-z]{1,2})", text)
+    try:
+        if match is not None:
+            return int(match[1]), parse_duration_s(f"{match[2] or 1}{match[3]}")
+        reason = "a rate such as 600/m or 10/30s"
+    except ValueError as error:
+        reason = str(error)
+    raise InvalidJob(f"--rate: expected {reason}, got {text[:80]!r}")
+
+
+def _lane_row(lane: Lane) -> tuple[Any, ...]:
+    notes = ["paused"] if lane.paused else []
+    notes += ["own limits"] if not lane.follows_limiter else []
+    limits = (_rate(lane.starts_max, lane.window_s), _count(lane.concurrency))
+    return (lane.lane, *limits, lane.weight, lane.waiting, lane.inflight, ", ".join(notes))
+
+
+def _show_limiters(terminal: Terminal, found: Sequence[Limiter]) -> None:
+    rows = [
+        (
+            one.limiter,
+            _rate(one.starts_max, one.window_s),
+            _count(one.concurrency),
+            f"{one.slack_s:g} s",
+            "by hand" if one.is_set else "by code",
+            " ".join(one.queues),
+        )
+        for one in found
+    ]
+    head = ("limiter", "rate", "concurrency", "slack", "set", "queues")
+    terminal.show(found, table(head, rows))
+
+
+def _rate(starts_max: int | None, window_s: float | None) -> str:
+    return "none" if window_s is None else f"{starts_max} in {window_s:g} s"
+
+
+def _count(concurrency: int | None) -> str:
+    return "none" if concurrency is None else str(concurrency)

@@ -1,8 +1,7 @@
-"""Alerts: rules over what the leader sees at each plan, with patience before one is raised and before it is cleared.
+"""Alert rules over what the leader observes at each plan. No I/O.
 
-Pure: a `Watch` is told a `Sight` and answers what changed. A rule has to be broken several times in a row, and kept several
-times in a row, so that a value on its edge does not ring all night; the fleet's short troubles, which the next
-plan mends, never ring.
+A rule must be violated several times in a row to raise an alert, and met several times in a row to
+clear it. A value at its threshold and short troubles that the next plan corrects raise none.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import msgspec
 from headrace.kernel.metrics import gauge
 
 GROWTH_S: Final = 600.0
-"""Growth is seen over so long."""
+"""Span over which growth is measured."""
 ACTIVE_GROWTH: Final = 1.5
 LEASED_GROWTH: Final = 2.0
 LEASED_MIN: Final = 200
 ENDED_MIN: Final = 20
 SHORT_OLDEST_S: Final = 30.0
-"""A fleet with too little room is no trouble while what is due waits no longer."""
+"""A fleet without room is no alert while due jobs wait no longer than this."""
 MINUTES_SEEN: Final = 10
-"""Minutes over which the share of failures is taken."""
+"""Minutes over which the share of failures is measured."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that a rule was broken, by a queue or a host."""
+    """A violation of a rule by a queue or a host."""
 
     id: int
     rule: str
@@ -40,15 +39,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment may set."""
+    """Configurable thresholds."""
 
     active_min: int
     oldest_s: float
     failure_share: float
 
 
-class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at an evaluation."""
+class QueueObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a queue at an evaluation."""
 
     active: int
     leased: int
@@ -66,17 +65,17 @@ class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
     slots_min: int = 0
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is evaluated at once."""
+class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the fleet at an evaluation."""
 
     at_s: float
-    queues: Mapping[str, QueueSight]
+    queues: Mapping[str, QueueObservation]
     hosts: Mapping[str, bool]
-    """By name whether it is silent; a host that left properly is not in it."""
+    """By name whether it is silent. Hosts that stopped properly are left out."""
 
 
 class Change(NamedTuple):
-    """A rule that a subject broke, or keeps again."""
+    """An alert to raise or to clear."""
 
     rule: str
     subject: str
@@ -85,50 +84,54 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`broken(now, before, limits)` tells in words what is wrong with a queue; `before` is some ten minutes older."""
+    """`broken(now, before, limits)` returns the violation as text; `before` is ten minutes old."""
 
-    broken: Callable[[QueueSight, QueueSight | None, Limits], str | None]
+    broken: Callable[[QueueObservation, QueueObservation | None, Limits], str | None]
     raise_after: int
-    """Evaluations in a row that break it."""
+    """Violations in a row that raise an alert."""
     clear_after: int
-    """Evaluations in a row that keep it."""
+    """Evaluations in a row without violation that clear it."""
 
 
-def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) -> str | None:
+def _active_grows(
+    now: QueueObservation, before: QueueObservation | None, limits: Limits
+) -> str | None:
     if before is None or now.active < max(limits.active_min, ACTIVE_GROWTH * before.active):
         return None
-    return f"{now.active} jobs are active, ten minutes ago {before.active}: more come than are done"
-
-
-def _leased_grows(now: QueueSight, before: QueueSight | None, _: Limits) -> str | None:
-    if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
-        return None
     return (
-        f"{now.leased} jobs are in hand, ten minutes ago {before.leased}: do handlers hang, or have"
-        " they become slow?"
+        f"{now.active} jobs are active, ten minutes ago {before.active}: more arrive than are done"
     )
 
 
-def _oldest_waits(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+def _leased_grows(now: QueueObservation, before: QueueObservation | None, _: Limits) -> str | None:
+    if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
+        return None
+    return (
+        f"{now.leased} jobs are in progress, ten minutes ago {before.leased}: check whether"
+        " handlers hang or have become slow"
+    )
+
+
+def _oldest_waits(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
     if now.oldest_age_s <= limits.oldest_s:
         return None
     return f"its oldest due job waits for {now.oldest_age_s:.0f} s"
 
 
-def _many_fail(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+def _many_fail(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
     ended = now.done + now.failed
     if ended < ENDED_MIN or now.failed < limits.failure_share * ended:
         return None
     return f"{now.failed} of {ended} jobs failed in the last {MINUTES_SEEN} minutes"
 
 
-def _is_at_max(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_at_max(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if not now.is_at_max:
         return None
     return "it needs more slots than its maximum: raise that, or see why its handlers are slow"
 
 
-def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_short(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
         return None
     waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
@@ -139,15 +142,13 @@ def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
     return f"{waits}, and the fleet has too little room for what it needs: add hosts"
 
 
-def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if now.slots >= now.slots_min:
         return None
-    why = (
-        "their slots are short of CPU" if now.is_loaded else "by memory and cores they hold no more"
-    )
+    why = "their slots are short of CPU" if now.is_loaded else "they lack memory or cores"
     return (
-        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it have no"
-        f" room ({why}): add hosts, or lower minimums"
+        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it"
+        f" have no room ({why}): add hosts, or lower minimums"
     )
 
 
@@ -164,60 +165,63 @@ HOST_RULE: Final = "agent_missing"
 HOST_RAISE_AFTER: Final = 2
 HOST_CLEAR_AFTER: Final = 2
 HOST_FORGOTTEN_S: Final = 3600.0
-"""A host that did not come back in this time is not expected any more."""
+"""A host that stays silent for this long is forgotten."""
 RULES: Final = (*QUEUE_RULES, HOST_RULE)
 open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
 
 
-class Watch:
-    """The state of all rules: how often in a row each was broken or kept."""
+class AlertEvaluator:
+    """The state of all rules: how often in a row each was violated or met."""
 
     def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
         self._limits = limits
         self._open = dict.fromkeys(open_now, 0)
-        """Raised alerts, with how often in a row their rule was kept since."""
+        """Open alerts, with the evaluations in a row without violation."""
         self._broken: dict[tuple[str, str], int] = {}
-        """Rules not raised yet, with how often in a row they were broken."""
+        """Rules without an alert, with the violations in a row."""
         self._missing: dict[str, float] = {}
-        """Hosts that fell silent, and since when."""
-        self._past: deque[tuple[float, Mapping[str, QueueSight]]] = deque()
+        """Silent hosts, and since when."""
+        self._past: deque[tuple[float, Mapping[str, QueueObservation]]] = deque()
 
     @property
     def open_counts(self) -> dict[str, int]:
-        """How many alerts are open, by rule."""
+        """Number of open alerts by rule."""
         counts = dict.fromkeys(RULES, 0)
         for rule, _ in self._open:
             counts[rule] = counts.get(rule, 0) + 1
         return counts
 
-    def observe(self, sight: Sight) -> list[Change]:
-        """Evaluate every rule; what is to be raised and cleared now."""
-        before = self._before(sight)
+    def observe(self, observation: FleetObservation) -> list[Change]:
+        """Evaluate every rule. Return the alerts to raise and to clear."""
+        before = self._before(observation)
         found = {
             (rule, queue): text
-            for queue, seen in sight.queues.items()
+            for queue, seen in observation.queues.items()
             for rule, one in QUEUE_RULES.items()
             if (text := one.broken(seen, before.get(queue), self._limits)) is not None
         }
-        for host in self._missing_hosts(sight):
+        for host in self._missing_hosts(observation):
             found[HOST_RULE, host] = (
-                "it reports no more: its jobs go to others, and it gets no slots until it is back"
+                "it stopped reporting: its jobs return to the queues, and it gets no slots"
+                " until it is back"
             )
-        self._remember(sight)
+        self._remember(observation)
         return [*self._raised(found), *self._cleared(found)]
 
-    def _missing_hosts(self, sight: Sight) -> set[str]:
-        """Hosts that fell silent and are not back. A dead host's row is swept away soon, so they are kept in mind."""
-        for host, is_silent in sight.hosts.items():
+    def _missing_hosts(self, observation: FleetObservation) -> set[str]:
+        """Hosts that became silent and have not returned. They outlive their deleted rows."""
+        for host, is_silent in observation.hosts.items():
             if is_silent:
-                self._missing.setdefault(host, sight.at_s)
+                self._missing.setdefault(host, observation.at_s)
             else:
                 self._missing.pop(host, None)
         for rule, host in self._open:
-            if rule == HOST_RULE and host not in sight.hosts:
-                self._missing.setdefault(host, sight.at_s)
+            if rule == HOST_RULE and host not in observation.hosts:
+                self._missing.setdefault(host, observation.at_s)
         return {
-            host for host, at_s in self._missing.items() if sight.at_s - at_s < HOST_FORGOTTEN_S
+            host
+            for host, at_s in self._missing.items()
+            if observation.at_s - at_s < HOST_FORGOTTEN_S
         }
 
     def _raised(self, found: Mapping[tuple[str, str], str]) -> Iterable[Change]:
@@ -232,20 +236,20 @@ class Watch:
             self._open[key] = 0 if key in found else self._open[key] + 1
             if self._open[key] >= _patience(key[0])[1]:
                 del self._open[key]
-                yield Change(*key, is_raised=False, text="all is well again")
+                yield Change(*key, is_raised=False, text="the rule is met again")
 
-    def _before(self, sight: Sight) -> Mapping[str, QueueSight]:
-        """What was seen some ten minutes ago; nothing while we look for less long."""
-        old: Mapping[str, QueueSight] = {}
+    def _before(self, observation: FleetObservation) -> Mapping[str, QueueObservation]:
+        """The state ten minutes ago; empty if observation began later."""
+        old: Mapping[str, QueueObservation] = {}
         for at_s, queues in self._past:
-            if at_s > sight.at_s - GROWTH_S:
+            if at_s > observation.at_s - GROWTH_S:
                 break
             old = queues
         return old
 
-    def _remember(self, sight: Sight) -> None:
-        self._past.append((sight.at_s, sight.queues))
-        while len(self._past) > 1 and self._past[1][0] <= sight.at_s - GROWTH_S:
+    def _remember(self, observation: FleetObservation) -> None:
+        self._past.append((observation.at_s, observation.queues))
+        while len(self._past) > 1 and self._past[1][0] <= observation.at_s - GROWTH_S:
             self._past.popleft()
 
 

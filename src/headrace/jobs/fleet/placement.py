@@ -1,9 +1,8 @@
-"""On which hosts slots stand: a board of the fleet, changed slot by slot, each change noted.
+"""Placement of slots on hosts.
 
-A queue's slots are spread, so that a lost host costs every queue little: they leave where the queue
-has most and come where it has fewest. Since free slots are seldom where they would be best, up to
-`REPAIRS_MAX` slots a plan change places afterwards (in simulated days 99.6 % of the queues stood
-within one slot of even, and 8 hosts that came back were evened out within 30 plans).
+A queue's slots are spread over hosts, so that a lost host costs every queue little. Slots are
+removed where the queue has most and added where it has fewest. Afterwards up to `REPAIRS_MAX` slots
+per plan move to even out queues.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PRESSURE_LAST: Final = 0.4
 
 
 class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that lives, and how many slots it can hold."""
+    """A live host and how many slots it can hold."""
 
     name: str
     capacity: int
@@ -31,7 +30,7 @@ class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(NamedTuple):
-    """Slots of a queue that came to a host or left it; `code` says in which step of the plan."""
+    """Slots of a queue added to a host or removed; `code` names the step of the plan."""
 
     queue: str
     host: str
@@ -39,12 +38,12 @@ class Change(NamedTuple):
     code: str
 
 
-class Board:
+class ClusterMap:
     """The slot map while a plan changes it.
 
-    It starts without the slots that cannot stay: those of hosts that are gone or draining, and those
-    of a queue on a host that lacks its tag. `tags` has the planned queues, the most important first.
-    Others are not ours to plan: their slots stay and take room away.
+    It starts without slots that cannot stay: those of missing or draining hosts, and those on a
+    host without the queue's tag. `tags` has the planned queues, most important first. Slots of
+    other queues stay and take room.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class Board:
         self._shrink_unplanned()
 
     def names_for(self, queue: str) -> list[str]:
-        """The hosts that may hold the queue's slots, by name."""
+        """Names of the hosts that may hold the queue's slots."""
         return self.names_with(self.tags[queue])
 
     def names_with(self, tag: str | None) -> list[str]:
-        """The hosts with the tag, by name; with None all of them."""
+        """Names of the hosts with the tag; None: all hosts."""
         if tag not in self._names_by_tag:
             self._names_by_tag[tag] = [
                 name for name, host in self.hosts.items() if tag is None or tag in host.tags
@@ -84,12 +83,12 @@ class Board:
         return self._names_by_tag[tag]
 
     def room(self, tag: str | None) -> int:
-        """Slots that hosts with the tag can give to the queues that are planned."""
+        """Slots that hosts with the tag can give to planned queues."""
         names = self.names_with(tag)
         return sum(self.capacity[name] - self._unplanned(name) for name in names)
 
     def evict(self, target: Mapping[str, int]) -> None:
-        """Relieve hosts that hold more than they can: the largest surplus leaves first."""
+        """Relieve hosts above their capacity, the largest surplus first."""
         for name, capacity in self.capacity.items():
             there = self.slots[name]
             while self.used[name] > capacity:
@@ -98,7 +97,7 @@ class Board:
                 self._put(queue, name, -1, "host_shrunk")
 
     def remove(self, target: Mapping[str, int]) -> None:
-        """Take queues down to their targets, from where they have most, then the fullest host."""
+        """Reduce queues to their targets, where they have most, then on the fullest host."""
         for queue in reversed(self.tags):
             surplus = self.counts[queue] - target[queue]
             if surplus <= 0:
@@ -111,7 +110,7 @@ class Board:
                 heapq.heapreplace(heap, (-self._count(queue, name), -self._share(name), name))
 
     def add(self, target: Mapping[str, int]) -> None:
-        """Bring queues up to their targets as far as there is room: those with a tag first."""
+        """Raise queues to their targets while there is room, those with a tag first."""
         for queue in sorted(self.tags, key=lambda q: self.tags[q] is None):
             missing = target[queue] - self.counts[queue]
             if missing <= 0:
@@ -128,7 +127,7 @@ class Board:
                     heapq.heappop(heap)
 
     def repair(self) -> None:
-        """Even out queues that stand unevenly, the important first; at most REPAIRS_MAX slots."""
+        """Even out uneven queues, important ones first; at most REPAIRS_MAX slots."""
         left = REPAIRS_MAX
         for queue in self.tags:
             names = [n for n in self.names_for(queue) if self.capacity[n]]
@@ -136,7 +135,7 @@ class Board:
                 left -= moved
 
     def _even_out(self, queue: str, names: Sequence[str]) -> int:
-        """Move a slot from where the queue has most to where it has fewest; return slots moved."""
+        """Move a slot from the host with most to the one with fewest. Return slots moved."""
         counts = [self.slots[name].get(queue, 0) for name in names]
         if not counts or max(counts) - min(counts) < 2:
             return 0
@@ -156,7 +155,7 @@ class Board:
         return 0
 
     def _partner(self, queue: str, low: str, high: str) -> str | None:
-        """Who has most more on `low` than on `high` and may stand there; rather the unimportant."""
+        """The queue to swap with, preferably an unimportant one."""
         more = [
             (count - self._count(other, high), self._places[other], other)
             for other, count in self.slots[low].items()
@@ -166,7 +165,7 @@ class Board:
         return best[2] if best[0] > 0 else None
 
     def _make_way(self, queue: str, heap: list[tuple[int, bool, float, str]]) -> bool:
-        """Free a slot on a host with the queue's tag: another queue's moves to a free host."""
+        """Free a slot on a host with the queue's tag by moving another queue's slot."""
         if self.tags[queue] is None:
             return False
         others = [q for q in reversed(self.tags) if self.tags[q] != self.tags[queue]]
@@ -182,7 +181,7 @@ class Board:
         return False
 
     def _take_over(self, queue: str, host: str, count: int, *, is_draining: bool) -> None:
-        """Count slots of the current map in, or out if they cannot stay."""
+        """Count slots of the current map, or drop them if they cannot stay."""
         if count <= 0:
             return
         if host not in self.hosts:
@@ -197,7 +196,7 @@ class Board:
                 self.counts[queue] += count
 
     def _shrink_unplanned(self) -> None:
-        """Slots that are not ours to plan leave only a host too small for them alone."""
+        """Remove slots of unplanned queues only from a host too small for them alone."""
         for name, capacity in self.capacity.items():
             surplus = self._unplanned(name) - capacity
             for queue in [q for q in self.slots[name] if q not in self.tags]:
@@ -228,7 +227,7 @@ class Board:
         self.changes.append(Change(queue, host, delta, code))
 
     def _rank(self, queue: str, name: str) -> tuple[int, bool, float, str]:
-        """The smallest is the best place for one more slot."""
+        """Sort key: the smallest is the best host for one more slot."""
         share = self.used[name] / (self.capacity[name] or 1)
         return self.slots[name].get(queue, 0), name in self._overloaded, share, name
 
@@ -243,7 +242,7 @@ class Board:
 
 
 def net_changes(changes: Iterable[Change]) -> dict[tuple[str, str], Change]:
-    """By queue and host what is left of the changes, with the last code in that direction."""
+    """The net changes by queue and host, with the last code in that direction."""
     net: dict[tuple[str, str], int] = defaultdict(int)
     codes: dict[tuple[str, str, bool], str] = {}
     for queue, host, delta, code in changes:

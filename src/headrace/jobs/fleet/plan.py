@@ -1,41 +1,91 @@
-"""How many slots each queue gets, on which hosts, and why: the fleet's plan as a pure function.
+"""The plan: how many slots each queue gets, on which hosts, and why. No I/O.
 
-The work of a queue is its arrival rate times its mean handler time (Little's law), never anything
-that depends on how many slots it has, so there is no loop that could swing. From the work follow
-two numbers: below the **floor** a queue is given slots, and then up to its **wish**. In a shortage
-minimums come first, then floors by weighted water-filling, and comfort for nobody. What nobody
-wishes helps long backlogs. The plan starts from the current map and ignores deviations within a
-tolerance; idle surplus stays where it is until somebody needs it. Important queues get early and
-give back late. Nothing is remembered between two plans but the map itself.
-
-Chosen among thirteen rules in simulated days of 350 million jobs, 150 queues, 40 hosts and 3,500
-slots; `bench/jobs_day.py` runs such a day with this function. There a backlog of 600,000 slot-seconds
-was gone in 14 min with the help of spare slots and not within an hour without, all else being equal.
+Slots are shared by weighted water-filling between a lower and an upper bound. In a shortage every
+queue gives up slots, unimportant queues more, and none with a lower bound starves. Everything is in
+whole slots; ties are broken by position, so the result is deterministic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, sqrt
+from math import ceil, floor, sqrt
 from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.jobs.fleet.fill import divide, fill, first_served
-from headrace.jobs.fleet.placement import Board, Change, HostRoom, net_changes
+from headrace.jobs.fleet.placement import Change, ClusterMap, HostRoom, net_changes
+
+BISECTIONS = 50
+
+
+def fill(lo: Sequence[int], hi: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
+    """Share `room` as `level * weight * hi` between `lo` and `hi`, with one level for all.
+
+    Requires `lo[i] <= hi[i]` and `sum(lo) <= room`. The result sums up to `room` or, if less, to
+    `sum(hi)`.
+    """
+    if sum(hi) <= room:
+        return list(hi)
+    full = [weight * high for weight, high in zip(weights, hi, strict=True)]
+    least, most = 0.0, 1.0 / min(weights)
+    for _ in range(BISECTIONS):
+        level = (least + most) / 2
+        poured = sum(_clip(level * f, lo[i], hi[i]) for i, f in enumerate(full))
+        least, most = (level, most) if poured <= room else (least, level)
+    exact = [_clip(least * f, lo[i], hi[i]) for i, f in enumerate(full)]
+    return _whole(exact, hi, room)
+
+
+def divide(amount: int, among: Sequence[int]) -> list[int]:
+    """Divide `amount <= sum(among)` into whole parts in proportion to `among`."""
+    total = sum(among)
+    if amount >= total:
+        return list(among)
+    return _whole([amount * part / total for part in among], among, amount)
+
+
+def first_served(wanted: Sequence[int], room: int, *, classes: Sequence[int]) -> list[int]:
+    """`wanted` while `room` lasts, class by class; in proportion within the last class."""
+    given = [0] * len(wanted)
+    for rank in sorted(set(classes)):
+        members = [i for i, c in enumerate(classes) if c == rank]
+        wants = [wanted[i] for i in members]
+        for i, part in zip(members, divide(min(room, sum(wants)), wants), strict=True):
+            given[i] = part
+            room -= part
+    return given
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return low if value < low else min(value, high)
+
+
+def _whole(exact: Sequence[float], hi: Sequence[int], total: int) -> list[int]:
+    """Round to whole numbers with the sum `total`: the largest remainders get one more."""
+    parts = [floor(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
+    missing = total - sum(parts)
+    for i in by_remainder:
+        if missing <= 0:
+            break
+        if parts[i] < hi[i]:
+            parts[i] += 1
+            missing -= 1
+    return parts
+
 
 __all__ = ["HostRoom", "Move", "Plan", "QueueNeed", "QueueShare", "Tuning", "plan", "tuning"]
 
 IMPORTANCE_LAST: Final = 9
 SHORT_TOLERANCE: Final = 1.5
-"""In a shortage each move costs work that the next one would have to make up for: tolerate more."""
+"""In a shortage each move costs work, so larger deviations are tolerated."""
 ARRIVALS_IN_HAND_S: Final = 1.0
 DRAIN_PER_WORK_MAX: Final = 3
 DRAIN_SLOTS_MAX: Final = 10
 
 
 class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a queue when a plan is made."""
+    """The needs of a queue when a plan is made."""
 
     queue: str
     importance: int = 5
@@ -43,7 +93,7 @@ class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
     slots_min: int = 0
     slots_max: int = 1_000_000
     batch: int = 1
-    """Jobs that a slot has in hand at once: its batch, or the concurrency of an async task."""
+    """Jobs that a slot runs at once: its batch, or the concurrency of an async task."""
     tag: str | None = None
     """Only hosts with this tag can work the queue."""
     active: int = 0
@@ -51,44 +101,44 @@ class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 0.0
     """Jobs that become due."""
     handler_s: float = 0.1
-    """Slot time that one job takes, on average."""
+    """Mean slot time per job."""
 
 
 class Tuning(NamedTuple):
-    """The numbers of one importance."""
+    """The parameters of one importance."""
 
     hot: float
     """Share of its slots' time that a queue may be busy before it needs more."""
     target: float
-    """Share that it is busy with the slots it wishes."""
+    """Share that it is busy with the slots of its demand."""
     spare: float
-    """Slots for chance: times the root of the work."""
+    """Reserve for random variation, times the root of the work."""
     drain_s: float
-    """Within which a backlog should be gone."""
+    """Time within which a backlog should be worked off."""
     up: float
-    """Lacks below this share of the slots are tolerated."""
+    """A deficit below this share of the slots is tolerated."""
     down: float
-    """Surplus up to this share over the wish is taken last."""
+    """Surplus up to this share over the demand is taken last."""
     weight: float
     """In a shortage."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan decided for a queue."""
+    """The decision of the plan for a queue."""
 
     floor: int
-    wish: int
+    demand: int
     before: int
     """Slots in the map that the plan started from."""
     slots: int
     is_at_max: bool
     """It needs more slots than its maximum: a backlog grows, or handlers have become slow."""
     is_short: bool
-    """The fleet has too little room for its floor."""
+    """The fleet has too little room for its lower bound."""
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """How a queue's slots on a host change, with the reason as a code and as a sentence."""
+    """A change of a queue's slots on a host, with its reason as code and text."""
 
     queue: str
     host: str
@@ -99,7 +149,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The new map, what changes from the current one, and what was decided by queue."""
+    """The new map, its changes, and the decision by queue."""
 
     slots: dict[str, dict[str, int]]
     """By host and queue; a draining host has none."""
@@ -108,21 +158,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     room: int
     """Slots of all hosts that the plan could give."""
     slots_moved: int
-    """Slots on living hosts that begin to work another queue, or any at all."""
+    """Slots on live hosts that start to work another queue."""
 
     @property
     def queues_at_max(self) -> tuple[str, ...]:
-        """Queues that need more than their maximum: worth an alert."""
+        """Queues that need more than their maximum."""
         return tuple(queue for queue, share in self.queues.items() if share.is_at_max)
 
     @property
     def queues_short(self) -> tuple[str, ...]:
-        """Queues that the fleet has too little room for."""
+        """Queues for which the fleet has too little room."""
         return tuple(queue for queue, share in self.queues.items() if share.is_short)
 
 
 def tuning(importance: int) -> Tuning:
-    """The numbers that the simulated days found best, by importance."""
+    """The parameters for an importance, found by simulation."""
     p = min(max(importance, 0), IMPORTANCE_LAST)
     return Tuning(
         hot=0.80 + 0.02 * p,
@@ -139,15 +189,15 @@ TUNINGS: Final = tuple(tuning(importance) for importance in range(IMPORTANCE_LAS
 
 
 class _Queue(NamedTuple):
-    """A queue with what follows from its need alone."""
+    """A queue with the values that follow from its needs."""
 
     need: QueueNeed
     tuning: Tuning
     low: int
     floor: int
-    wish: int
+    demand: int
     late: int
-    """Slots beyond the wish that would drain its backlog in time."""
+    """Slots beyond the demand that would drain its backlog in time."""
     is_at_max: bool
 
 
@@ -156,53 +206,52 @@ def plan(
     hosts: Iterable[HostRoom],
     current: Mapping[str, Mapping[str, int]],
 ) -> Plan:
-    """Plan the slots of the queues in `needs` on `hosts`, changing `current` as little as they allow.
+    """Plan the slots of the queues in `needs` on `hosts`, with few changes to `current`.
 
     `current` is by host and queue. Its queues that are not in `needs` keep their slots; hosts that
-    are not in `hosts` are gone. Deterministic whatever the order of its arguments. Cost for 150
-    queues and 40 hosts: 3 ms where nothing moves, 16 ms where most of 3,500 slots do.
+    are not in `hosts` no longer exist. The order of arguments does not matter.
     """
     queues = [_judged(need) for need in needs]
     queues.sort(key=lambda queue: (queue.need.importance, queue.need.queue))
-    board = Board(hosts, current, {queue.need.queue: queue.need.tag for queue in queues})
-    before = dict.fromkeys(board.counts, 0)
+    slot_map = ClusterMap(hosts, current, {queue.need.queue: queue.need.tag for queue in queues})
+    before = dict.fromkeys(slot_map.counts, 0)
     for there in current.values():
         for name in there.keys() & before.keys():
             before[name] += max(0, there[name])
-    sharing = _Sharing(queues, board)
+    sharing = _SlotShares(queues, slot_map)
     target = sharing.targets()
-    board.evict(target)
-    board.remove(target)
-    board.add(target)
-    board.repair()
-    net = net_changes(board.changes)
+    slot_map.evict(target)
+    slot_map.remove(target)
+    slot_map.add(target)
+    slot_map.repair()
+    net = net_changes(slot_map.changes)
     shares = {
         queue.need.queue: QueueShare(
             floor=queue.floor,
-            wish=queue.wish,
+            demand=queue.demand,
             before=before[queue.need.queue],
-            slots=board.counts[queue.need.queue],
+            slots=slot_map.counts[queue.need.queue],
             is_at_max=queue.is_at_max,
-            is_short=board.counts[queue.need.queue] < sharing.tolerated(queue),
+            is_short=slot_map.counts[queue.need.queue] < sharing.tolerated(queue),
         )
         for queue in queues
     }
     reasons = _Reasons(queues, shares, sharing.given_up)
     return Plan(
-        slots={name: dict(sorted(there.items())) for name, there in board.slots.items()},
+        slots={name: dict(sorted(there.items())) for name, there in slot_map.slots.items()},
         moves=tuple(reasons.move(change, current) for _, change in sorted(net.items())),
         queues=shares,
-        room=board.room(None),
-        slots_moved=_slots_moved(net.values(), board),
+        room=slot_map.room(None),
+        slots_moved=_slots_moved(net.values(), slot_map),
     )
 
 
 def _judged(need: QueueNeed) -> _Queue:
-    """Floor and wish of a queue, from its work and its backlog."""
+    """A queue with its lower bound and its demand."""
     tuned = TUNINGS[min(max(need.importance, 0), IMPORTANCE_LAST)]
     work = need.rate_per_s * need.handler_s
-    # By Little's law `work` jobs run at any time: where handlers take over a second they are no
-    # backlog (counted as one, p7-9 waited 59 s instead of 37 s in a bad day's p99).
+    # By Little's law `work` jobs run at any time. If handlers take over a second, running jobs are
+    # no backlog.
     in_hand = need.rate_per_s * max(ARRIVALS_IN_HAND_S, need.handler_s) + need.batch
     extra = max(0.0, need.active - in_hand)
     wanted = min(extra * need.handler_s / tuned.drain_s, ceil(extra / need.batch))
@@ -211,33 +260,33 @@ def _judged(need: QueueNeed) -> _Queue:
     wished = ceil(max(work / tuned.target, work + tuned.spare * sqrt(work)) + drain)
     low = min(need.slots_min, need.slots_max)
     floor = min(max(needed, low), need.slots_max)
-    wish = max(floor, min(wished, need.slots_max))
+    demand = max(floor, min(wished, need.slots_max))
     return _Queue(
         need,
         tuned,
         low=low,
         floor=floor,
-        wish=wish,
-        late=min(ceil(wanted - drain), need.slots_max - wish),
+        demand=demand,
+        late=min(ceil(wanted - drain), need.slots_max - demand),
         is_at_max=needed > need.slots_max > 0,  # a maximum of 0 stops the queue on purpose
     )
 
 
-class _Sharing:
-    """How many slots each queue should have: the room shared out, compared with what is there."""
+class _SlotShares:
+    """The number of slots per queue: room shared out, compared with the current map."""
 
-    def __init__(self, queues: Sequence[_Queue], board: Board) -> None:
+    def __init__(self, queues: Sequence[_Queue], slot_map: ClusterMap) -> None:
         self.queues = queues
-        self.board = board
+        self.slot_map = slot_map
         tags = sorted({queue.need.tag for queue in queues if queue.need.tag is not None})
-        # Hosts with a tag are a room within the room: whoever needs the tag has to fit there first.
+        # Hosts with a tag are a subset of the room: queues that need the tag must fit there first.
         self.rooms: list[tuple[list[int], int]] = [
-            ([i for i, queue in enumerate(queues) if queue.need.tag == tag], board.room(tag))
+            ([i for i, queue in enumerate(queues) if queue.need.tag == tag], slot_map.room(tag))
             for tag in tags
         ]
-        self.rooms.append((list(range(len(queues))), board.room(None)))
+        self.rooms.append((list(range(len(queues))), slot_map.room(None)))
         self.base = self._base()
-        self.wish = self._wish()
+        self.demand = self._demand()
         self.crowded: set[int] = set()
         """Queues whose room is needed to the last slot."""
         for members, room in self.rooms:
@@ -245,18 +294,18 @@ class _Sharing:
                 self.crowded.update(members)
         self._use_spare()
         self.given_up: dict[str, str] = {}
-        """By queue that loses slots: in which step it gave the last of them up."""
+        """By queue that loses slots: the step in which it gave up the last."""
 
     def tolerated(self, queue: _Queue) -> float:
-        """Below so many slots the queue lacks some that it cannot be given."""
+        """The lower bound below which a queue counts as short."""
         return queue.floor / (1 + queue.tuning.up * SHORT_TOLERANCE)
 
     def targets(self) -> dict[str, int]:
-        """Slots by queue; the same again when asked with the map that came of it."""
-        counts = [self.board.counts[queue.need.queue] for queue in self.queues]
+        """Slots by queue; stable when called again with its own result."""
+        counts = [self.slot_map.counts[queue.need.queue] for queue in self.queues]
         gets = [self._is_lacking(i, count) for i, count in enumerate(counts)]
         target = [
-            max(count, self.wish[i]) if gets[i] else min(count, self.queues[i].need.slots_max)
+            max(count, self.demand[i]) if gets[i] else min(count, self.queues[i].need.slots_max)
             for i, count in enumerate(counts)
         ]
         for i, queue in enumerate(self.queues):
@@ -267,7 +316,7 @@ class _Sharing:
         return {queue.need.queue: target[i] for i, queue in enumerate(self.queues)}
 
     def _base(self) -> list[int]:
-        """The floors, as far as there is room for them; minimums before everything."""
+        """The lower bounds, while there is room; minimums first."""
         low = [queue.low for queue in self.queues]
         high = [queue.floor for queue in self.queues]
         for members, room in self.rooms:
@@ -280,20 +329,22 @@ class _Sharing:
                 low[i], high[i] = least, most
         return high
 
-    def _wish(self) -> list[int]:
-        """The wishes if all of them fit, else comfort for none."""
-        wish = [max(base, queue.wish) for base, queue in zip(self.base, self.queues, strict=True)]
+    def _demand(self) -> list[int]:
+        """The demands if all of them fit; else the lower bounds."""
+        demand = [
+            max(base, queue.demand) for base, queue in zip(self.base, self.queues, strict=True)
+        ]
         for members, room in self.rooms:
-            if sum(wish[i] for i in members) > room:
+            if sum(demand[i] for i in members) > room:
                 for i in members:
-                    wish[i] = self.base[i]
-        return wish
+                    demand[i] = self.base[i]
+        return demand
 
     def _use_spare(self) -> None:
-        """Give what nobody wishes to backlogs that their queues would take long over."""
+        """Give spare slots to backlogs that would otherwise take long."""
         late = [queue.late for queue in self.queues]
         for members, room in self.rooms:
-            spare = max(0, room - sum(self.wish[i] for i in members))
+            spare = max(0, room - sum(self.demand[i] for i in members))
             weights = [self.queues[i].tuning.weight for i in members]
             wants = [late[i] for i in members]
             given = fill([0] * len(members), wants, weights, spare)
@@ -301,19 +352,17 @@ class _Sharing:
                 late[i] = part
         for i, part in enumerate(late):
             if part > 0:
-                self.wish[i] += part
-                self.base[i] = self.wish[i]
+                self.demand[i] += part
+                self.base[i] = self.demand[i]
 
     def _is_lacking(self, i: int, count: int) -> bool:
-        """Whether a queue with `count` slots is so far below its floor that it gets some."""
+        """Whether `count` slots are so far below the lower bound that the queue gets more."""
         queue, base = self.queues[i], self.base[i]
         tolerance = queue.tuning.up * (SHORT_TOLERANCE if i in self.crowded else 1.0)
         return base - count > tolerance * count or count < min(base, queue.low)
 
     def _cut(self, target: list[int], gets: list[bool], members: list[int], room: int) -> None:
-        """Take what is over `room`, of whatever is above the wish: what is far above it first, late
-        from the important. That is enough, since all wishes fit.
-        """
+        """Remove what exceeds `room`, from queues above their demand, important ones last."""
         over = sum(target[i] for i in members) - room
         for code in ("idle_surplus", "surplus"):
             for importance in range(IMPORTANCE_LAST, -1, -1):
@@ -327,18 +376,18 @@ class _Sharing:
                     over -= part
                     if part:
                         self.given_up[self.queues[i].need.queue] = code
-                        if target[i] < self.queues[i].wish:
+                        if target[i] < self.queues[i].demand:
                             self.given_up[self.queues[i].need.queue] = "comfort"
 
     def _kept(self, i: int, code: str) -> int:
-        """What a queue keeps in a step of giving up."""
+        """Slots that a queue keeps in one step of giving up."""
         if code == "surplus":
-            return self.wish[i]
-        return ceil(self.wish[i] * (1 + self.queues[i].tuning.down))
+            return self.demand[i]
+        return ceil(self.demand[i] * (1 + self.queues[i].tuning.down))
 
 
 class _Reasons:
-    """Why each slot moved, in a code and in words."""
+    """The reason of each change, as code and text."""
 
     def __init__(
         self,
@@ -349,7 +398,7 @@ class _Reasons:
         self.queues = {queue.need.queue: queue for queue in queues}
         self.shares = shares
         self.given_up = given_up
-        self._told: dict[tuple[str, str], tuple[str, str]] = {}
+        self._texts: dict[tuple[str, str], tuple[str, str]] = {}
 
     def move(self, change: Change, current: Mapping[str, Mapping[str, int]]) -> Move:
         """The change of a queue on a host, with its reason."""
@@ -362,11 +411,11 @@ class _Reasons:
         return Move(queue=queue, host=host, before=before, after=before + delta, code=code, why=why)
 
     def _counted(self, name: str, step: str) -> tuple[str, str]:
-        """Why a queue gets more slots or fewer: the same on every host."""
-        if (name, step) not in self._told:
-            told = self._added(name) if step == "added" else self._removed(name)
-            self._told[name, step] = told
-        return self._told[name, step]
+        """Why a queue gets more slots or fewer; the same on every host."""
+        if (name, step) not in self._texts:
+            text = self._added(name) if step == "added" else self._removed(name)
+            self._texts[name, step] = text
+        return self._texts[name, step]
 
     def _added(self, name: str) -> tuple[str, str]:
         queue, share = self.queues[name], self.shares[name]
@@ -377,7 +426,8 @@ class _Reasons:
             return "below_min", f"{text}: it now has {share.slots}"
         need = queue.need
         text = (
-            f"{name} had {share.before} slots and needs {share.floor} for {need.rate_per_s:.3g} jobs/s"
+            f"{name} had {share.before} slots and needs {share.floor} for"
+            f" {need.rate_per_s:.3g} jobs/s"
             f" of {need.handler_s:.3g} s with {need.active} active: it now has {share.slots}"
         )
         return "below_need", text
@@ -387,30 +437,30 @@ class _Reasons:
         code = self.given_up[name]
         limit = {
             "over_max": f"its maximum is {queue.need.slots_max}",
-            "idle_surplus": f"far above the {share.wish} it wishes, and others lack some",
-            "surplus": f"above the {share.wish} it wishes, and others lack some",
-            "comfort": f"it can do with fewer than the {share.wish} it wishes, and others lack some",
+            "idle_surplus": f"far above its demand of {share.demand}, and others lack some",
+            "surplus": f"above its demand of {share.demand}, and others lack some",
+            "comfort": f"it needs fewer than its demand of {share.demand}, and others lack some",
         }[code]
         return code, f"{name} had {share.before} slots, {limit}: it now has {share.slots}"
 
 
 _STANDING: Final = {
-    "host_gone": "{host} is gone, and with it its slots of {queue}",
+    "host_gone": "{host} no longer exists, nor do its slots of {queue}",
     "host_draining": "{host} is draining: {queue} leaves it",
     "host_shrunk": "{host} has room for fewer slots than it had: some of {queue} leave it",
-    "tag_missing": "{host} lacks the tag that {queue} asks for",
+    "tag_missing": "{host} lacks the tag that {queue} requires",
     "spread": "{queue} is spread more evenly, so that a lost host costs it less",
     "swapped": "{queue} changes places on {host} with a queue that is spread more evenly",
     "made_way": "{queue} makes way for a queue that only hosts with its tag can work",
 }
 
 
-def _slots_moved(net: Iterable[Change], board: Board) -> int:
-    """On each living host the greater of what came and what left."""
-    came = dict.fromkeys(board.hosts, 0)
-    left = dict.fromkeys(board.hosts, 0)
+def _slots_moved(net: Iterable[Change], slot_map: ClusterMap) -> int:
+    """Slots moved: on each live host the greater of added and removed."""
+    came = dict.fromkeys(slot_map.hosts, 0)
+    left = dict.fromkeys(slot_map.hosts, 0)
     for change in net:
-        if change.host in board.hosts:
+        if change.host in slot_map.hosts:
             came[change.host] += max(0, change.delta)
             left[change.host] -= min(0, change.delta)
-    return sum(max(came[name], left[name]) for name in board.hosts)
+    return sum(max(came[name], left[name]) for name in slot_map.hosts)

@@ -1,11 +1,9 @@
-"""How many jobs become due a second and how much slot time each takes, from cumulative readings.
+"""Rates of queues from cumulative readings: jobs that become due per second, slot time per job.
 
-Arrivals are what finished plus the growth of what is active: what a saturated queue processes is only
-its capacity. The rate of 60 s is believed unless that of the last 10 s is significantly higher: as
-calm as 60 s alone, and bursts are seen as fast as with 10 s alone (simulated days: median 14 s until
-a burst of 10x had all its slots). Readings are cumulative and differenced by the clock of whoever
-read them, so a late or missing one costs precision and no jobs: an error of 15 % a reading made the
-plan move 28 % of the slots a minute.
+Arrivals are finished jobs plus the growth of active ones, since a saturated queue only finishes its
+capacity. The rate over 60 s counts unless the rate over 10 s is significantly higher: stable, yet
+fast at bursts. Readings are cumulative and differenced by the reader's clock, so a late or missing
+one costs precision only.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ import msgspec
 SLOW_S: Final = 60.0
 FAST_S: Final = 10.0
 GAP_S_MAX: Final = 3 * SLOW_S
-"""After a longer silence what was before says nothing."""
+"""Older readings are ignored after a longer gap."""
 SPAN_S_MIN: Final = 1.0
 FINISHED_MIN: Final = 5
 HANDLER_S_DEFAULT: Final = 0.1
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A queue at a moment."""
+    """Cumulative counts of a queue at a moment."""
 
     at_s: float
-    """By the clock of whoever counted; only differences matter."""
+    """By the clock of the reader; only differences matter."""
     finished: int
-    """Jobs that ever left `active`, in whatever way."""
+    """Jobs that ever left `active`."""
     active: int
-    """Jobs that are due and wait, and those that run."""
+    """Due and running jobs."""
     run_s: float
-    """Slot time ever spent, that of handlers that still run included."""
+    """Total slot time, including that of running handlers."""
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """What the plan needs to know of a queue's traffic."""
+    """The traffic of a queue."""
 
     rate_per_s: float
     handler_s: float
@@ -55,11 +53,11 @@ class QueueRate:
 
     @property
     def covered_s(self) -> float:
-        """How far back the readings go."""
+        """The time span of the readings."""
         return self._readings[-1].at_s - self._readings[0].at_s if self._readings else 0.0
 
     def observe(self, reading: Reading) -> None:
-        """Add a reading. One that is not newer is left out; totals that fell start anew."""
+        """Add a reading. Older ones are ignored; decreased totals restart the window."""
         kept = self._readings
         if kept:
             last = kept[-1]
@@ -74,14 +72,14 @@ class QueueRate:
         self._handler_s = self._handler()
 
     def rate(self) -> Rate:
-        """The rate now. Until the readings cover a minute, what they cover counts as one."""
+        """The current rate. A span below a minute counts as a minute."""
         slow = self._arrivals(SLOW_S)
         fast = self._arrivals(FAST_S)
         is_higher = fast > 1.25 * slow + 3 * sqrt(max(slow, 0.1) / FAST_S)
         return Rate(fast if is_higher else slow, self._handler_s)
 
     def _since(self, window_s: float) -> Reading:
-        """The latest reading that is `window_s` old, or the oldest there is."""
+        """The latest reading at least `window_s` old, or the oldest."""
         first = self._readings[0]
         for reading in self._readings:
             if reading.at_s > self._readings[-1].at_s - window_s:
@@ -90,7 +88,7 @@ class QueueRate:
         return first
 
     def _arrivals(self, window_s: float) -> float:
-        """Jobs a second that became due."""
+        """Jobs per second that became due."""
         if self.covered_s < SPAN_S_MIN:
             return 0.0
         first, last = self._since(window_s), self._readings[-1]
@@ -98,7 +96,7 @@ class QueueRate:
         return max(0.0, arrived / (last.at_s - first.at_s))
 
     def _handler(self) -> float:
-        """Slot time a job. With few finished the last value holds, unless time spent refutes it."""
+        """Slot time per job. With few finished jobs the last value holds, unless refuted."""
         first, last = self._readings[0], self._readings[-1]
         finished, spent_s = last.finished - first.finished, last.run_s - first.run_s
         if finished >= FINISHED_MIN:
@@ -107,7 +105,7 @@ class QueueRate:
 
 
 class Rates:
-    """The rates of all queues, as one leader sees them."""
+    """The rates of all queues, as observed by one scheduler."""
 
     def __init__(self, handlers_s: Mapping[str, float] | None = None) -> None:
         self._queues: dict[str, QueueRate] = {}
@@ -115,14 +113,14 @@ class Rates:
 
     @property
     def is_ready(self) -> bool:
-        """Whether some queue has been read for as long as the fast window.
+        """Whether some queue has been observed for the fast window.
 
-        A new leader must not plan earlier: an empty window would take every queue down to its minimum.
+        A new leader must not plan earlier: an empty window would cut every queue to its minimum.
         """
         return any(queue.covered_s >= FAST_S for queue in self._queues.values())
 
     def observe(self, readings: Mapping[str, Reading]) -> None:
-        """Add a reading of each queue; queues that were not read are forgotten."""
+        """Add a reading of each queue; forget queues without one."""
         for name in self._queues.keys() - readings.keys():
             del self._queues[name]
         for name, reading in readings.items():
@@ -132,5 +130,5 @@ class Rates:
             self._queues[name].observe(reading)
 
     def rates(self) -> dict[str, Rate]:
-        """The rate of each queue that was read last."""
+        """The rate of each queue."""
         return {name: queue.rate() for name, queue in self._queues.items()}

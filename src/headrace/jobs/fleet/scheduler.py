@@ -1,13 +1,13 @@
-"""The scheduler: any number run, one leads. It plans the fleet, lets crons come, sweeps, raises alerts.
+"""The scheduler: any number run, one leads. It plans the fleet, fires crons, sweeps and alerts.
 
-Whoever holds the lead (a row with an end, renewed at each plan by the database's clock) gathers facts, plans and writes
-the map in one statement that names its term; one that was stopped meanwhile and wakes up is refused there. The
-others look four times a period whether the lead is free, and keep their windows warm by gathering facts as well,
-so that a new leader plans as the old one would have: within two periods of its end. A leader that has no
-full window yet leaves a map that there is as it is: an empty window would cut every queue down to its minimum.
+The lead is a row with an end, renewed at each plan by the database's clock. The leader gathers a
+snapshot, plans, and writes the map in one statement that names its term; a leader that was
+suspended is refused there. Standbys check the lead four times per period and gather snapshots too,
+so a new leader plans like the old one within two periods. A leader without a full window leaves the
+map as it is.
 
-Crons and sweeps need no leader: rows are locked, and each is done by whoever comes first. A sweep every 3 s and the
-30 s after which a silent host expires make a dead host's jobs ready again in at most 35 s.
+Crons and sweeps need no leader: rows are locked, and any scheduler processes them. A sweep every 3
+s and host expiry after 30 s make a dead host's jobs ready within 35 s.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
+from headrace.jobs.fleet.alert_webhook import USE, AlertSender
 from headrace.jobs.fleet.alerts import (
     MINUTES_SEEN,
     RULES,
+    AlertEvaluator,
     Change,
+    FleetObservation,
     Limits,
-    QueueSight,
-    Sight,
-    Watch,
+    QueueObservation,
     open_alerts,
 )
-from headrace.jobs.fleet.facts import Facts, Question, question, readings
 from headrace.jobs.fleet.plan import Move, Plan, plan
 from headrace.jobs.fleet.rates import Rates, Reading
-from headrace.jobs.fleet.telling import Teller
-from headrace.jobs.fleet.webhook import USE
+from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter, gauge
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.signing import derive_key
 
 LEAD_PERIODS: Final = 1.5
 STANDBY_LOOKS: Final = 4
-"""Looks of a standby in one period."""
+"""Checks of a standby per period."""
 DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
-TELL_EVERY_S: Final = 2.0
+SEND_EVERY_S: Final = 2.0
 ROWS_PER_STEP: Final = 10_000
 is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
@@ -59,44 +58,46 @@ _often: Final = SparseLogger(_log)
 
 
 class Scheduler:
-    """All loops of one scheduler process."""
+    """The loops of one scheduler process."""
 
     def __init__(
         self, postgres: Postgres, jobs: Jobs, *, name: str, secret: str | None = None
     ) -> None:
-        # Two that share a name, such as process 1 of two containers, must not both take themselves for the leader.
+        # Unique: two processes with one name, such as two containers, must not both lead.
         self.name = f"{name}:{token_hex(4)}"
         self.planner = Planner(postgres, jobs, self.name)
         self._postgres = postgres
         self._jobs = jobs
         self._config = jobs.config
         url = self._config.alerts_webhook_url
-        self._teller = Teller(postgres, url, derive_key(secret, USE)) if url and secret else None
+        self._alert_sender = (
+            AlertSender(postgres, url, derive_key(secret, USE)) if url and secret else None
+        )
         self._declared_s: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Do all of it until `stop`; then let another lead at once."""
+        """Run all loops until `stop`, then give up the lead."""
         async with asyncio.TaskGroup() as group:
             for name, step in (
                 ("sweep", self.sweep),
                 ("plan", self.planner.run_once),
                 ("crons", self.fire_crons),
                 ("upkeep", self.forget_old),
-                ("tell", self.tell_alerts),
+                ("alerts", self.send_alerts),
             ):
                 group.create_task(_repeat(name, step, stop))
         with suppress(HeadraceError):
             await self.planner.stop_leading()
 
     async def sweep(self) -> float:
-        """One bounded step of tidying; seconds until the next."""
+        """Do one step of maintenance. Return the seconds until the next."""
         swept = await self._jobs.sweep()
         if swept.jobs_returned:
             _log.warning("leases_returned", leases=swept.leases_returned, jobs=swept.jobs_returned)
         return 0.0 if swept.more else self._config.sweep_every_s
 
     async def fire_crons(self) -> float:
-        """Let due crons come; seconds until the next look. Declares those of this app's code first, and now and then."""
+        """Declare this app's crons now and then, fire due ones. Return seconds to wait."""
         now_s = time.monotonic()
         if self._declared_s is None or now_s - self._declared_s > DECLARE_EVERY_S:
             await self._jobs.crons.declare()
@@ -107,31 +108,31 @@ class Scheduler:
         return self._config.cron_every_s
 
     async def forget_old(self) -> float:
-        """Forget statistics and decisions that were kept long enough; seconds until the next time."""
+        """Delete expired statistics and decisions. Return the seconds until the next step."""
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
         forgotten = (
-            await store.minutes.drop_minutes(
+            await store.fleet.drop_minutes(
                 self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
             ),
             await store.fleet.drop_decisions(
                 self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
             ),
         )
-        await store.alerts.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
+        await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
-    async def tell_alerts(self) -> float:
-        """Send the webhook what it has not taken yet; seconds until the next time."""
-        if self._teller is not None and self.planner.leads:
-            await self._teller.tell_due()
-        return TELL_EVERY_S
+    async def send_alerts(self) -> float:
+        """Send pending alert events. Return the seconds until the next step."""
+        if self._alert_sender is not None and self.planner.leads:
+            await self._alert_sender.send_due()
+        return SEND_EVERY_S
 
 
 class Planner:
-    """Plans where it leads; else stands by with warm windows."""
+    """Plans while it leads; otherwise keeps its rate windows up to date."""
 
     def __init__(self, postgres: Postgres, jobs: Jobs, name: str) -> None:
         self.leads = False
@@ -142,10 +143,10 @@ class Planner:
         self._read: dict[str, Reading] = {}
         self._waiting: dict[int, tuple[int, float]] = {}
         self._observed_s = float("-inf")
-        self._watch: Watch | None = None
+        self._watch: AlertEvaluator | None = None
 
     async def run_once(self) -> float:
-        """One look, and one plan where it leads; seconds until the next."""
+        """Check the lead; plan if leading. Return the seconds until the next step."""
         every_s = self._config.plan_every_s
         began_s = time.monotonic()
         term = await store.fleet.lead_fleet(
@@ -163,15 +164,15 @@ class Planner:
         return max(0.0, every_s - (time.monotonic() - began_s))
 
     async def stop_leading(self) -> None:
-        """Let another lead at once."""
+        """Give up the lead at once."""
         if self.leads:
             self._note_lead(is_leader=False)
             await store.fleet.stop_leading(self._postgres, self._name)
 
-    async def gather(self) -> Facts:
-        """All that a plan is made from: four statements, and one that is cut short where it would take long."""
+    async def gather(self) -> FleetSnapshot:
+        """Gather the snapshot for a plan; the count of waiting jobs is bounded in time."""
         await self._count_waiting()
-        return Facts(
+        return FleetSnapshot(
             queues=await store.fleet.fleet_queues(self._postgres, self._waiting),
             hosts=await store.fleet.fleet_hosts(
                 self._postgres, silent_s=self._config.host_silent_s
@@ -180,7 +181,7 @@ class Planner:
             at_s=time.monotonic(),
         )
 
-    async def _observe(self) -> Facts:
+    async def _observe(self) -> FleetSnapshot:
         facts = await self.gather()
         self._observed_s = facts.at_s
         self._read = readings(facts, self._read)
@@ -188,7 +189,7 @@ class Planner:
         return facts
 
     async def _count_waiting(self) -> None:
-        """Count what waits. Beside a long transaction the index is full of the dead: then the last count holds."""
+        """Count waiting jobs; keep the last count if a long transaction slows the index."""
         try:
             async with asyncio.timeout(self._config.plan_every_s / 4):
                 self._waiting = await store.fleet.fleet_waiting(
@@ -197,20 +198,20 @@ class Planner:
         except (TimeoutError, PostgresBusy):
             _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
 
-    async def _plan(self, facts: Facts, term: int) -> Plan | None:
-        """Plan and write the map; None where there is nothing to plan with, or the lead is lost."""
+    async def _plan(self, facts: FleetSnapshot, term: int) -> Plan | None:
+        """Plan and write the map. None if there is nothing to plan with or the lead is lost."""
         head = await store.fleet.find_plan(self._postgres)
-        asked = question(facts, self._rates.rates())
-        if not asked.rooms or not (self._rates.is_ready or head.version == 0):
+        inputs = plan_input(facts, self._rates.rates())
+        if not inputs.rooms or not (self._rates.is_ready or head.version == 0):
             return None
-        planned = plan(asked.needs, asked.rooms, asked.current)
+        planned = plan(inputs.needs, inputs.rooms, inputs.current)
         version = await store.fleet.write_plan(
             self._postgres,
             self._name,
             term,
             slots=planned.slots,
             queue_ids={queue.name: queue.id for queue in facts.queues},
-            moves=[*planned.moves, *_without_code(asked)],
+            moves=[*planned.moves, *_without_code(inputs)],
         )
         if version is None:
             self._note_lead(is_leader=False)
@@ -221,27 +222,29 @@ class Planner:
             _log.info("fleet_planned", version=version, moves=len(planned.moves), room=planned.room)
         return planned
 
-    async def _watch_over(self, facts: Facts, planned: Plan | None) -> None:
-        """Evaluate the rules, and note what they say."""
+    async def _watch_over(self, facts: FleetSnapshot, planned: Plan | None) -> None:
+        """Evaluate the alert rules and store their changes."""
         if self._watch is None:
-            known = await store.alerts.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
-            self._watch = Watch(self._limits(), [(alert.rule, alert.subject) for alert in known])
-        outcomes = await store.minutes.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
-        for change in self._watch.observe(sight(facts, planned, outcomes)):
+            known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
+            self._watch = AlertEvaluator(
+                self._limits(), [(alert.rule, alert.subject) for alert in known]
+            )
+        outcomes = await store.fleet.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
+        for change in self._watch.observe(observation(facts, planned, outcomes)):
             await self._note_change(change)
         for rule, count in self._watch.open_counts.items():
             bound(open_alerts, "jobs_alerts_open", rule=rule).set(count)
 
     async def _note_change(self, change: Change) -> None:
         if change.is_raised:
-            alert = await store.alerts.raise_alert(
+            alert = await store.fleet.raise_alert(
                 self._postgres, change.rule, change.subject, change.text
             )
             if alert is not None:
                 _log.warning(
                     "alert_raised", rule=change.rule, subject=change.subject, text=change.text
                 )
-        elif await store.alerts.clear_alert(self._postgres, change.rule, change.subject):
+        elif await store.fleet.clear_alert(self._postgres, change.rule, change.subject):
             _log.info("alert_cleared", rule=change.rule, subject=change.subject)
 
     def _note_lead(self, *, is_leader: bool) -> None:
@@ -261,10 +264,12 @@ class Planner:
         )
 
 
-def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]) -> Sight:
-    """What the rules are evaluated over; `outcomes`: jobs lately done and failed, by id of queue.
+def observation(
+    facts: FleetSnapshot, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]
+) -> FleetObservation:
+    """The input of the alert rules; `outcomes`: recent done and failed jobs by queue id.
 
-    Queues that no code works or ever worked are left out: people take their time.
+    Queues without code now or ever are left out: people work at their own pace.
     """
     shares = {} if planned is None else planned.queues
     loaded = facts.loaded_queue_ids
@@ -275,7 +280,7 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
             continue
         done, failed = outcomes.get(queue.id, (0, 0))
         share = shares.get(queue.name)
-        queues[queue.name] = QueueSight(
+        queues[queue.name] = QueueObservation(
             active=queue.active,
             leased=queue.leased,
             oldest_age_s=queue.oldest_age_s,
@@ -294,10 +299,10 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
         for host in facts.hosts
         if host.shown.reported_at is not None and not host.shown.is_draining
     }
-    return Sight(at_s=facts.at_s, queues=queues, hosts=hosts)
+    return FleetObservation(at_s=facts.at_s, queues=queues, hosts=hosts)
 
 
-def _without_code(asked: Question) -> list[Move]:
+def _without_code(inputs: PlanInput) -> list[Move]:
     return [
         Move(
             queue=queue,
@@ -307,12 +312,12 @@ def _without_code(asked: Question) -> list[Move]:
             code="no_code",
             why=f"no living host has code for {queue} any more: its slots are free",
         )
-        for host, queue, slots in asked.without_code
+        for host, queue, slots in inputs.without_code
     ]
 
 
 async def _repeat(name: str, step: Callable[[], Awaitable[float]], stop: asyncio.Event) -> None:
-    """Take the step until `stop`, each after the seconds that the last one said; a database away is waited for."""
+    """Repeat a step until `stop`, after the seconds it returns; wait for an absent database."""
     failures = 0
     while not stop.is_set():
         require_not_cancelled()

@@ -1,17 +1,9 @@
-"""The HTTP API of jobs: each route parses, calls one verb and answers."""
+"""The HTTP API of jobs. Each route parses its input, calls one verb and returns the result."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.jobs.http import bulk, crons, fleet, jobs, lanes, queues, takes
+from headrace.jobs.http import fleet, jobs, queues
 
-ROUTES: Final[list[Any]] = [
-    *jobs.ROUTES,
-    *bulk.ROUTES,
-    *takes.ROUTES,
-    *queues.ROUTES,
-    *lanes.ROUTES,
-    *fleet.ROUTES,
-    *crons.ROUTES,
-]
+ROUTES: Final[list[Any]] = [*jobs.ROUTES, *queues.ROUTES, *fleet.ROUTES]

@@ -1,32 +1,34 @@
-"""Routes of the fleet: its state, draining hosts, decisions and alerts, minute statistics of queues."""
+"""Routes of the fleet, its alerts and crons."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from litestar import get, post
+import msgspec
+from litestar import delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import UNSET, UnsetType
 
+from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import Decision, FleetState, QueueMinute
-from headrace.jobs.fleet.load import FleetLoad
-from headrace.jobs.http.scopes import READ, WRITE
+from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueMinute
+from headrace.jobs.http.jobs import READ, WRITE
 from headrace.jobs.service import Jobs
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
 
 
 @get("/v1/fleet", operation_id="getFleet", summary="Show the fleet", opt=READ)
 async def get_fleet(jobs: NamedDependency[Jobs]) -> FleetState:
-    """Show hosts with their slots, who plans, the last decisions, how many alerts are open and the newest 100 of them."""
+    """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     return await jobs.fleet.state()
 
 
 @get(
     "/v1/fleet/decisions",
     operation_id="listDecisions",
-    summary="List why slots moved",
+    summary="List decisions of the plan",
     opt=READ,
 )
 async def list_decisions(
@@ -34,7 +36,7 @@ async def list_decisions(
     before: FromQuery[int | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> list[Decision]:
-    """List why slots moved, newest first; the next page is `before` the last id."""
+    """List decisions of the plan, newest first; the next page is `before` the last id."""
     return await jobs.fleet.decisions(before=before, decisions_max=limit)
 
 
@@ -44,44 +46,44 @@ async def list_alerts(
     *,
     is_open: Annotated[bool, QueryParameter(name="open")] = False,
 ) -> list[Alert]:
-    """List the newest 100 alerts; with `open` only those not cleared."""
+    """List the newest 100 alerts; with `open` only open ones."""
     return await jobs.fleet.alerts(is_open=is_open)
 
 
-@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show how loaded queues are", opt=READ)
+@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show the load of queues", opt=READ)
 async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
-    """Show what each queue did in the last five minutes and this one, and all of them in each minute of the last hour."""
+    """Show counts of each queue in the last five minutes, and of all per minute of an hour."""
     return await jobs.fleet.load()
 
 
 @post(
     "/v1/fleet/hosts/{host:str}/drain",
     operation_id="drainHost",
-    summary="Empty a host",
+    summary="Drain a host",
     status_code=204,
     opt=WRITE,
 )
 async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Let a host finish what it has and take nothing new."""
+    """Drain a host: running jobs finish, no new ones are leased."""
     await jobs.fleet.drain(host)
 
 
 @post(
     "/v1/fleet/hosts/{host:str}/undrain",
     operation_id="undrainHost",
-    summary="Use a host again",
+    summary="Stop draining a host",
     status_code=204,
     opt=WRITE,
 )
 async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Let a host take part again."""
+    """Stop draining a host."""
     await jobs.fleet.undrain(host)
 
 
 @get(
     "/v1/queues/{queue:str}/minutes",
     operation_id="listQueueMinutes",
-    summary="Show what a queue did by minute",
+    summary="Show counts of a queue by minute",
     opt=READ,
 )
 async def list_minutes(
@@ -90,8 +92,101 @@ async def list_minutes(
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
     to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
 ) -> list[QueueMinute]:
-    """Show what a queue did in each minute of a span of up to two days; without `from` and `to` the last hour."""
-    return await jobs.minutes(queue, from_at=from_at, to_at=to_at)
+    """Show counts of a queue per minute, in a span of up to two days or in the last hour."""
+    return await jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
+
+
+class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cron to add: `spec` is minute, hour, day of month, month and day of week."""
+
+    name: str
+    spec: str
+    queue: str
+    tz: str = "UTC"
+    payload: Any = None
+    priority: int = 5
+
+
+class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes of a cron; a cron declared by code accepts `paused` only."""
+
+    spec: str | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    tz: str | UnsetType = UNSET
+    payload: Any = UNSET
+    priority: int | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+
+
+class CronJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The job enqueued for a cron."""
+
+    id: int
+
+
+@get("/v1/crons", operation_id="listCrons", summary="List the crons", opt=READ)
+async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
+    """List every cron, by name."""
+    return await jobs.crons.all()
+
+
+@post(
+    "/v1/crons",
+    operation_id="addCron",
+    summary="Add a cron",
+    opt={**WRITE, "idempotent": True},
+)
+async def add_cron(
+    jobs: NamedDependency[Jobs],
+    idempotency: NamedDependency[Idempotency],
+    data: JSONBody[CronToAdd],
+) -> Cron:
+    """Add a cron. Its first job comes at its next moment."""
+    cron = NewCron(**msgspec.structs.asdict(data))
+
+    async def add(tx: Any) -> Cron:
+        return await jobs.crons.add(cron, tx=tx)
+
+    return await idempotency.run(add)
+
+
+@get("/v1/crons/{name:str}", operation_id="getCron", summary="Show a cron", opt=READ)
+async def get_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> Cron:
+    """Show a cron with its next moment and its last job."""
+    return await jobs.crons.get(name)
+
+
+@put("/v1/crons/{name:str}", operation_id="setCron", summary="Change a cron", opt=WRITE)
+async def put_cron(
+    jobs: NamedDependency[Jobs], name: FromPath[str], data: JSONBody[CronChange]
+) -> Cron:
+    """Change, pause or resume a cron. Fields left out stay."""
+    given = msgspec.structs.asdict(data)
+    return await jobs.crons.change(name, **{k: v for k, v in given.items() if v is not UNSET})
+
+
+@delete("/v1/crons/{name:str}", operation_id="removeCron", summary="Remove a cron", opt=WRITE)
+async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
+    """Remove a cron that no running code declares."""
+    await jobs.crons.remove(name)
+
+
+@post(
+    "/v1/crons/{name:str}/run",
+    operation_id="runCron",
+    summary="Run a cron now",
+    status_code=202,
+    opt={**WRITE, "idempotent": True},
+)
+async def run_cron(
+    jobs: NamedDependency[Jobs], idempotency: NamedDependency[Idempotency], name: FromPath[str]
+) -> CronJob:
+    """Enqueue the cron's job now, in addition to its schedule."""
+
+    async def run(tx: Any) -> CronJob:
+        return CronJob(id=await jobs.crons.run(name, tx=tx))
+
+    return await idempotency.run(run)
 
 
 ROUTES: Final[list[Any]] = [
@@ -102,4 +197,10 @@ ROUTES: Final[list[Any]] = [
     drain_host,
     undrain_host,
     list_minutes,
+    list_crons,
+    add_cron,
+    get_cron,
+    put_cron,
+    remove_cron,
+    run_cron,
 ]

@@ -1,7 +1,8 @@
-"""Routes of jobs: enqueue, look, list, cancel, retry."""
+"""Routes of jobs: enqueue, lists, single jobs, bulk actions and takes."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -11,20 +12,39 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.jobs.http.scopes import READ, WRITE, parse_job_id
-from headrace.jobs.intake import too_many_jobs
-from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, NewJob, Why
+from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
+from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, JobFilter, NewJob, Taken, TakenOutcome, Why
 from headrace.jobs.service import Jobs
-from headrace.kernel.cursors import read_cursor, sign_cursor
-from headrace.kernel.limits import PAGE_ROWS_MAX, ItemsMax
-from headrace.kernel.once import Once
-from headrace.kernel.secrets import Key
+from headrace.jobs.validation import is_row_id, too_many_jobs
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
+from headrace.kernel.signing import Key, read_cursor, sign_cursor
+
+READ: Final = {"scope": "jobs:read"}
+
+
+WRITE: Final = {"scope": "jobs:write"}
+
+
+def parse_job_id(text: str) -> int:
+    """Parse a job id in a path: digits only. Raises: JobUnknown."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise JobUnknown(text)
+    return int(text)
+
+
+def parse_lease_id(text: str) -> int:
+    """Parse a lease id in a path. Raises: LeaseLost."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise LeaseLost(text)
+    return int(text)
+
 
 LISTING: Final = "jobs"
 
 
 class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 first to 9."""
+    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 is first."""
 
     payload: Any = None
     at: datetime | None = None
@@ -37,7 +57,7 @@ class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JobsListed(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of jobs without payloads and tracebacks; no `next_cursor`: that was all."""
+    """A page of jobs without payloads and tracebacks. No `next_cursor`: it is the last page."""
 
     jobs: list[Job]
     next_cursor: str | None
@@ -54,11 +74,11 @@ class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
     operation_id="enqueueJobs",
     summary="Enqueue one job or many",
     status_code=202,
-    opt={**WRITE, "keeps_keys": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
+    opt={**WRITE, "idempotent": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
 )
 async def enqueue_jobs(
     jobs: NamedDependency[Jobs],
-    once: NamedDependency[Once],
+    idempotency: NamedDependency[Idempotency],
     queue: FromPath[str],
     data: JSONBody[JobToAdd | list[JobToAdd]],
 ) -> JobsAdded:
@@ -66,28 +86,28 @@ async def enqueue_jobs(
     given = data if isinstance(data, list) else [data]
     new = [NewJob(queue=queue, **msgspec.structs.asdict(job)) for job in given]
     if not new:
-        await jobs.queue(queue)
+        await jobs.queues.get(queue)
 
     async def enqueue(tx: Any) -> JobsAdded:
         return JobsAdded(ids=await jobs.enqueue_many(new, tx=tx))
 
-    return await once(enqueue)
+    return await idempotency.run(enqueue)
 
 
 @get("/v1/jobs/{job_id:str}", operation_id="getJob", summary="Show a job", opt=READ)
 async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
-    """Show a job in whatever state; `gone` if it ended and was not kept."""
+    """Show a job in any state; `gone` if it ended and was not kept."""
     return await jobs.job(parse_job_id(job_id))
 
 
 @get(
     "/v1/jobs/{job_id:str}/why",
     operation_id="whyJob",
-    summary="Say why a job is where it is",
+    summary="Explain why a job is in its state",
     opt=READ,
 )
 async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Why:
-    """Say why a job is where it is."""
+    """Explain why a job is in its state."""
     return await jobs.why(parse_job_id(job_id))
 
 
@@ -104,18 +124,18 @@ async def list_jobs(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> Response[JobsListed]:
-    """List jobs of a queue, state and lane, newest id first; `q` is looked for in errors of ended jobs.
+    """List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs.
 
-    Go on with `next_cursor`, also where a page is short: a search that costs too much is cut off.
+    Continue with `next_cursor` even after a short page: expensive searches are cut off.
     """
-    asked = {"queue": queue, "state": in_state, "lane": lane, "q": q}
-    before = None if cursor is None else read_cursor(cursor_key, LISTING, asked, cursor)
-    page = await jobs.find(**asked, before=before, jobs_max=limit)
+    criteria = {"queue": queue, "state": in_state, "lane": lane, "q": q}
+    before = None if cursor is None else read_cursor(cursor_key, LISTING, criteria, cursor)
+    page = await jobs.find(**criteria, before=before, jobs_max=limit)
     if page.next_before is None:
         return Response(JobsListed(jobs=page.jobs, next_cursor=None))
-    following = sign_cursor(cursor_key, LISTING, asked, page.next_before)
-    told = {name: value for name, value in asked.items() if value is not None}
-    query = urlencode({**told, "limit": limit, "cursor": following})
+    following = sign_cursor(cursor_key, LISTING, criteria, page.next_before)
+    given = {name: value for name, value in criteria.items() if value is not None}
+    query = urlencode({**given, "limit": limit, "cursor": following})
     return Response(
         JobsListed(jobs=page.jobs, next_cursor=following),
         headers={"link": f'<{request.url.path}?{query}>; rel="next"'},
@@ -128,7 +148,7 @@ async def list_jobs(
 async def cancel_job(
     jobs: NamedDependency[Jobs], job_id: FromPath[str], *, keep: FromQuery[bool] = True
 ) -> None:
-    """Cancel a job that is scheduled or ready; with `keep=false` remove it for good, also one that ended."""
+    """Cancel a waiting job; with `keep=false` delete a waiting or ended one."""
     if keep:
         await jobs.cancel(parse_job_id(job_id))
     else:
@@ -138,13 +158,161 @@ async def cancel_job(
 @post(
     "/v1/jobs/{job_id:str}/retry",
     operation_id="retryJob",
-    summary="Give a failed job another life",
+    summary="Retry a failed job",
     status_code=204,
     opt=WRITE,
 )
 async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
-    """Make a job ready again that ended failed, cancelled or quarantined."""
+    """Make a failed, cancelled or quarantined job ready again."""
     await jobs.retry(parse_job_id(job_id))
 
 
-ROUTES: Final[list[Any]] = [enqueue_jobs, list_jobs, get_job, why_job, cancel_job, retry_job]
+BULK_LISTING: Final = "jobs.bulk"
+
+
+class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`retry`, `cancel` or `delete` matching jobs; `dry_run` only counts them."""
+
+    action: str
+    filter: JobFilter
+    dry_run: bool = False
+    cursor: str | None = None
+    """The `next_cursor` of the previous response."""
+
+
+class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a step. If `more`, send the request again with `cursor` = `next_cursor`."""
+
+    action: str
+    dry_run: bool
+    matched: int
+    changed: int
+    skipped: int
+    more: bool
+    next_cursor: str | None
+
+
+@post(
+    "/v1/jobs/bulk",
+    operation_id="bulkJobs",
+    summary="Retry, cancel or delete many jobs",
+    status_code=200,
+    opt=WRITE,
+)
+async def bulk_jobs(
+    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
+) -> BulkTold:
+    """Apply one bounded step of an action to matching jobs, newest first."""
+    query = {
+        "action": data.action,
+        "dry_run": data.dry_run,
+        **msgspec.structs.asdict(data.filter),
+    }
+    before = None
+    if data.cursor is not None:
+        before = read_cursor(cursor_key, BULK_LISTING, query, data.cursor)
+    done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, before=before)
+    following = None
+    if done.next_before is not None:
+        following = sign_cursor(cursor_key, BULK_LISTING, query, done.next_before)
+    return BulkTold(
+        action=done.action,
+        dry_run=done.dry_run,
+        matched=done.matched,
+        changed=done.changed,
+        skipped=done.skipped,
+        more=done.more,
+        next_cursor=following,
+    )
+
+
+class Acked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Outcomes of jobs by id. `rest` applies to jobs not named; without it they stay leased."""
+
+    outcomes: dict[int, TakenOutcome] = {}
+    rest: TakenOutcome | None = None
+
+
+class Extended(msgspec.Struct, frozen=True, kw_only=True):
+    """The new end of the lease."""
+
+    lease_id: int
+    expires_at: datetime
+
+
+@post(
+    "/v1/queues/{queue:str}/take",
+    operation_id="takeJobs",
+    summary="Take jobs of a queue",
+    status_code=200,
+    opt=WRITE,
+)
+async def take_jobs(
+    jobs: NamedDependency[Jobs],
+    queue: FromPath[str],
+    *,
+    n: FromQuery[int] = 1,
+    lease: FromQuery[str] = "5m",
+    wait: FromQuery[str] = "0s",
+) -> Taken:
+    """Take up to `n` due jobs for `lease`; wait up to `wait`, at most 30 s, for the first."""
+    lease_s, wait_s = _duration_s("lease", lease), _duration_s("wait", wait)
+    return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
+
+
+@post(
+    "/v1/leases/{lease_id:str}/ack",
+    operation_id="ackLease",
+    summary="Record outcomes of taken jobs",
+    status_code=204,
+    opt={**WRITE, "large_body": True},
+)
+async def ack_lease(
+    jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
+) -> None:
+    """Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left."""
+    number = parse_lease_id(lease_id)
+    if not is_row_id(number):
+        raise LeaseLost(lease_id)
+    if not data.outcomes and data.rest is None:
+        raise InvalidTake(
+            'no outcome is given: send `outcomes` by id, or `rest` such as {"outcome": "done"}'
+        )
+    await jobs.takes.ack(number, data.outcomes, rest=data.rest)
+
+
+@post(
+    "/v1/leases/{lease_id:str}/extend",
+    operation_id="extendLease",
+    summary="Extend a lease",
+    status_code=200,
+    opt=WRITE,
+)
+async def extend_lease(
+    jobs: NamedDependency[Jobs], lease_id: FromPath[str], lease: FromQuery[str] = "5m"
+) -> Extended:
+    """Extend a lease to `lease` from now."""
+    number = parse_lease_id(lease_id)
+    expires_at = await jobs.takes.extend(number, _duration_s("lease", lease))
+    return Extended(lease_id=number, expires_at=expires_at)
+
+
+def _duration_s(name: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidTake(f"{name}: expected {error}, got {text[:80]!r}") from error
+
+
+ROUTES: Final[list[Any]] = [
+    enqueue_jobs,
+    list_jobs,
+    get_job,
+    why_job,
+    cancel_job,
+    retry_job,
+    bulk_jobs,
+    take_jobs,
+    ack_lease,
+    extend_lease,
+]

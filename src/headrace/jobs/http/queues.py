@@ -1,22 +1,25 @@
-"""Routes of queues."""
+"""Routes of queues, limiters and lanes."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import get, put
+from litestar import delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, UnsetType
 
-from headrace.jobs.http.scopes import READ, WRITE
-from headrace.jobs.model import QueueStatus
+from headrace.jobs.http.jobs import READ, WRITE
+from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
+from headrace.jobs.service.lanes import SLACK_S
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to change of a queue; what is left out stays, null is what its code declares."""
+    """Changes of a queue. Fields left out stay; null restores what its code declares."""
 
     paused: bool | UnsetType = UNSET
     importance: int | UnsetType | None = UNSET
@@ -28,13 +31,13 @@ class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @get("/v1/queues", operation_id="listQueues", summary="List the queues", opt=READ)
 async def list_queues(jobs: NamedDependency[Jobs]) -> list[QueueStatus]:
     """List every queue with its backlog."""
-    return await jobs.queues()
+    return await jobs.queues.all()
 
 
 @get("/v1/queues/{queue:str}", operation_id="getQueue", summary="Show a queue", opt=READ)
 async def get_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> QueueStatus:
     """Show a queue with its backlog."""
-    return await jobs.queue(queue)
+    return await jobs.queues.get(queue)
 
 
 @put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Change a queue", opt=WRITE)
@@ -44,11 +47,204 @@ async def set_queue(
     data: JSONBody[QueueChange],
     create: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
 ) -> QueueStatus:
-    """Pause or resume a queue and set what wins over its code; `create`: make one without code if need be."""
-    asked = msgspec.structs.asdict(data)
-    changes = {name: value for name, value in asked.items() if value is not UNSET}
-    await jobs.set_queue(queue, create=create, **changes)
-    return await jobs.queue(queue)
+    """Pause or resume a queue and override its settings; `create` makes one without code."""
+    given = msgspec.structs.asdict(data)
+    changes = {name: value for name, value in given.items() if value is not UNSET}
+    await jobs.queues.set(queue, create=create, **changes)
+    return await jobs.queues.get(queue)
 
 
-ROUTES: Final[list[Any]] = [list_queues, get_queue, set_queue]
+class LaneLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All limits of a lane; what is left out is unlimited."""
+
+    starts_max: int | None = None
+    window_s: float | None = None
+    concurrency: int | None = None
+    paused: bool = False
+    weight: int = 1
+
+
+class LimiterLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All limits of a limiter; what is left out is unlimited."""
+
+    starts_max: int | None = None
+    window_s: float | None = None
+    concurrency: int | None = None
+    slack_s: float = SLACK_S
+
+
+class StartsToSpend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Starts of a lane to consume for other work than jobs."""
+
+    starts: int = 1
+    wait_max_s: float = 0.0
+
+
+class StartsSpent(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the call until they may begin; null: refused, nothing was consumed."""
+
+    wait_s: float | None
+
+
+@get("/v1/limiters", operation_id="listLimiters", summary="List limiters", opt=READ)
+async def list_limiters(jobs: NamedDependency[Jobs]) -> Sequence[Limiter]:
+    """List every limiter with its limits and queues, by name."""
+    return await jobs.lanes.limiters()
+
+
+@get("/v1/limiters/{limiter:str}", operation_id="getLimiter", summary="Show a limiter", opt=READ)
+async def get_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> Limiter:
+    """Show a limiter: the limits of its lanes without limits of their own."""
+    return await jobs.lanes.get_limiter(limiter)
+
+
+@put(
+    "/v1/limiters/{limiter:str}",
+    operation_id="setLimiter",
+    summary="Set a limiter's limits",
+    opt=WRITE,
+)
+async def put_limiter(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], data: JSONBody[LimiterLimits]
+) -> Limiter:
+    """Override the limits of a limiter and of all lanes that follow it."""
+    await jobs.lanes.set_limiter(limiter, **msgspec.structs.asdict(data))
+    return await jobs.lanes.get_limiter(limiter)
+
+
+@delete(
+    "/v1/limiters/{limiter:str}",
+    operation_id="resetLimiter",
+    summary="Remove the override of a limiter",
+    opt=WRITE,
+)
+async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
+    """Remove the override of a limiter; declared limits hold again."""
+    await jobs.lanes.reset_limiter(limiter)
+
+
+@get(
+    "/v1/limiters/{limiter:str}/lanes",
+    operation_id="listLanes",
+    summary="List lanes of a limiter",
+    opt=READ,
+)
+async def list_lanes(
+    jobs: NamedDependency[Jobs],
+    limiter: FromPath[str],
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+) -> Sequence[Lane]:
+    """List lanes by name; the next page is `after` the last name."""
+    return await jobs.lanes.list(limiter, after=after, lanes_max=limit)
+
+
+@get(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
+    operation_id="getLane",
+    summary="Show a lane",
+    opt=READ,
+)
+async def get_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> Lane:
+    """Show a lane's limits and current counts."""
+    return await jobs.lanes.get(limiter, lane)
+
+
+@put(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
+    operation_id="setLane",
+    summary="Set a lane's limits",
+    opt=WRITE,
+)
+async def put_lane(
+    jobs: NamedDependency[Jobs],
+    limiter: FromPath[str],
+    lane: FromPath[str],
+    data: JSONBody[LaneLimits],
+    *,
+    create: FromQuery[bool] = False,
+) -> Lane:
+    """Set all limits of a lane; what is left out is unlimited. `create`: allow a new limiter."""
+    await jobs.lanes.set(limiter, lane, create=create, **msgspec.structs.asdict(data))
+    return await jobs.lanes.get(limiter, lane)
+
+
+@delete(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
+    operation_id="resetLane",
+    summary="Remove a lane's own limits",
+    opt=WRITE,
+)
+async def reset_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> None:
+    """Remove a lane's own limits, pause and weight; it follows its limiter again."""
+    await jobs.lanes.reset(limiter, lane)
+
+
+@post(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}/pause",
+    operation_id="pauseLane",
+    summary="Pause a lane",
+    status_code=200,
+    opt=WRITE,
+)
+async def pause_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> Lane:
+    """Stop leasing a lane's jobs; running jobs continue, limits and weight stay."""
+    await jobs.lanes.pause(limiter, lane)
+    return await jobs.lanes.get(limiter, lane)
+
+
+@post(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}/resume",
+    operation_id="resumeLane",
+    summary="Resume a lane",
+    status_code=200,
+    opt=WRITE,
+)
+async def resume_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> Lane:
+    """Lease a lane's jobs again, within its limits."""
+    await jobs.lanes.resume(limiter, lane)
+    return await jobs.lanes.get(limiter, lane)
+
+
+@post(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}/spend",
+    operation_id="spendLane",
+    summary="Consume starts of a lane",
+    status_code=200,
+    opt=WRITE,
+)
+async def spend_lane(
+    jobs: NamedDependency[Jobs],
+    limiter: FromPath[str],
+    lane: FromPath[str],
+    data: JSONBody[StartsToSpend],
+) -> StartsSpent:
+    """Consume starts of a lane for other work than jobs, now or within `wait_max_s`."""
+    wait_s = await jobs.lanes.spend(limiter, lane, data.starts, wait_max_s=data.wait_max_s)
+    return StartsSpent(wait_s=wait_s)
+
+
+ROUTES: Final[list[Any]] = [
+    list_queues,
+    get_queue,
+    set_queue,
+    list_limiters,
+    get_limiter,
+    put_limiter,
+    reset_limiter,
+    list_lanes,
+    get_lane,
+    put_lane,
+    reset_lane,
+    pause_lane,
+    resume_lane,
+    spend_lane,
+]

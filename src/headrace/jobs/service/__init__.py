@@ -1,4 +1,4 @@
-"""The verbs of jobs, by what they are about. `Jobs` is the door to all of them."""
+"""The services of jobs by topic. `Jobs` has the verbs of jobs; the topics are its attributes."""
 
 from __future__ import annotations
 

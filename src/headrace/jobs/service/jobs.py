@@ -1,80 +1,103 @@
-"""The verbs of jobs: enqueue alone, in bulk, in groups and in a caller's transaction; look, steer, sweep.
+"""`Jobs`: enqueue alone, in bulk, in groups and in a caller's transaction; look at jobs, end them.
 
-Every enqueue is one round trip whatever it carries. With `tx`, a connection of any common driver (see
-`headrace.engines.borrowed`), it is part of the caller's transaction and is seen by workers when that
-commits, or never.
+    async with app.group(on_done=report.job(day="today")) as group:
+        for shop in shops:
+            await walk.enqueue(shop, group=group)
+
+Every enqueue is one round trip whatever it carries. `tx` is a connection of any common driver (see
+`headrace.engines.caller_transaction`); workers see the jobs when its transaction commits, or never.
+
+An open group counts one member more than it has, so members may end before the block does. The end
+of the block removes that one, and the last member enqueues the callback in the same transaction. A
+block that raises, or whose process dies, leaves no callback; its members run on alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from functools import cached_property
 from typing import Any, Final
 
-from headrace.engines.borrowed import Transaction, borrow
+import msgspec
+
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres, Runner
 from headrace.jobs import store
 from headrace.jobs.errors import (
     BatchTooLarge,
     GroupClosed,
     InvalidJob,
+    JobFailed,
+    JobNotEnded,
+    JobUnknown,
+    KeyTaken,
     LeaseLost,
+    NoResultKept,
+    ResultGone,
+    ResultLate,
 )
-from headrace.jobs.fitting import require_fit
-from headrace.jobs.fleet.facts import QueueMinute
-from headrace.jobs.hints import Hints
-from headrace.jobs.intake import (
-    Rows,
-    prepare_groups,
-    prepare_jobs,
-)
+from headrace.jobs.explain import explain_wait
+from headrace.jobs.handle import Group
 from headrace.jobs.model import (
     JOBS_PER_CALL_MAX,
     BulkDone,
     Job,
+    JobColumns,
     JobFilter,
     JobPage,
     JobsConfig,
-    Lane,
+    JobState,
     NewGroup,
     NewJob,
-    QueueSettings,
-    QueueStatus,
     Sweep,
     Why,
     jobs_enqueued,
 )
+from headrace.jobs.notify import Notifier
+from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet
-from headrace.jobs.service.groups import Group, open_group
 from headrace.jobs.service.lanes import Lanes
-from headrace.jobs.service.minutes import queue_minutes
 from headrace.jobs.service.queues import Queues
-from headrace.jobs.service.results import wait_result
-from headrace.jobs.service.steering import Steering
-from headrace.jobs.service.sweeping import Sweeping
+from headrace.jobs.service.sweep import Sweeper
 from headrace.jobs.service.takes import Takes
+from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
-from headrace.kernel.trace import current_traceparent, next_hop
+from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id
+from headrace.kernel.errors import HeadraceError
+from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 ROWS_PER_STATEMENT: Final = 5_000
+AHEAD_MAX: Final = 10_000
+"""Jobs before another one are counted up to this."""
+RESULT_FIRST_WAIT_S: Final = 0.02
+RESULT_WAIT_S_MAX: Final = 0.5
+STATE_CHECK_EVERY_S: Final = 5.0
+"""How often a wait for a result checks that the job still exists."""
+_log: Final = logger(__name__)
 
 
 class Jobs:
-    """The queue as its users see it. Cheap to make; opens nothing by itself."""
+    """The job queue of an app. Cheap to create; opens no connection by itself."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, registry: Registry) -> None:
         self.registry = registry
         self.config = config
+        self.lanes = Lanes(postgres)
+        self.queues = Queues(postgres, registry, self.lanes)
+        self.takes = Takes(postgres, config)
+        self.fleet = Fleet(postgres, config)
+        self.crons = Crons(postgres, registry, self.queues, self.enqueue)
+        self._bulk = BulkActions(postgres)
+        self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres
-        self._hints = Hints(postgres)
-        self._queues = Queues(postgres, registry)
+        self._notifier = Notifier(postgres)
 
     async def close(self) -> None:
-        """Let hints that are on their way go out."""
-        await self._hints.close()
+        """Send the notifications that are still pending."""
+        await self._notifier.close()
 
     async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
         """Enqueue one job; return its id, or the id of the unfinished job that has its unique key.
@@ -95,8 +118,7 @@ class Jobs:
         With `group`, an open one, they are its members.
         Raises: InvalidJob, PayloadTooLarge, BatchTooLarge, QueueUnknown, GroupClosed.
         """
-        rows = prepare_jobs(jobs)
-        require_fit(rows, self.registry)
+        rows = prepare_jobs(jobs, self.registry)
         lent = _borrowed(tx)
         if not rows.queues:
             return []
@@ -104,7 +126,8 @@ class Jobs:
             return await self._insert(rows, tx=lent)
         if not isinstance(group, Group):
             raise InvalidJob(
-                f"group: expected what `async with jobs.group(...)` gives, got a {type(group).__name__}"
+                "group: expected the value of `async with jobs.group(...)`, got a"
+                f" {type(group).__name__}"
             )
         group.require_open()
         return await self._insert(rows, tx=lent, group_ids=[group.id] * len(rows), is_counted=True)
@@ -121,18 +144,16 @@ class Jobs:
             raise BatchTooLarge(
                 f"{len(groups)} groups in one call: send at most {JOBS_PER_CALL_MAX} at a time"
             )
-        callbacks, members = prepare_groups(groups)
-        require_fit(callbacks, self.registry, has_group=True)
-        require_fit(members, self.registry)
+        callbacks, members = prepare_groups(groups, self.registry)
         lent = _borrowed(tx)
-        callback_queues = await self._queues.ids(callbacks)
-        await self._queues.ids(members)
-        traceparent = next_hop(current_traceparent.get())
+        callback_queues = await self.queues.ids(callbacks)
+        await self.queues.ids(members)
+        traceparent = child_traceparent(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
         async with self._within(lent) as inner:
-            # With keys it is known only afterwards who is a member: those groups are open until then.
-            ids = await store.backlog.add_groups(
+            # With keys the members are known only afterwards: those groups are open until then.
+            ids = await store.jobs.add_groups(
                 inner,
                 [1] * len(groups) if is_keyed else pending,
                 callbacks,
@@ -146,77 +167,92 @@ class Jobs:
                 group_ids = of_member[start : start + len(chunk)]
                 await self._insert(chunk, tx=inner, group_ids=group_ids, is_counted=is_keyed)
             if is_keyed:
-                await store.groups.seal_groups(inner, ids)
+                await store.jobs.seal_groups(inner, ids)
         return ids
 
     @asynccontextmanager
     async def group(
         self, *, on_done: NewJob, tx: Transaction | None = None
     ) -> AsyncIterator[Group]:
-        """`async with jobs.group(on_done=...) as group:` enqueue members with `group=group`, then the callback.
+        """Open a group for the block: jobs enqueued with `group=group` are its members.
 
-        `on_done` is enqueued exactly once, when the block has ended and every member is final. A block that
-        raises leaves no callback; members that were enqueued run on alone.
-        Raises: InvalidJob, PayloadTooLarge, QueueUnknown.
+        `on_done` is enqueued exactly once, after the block ended and every member is final.
+        Raises: InvalidJob, PayloadTooLarge, QueueUnknown; GroupClosed after 7 days.
         """
-        callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)])
-        require_fit(callback, self.registry, has_group=True)
-        queue_ids = await self._queues.ids(callback)
+        callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
+        queue_ids = await self.queues.ids(callback)
         runner = _borrowed(tx) or self._postgres
-        traceparent = next_hop(current_traceparent.get())
-        async with open_group(runner, callback, queue_ids, traceparent) as group:
+        ids = await store.jobs.add_groups(
+            runner,
+            [1],
+            callback,
+            queue_ids=queue_ids,
+            traceparent=child_traceparent(current_traceparent.get()),
+        )
+        group = Group(ids[0])
+        try:
+            await store.jobs.mark_group_open(runner, group.id)
             yield group
+        except BaseException:
+            group.is_open = False
+            await _abandon_group(runner, group.id)
+            raise
+        group.is_open = False
+        if not await store.jobs.mark_group_closed(runner, group.id):
+            raise GroupClosed(group.id)
+        await store.jobs.seal_groups(runner, ids)
 
     async def result(
         self, job_id: int, *, timeout_s: float | None = None, keeps_result: bool = True
     ) -> Any:
-        """What the job's handler returned, waiting for it up to `timeout_s`.
+        """Wait up to `timeout_s` for the job to end; return what its handler returned.
 
+        The wait polls by primary key and holds no connection. Whether the job still exists costs
+        more and is checked first, then every 5 s.
         Raises: JobFailed, ResultGone, NoResultKept, ResultLate (a TimeoutError), JobUnknown.
         """
-        return await wait_result(
-            self._postgres, self.job, job_id, timeout_s=timeout_s, keeps_result=keeps_result
-        )
+        if not keeps_result:
+            raise NoResultKept(job_id)
+        began_s = checked_s = time.monotonic()
+        wait_s = RESULT_FIRST_WAIT_S
+        while True:
+            ending = await store.jobs.find_ending(self._postgres, job_id)
+            now_s = time.monotonic()
+            is_check_due = checked_s == began_s or now_s - checked_s > STATE_CHECK_EVERY_S
+            if ending is None and is_check_due:
+                ending, checked_s = await self._ending_if_over(job_id), now_s
+            if ending is not None:
+                return _result_of(job_id, ending)
+            if timeout_s is not None:
+                wait_s = min(wait_s, began_s + timeout_s - now_s)
+                if wait_s <= 0:
+                    raise ResultLate(job_id, timeout_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, RESULT_WAIT_S_MAX)
 
-    async def set_lane(
-        self,
-        limiter: str,
-        lane: str,
-        *,
-        starts_max: int | None,
-        window_s: float | None,
-        concurrency: int | None,
-        paused: bool | None = False,
-        weight: int | None = 1,
-        tx: Transaction | None = None,
-    ) -> None:
-        """Set a lane's limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
-
-        None means no limit; as `paused` or `weight`: as it is. With `tx` the lane stands still until that ends: commit soon.
-        Raises: InvalidJob.
-        """
-        await self.lanes.set(
-            limiter,
-            lane,
-            starts_max=starts_max,
-            window_s=window_s,
-            concurrency=concurrency,
-            paused=paused,
-            weight=weight,
-            tx=tx,
-        )
-
-    async def get_lane(self, limiter: str, lane: str) -> Lane:
-        """A lane's limits and what it is doing. Raises: LaneUnknown."""
-        return await self.lanes.get(limiter, lane)
-
-    async def job(self, job_id: int) -> Job:
-        """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
-        return await self._steering.job(job_id)
+    async def job(self, job_id: int, *, tx: Transaction | None = None) -> Job:
+        """The job in any state; `gone` if it ended and was not kept. Raises: JobUnknown."""
+        require_job_id(job_id)
+        runner = _borrowed(tx) or self._postgres
+        found = await store.jobs.find_job(runner, job_id)
+        if found is not None:
+            return found
+        if job_id > await store.jobs.newest_job_id(runner):
+            raise JobUnknown(job_id)
+        # A job that moves between tables can be missed once.
+        return await store.jobs.find_job(runner, job_id) or Job(id=job_id, state=JobState.GONE)
 
     async def why(self, job_id: int) -> Why:
-        """Why the job is where it is. Raises: JobUnknown."""
-        return await self._steering.why(job_id)
+        """Why the job is in its state. Raises: JobUnknown."""
+        job = await self.job(job_id)
+        facts, retries = None, 0
+        if job.state is JobState.READY:
+            facts = await store.jobs.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
+            if facts is None:
+                job = await self.job(job_id)
+        if job.error is not None and job.queue is not None and job.ended_at is None:
+            retries = await store.jobs.retries_of(self._postgres, job.queue)
+        return explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
 
     async def find(
         self,
@@ -228,165 +264,110 @@ class Jobs:
         before: int | None = None,
         jobs_max: int = 100,
     ) -> JobPage:
-        """A page of up to `jobs_max` jobs, 1,000 at most, in whatever state, newest id first, those below `before`.
+        """A page of up to `jobs_max` jobs, at most 1,000, with ids below `before`, newest first.
 
-        `q` is looked for in the errors of those that ended. A page may be short where the search was cut off.
+        `q` searches the errors of ended jobs. A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
         """
-        wanted = JobFilter(queue=queue, state=state, lane=lane, q=q)
-        return await self._steering.find(wanted, before=before, jobs_max=jobs_max)
+        job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
+        return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
 
     async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Cancel a job that waits, in the caller's transaction if `tx` is given.
+        """Cancel a waiting job, inside `tx` if given.
 
-        Until that ends the job can be neither claimed nor changed: commit soon.
+        Until `tx` ends the job can be neither claimed nor changed: commit soon.
         Raises: JobUnknown, JobNotWaiting.
         """
-        await self._steering.cancel(job_id, tx=_borrowed(tx))
+        require_job_id(job_id)
+        if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
+            raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
 
     async def retry(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Give a failed, cancelled or quarantined job another life with all its retries.
+        """Make a failed, cancelled or quarantined job ready again, with all its retries.
 
         Raises: JobUnknown, JobNotEnded, KeyTaken.
         """
-        await self._steering.retry(job_id, tx=_borrowed(tx))
+        require_job_id(job_id)
+        retried, taken = await store.jobs.retry_jobs(
+            _borrowed(tx) or self._postgres, [job_id], CHANGEABLE["retry"]
+        )
+        if taken:
+            raise KeyTaken(
+                f"job {job_id}: another unfinished job has its unique key: let that one end first"
+            )
+        if not retried:
+            job = await self.job(job_id, tx=tx)
+            raise JobNotEnded(
+                f"job {job_id} is {job.state.value}: only a failed, cancelled or quarantined job"
+                " that is kept can be retried"
+            )
 
     async def delete(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Remove a job for good that waits or ended; its group counts a waiting one as cancelled.
+        """Delete a waiting or ended job. Its group counts a waiting one as cancelled.
 
-        Raises: JobUnknown, JobNotWaiting where it is leased or gone.
+        Raises: JobUnknown; JobNotWaiting if it is leased or gone.
         """
-        await self._steering.delete(job_id, tx=_borrowed(tx))
+        require_job_id(job_id)
+        runner = _borrowed(tx) or self._postgres
+        if not await store.jobs.delete_jobs(runner, [job_id], CHANGEABLE["delete"]):
+            raise not_waiting(await self.job(job_id, tx=tx), "deleted")
 
     async def bulk(
-        self, action: str, wanted: JobFilter, *, dry_run: bool = False, before: int | None = None
+        self,
+        action: str,
+        job_filter: JobFilter,
+        *,
+        dry_run: bool = False,
+        before: int | None = None,
     ) -> BulkDone:
-        """`retry`, `cancel` or `delete` jobs that fit, newest first, for some seconds; `dry_run` counts only.
+        """`retry`, `cancel` or `delete` matching jobs, newest first, for at most some seconds.
 
-        Where there is `more`, call again with `before` = its `next_before`. Jobs that the action cannot change,
-        such as leased ones, do not fit; each transaction changes up to 1,000.
+        `dry_run` only counts. If `more`, call again with `before` = `next_before`. Jobs that the
+        action cannot change, such as leased ones, do not match.
         Raises: InvalidFilter, QueueUnknown.
         """
-        return await self._steering.bulk(action, wanted, dry_run=dry_run, before=before)
-
-    async def queues(self) -> list[QueueStatus]:
-        """Every queue with its backlog, by name; each count is exact up to 10,000."""
-        return await self._queues.statuses()
-
-    async def queue(self, name: str) -> QueueStatus:
-        """One queue with its backlog, by name or alias; counts are exact up to 100,000. Raises: QueueUnknown."""
-        return await self._queues.status(name)
-
-    async def queue_settings(self, name: str) -> QueueSettings:
-        """What holds for a queue, by name or alias. Raises: QueueUnknown."""
-        return await self._queues.settings(name)
-
-    async def set_queue(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
-        """Set what a person wants of a queue, whatever its code declares; return what holds then.
-
-        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`: None is what the code declares.
-        `create`: make a queue without code where none has the name.
-        Raises: QueueUnknown, InvalidSetting.
-        """
-        if create:
-            await self._queues.create(name)
-        return await self._queues.change(name, changes)
-
-    async def pause_queue(self, name: str) -> None:
-        """Hand out no more of the queue's jobs; those in hand go on. Raises: QueueUnknown."""
-        await self._queues.change(name, {"paused": True})
-
-    async def resume_queue(self, name: str) -> None:
-        """Hand out the queue's jobs again. Raises: QueueUnknown."""
-        await self._queues.change(name, {"paused": False})
+        return await self._bulk.apply(action, job_filter, dry_run=dry_run, before=before)
 
     async def sweep(self) -> Sweep:
-        """One bounded step of tidying: return leases of dead hosts, move due lane jobs, forget.
-
-        Any number of processes may sweep at once; each lease is its own short transaction.
-        """
-        return await self._sweeping.run_once()
-
-    @cached_property
-    def lanes(self) -> Lanes:
-        """Limiters and their lanes."""
-        return Lanes(self._postgres)
-
-    @cached_property
-    def takes(self) -> Takes:
-        """Jobs for other languages and for people."""
-        return Takes(self._postgres, self.config)
-
-    @cached_property
-    def _steering(self) -> Steering:
-        return Steering(self._postgres)
-
-    @cached_property
-    def _sweeping(self) -> Sweeping:
-        return Sweeping(self._postgres, self.config, self.lanes)
-
-    @cached_property
-    def crons(self) -> Crons:
-        """The verbs of crons."""
-        return Crons(self._postgres, self)
-
-    @cached_property
-    def fleet(self) -> Fleet:
-        """The verbs of the fleet."""
-        return Fleet(self._postgres, self.config)
-
-    async def minutes(
-        self, queue: str, *, from_at: datetime | None = None, to_at: datetime | None = None
-    ) -> list[QueueMinute]:
-        """What a queue did by minute, oldest first: in the last hour, or a span of up to two days.
-
-        Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
-        """
-        return await queue_minutes(self._postgres, queue, from_at=from_at, to_at=to_at)
+        """Do one bounded step of maintenance. Any number of processes may sweep at once."""
+        return await self._sweeper.run_once()
 
     async def lock_lease(self, tx: Transaction, lease_id: int) -> None:
-        """Tie what `tx` writes to the lease: it commits only while the jobs are still ours.
+        """Bind `tx` to the lease: it can commit only while the lease is held.
 
-        The lease cannot be returned or settled until `tx` ends: do it last, commit soon.
+        The lease cannot be returned or settled until `tx` ends: call this last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.leases.is_lease_held(borrow(tx), lease_id):
+        if not await store.leases.is_lease_held(runner_for(tx), lease_id):
             raise LeaseLost(lease_id)
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
-        """`lock_lease` of several; the ids of those that are ours. Write nothing of the others."""
-        return await store.leases.held_leases(borrow(tx), lease_ids)
-
-    async def declare_queues(self) -> dict[str, store.queues.QueueRow]:
-        """Store the queues of the registry; return the rows of all known queues, by name and alias.
-
-        Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
-        """
-        return await self._queues.declare()
+        """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
+        return await store.leases.held_leases(runner_for(tx), lease_ids)
 
     async def _insert(
         self,
-        rows: Rows,
+        rows: JobColumns,
         *,
         tx: Runner | None,
         group_ids: list[int] | None = None,
         is_counted: bool = False,
     ) -> list[int]:
-        """Enqueue `rows`, as members of groups if given, which count them only now if `is_counted`."""
-        queue_ids = await self._queues.ids(rows)
+        """Insert `rows`, as members of groups if given; `is_counted` adds them to the groups."""
+        queue_ids = await self.queues.ids(rows)
         runner = tx or self._postgres
-        traceparent = next_hop(current_traceparent.get())
-        # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.
-        is_hinted = tx is not None or self._hints.is_due(set(queue_ids))
+        traceparent = child_traceparent(current_traceparent.get())
+        # In a transaction PostgreSQL itself sends one notification per queue, at commit.
+        is_hinted = tx is not None or self._notifier.is_due(set(queue_ids))
         ids: list[int] | None
         if group_ids is not None and is_counted:
-            ids = await store.groups.add_members(
+            ids = await store.jobs.add_members(
                 runner, rows, queue_ids, group_ids, traceparent=traceparent, is_hinted=is_hinted
             )
             if ids is None:
                 raise GroupClosed(group_ids[0])
         else:
-            ids = await store.backlog.enqueue(
+            ids = await store.jobs.enqueue(
                 runner,
                 rows,
                 queue_ids,
@@ -395,9 +376,20 @@ class Jobs:
                 is_hinted=is_hinted,
             )
         if not is_hinted:
-            self._hints.tell_later(set(queue_ids))
+            self._notifier.notify_later(set(queue_ids))
         jobs_enqueued.inc(len(ids))
         return ids
+
+    async def _ending_if_over(self, job_id: int) -> Ending | None:
+        """None while the job is unfinished. Raises: ResultGone, JobUnknown."""
+        job = await self.job(job_id)
+        if job.state not in (JobState.DONE, JobState.GONE):
+            return None
+        # It may have ended between the two queries.
+        ending = await store.jobs.find_ending(self._postgres, job_id)
+        if ending is None:
+            raise ResultGone(job_id)
+        return ending
 
     @asynccontextmanager
     async def _within(self, tx: Runner | None) -> AsyncIterator[Runner]:
@@ -409,17 +401,31 @@ class Jobs:
 
 
 def _borrowed(tx: Transaction | None) -> Runner | None:
-    """The caller's transaction as a runner, if one was given. Raises: ConnectionUnknown."""
-    return None if tx is None else borrow(tx)
+    """The caller's transaction as a runner, if given. Raises: ConnectionUnknown."""
+    return None if tx is None else runner_for(tx)
 
 
-def _chunks(rows: Rows) -> Iterator[tuple[int, Rows]]:
-    """`rows` in pieces that one statement may carry, each with the index of its first row."""
+async def _abandon_group(runner: Runner, group_id: int) -> None:
+    """Delete the group. If that fails it stays open and never calls back, which is equivalent."""
+    try:
+        await store.jobs.drop_group(runner, group_id)
+    except HeadraceError as error:
+        _log.warning("group_not_deleted", group_id=group_id, error=error.text)
+
+
+def _result_of(job_id: int, ending: Ending) -> Any:
+    if ending.state != JobState.DONE:
+        raise JobFailed(job_id, ending.state, ending.error)
+    return None if ending.result is None else msgspec.json.decode(ending.result)
+
+
+def _chunks(rows: JobColumns) -> Iterator[tuple[int, JobColumns]]:
+    """`rows` in pieces for one statement each, with the index of the first row."""
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         cut = slice(start, start + ROWS_PER_STATEMENT)
         yield (
             start,
-            Rows(
+            JobColumns(
                 queues=rows.queues[cut],
                 priorities=rows.priorities[cut],
                 run_ats=rows.run_ats[cut],

@@ -1,4 +1,4 @@
-"""The verbs of limiters and their lanes: set, look, spend."""
+"""Limiters and lanes: set limits, look up, pause, consume starts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from headrace.engines.borrowed import Transaction, borrow
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
-from headrace.jobs.intake import is_number, is_storable, require_lane, require_page
 from headrace.jobs.model import Lane, Limiter
+from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
 from headrace.kernel.errors import FieldProblem
 
 SLACK_S: Final = 0.25
@@ -22,7 +22,7 @@ SPEND_STARTS_MAX: Final = 1_000_000
 
 
 class Lanes:
-    """Limiters and lanes as their users see them; `Jobs.lanes`."""
+    """The limiters and lanes of an app; `Jobs.lanes`."""
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
@@ -40,10 +40,11 @@ class Lanes:
         create: bool = True,
         tx: Transaction | None = None,
     ) -> None:
-        """Set a lane's own limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
+        """Set a lane's limits: `starts_max` starts in any `window_s`, `concurrency` at once.
 
-        None means no limit, whatever its limiter says; as `paused` or `weight`: as it is. With `tx` the lane stands still until that ends:
-        commit soon. Without `create` its limiter has to be known: set, declared or named by a queue.
+        None means no limit, whatever its limiter has; for `paused` and `weight`: unchanged. With
+        `tx` the lane is locked until that ends: commit soon. Without `create` the limiter must
+        exist: set, declared or named by a queue.
         Raises: InvalidJob, LimiterUnknown.
         """
         require_lane(
@@ -57,8 +58,8 @@ class Lanes:
         if not create:
             with suppress(LaneUnknown):
                 await self._require(limiter, lane)
-        await store.lanes.set_lane(
-            self._postgres if tx is None else borrow(tx),
+        await store.queues.set_lane(
+            self._postgres if tx is None else runner_for(tx),
             limiter,
             lane,
             starts_max=starts_max,
@@ -69,9 +70,9 @@ class Lanes:
         )
 
     async def reset(self, limiter: str, lane: str) -> None:
-        """Let a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
+        """Make a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
         await self.get(limiter, lane)
-        await store.lanes.set_lane(
+        await store.queues.set_lane(
             self._postgres,
             limiter,
             lane,
@@ -84,49 +85,49 @@ class Lanes:
         )
 
     async def pause(self, limiter: str, lane: str) -> None:
-        """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on.
+        """Stop leasing a lane's jobs; running jobs continue, limits and weight stay.
 
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=True)
+        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=True)
 
     async def resume(self, limiter: str, lane: str) -> None:
-        """Hand out the lane's jobs again, within the limits that it has.
+        """Lease the lane's jobs again, within its limits.
 
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=False)
+        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=False)
 
     async def get(self, limiter: str, lane: str) -> Lane:
-        """A lane's limits and what it is doing. Raises: LaneUnknown."""
+        """A lane's limits and current counts. Raises: LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
-            found = await store.lanes.find_lane(self._postgres, limiter, lane)
+            found = await store.queues.find_lane(self._postgres, limiter, lane)
         if found is None:
             raise LaneUnknown(limiter, lane)
         return found
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
-        """Up to `lanes_max` lanes of a limiter by name, those after `after`, such as the last of a page before.
+        """Up to `lanes_max` lanes of a limiter by name, those after `after`.
 
         Raises: InvalidFilter.
         """
         require_page("lanes_max", lanes_max)
         if not is_storable(limiter) or not is_storable(after):
             return []
-        return await store.lanes.list_lanes(
+        return await store.queues.list_lanes(
             self._postgres, limiter, after=after, lanes_max=lanes_max
         )
 
     async def spend(
         self, limiter: str, lane: str, starts: int = 1, *, wait_max_s: float = 0.0
     ) -> float | None:
-        """Take `starts` out of a lane for what is no job; seconds to wait before they may begin.
+        """Consume `starts` of a lane for other work than jobs. Return the seconds to wait.
 
-        Count them from the call, and begin within the limiter's slack of that. None: refused, since the
-        lane is paused or the wait would be longer than `wait_max_s`; nothing was taken.
+        Count the seconds from the call, and begin within the limiter's slack after them. None:
+        refused, since the lane is paused or the wait would exceed `wait_max_s`.
         Raises: InvalidJob.
         """
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
@@ -137,7 +138,7 @@ class Lanes:
             text = f"expected seconds from 0 to {SPEND_WAIT_S_MAX:.0f}"
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
-        return await store.lanes.spend(
+        return await store.queues.spend(
             self._postgres, limiter, lane, starts=starts, wait_max_s=wait_max_s
         )
 
@@ -150,10 +151,10 @@ class Lanes:
         concurrency: int | None = None,
         slack_s: float = SLACK_S,
     ) -> None:
-        """Set the limits of all lanes of a limiter that have none of their own, live.
+        """Override the limits of a limiter and of all lanes that follow it.
 
-        From then on what code declares of it changes nothing. Lanes follow in steps of 500; where this is
-        cut short, the next sweep goes on. Raises: InvalidJob.
+        Declarations by code no longer change them. Lanes follow in steps of 500; the next sweep
+        completes an interrupted call. Raises: InvalidJob.
         """
         await self._write_limiter(
             limiter, (starts_max, window_s, concurrency, slack_s), is_set=True
@@ -168,7 +169,7 @@ class Lanes:
         concurrency: int | None = None,
         slack_s: float = SLACK_S,
     ) -> None:
-        """The same as code says it: nothing changes where it did not, or where a person set them.
+        """Store the limits declared by code. An override stays in force.
 
         Raises: InvalidJob.
         """
@@ -177,15 +178,17 @@ class Lanes:
         )
 
     async def reset_limiter(self, limiter: str) -> None:
-        """Take a person's limits back: those that code declares hold again, or none. Raises: LimiterUnknown."""
+        """Remove the override of a limiter; declared limits hold again. Raises: LimiterUnknown."""
         await self.get_limiter(limiter)
-        if await store.lanes.reset_limiter(self._postgres, limiter):
+        if await store.queues.reset_limiter(self._postgres, limiter):
             await self.spread(limiter)
 
     async def get_limiter(self, limiter: str) -> Limiter:
-        """A limiter's limits and the queues that it spans. Raises: LimiterUnknown."""
+        """A limiter's limits and its queues. Raises: LimiterUnknown."""
         found = (
-            await store.lanes.find_limiters(self._postgres, limiter) if is_storable(limiter) else []
+            await store.queues.find_limiters(self._postgres, limiter)
+            if is_storable(limiter)
+            else []
         )
         if not found:
             raise LimiterUnknown(limiter)
@@ -193,18 +196,18 @@ class Lanes:
 
     async def limiters(self) -> Sequence[Limiter]:
         """Every limiter by name."""
-        return await store.lanes.find_limiters(self._postgres)
+        return await store.queues.find_limiters(self._postgres)
 
     async def spread(self, limiter: str) -> None:
-        """Let every lane of the limiter that has no limits of its own follow it. Safe to repeat."""
+        """Apply the limiter's limits to every lane that follows it. Safe to repeat."""
         after: str | None = ""
         while after is not None:
-            after = await store.lanes.spread_limiter(
+            after = await store.queues.spread_limiter(
                 self._postgres, limiter, after=after, lanes_max=LANES_PER_STEP
             )
 
     async def _require(self, limiter: str, lane: str) -> None:
-        """Raises: LaneUnknown, or LimiterUnknown where nothing knows that either."""
+        """Raises: LaneUnknown; LimiterUnknown if the limiter does not exist either."""
         try:
             await self.get(limiter, lane)
         except LaneUnknown:
@@ -230,7 +233,7 @@ class Lanes:
         if not is_number(slack_s, 0.001, SLACK_S_MAX):
             text = f"expected seconds over 0, up to {SLACK_S_MAX:.0f}"
             _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
-        is_to_spread = await store.lanes.set_limiter(
+        is_to_spread = await store.queues.set_limiter(
             self._postgres,
             limiter,
             starts_max=starts_max,

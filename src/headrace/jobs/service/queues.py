@@ -1,26 +1,27 @@
-"""Queues as code declares them and as people set them.
+"""Queues as declared by code and overridden by operators.
 
-Whoever starts last says what a queue is: a process that enqueues or works declares the queues of its code, once,
-and what differs from the stored is written. What a person set is kept beside it and wins. A queue whose code
-gave it another name is renamed in place, so that what waits in it goes along; older code reaches it by its
-alias and changes nothing of it.
+A process that enqueues or works declares the queues of its code once; the last declaration wins.
+Overrides are stored beside the declared values and win over them. A queue with a new name in the
+code is renamed in place, so that its jobs follow. Older code reaches it by its alias.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.jobs import store
-from headrace.jobs.errors import InvalidSetting, LimiterFixed, QueueUnknown
-from headrace.jobs.intake import Rows, is_storable, refuse
-from headrace.jobs.model import IMPORTANCE_LAST, QueueSettings, QueueStatus
+from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
+from headrace.jobs.fleet.state import QueueMinute
+from headrace.jobs.model import IMPORTANCE_LAST, JobColumns, QueueSettings, QueueStatus
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
-from headrace.jobs.tasks.declared import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.validation import is_storable, refuse
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.ids import USER_ID
 
@@ -30,33 +31,35 @@ BOUNDS: Final = {
     "slots_max": SLOTS_MAX,
     "retries": RETRIES_MAX,
 }
-"""What a person may set of a queue, from 0 on."""
+"""Settings that an operator can override, with their maximum."""
 COUNT_MAX: Final = 100_000
-"""Jobs of one state that the look at a queue counts."""
+"""Jobs of one state are counted up to this."""
 COUNT_MAX_OF_ALL: Final = 10_000
-"""The same for a look at all queues."""
+"""The same in a list of all queues."""
+MINUTES_SPAN: Final = timedelta(hours=1)
+MINUTES_SPAN_MAX: Final = timedelta(days=2)
 
 
 class Queues:
-    """The queues of a registry and their stored ids."""
+    """The queues of a registry and their stored ids; `Jobs.queues`."""
 
-    def __init__(self, postgres: Postgres, registry: Registry) -> None:
+    def __init__(self, postgres: Postgres, registry: Registry, lanes: Lanes) -> None:
         self._postgres = postgres
         self._registry = registry
-        self._lanes = Lanes(postgres)
+        self._lanes = lanes
         self._rows: dict[str, QueueRow] = {}
         self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
 
     async def declare(self) -> dict[str, QueueRow]:
-        """Store the queues and limiters of the registry; return the rows of all known queues, by name and alias.
+        """Store the queues and limiters of the registry. Return all queues by name and alias.
 
-        Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
+        Raises: LimiterFixed if a task moves a queue with lanes to another limiter.
         """
         declared = self._registry.declared()
         try:
             await store.queues.declare_queues(self._postgres, declared)
         except ConstraintViolated:
-            # Another process gave a queue its new name between our two looks: now it has it.
+            # Another process renamed a queue between our two statements: repeat.
             await store.queues.declare_queues(self._postgres, declared)
         rows = {row.name: row for row in await store.queues.find_queues(self._postgres)}
         for queue in declared:
@@ -72,11 +75,11 @@ class Queues:
         self._rows = rows
         return rows
 
-    async def ids(self, jobs: Rows) -> list[int]:
-        """The queue's id of each job, by name or alias, stored or declared. Raises: QueueUnknown, InvalidJob."""
+    async def ids(self, jobs: JobColumns) -> list[int]:
+        """The queue id of each job, by name or alias. Raises: QueueUnknown, InvalidJob."""
         names = jobs.queues
         if not self._rows.keys() >= set(names):
-            # Committed on its own connection: a queue must not vanish with a caller's rollback.
+            # On its own connection: a caller's rollback must not undo the declaration.
             known = await self._declared_once(names)
             for name in names:
                 if name not in known:
@@ -93,23 +96,23 @@ class Queues:
         return [rows[name].id for name in names]
 
     async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
-        """What `declare` gives, once for all who ask on this loop at a time: many first enqueues are one storm."""
+        """Call `declare` once for all concurrent callers of this loop (single-flight)."""
         loop = asyncio.get_running_loop()
         declaring = self._declaring.get(loop)
         if declaring is not None:
             known = await asyncio.shield(declaring)
             if known.keys() >= set(names):
                 return known
-            # It may have begun before these were declared.
+            # It may have started before these queues were declared.
             declaring = self._declaring.get(loop)
         if declaring is None:
             declaring = self._declaring[loop] = loop.create_task(self.declare())
             declaring.add_done_callback(lambda _: self._declaring.pop(loop, None))
-        # Whoever is cancelled leaves the others their answer.
+        # A cancelled caller must not cancel the others' result.
         return await asyncio.shield(declaring)
 
     async def settings(self, name: str) -> QueueSettings:
-        """What holds for a queue. Raises: QueueUnknown."""
+        """The settings of a queue by name or alias. Raises: QueueUnknown."""
         found = await self._find(name)
         if found is None and self._registry.find(name) is not None:
             await self.declare()
@@ -118,9 +121,15 @@ class Queues:
             raise QueueUnknown(name)
         return found
 
-    async def change(self, name: str, changes: dict[str, Any]) -> QueueSettings:
-        """Set what a person wants of a queue; None takes it back. Raises: QueueUnknown, InvalidSetting."""
-        changes = dict(changes)
+    async def set(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
+        """Override settings of a queue; return the settings in force.
+
+        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`: None restores what the code
+        declares. `create` makes a queue without code if none has the name.
+        Raises: QueueUnknown, InvalidSetting.
+        """
+        if create:
+            await self.create(name)
         before = await self.settings(name)
         is_paused = changes.pop("paused", before.paused)
         _require_valid(before, changes, is_paused=is_paused)
@@ -131,24 +140,68 @@ class Queues:
             await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
         return await self.settings(before.queue)
 
+    async def pause(self, name: str) -> None:
+        """Stop leasing the queue's jobs; running jobs continue. Raises: QueueUnknown."""
+        await self.set(name, paused=True)
+
+    async def resume(self, name: str) -> None:
+        """Lease the queue's jobs again. Raises: QueueUnknown."""
+        await self.set(name, paused=False)
+
     async def create(self, name: str) -> None:
-        """Make a queue without code, unless there is one of that name or alias. Raises: InvalidSetting."""
+        """Create a queue without code, unless the name or alias exists. Raises: InvalidSetting."""
         if USER_ID.fullmatch(name) is None:
             raise InvalidSetting(
-                f"queue {name[:160]!r} cannot be made: names are 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
+                f"queue {name[:160]!r} cannot be created: names are 1 to 128 of"
+                " A-Z a-z 0-9 . _ : @ ~ -"
             )
         if await self._find(name) is None:
             await store.queues.create_queue(self._postgres, name)
 
-    async def statuses(self) -> list[QueueStatus]:
-        """Every queue with its backlog, by name."""
+    async def all(self) -> list[QueueStatus]:
+        """Every queue with its backlog, by name. Each count is exact up to 10,000."""
         return await store.queues.queue_statuses(self._postgres, count_max=COUNT_MAX_OF_ALL)
 
-    async def status(self, name: str) -> QueueStatus:
-        """One queue with its backlog. Raises: QueueUnknown."""
+    async def get(self, name: str) -> QueueStatus:
+        """One queue with its backlog, by name or alias; counts are exact up to 100,000.
+
+        Raises: QueueUnknown.
+        """
         await self.settings(name)
         [found] = await store.queues.queue_statuses(self._postgres, name, count_max=COUNT_MAX)
         return found
+
+    async def minutes(
+        self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[QueueMinute]:
+        """Counts of a queue by minute, oldest first: the last hour, or a span of up to two days.
+
+        Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
+        """
+        try:
+            until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
+            since_at = _in_utc(from_at or until_at - MINUTES_SPAN)
+        except (OverflowError, ValueError) as error:
+            raise InvalidSpan(
+                "minutes: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
+            ) from error
+        if not timedelta() < until_at - since_at <= MINUTES_SPAN_MAX:
+            raise InvalidSpan(
+                f"minutes from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
+                f" at most {MINUTES_SPAN_MAX.days} days that begins before it ends"
+            )
+        rows = []
+        if is_storable(name):
+            rows = await store.queues.find_queues(self._postgres, [name])
+        if not rows:
+            raise QueueUnknown(name)
+        return await store.fleet.queue_minutes(
+            self._postgres,
+            rows[0].id,
+            from_at=since_at,
+            to_at=until_at,
+            minutes_max=int(MINUTES_SPAN_MAX.total_seconds() / 60) + 1,
+        )
 
     async def _find(self, name: str) -> QueueSettings | None:
         if not is_storable(name):
@@ -156,7 +209,7 @@ class Queues:
         return await store.queues.find_settings(self._postgres, name)
 
     async def _limited(self, queue: QueueDeclared, row: QueueRow) -> QueueRow:
-        """The row with the limiter that its code wants; renamed queues keep the one of their old name."""
+        """The row with its declared limiter. A renamed queue keeps the limiter of its old name."""
         is_kept = queue.limiter == queue.name and row.limiter in queue.aliases
         if row.limiter == queue.limiter or row.is_alias or is_kept:
             return row
@@ -198,6 +251,13 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
 
 def _lane_missing(queue: QueueRow) -> str:
     return (
-        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits jobs with a lane only: give the"
-        " job a lane, or declare the task with lane='optional'"
+        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits only jobs with a lane:"
+        " give the job a lane, or declare the task with lane='optional'"
     )
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """The moment in UTC. Raises: ValueError without a time zone; OverflowError."""
+    if moment.tzinfo is None:
+        raise ValueError(moment)
+    return moment.astimezone(UTC)

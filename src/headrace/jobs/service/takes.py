@@ -1,8 +1,7 @@
-"""Jobs for other languages and for people: taken under a lease of their own, acked one by one or together.
+"""Jobs for other languages and for people: taken under a lease, acked one by one or together.
 
-Each take is a host row of its own whose expiry is the lease, so whoever goes away without a word gives his jobs
-back by that. It costs them no loss: a moderator who closed his browser is no crash. Lanes keep their
-limits, counted at the take.
+Each take has a host row whose expiry is the lease, so jobs of a client that disappears return by
+themselves. They count no loss: a closed browser is no crash. The limits of lanes apply at the take.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -17,10 +17,8 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
+from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
-from headrace.jobs.handling import Outcome, settled_outcome
-from headrace.jobs.intake import is_row_id, is_storable
-from headrace.jobs.leases import Scan
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     JobsConfig,
@@ -28,9 +26,11 @@ from headrace.jobs.model import (
     TakenJob,
     TakenOutcome,
 )
-from headrace.jobs.store.leases import Claims, Said, TakenJobs
+from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.store.leases import Claims, TakenJobs
+from headrace.jobs.validation import is_row_id, is_storable
 from headrace.kernel.errors import FieldProblem
-from headrace.kernel.limits import PAYLOAD_BYTES_MAX
+from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
 JOBS_PER_TAKE_MAX: Final = 1_000
 LEASE_S_LEAST: Final = 1.0
@@ -38,8 +38,8 @@ LEASE_S_MAX: Final = 86_400.0
 WAIT_S_MAX: Final = 30.0
 FIRST_PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
-"""Between two looks of a take that waits; a look is one query of index probes."""
-WORDS: Final = {
+"""Longest pause between two polls of a waiting take. A poll is one query of index probes."""
+OUTCOMES: Final = {
     "done": "done",
     "retry": "retry",
     "fail": "fail",
@@ -51,20 +51,20 @@ WORDS: Final = {
 
 
 class Takes:
-    """Takes, acks and extensions as their users see them; `Jobs.takes`."""
+    """Takes, acks and extensions; `Jobs.takes`."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
         self._config = config
-        self._scan = Scan()
+        self._scan = ClaimCursor()
         self._is_lanes_turn = False
 
     async def take(
         self, queue: str, n: int = 1, *, lease_s: float = 300.0, wait_s: float = 0.0
     ) -> Taken:
-        """Take up to `n` due jobs of a queue for `lease_s`; where nothing is due, wait for some up to `wait_s`.
+        """Take up to `n` due jobs of a queue for `lease_s`; wait up to `wait_s` for the first.
 
-        A job whose process died before comes alone. Raises: QueueUnknown, InvalidTake.
+        A job whose process died before is taken alone. Raises: QueueUnknown, InvalidTake.
         """
         if not 0 <= wait_s <= WAIT_S_MAX:
             _refuse(f"queue {queue[:160]!r}", [("wait_s", f"expected 0 to {WAIT_S_MAX:.0f} s")])
@@ -93,12 +93,12 @@ class Takes:
         if not ahead.queue_ids:
             return nothing
         async with self._postgres.transaction() as tx:
-            host_id = await store.hosts.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
+            host_id = await store.leases.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
             claims = await self._claim(tx, host_id, queue_id, n)
             if claims is None:
-                await store.hosts.remove_host(tx, host_id)
+                await store.leases.remove_host(tx, host_id)
                 return nothing
-            expires_at = await store.hosts.expires_at(tx, host_id)
+            expires_at = await store.leases.expires_at(tx, host_id)
         return _taken(claims, expires_at)
 
     async def ack(
@@ -108,11 +108,10 @@ class Takes:
         *,
         rest: TakenOutcome | None = None,
     ) -> None:
-        """Say what became of jobs of a taken lease; those not named stay with it, or fare as `rest` says.
+        """Record outcomes of jobs of a taken lease. Jobs not named get `rest`, or stay leased.
 
-        Repeating changes nothing.
-
-        Raises: LeaseLost, where the lease is over or settled whole; InvalidTake, with every fault.
+        Repeating has no effect.
+        Raises: LeaseLost if the lease has ended or is settled; InvalidTake, with every fault.
         """
         if not is_row_id(lease_id):
             raise LeaseLost(lease_id)
@@ -121,29 +120,29 @@ class Takes:
             if taken is None:
                 raise LeaseLost(lease_id)
             others = {} if rest is None else dict.fromkeys(taken.attempts, rest)
-            said = await self._said(tx, lease_id, taken, {**others, **outcomes})
-            fared = await store.leases.settle(
-                tx, jobs={lease_id: said}, losses_max=self._config.losses_max
+            recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **outcomes})
+            settled = await store.leases.settle(
+                tx, jobs={lease_id: recorded}, losses_max=self._config.losses_max
             )
-            if fared.lost or fared.busy:
+            if settled.lost or settled.busy:
                 raise LeaseLost(lease_id)
-            await store.hosts.end_take(tx, taken.host_id)
+            await store.leases.end_take(tx, taken.host_id)
 
     async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
-        """Give a taken lease `lease_s` from now; return when it ends then.
+        """Extend a taken lease to `lease_s` from now. Return its new end.
 
         Raises: LeaseLost, InvalidTake.
         """
         _refuse(f"lease {lease_id}", _lease_faults(lease_s))
         expires_at = None
         if is_row_id(lease_id):
-            expires_at = await store.hosts.extend_take(self._postgres, lease_id, lease_s)
+            expires_at = await store.leases.extend_take(self._postgres, lease_id, lease_s)
         if expires_at is None:
             raise LeaseLost(lease_id)
         return expires_at
 
     async def _claim(self, tx: Tx, host_id: int, queue_id: int, n: int) -> Claims | None:
-        """Jobs of lanes and jobs without, in turns."""
+        """Claim from lanes and from other jobs alternately."""
         self._is_lanes_turn = not self._is_lanes_turn
         if self._is_lanes_turn:
             claims = await self._claim_lanes(tx, host_id, queue_id, n)
@@ -156,7 +155,7 @@ class Takes:
             leases_max=1,
             batch=n,
             priorities=self._scan.next_order(),
-            marks=Scan().marks,
+            marks=ClaimCursor().marks,
         )
         if not claims.leases and (claims.moved or not self._is_lanes_turn):
             claims = await self._claim_lanes(tx, host_id, queue_id, n)
@@ -167,10 +166,10 @@ class Takes:
             tx, host_id, queue_id, leases_max=1, batch=n, config=self._config
         )
 
-    async def _said(
+    async def _outcomes_to_record(
         self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
-    ) -> dict[int, Said]:
-        """What is recorded for `outcomes`. Raises: InvalidTake, QueueUnknown."""
+    ) -> dict[int, Outcome]:
+        """The outcomes to record. Raises: InvalidTake, QueueUnknown."""
         problems = []
         for job_id, outcome in outcomes.items():
             faults = _outcome_faults(outcome)
@@ -182,19 +181,17 @@ class Takes:
         for queue in queues:
             if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
                 raise QueueUnknown(queue)
-        said = {}
+        recorded = {}
         for job_id, given in outcomes.items():
-            final = settled_outcome(
-                Outcome(WORDS[given.outcome], given.after_s, given.why),
+            final = final_outcome(
+                Outcome(OUTCOMES[given.outcome], given.after_s, given.why),
                 attempt=taken.attempts[job_id] + 1,
                 retries=taken.retries,
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            said[job_id] = Said(
-                final.word, final.after_s, final.error, result=result, queue=given.queue
-            )
-        return said
+            recorded[job_id] = replace(final, result=result, queue=given.queue)
+        return recorded
 
 
 def _taken(claims: Claims, expires_at: datetime) -> Taken:
@@ -224,8 +221,8 @@ def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
 
 def _outcome_faults(given: TakenOutcome) -> list[str]:
     faults = []
-    if given.outcome not in WORDS:
-        faults.append(f"expected one of {', '.join(WORDS)}, got {given.outcome[:40]!r}")
+    if given.outcome not in OUTCOMES:
+        faults.append(f"expected one of {', '.join(OUTCOMES)}, got {given.outcome[:40]!r}")
     after_s = given.after_s
     if given.outcome == "snooze" and after_s is None:
         faults.append("snooze needs after_s, in seconds")

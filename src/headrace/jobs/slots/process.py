@@ -1,8 +1,8 @@
-"""A slot's process, from its fork to its end: runs what its agent gives it, over one socket.
+"""A slot's process, from fork to exit: runs the work that its agent sends over one socket.
 
-Its event loop is made here, after the fork. It ends when the agent says so, when it is told to by SIGTERM, and when
-the agent's end of the socket closes: then nobody takes outcomes any more, and the next agent of this host waits
-for it to be gone.
+Its event loop is created after the fork. The process exits on the message `Stop`, on SIGTERM, and
+when the agent's end of the socket closes: then no process receives its outcomes, and the host's
+next agent waits for its exit.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-import msgspec
 import uvloop
 from setproctitle import setproctitle
 
-from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.cell import Cell
-from headrace.jobs.slots.children import hide_from_children
-from headrace.jobs.slots.messages import (
+from headrace.jobs.messages import (
+    Ack,
+    Declared,
+    FramedConnection,
     FromSlot,
     Left,
     Measured,
     Recycle,
-    Settled,
+    Refused,
     SpendAnswer,
     Stop,
     ToSlot,
     Work,
+    decode_to_slot,
 )
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.slots.executor import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.jobs.slots.wire import FrameSplitter, decode_to_slot, encode_frame
+from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry
 from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.logs import logger
-from headrace.kernel.metrics import take_growth
+from headrace.kernel.metrics import take_deltas
 
-DECLARING: Final = -1
-"""The number of the process that takes no work: it declares the code's queues and leaves."""
 ORPHANED_GRACE_S: Final = 0.5
 TERMINATED_GRACE_S: Final = 1.0
 CLOSE_S: Final = 2.0
@@ -54,7 +54,7 @@ _log: Final = logger(__name__)
 
 
 class Application(Protocol):
-    """What a slot and its zygote need of an app."""
+    """The parts of an app that a slot and its zygote need."""
 
     @property
     def registry(self) -> Registry: ...
@@ -64,28 +64,13 @@ class Application(Protocol):
 
     @property
     def settings(self) -> dict[str, str]:
-        """`section.name` to the written value, of what is not the default."""
+        """`section.name` to the written value, of settings that are not the default."""
 
     async def declare(self) -> dict[str, int]:
-        """Store what the code says of its queues; their ids by name."""
+        """Store the queues that the code declares. Return their ids by name."""
 
     async def close(self) -> None:
-        """Close what was opened."""
-
-
-class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
-    """The queues are stored: their ids by name."""
-
-    queues: dict[str, int]
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_only=True):
-    """The queues could not be stored."""
-
-    code: str
-    text: str
-    exit_code: int
-    retryable: bool
+        """Close all connections."""
 
 
 def run_slot(
@@ -93,12 +78,12 @@ def run_slot(
     number: int,
     link: socket.socket,
     *,
-    cell: Cell | None,
+    cell: StatusCell | None,
     inherited: Sequence[int],
 ) -> int:
-    """Live as slot `number` until told to leave; returns the exit code. Call in a fresh fork.
+    """Run as slot `number` until it leaves. Return the exit code. Call in a fresh fork.
 
-    `inherited` are the descriptors that its handlers' own processes must not hold.
+    `inherited` are descriptors that processes of its handlers must not hold.
     """
     setproctitle(f"headrace slot {number}: starting" if cell else "headrace slot: declaring queues")
     hide_from_children(link, inherited)
@@ -106,52 +91,12 @@ def run_slot(
         if cell is None:
             return runner.run(_declare(application, link))
         runner.run(_Slot(application, number, cell).run(link))
-        # The runner's end would wait for what handlers left running.
+        # The end of asyncio.Runner would wait for tasks and threads that handlers left running.
         os._exit(0)
 
 
-class _Link(asyncio.Protocol):
-    """The slot's end of its socket."""
-
-    def __init__(self, on_message: Callable[[ToSlot], None], on_lost: Callable[[], None]) -> None:
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._frames = FrameSplitter()
-        self._transport: Any = None
-        self._is_drained = asyncio.Event()
-        self._is_drained.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._on_message(decode_to_slot(body))
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._is_drained.set()
-        self._on_lost()
-
-    def pause_writing(self) -> None:
-        self._is_drained.clear()
-
-    def resume_writing(self) -> None:
-        self._is_drained.set()
-
-    def say(self, message: FromSlot | Declared | Refused) -> None:
-        """Send; without an agent there is nobody to tell."""
-        if not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
-
-    async def flush(self) -> None:
-        """Wait until everything said has left this process."""
-        if not self._transport.is_closing():
-            self._transport.set_write_buffer_limits(0)
-            await self._is_drained.wait()
-
-
 class _Slot:
-    def __init__(self, application: Application, number: int, cell: Cell) -> None:
+    def __init__(self, application: Application, number: int, cell: StatusCell) -> None:
         self._application = application
         self._number = number
         self._queue = ""
@@ -165,15 +110,15 @@ class _Slot:
         self._private_bytes_max = application.jobs_config.slot_private_max_bytes
         self._is_measure_planned = False
         self._runner = SlotRunner(
-            application.registry, say=self._say, config=application.jobs_config, board=cell
+            application.registry, send=self._send, config=application.jobs_config, status=cell
         )
-        self._link = _Link(self._heard, self._orphaned)
+        self._link = FramedConnection(decode_to_slot, self._receive, self._orphaned)
 
     async def run(self, link: socket.socket) -> None:
-        """Until it has left."""
+        """Run until the slot has left."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
-        await loop.create_unix_connection(lambda: self._link, sock=link)
+        await self._link.connect(link)
         await self._runner.start()
         self._title("idle")
         await self._has_left.wait()
@@ -182,14 +127,14 @@ class _Slot:
             async with asyncio.timeout(CLOSE_S):
                 await self._application.close()
         if self._is_orphan and os.getppid() != self._zygote_pid:
-            # With agent and zygote gone, nobody else ends what handlers left.
+            # Without agent and zygote, only this process can end what handlers left running.
             os.killpg(0, signal.SIGKILL)
 
     def _orphaned(self) -> None:
         self._is_orphan = not self._has_left.is_set()
         self._stop(ORPHANED_GRACE_S)
 
-    def _heard(self, message: ToSlot) -> None:
+    def _receive(self, message: ToSlot) -> None:
         match message:
             case Work():
                 if message.queue != self._queue:
@@ -202,15 +147,15 @@ class _Slot:
             case Stop():
                 self._stop(message.grace_s)
 
-    def _say(self, message: FromSlot) -> None:
+    def _send(self, message: FromSlot) -> None:
         if isinstance(message, Left):
-            self._link.say(Measured(take_growth()))
+            self._link.send(Measured(take_deltas()))
             self._has_left.set()
         elif not self._is_measure_planned:
             self._is_measure_planned = True
             asyncio.get_running_loop().call_later(MEASURE_EVERY_S, self._measure)
-        self._link.say(message)
-        if isinstance(message, Settled):
+        self._link.send(message)
+        if isinstance(message, Ack):
             if any(message.tracebacks):
                 self._require_descriptors()
             self._plan_idle()
@@ -220,31 +165,31 @@ class _Slot:
             self._stopping = asyncio.ensure_future(self._runner.stop(grace_s))
 
     def _measure(self) -> None:
-        """Tell what was counted, and ask to be replaced where this process alone holds too much memory."""
+        """Send the counters, and request a replacement if this process holds too much memory."""
         self._is_measure_planned = False
-        self._link.say(Measured(take_growth()))
+        self._link.send(Measured(take_deltas()))
         try:
             private = private_bytes()
         except OSError as error:
             self._give_up(error)
             return
         if private > self._private_bytes_max:
-            self._link.say(Recycle(private))
+            self._link.send(Recycle(private))
 
     def _require_descriptors(self) -> None:
-        """After a fault: where no file can be opened any more, every further job would fail as well."""
+        """After an error, check that files can be opened: else every further job would fail."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Start nothing more, let the calls in hand end, and be replaced."""
+        """Start no more jobs, let running calls end, and request a replacement."""
         if self._is_unfit:
             return
         self._is_unfit = True
         _log.error("slot_unfit", slot=self._number, error=str(error))
-        self._link.say(Recycle(0, str(error)))
+        self._link.send(Recycle(0, str(error)))
         tasks = self._application.registry
         self._stop(max((task.timeout_s for task in tasks), default=TERMINATED_GRACE_S))
 
@@ -254,7 +199,7 @@ class _Slot:
             asyncio.get_running_loop().call_later(IDLE_AFTER_S, self._note_idle)
 
     def _note_idle(self) -> None:
-        """Say in the process list that nothing runs; looked at about once a second at most."""
+        """Show `idle` in the process list if no job runs; checked about once a second."""
         self._is_idle_planned = False
         if self._runner.jobs_open > 0:
             return
@@ -269,8 +214,8 @@ class _Slot:
 
 
 async def _declare(application: Application, link: socket.socket) -> int:
-    end = _Link(lambda _: None, lambda: os._exit(0))
-    await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=link)
+    end = FramedConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
+    await end.connect(link)
     answer: Declared | Refused
     try:
         answer = Declared(await application.declare())
@@ -281,21 +226,21 @@ async def _declare(application: Application, link: socket.socket) -> int:
             exit_code=error.exit_code,
             retryable=error.retryable,
         )
-    except Exception:  # noqa: BLE001 - told to the agent, which ends with it
+    except Exception:  # noqa: BLE001 - sent to the agent, which exits with it
         answer = Refused(
             code="jobs.application_broken",
             text=traceback.format_exc(),
             exit_code=InvalidInput.exit_code,
             retryable=False,
         )
-    end.say(answer)
+    end.send(answer)
     await end.flush()
     await application.close()
     return 0
 
 
 def private_bytes() -> int:
-    """Memory that this process alone holds, having written to it; 2 ms a 100 MB of heap."""
+    """Memory that this process does not share, because it wrote to it. Slow: 2 ms per 100 MB."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Private_Dirty:"):
             return int(line.split()[1]) * 1024

@@ -1,10 +1,10 @@
-"""What runs the handlers of a slot: takes `Work`, says `Settled`, knows no database.
+"""Runs the handlers of a slot: receives `Work`, sends `Ack`, has no database connection.
 
-A batch task has one call for all jobs of a lease; a call that raises is run again in halves (`halving.py`), so
-that only a job that fails alone spends an attempt. A task of single jobs has `concurrency` calls at once,
-refilled as they end, so that one slow job idles nobody; what became of them is said together, since an ack a
-job is a commit a job (115,000 -> 17-49,000 jobs/s). Every job that was given is settled exactly once, also by
-`stop`, which lets calls end within the grace time and hands back the rest.
+A batch task has one call for all jobs of a lease. A call that raises is bisected, so that only a
+job that fails alone spends an attempt. A task of single jobs has `concurrency` concurrent calls,
+refilled as they end, so that one slow job delays no other. Their outcomes are reported together,
+because one ack per job would be one commit per job. Every job that was given is settled exactly
+once, also by `stop`, which lets calls end within the grace time and returns the other jobs.
 """
 
 from __future__ import annotations
@@ -22,177 +22,181 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
-from headrace.jobs.handling import (
+from headrace.jobs.job_context import Batch, encode_result, job_context, running_job
+from headrace.jobs.messages import FromSlot, Left, Ready, SpendAnswer, Work
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
     UNSTARTED,
     Outcome,
     outcome_of,
-    told_text,
+    readable_text,
 )
-from headrace.jobs.inhand import Batch, encoded_result, job_of, running_job
-from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.acks import LeaseInSlot, returned_later
-from headrace.jobs.slots.calls import CallEnd, Calls, HandlerCall
-from headrace.jobs.slots.cell import Cell
-from headrace.jobs.slots.halving import Halving
-from headrace.jobs.slots.hooks import run_start_hooks, run_stop_hooks
-from headrace.jobs.slots.messages import FromSlot, Left, Ready, SpendAnswer, Work
-from headrace.jobs.slots.reach import SlotReach
+from headrace.jobs.slots.agent_client import AgentClient
+from headrace.jobs.slots.executor import (
+    CallResult,
+    Executor,
+    HandlerCall,
+    run_start_hooks,
+    run_stop_hooks,
+)
+from headrace.jobs.slots.lease_run import Bisect, LeaseRun, snooze_ack
+from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
 from headrace.jobs.tasks.payloads import fields_of
-from headrace.kernel.logs import logger
-from headrace.kernel.trace import current_traceparent, next_hop
+from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
-SAY_AFTER_S: Final = 0.005
+REPORT_AFTER_S: Final = 0.005
 BEAT_S: Final = 1.0
 ABANDON_AFTER_S: Final = 2.0
 NEWER_CODE_AFTER_S: Final = 15.0
-"""When a job that this code cannot read is offered again, to whoever can."""
+"""When a job that this code cannot decode is due again, for a host with newer code."""
 LANE_WAIT_MAX_S: Final = 60.0
 _log: Final = logger(__name__)
 
 
 @dataclass(slots=True)
-class _Line:
-    """The jobs of one task: what waits for a free call and how many calls there are."""
+class _Backlog:
+    """The jobs of one task that wait for a free call."""
 
     task: Task
-    waiting: deque[tuple[LeaseInSlot, int]] = field(default_factory=deque)
+    waiting: deque[tuple[LeaseRun, int]] = field(default_factory=deque)
+    """Lease and index of the job; index -1 for the whole lease."""
     running: int = 0
 
 
 class SlotRunner:
-    """Runs the tasks of `registry` for one slot; `say` must neither wait nor raise."""
+    """Runs the tasks of `registry` for one slot; `send` must neither wait nor raise."""
 
     def __init__(
         self,
         registry: Registry,
         *,
-        say: Callable[[FromSlot], None],
+        send: Callable[[FromSlot], None],
         config: JobsConfig,
-        board: Cell | None = None,
+        status: StatusCell | None = None,
     ) -> None:
         self._registry = registry
-        self._say = say
+        self._send = send
         self._config = config
-        self._calls = Calls(registry, board)
-        self._reach = SlotReach(say, registry.slack_s)
-        self._lines: dict[str, _Line] = {}
-        self._leases: set[LeaseInSlot] = set()
-        self._unsaid: set[LeaseInSlot] = set()
-        self._saying: asyncio.TimerHandle | None = None
+        self._executor = Executor(registry, status)
+        self._agent = AgentClient(send, registry.slack_s)
+        self._backlogs: dict[str, _Backlog] = {}
+        self._leases: set[LeaseRun] = set()
+        self._unreported: set[LeaseRun] = set()
+        self._report_timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     @property
     def jobs_open(self) -> int:
-        """Jobs that were given and of which nothing was noted yet."""
+        """Jobs that were given and have no outcome yet."""
         return sum(lease.open_count for lease in self._leases)
 
     @property
     def calls_running(self) -> int:
-        """Handler calls under way."""
-        return sum(line.running for line in self._lines.values())
+        """Handler calls in progress."""
+        return sum(backlog.running for backlog in self._backlogs.values())
 
     async def start(self) -> None:
-        """Run the start hooks, then say `Ready`. Raises: SlotHookFailed."""
-        self._reach.bind(asyncio.get_running_loop())
-        await run_start_hooks(self._registry.start_hooks, self._calls.threads)
+        """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
+        self._agent.bind(asyncio.get_running_loop())
+        await run_start_hooks(self._registry.start_hooks, self._executor.threads)
         self._beating = asyncio.create_task(self._beat())
-        self._say(Ready(os.getpid()))
+        self._send(Ready(os.getpid()))
 
     def give(self, work: Work) -> None:
-        """Take jobs of one lease: they start as calls are free, and each is settled."""
-        line = self._line(work.queue)
-        if line is None:
+        """Accept the jobs of one lease; they start as calls become free."""
+        backlog = self._backlog(work.queue)
+        if backlog is None:
             self._refuse(work)
             return
-        lease = LeaseInSlot(work, line.task, self._config.backoff)
+        lease = LeaseRun(work, backlog.task, self._config.backoff)
         self._leases.add(lease)
-        if line.task.batch:
-            line.waiting.append((lease, -1))
+        if backlog.task.batch:
+            backlog.waiting.append((lease, -1))
         else:
-            line.waiting.extend((lease, pick) for pick in range(len(work.ids)))
+            backlog.waiting.extend((lease, index) for index in range(len(work.ids)))
         if self._is_stopping:
-            self._hand_back(line)
+            self._return_waiting(backlog)
         else:
-            self._refill(line)
+            self._refill(backlog)
 
     def answer(self, answer: SpendAnswer) -> None:
-        """Pass on what came of a lane's further starts."""
-        self._reach.answer(answer)
+        """Pass on the answer to a request for lane tokens."""
+        self._agent.answer(answer)
 
     async def stop(self, grace_s: float) -> None:
-        """Start nothing more, let calls end within `grace_s`, hand back the rest, run the stop hooks, say `Left`."""
+        """Let calls end within `grace_s`, return other jobs, run the stop hooks, send `Left`."""
         self._is_stopping = True
-        for line in self._lines.values():
-            self._hand_back(line)
+        for backlog in self._backlogs.values():
+            self._return_waiting(backlog)
         await self._wait_calls(grace_s)
-        self._calls.is_cutting = True
-        for call in list(self._calls.running):
+        self._executor.is_aborting = True
+        for call in list(self._executor.running):
             call.cancel("the slot stops")
         await self._wait_calls(ABANDON_AFTER_S)
         for lease in list(self._leases):
-            # Their handlers swallow their cancellation and are left behind.
-            lease.note_all(range(len(lease.work.ids)), RETURNED)
-            self._note_said(lease)
-        self._say_all()
+            # Their handlers swallow the cancellation and are abandoned.
+            lease.note_all(range(len(lease.ids)), RETURNED)
+            self._report_soon(lease)
+        self._report_all()
         if self._beating is not None:
             self._beating.cancel()
-        await run_stop_hooks(self._registry.stop_hooks, self._calls.threads)
-        self._calls.threads.close()
-        self._say(Left())
+        await run_stop_hooks(self._registry.stop_hooks, self._executor.threads)
+        self._executor.threads.close()
+        self._send(Left())
 
-    def _line(self, queue: str) -> _Line | None:
-        line = self._lines.get(queue)
-        if line is None and (task := self._registry.get(queue)) is not None:
-            line = self._lines[queue] = _Line(task)
-        return line
+    def _backlog(self, queue: str) -> _Backlog | None:
+        backlog = self._backlogs.get(queue)
+        if backlog is None and (task := self._registry.get(queue)) is not None:
+            backlog = self._backlogs[queue] = _Backlog(task)
+        return backlog
 
     def _refuse(self, work: Work) -> None:
-        """Hand back jobs of a queue that this code does not know, for code that does."""
-        _log.error("work_not_known", queue=work.queue, jobs=len(work.ids))
-        self._say(returned_later(work, NEWER_CODE_AFTER_S))
+        """Return jobs of a queue that this code does not declare."""
+        _log.error("queue_unknown_to_slot", queue=work.queue, jobs=len(work.ids))
+        self._send(snooze_ack(work, NEWER_CODE_AFTER_S))
 
-    def _refill(self, line: _Line) -> None:
-        while line.waiting and line.running < line.task.concurrency:
-            lease, pick = line.waiting.popleft()
-            line.running += 1
-            task = asyncio.create_task(self._run(lease, pick))
-            self._calls.running.add(task)
-            task.add_done_callback(lambda ended: self._ended(line, ended))
+    def _refill(self, backlog: _Backlog) -> None:
+        while backlog.waiting and backlog.running < backlog.task.concurrency:
+            lease, index = backlog.waiting.popleft()
+            backlog.running += 1
+            task = asyncio.create_task(self._run(lease, index))
+            self._executor.running.add(task)
+            task.add_done_callback(lambda ended: self._ended(backlog, ended))
 
-    def _ended(self, line: _Line, task: asyncio.Task[None]) -> None:
-        self._calls.running.discard(task)
-        line.running -= 1
+    def _ended(self, backlog: _Backlog, task: asyncio.Task[None]) -> None:
+        self._executor.running.discard(task)
+        backlog.running -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("call_broke", queue=line.task.queue, error=repr(error))
+            _log.error("call_broke", queue=backlog.task.queue, error=repr(error))
         if not self._is_stopping:
-            self._refill(line)
+            self._refill(backlog)
 
-    async def _run(self, lease: LeaseInSlot, pick: int) -> None:
-        """Run a batch (pick -1) or one job. The last net: a fault around the handler is a failed attempt."""
+    async def _run(self, lease: LeaseRun, index: int) -> None:
+        """Run a batch (index -1) or one job. An error around the handler is a failed attempt."""
         try:
-            await (self._run_batch(lease) if pick < 0 else self._run_single(lease, pick))
+            await (self._run_batch(lease) if index < 0 else self._run_single(lease, index))
         except BaseException as error:
-            if self._calls.is_end_of_loop(error):
+            if self._executor.is_end_of_loop(error):
                 raise
-            is_cut = isinstance(error, asyncio.CancelledError) and self._calls.is_cutting
-            rest = RETURNED if is_cut else outcome_of(error)
-            if not is_cut:
+            is_aborted = isinstance(error, asyncio.CancelledError) and self._executor.is_aborting
+            rest = RETURNED if is_aborted else outcome_of(error)
+            if not is_aborted:
                 _log.error("call_broke", queue=lease.task.queue, error=rest.error)
                 rest = Outcome("retry", None, rest.error, rest.traceback)
-            lease.note_all(range(len(lease.work.ids)) if pick < 0 else (pick,), rest)
-        self._note_said(lease)
+            lease.note_all(range(len(lease.ids)) if index < 0 else (index,), rest)
+        self._report_soon(lease)
 
-    async def _run_single(self, lease: LeaseInSlot, pick: int) -> None:
-        """Call the handler with one job, unless it may not start."""
+    async def _run_single(self, lease: LeaseRun, index: int) -> None:
+        """Call the handler with one job, unless the job cannot be decoded."""
         work, task = lease.work, lease.task
-        picks, payloads = self._decoded(lease, (pick,))
-        if not picks:
+        indexes, payloads = self._decode(lease, (index,))
+        if not indexes:
             return
-        job = job_of(work, pick, payloads[0], self._reach)
+        job = job_context(work, index, payloads[0], self._agent)
         call = HandlerCall(
             task=task,
             jobs=(job,),
@@ -205,207 +209,217 @@ class SlotRunner:
         else:
             call.arguments = (job if task.takes_job else job.payload,)
         running_job.set(job)
-        current_traceparent.set(next_hop(job.traceparent))
-        end = await self._calls.call(call)
+        current_traceparent.set(child_traceparent(job.traceparent))
+        end = await self._executor.call(call)
         lease.note_call(end.run_s)
         rest = end.rest
         if task.keep_result and rest is DONE and (job.outcome is None or job.outcome is DONE):
             job.outcome = _outcome_with_result(end.value)
-        lease.note(pick, rest if job.outcome is None or call.is_late else job.outcome)
+        lease.note(index, rest if job.outcome is None or call.is_late else job.outcome)
 
-    async def _run_batch(self, lease: LeaseInSlot) -> None:
-        """Call the handler with all jobs; where it raises, with fewer and fewer of them."""
-        picks, payloads = self._decoded(lease, range(len(lease.work.ids)))
-        end, unsaid = await self._call_batch(lease, picks, payloads)
-        if end is None or not end.is_fault or len(picks) == 1:
+    async def _run_batch(self, lease: LeaseRun) -> None:
+        """Call the handler with all jobs; if it raises, bisect them."""
+        indexes, payloads = self._decode(lease, range(len(lease.ids)))
+        end, unset = await self._call_batch(lease, indexes, payloads)
+        if end is None or not end.is_fault or len(indexes) == 1:
             return
-        self._note_said(lease)
-        await self._run_apart(lease, unsaid, end)
+        self._report_soon(lease)
+        await self._bisect(lease, unset, end)
 
-    async def _run_apart(self, lease: LeaseInSlot, picks: Sequence[int], first: CallEnd) -> None:
+    async def _bisect(self, lease: LeaseRun, indexes: Sequence[int], first: CallResult) -> None:
         """Run the jobs of a call that raised in halves, then singly.
 
-        For as long as one call may take: then the rest goes back for a while, once one job was blamed.
+        After the time of one call, and once one job was blamed, the other jobs are snoozed.
         """
         _log.warning(
-            "batch_runs_apart", queue=lease.task.queue, jobs=len(picks), error=first.rest.error
+            "batch_bisected", queue=lease.task.queue, jobs=len(indexes), error=first.rest.error
         )
-        halving = Halving(())
-        halving.run_apart(picks)
+        bisect = Bisect(())
+        bisect.split(indexes)
         ends_s = time.monotonic() + lease.task.timeout_s
         is_one_blamed = False
-        while (run := halving.next_run()) is not None:
+        while (run := bisect.next_run()) is not None:
             if self._is_stopping:
-                lease.note_all([*run, *halving.give_up()], RETURNED)
+                lease.note_all([*run, *bisect.give_up()], RETURNED)
                 return
             if is_one_blamed and time.monotonic() > ends_s:
                 later = Outcome("snooze", self._config.backoff.delay_s(1))
-                lease.note_all([*run, *halving.give_up()], later)
+                lease.note_all([*run, *bisect.give_up()], later)
                 return
             start_before_s = None
             if lease.work.start_before_s is not None:
-                run, late, start_before_s = await self._allowed_again(lease, run)
-                halving.put_back(late)
-            run, payloads = self._decoded(lease, run)
-            end, unsaid = await self._call_batch(
+                run, late, start_before_s = await self._take_tokens(lease, run)
+                bisect.put_back(late)
+            run, payloads = self._decode(lease, run)
+            end, unset = await self._call_batch(
                 lease, run, payloads, is_again=True, start_before_s=start_before_s
             )
             if end is not None and end.is_fault:
                 is_one_blamed = is_one_blamed or len(run) == 1
                 if len(run) > 1:
-                    halving.run_apart(unsaid)
-            self._note_said(lease)
+                    bisect.split(unset)
+            self._report_soon(lease)
 
     async def _call_batch(
         self,
-        lease: LeaseInSlot,
-        picks: Sequence[int],
+        lease: LeaseRun,
+        indexes: Sequence[int],
         payloads: Sequence[Any],
         *,
         is_again: bool = False,
         start_before_s: float | None = None,
-    ) -> tuple[CallEnd | None, Sequence[int]]:
-        """One call; notes what is certain. Also the jobs, if any, that a raise left without a word."""
-        if not picks:
+    ) -> tuple[CallResult | None, Sequence[int]]:
+        """Make one call and note the certain outcomes.
+
+        Return its result, and the jobs whose outcome the handler did not set before it raised.
+        """
+        if not indexes:
             return None, ()
         work = lease.work
-        batch: Batch[Any] = Batch(work, picks, payloads, self._reach)
+        batch: Batch[Any] = Batch(work, indexes, payloads, self._agent)
         call = HandlerCall(
             task=lease.task,
             jobs=batch,
             arguments=(batch,),
-            attempt=work.attempts[picks[0]] + 1,
-            job_id=work.ids[picks[0]] if len(picks) == 1 else -1,
+            attempt=work.attempts[indexes[0]] + 1,
+            job_id=work.ids[indexes[0]] if len(indexes) == 1 else -1,
             start_before_s=start_before_s if is_again else work.start_before_s,
-            is_search=is_again,
+            is_bisecting=is_again,
         )
-        current_traceparent.set(next_hop(work.traceparents[picks[0]]))
-        end = await self._calls.call(call)
+        current_traceparent.set(child_traceparent(work.traceparents[indexes[0]]))
+        end = await self._executor.call(call)
         lease.note_call(end.run_s)
-        said = {} if call.is_late else batch.said()
-        if end.rest is DONE and not said and len(picks) == len(work.ids) and not is_again:
+        outcomes = {} if call.is_late else batch.outcomes()
+        is_whole = len(indexes) == len(work.ids)
+        if end.rest is DONE and not outcomes and is_whole and not is_again:
             self._leases.discard(lease)
-            self._say(lease.all_done())
+            self._send(lease.ack_all_done())
             return end, ()
-        for pick, outcome in said.items():
-            lease.note(pick, outcome)
-        unsaid = [pick for pick in picks if pick not in said] if said else picks
-        if not end.is_fault or len(picks) == 1:
-            # What is late to start again did start under the lease's own grant, which is not to be given back.
-            lease.note_all(unsaid, RETURNED if call.is_late and is_again else end.rest)
-        return end, unsaid
+        for index, outcome in outcomes.items():
+            lease.note(index, outcome)
+        unset = [index for index in indexes if index not in outcomes] if outcomes else indexes
+        if not end.is_fault or len(indexes) == 1:
+            # A late second start keeps the token of its first start, which did run.
+            lease.note_all(unset, RETURNED if call.is_late and is_again else end.rest)
+        return end, unset
 
-    async def _allowed_again(
-        self, lease: LeaseInSlot, run: Sequence[int]
+    async def _take_tokens(
+        self, lease: LeaseRun, run: Sequence[int]
     ) -> tuple[list[int], list[int], float]:
-        """The jobs of `run` whose lanes allow a further start, those too late for theirs, and until when the first may.
+        """Take a token of its lane for a second start of each job of `run`.
 
-        Where one lane was long waited for, the starts of another may be over: the lane asked last is always
-        in time, so with each call there are fewer. Those whose lanes allow none have failed an attempt.
+        Return the jobs that may start now, the jobs that are too late, and the earliest deadline.
+        While one lane was waited for, the deadline of another may have passed. The last lane is
+        always in time, so fewer jobs are left with each call. Jobs whose lane allows no start fail
+        an attempt.
         """
         work = lease.work
-        counts: dict[str, list[int]] = {}
-        for pick in run:
-            counts.setdefault(work.lanes[pick] or "", []).append(pick)
+        by_lane: dict[str, list[int]] = {}
+        for index in run:
+            by_lane.setdefault(work.lanes[index] or "", []).append(index)
         allowed: dict[int, float] = {}
-        for lane, picks in counts.items():
+        for lane, indexes in by_lane.items():
             try:
                 before_s = math.inf
                 if lane:
-                    before_s = await self._reach.spend(
-                        work.queue, lane, len(picks), LANE_WAIT_MAX_S
+                    before_s = await self._agent.spend(
+                        work.queue, lane, len(indexes), LANE_WAIT_MAX_S
                     )
             except LaneExhausted as error:
-                lease.note_all(picks, Outcome("retry", None, error.text))
+                lease.note_all(indexes, Outcome("retry", None, error.text))
             else:
-                allowed |= dict.fromkeys(picks, before_s)
+                allowed |= dict.fromkeys(indexes, before_s)
         now_s = time.monotonic()
-        in_time = sorted(pick for pick, before_s in allowed.items() if now_s <= before_s)
+        in_time = sorted(index for index, before_s in allowed.items() if now_s <= before_s)
         late = sorted(allowed.keys() - set(in_time))
-        return in_time, late, min((allowed[pick] for pick in in_time), default=math.inf)
+        return in_time, late, min((allowed[index] for index in in_time), default=math.inf)
 
-    def _decoded(
-        self, lease: LeaseInSlot, picks: Sequence[int]
+    def _decode(
+        self, lease: LeaseRun, indexes: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[Any]]:
-        """The jobs that can be read, and their payloads; the others are noted."""
+        """The jobs that can be decoded, and their payloads; the others get an outcome."""
         work, task = lease.work, lease.task
         if not task.takes_fields and not lease.has_old_payloads:
-            # One that does not fit is found again below, where it is told apart.
+            # On an error the loop below finds the payload that does not fit.
             with suppress(Exception):
-                whole = len(picks) == len(work.ids)
-                chosen = work.payloads if whole else [work.payloads[pick] for pick in picks]
-                return picks, task.payloads.decode_all(chosen)
+                whole = len(indexes) == len(work.ids)
+                chosen = work.payloads if whole else [work.payloads[index] for index in indexes]
+                return indexes, task.payloads.decode_all(chosen)
         good, payloads = [], []
-        for pick in picks:
+        for index in indexes:
             try:
-                payload = task.decode(work.payloads[pick], work.versions[pick])
+                payload = task.decode(work.payloads[index], work.versions[index])
             except PayloadNewer as error:
-                lease.note(pick, Outcome("snooze", NEWER_CODE_AFTER_S, error.text))
-                _log.info("payload_newer", queue=work.queue, job_id=work.ids[pick])
+                lease.note(index, Outcome("snooze", NEWER_CODE_AFTER_S, error.text))
+                _log.info("payload_newer", queue=work.queue, job_id=work.ids[index])
             except Exception as error:  # noqa: BLE001 - a payload's type may run code of its own
-                told = told_text(error)
-                text = f"the payload does not fit the task: {told}"
-                # Of this very version it will never fit; an upgrade, or a type's own code, may have a better day.
-                is_final = work.versions[pick] == task.version and isinstance(
-                    error, msgspec.DecodeError
-                )
-                lease.note(pick, Outcome("fail" if is_final else "retry", None, text))
-                _log.warning(
-                    "payload_not_understood", queue=work.queue, job_id=work.ids[pick], error=told
-                )
+                lease.note(index, _undecodable(lease, index, error))
             else:
-                good.append(pick)
+                good.append(index)
                 payloads.append(payload)
         return good, payloads
 
-    def _hand_back(self, line: _Line) -> None:
-        """What has not started goes back, as if it had never been given."""
-        while line.waiting:
-            lease, pick = line.waiting.popleft()
+    def _return_waiting(self, backlog: _Backlog) -> None:
+        """Return the jobs that have not started, as if they had never been given."""
+        while backlog.waiting:
+            lease, index = backlog.waiting.popleft()
             is_laned = lease.work.start_before_s is not None
-            picks = range(len(lease.work.ids)) if pick < 0 else (pick,)
-            lease.note_all(picks, UNSTARTED if is_laned else RETURNED)
-            self._note_said(lease)
+            indexes = range(len(lease.ids)) if index < 0 else (index,)
+            lease.note_all(indexes, UNSTARTED if is_laned else RETURNED)
+            self._report_soon(lease)
 
-    def _note_said(self, lease: LeaseInSlot) -> None:
-        """Say what was noted of a lease: at once where that was the rest of it, else with others soon."""
+    def _report_soon(self, lease: LeaseRun) -> None:
+        """Send the noted outcomes: at once if the lease is complete, else with others soon."""
         if lease.open_count == 0:
             self._leases.discard(lease)
-            self._unsaid.discard(lease)
-            self._say_of(lease)
+            self._unreported.discard(lease)
+            self._report(lease)
             return
-        self._unsaid.add(lease)
-        if self._saying is None:
+        self._unreported.add(lease)
+        if self._report_timer is None:
             loop = asyncio.get_running_loop()
-            self._saying = loop.call_later(SAY_AFTER_S, self._say_all)
+            self._report_timer = loop.call_later(REPORT_AFTER_S, self._report_all)
 
-    def _say_all(self) -> None:
-        if self._saying is not None:
-            self._saying.cancel()
-            self._saying = None
-        unsaid, self._unsaid = self._unsaid, set()
-        for lease in unsaid:
-            self._say_of(lease)
+    def _report_all(self) -> None:
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
+        unreported, self._unreported = self._unreported, set()
+        for lease in unreported:
+            self._report(lease)
 
-    def _say_of(self, lease: LeaseInSlot) -> None:
-        if (settled := lease.take()) is not None:
-            self._say(settled)
+    def _report(self, lease: LeaseRun) -> None:
+        if (ack := lease.take_ack()) is not None:
+            self._send(ack)
 
     async def _wait_calls(self, wait_s: float) -> None:
-        """Until no call is under way, `wait_s` at most."""
+        """Wait until no call is in progress, at most `wait_s`."""
         ends_s = time.monotonic() + wait_s
-        while self._calls.running and (left_s := ends_s - time.monotonic()) > 0:
-            await asyncio.wait(self._calls.running, timeout=left_s)
+        while self._executor.running and (left_s := ends_s - time.monotonic()) > 0:
+            await asyncio.wait(self._executor.running, timeout=left_s)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            self._calls.beat()
+            self._executor.beat()
+
+
+def _undecodable(lease: LeaseRun, index: int, error: Exception) -> Outcome:
+    """The outcome of a job whose payload its task cannot decode."""
+    work = lease.work
+    text = readable_text(error)
+    _log.warning("payload_invalid", queue=work.queue, job_id=work.ids[index], error=text)
+    # In this very version it will never fit; an upgrade, or a type's own code, may succeed later.
+    is_same_version = work.versions[index] == lease.task.version
+    is_final = is_same_version and isinstance(error, msgspec.DecodeError)
+    return Outcome(
+        "fail" if is_final else "retry", None, f"the payload does not fit the task: {text}"
+    )
 
 
 def _outcome_with_result(value: Any) -> Outcome:
-    """Done with what the handler returned; a failure where that cannot be kept."""
+    """Done with the handler's return value; failed if it cannot be stored."""
     try:
-        return Outcome("done", result=encoded_result(value))
+        return Outcome("done", result=encode_result(value))
     except ValueError as error:
-        return Outcome("fail", None, told_text(error))
+        return Outcome("fail", None, readable_text(error))

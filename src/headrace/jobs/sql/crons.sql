@@ -1,20 +1,21 @@
 -- name: crons
--- Every cron by name, or the one of :name.
+-- Every cron by name, or the one called :name.
 SELECT name, spec, tz, queue, payload, priority, next_at, last_at, last_job, paused, source, error
 FROM headrace.cron WHERE :name::text IS NULL OR name = :name::text ORDER BY name;
 
 -- name: database_now
--- The clock that decides what is due.
+-- The database clock, which decides what is due.
 SELECT clock_timestamp();
 
 -- name: add_cron
--- Store a cron that a caller made; no row: the name is taken.
+-- Store a cron created over the API. No row: the name is taken.
 INSERT INTO headrace.cron (name, spec, tz, queue, payload, priority, next_at, source)
 VALUES (:name, :spec, :tz, :queue, :payload, :priority, :next_at, 'api')
 ON CONFLICT (name) DO NOTHING RETURNING name;
 
 -- name: declare_cron
--- Store what code declares. A changed schedule begins anew; an unchanged one keeps a moment that was missed.
+-- Store a cron declared by code. A changed schedule starts afresh; an unchanged one keeps a missed
+-- moment.
 INSERT INTO headrace.cron AS c (name, spec, tz, queue, payload, priority, next_at, source)
 VALUES (:name, :spec, :tz, :queue, :payload, :priority, :next_at, 'code')
 ON CONFLICT (name) DO UPDATE SET
@@ -25,36 +26,37 @@ ON CONFLICT (name) DO UPDATE SET
     paused = c.paused AND c.error IS NULL, error = NULL;
 
 -- name: change_cron
--- Replace all of a caller's cron; no row: there is none of that name, or code declares it.
+-- Replace all fields of an API cron. No row: no such cron, or code declares it.
 UPDATE headrace.cron SET spec = :spec, tz = :tz, queue = :queue, payload = :payload,
     priority = :priority, next_at = :next_at, paused = :is_paused, error = NULL
 WHERE name = :name AND source = 'api' RETURNING name;
 
 -- name: pause_cron
--- Let a cron rest, with why where it does so by itself; no row: there is no such cron.
+-- Pause a cron, with the error if it pauses itself. No row: no such cron.
 UPDATE headrace.cron SET paused = true, error = :error::text WHERE name = :name RETURNING name;
 
 -- name: resume_cron
--- Let a cron come again, next at :next_at; no row: there is no such cron that rests.
+-- Resume a paused cron at :next_at. No row: no such paused cron.
 UPDATE headrace.cron SET paused = false, error = NULL, next_at = :next_at
 WHERE name = :name AND paused RETURNING name;
 
 -- name: remove_cron
--- Delete a caller's cron; no row: there is none of that name, or code declares it.
+-- Delete a cron that no running code declares. No row: no such cron, or code declares it.
 DELETE FROM headrace.cron WHERE name = :name AND (source = 'api'
     OR declared_at < now() - :forgotten_s::double precision * interval '1 s') RETURNING name;
 
 -- name: drop_undeclared
--- Forget crons that no running code has declared for long.
+-- Delete crons that no running code has declared for :kept_s.
 DELETE FROM headrace.cron WHERE source = 'code'
 AND declared_at < now() - :kept_s::double precision * interval '1 s';
 
 -- name: bound_idle
--- Let the server end this transaction if we fall silent in it for so many milliseconds, given as text.
+-- Limit the idle time of this transaction, in milliseconds as text, so that a suspended process
+-- holds no lock.
 SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true);
 
 -- name: lock_due_cron
--- Lock the cron that is due longest and that nobody else has locked; one that code stopped declaring is left alone.
+-- Lock the unlocked cron that has been due longest. Skip crons that code stopped declaring.
 SELECT name, spec, tz, queue, payload, priority, next_at, now() AS now_at
 FROM headrace.cron
 WHERE NOT paused AND next_at <= now()
@@ -62,9 +64,9 @@ WHERE NOT paused AND next_at <= now()
 ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: move_cron
--- Note the job of a cron's moment and when it comes next.
+-- Record the job of a cron's moment and its next moment.
 UPDATE headrace.cron SET last_at = now(), last_job = :job, next_at = :next_at WHERE name = :name;
 
 -- name: note_cron_job
--- Note a job that a person asked for; the next moment stays.
+-- Record a job that an operator started; the next moment stays.
 UPDATE headrace.cron SET last_at = now(), last_job = :job WHERE name = :name;

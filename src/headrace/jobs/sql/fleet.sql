@@ -1,19 +1,20 @@
 -- name: report_host
--- A host's sign of life to the plan; no row: it expired.
+-- Store a host's report. No row: the host expired.
 UPDATE headrace.host SET capacity = :capacity, load_per_core = :load_per_core,
     cpu_pressure = :cpu_pressure,    slots = :slots::jsonb, reported_at = now()
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
--- Add what only a host knows of its queues, and fold the counts of all hosts into minutes and totals.
-SELECT headrace.add_counts_v3(
+-- Add the counts that only a host has, and fold the counts of all hosts.
+SELECT headrace.add_counts_v1(
     :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
     :slot_s::double precision[]);
 
 -- name: planned_slots
--- What the plan gives a host, as JSON by name of queue; no row: nothing was planned yet.
+-- A host's planned slots as JSON by queue name. No row: there is no plan yet.
 SELECT p.version,
-       coalesce(json_object_agg(q.name, s.slots) FILTER (WHERE q.id IS NOT NULL), '{}')::text AS slots,
+       coalesce(json_object_agg(q.name, s.slots) FILTER (WHERE q.id IS NOT NULL),
+           '{}')::text AS slots,
        EXISTS (SELECT FROM headrace.host h WHERE h.name = :host AND h.is_draining) AS is_draining
 FROM headrace.fleet_plan p
 LEFT JOIN headrace.fleet_slot s ON s.host = :host
@@ -21,20 +22,21 @@ LEFT JOIN headrace.queue q ON q.id = s.queue
 WHERE p.version > 0 GROUP BY p.version;
 
 -- name: set_draining
--- Let a host give up its slots, or take part again; no row: no such host.
+-- Start or stop draining a host. No row: no such host.
 UPDATE headrace.host SET is_draining = :is_draining
 WHERE name = :host AND kind <> 'taker' RETURNING pg_notify('headrace_fleet', '');
 
 -- name: fleet_hosts
--- The newest row of every host that runs handlers; is_silent: it missed its reports.
-SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core, h.cpu_pressure,
+-- The newest row of every host that runs handlers. is_silent: it missed its reports.
+SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core,
+    h.cpu_pressure,
        h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
        h.expires_at <= now() OR coalesce(
            h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent
 FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
 -- name: fleet_queues
--- Every queue with what its code declares, a person's word over it, and its running totals.
+-- Every queue with its declared settings, their overrides and its totals.
 SELECT q.id, q.name, q.paused, q.batch, q.tag,
        coalesce(o.importance, q.importance) AS importance,
        coalesce(o.slots_min, q.slots_min) AS slots_min,
@@ -49,23 +51,24 @@ LEFT JOIN headrace.queue_total t ON t.queue = q.id
 ORDER BY q.name;
 
 -- name: fleet_leased
--- Jobs in hand by queue.
+-- Leased jobs by queue.
 SELECT l.queue, sum(cardinality(l.ids) - cardinality(l.settled))::bigint AS jobs
 FROM headrace.job_lease l GROUP BY l.queue;
 
 -- name: fleet_waiting
--- Due jobs by queue, counted up to :count_max, and the oldest's age; not of paused queues.
+-- Due jobs by queue, counted up to :count_max, and the age of the oldest. Paused queues are left
+-- out.
 SELECT queue, jobs, oldest_age_s FROM headrace.count_waiting_v1(:count_max);
 
 -- name: lead_fleet
--- Begin or go on to lead for :lead_s seconds; no row: another leads.
+-- Become or stay leader for :lead_s seconds. No row: another process leads.
 UPDATE headrace.fleet_plan SET leader = :leader,
     term = CASE WHEN leader = :leader THEN term ELSE term + 1 END,
     leads_until = now() + :lead_s::double precision * interval '1 s'
 WHERE leader = :leader OR leads_until <= now() RETURNING term;
 
 -- name: stop_leading
--- Let another lead at once.
+-- Give up the lead, so that another process can take it at once.
 UPDATE headrace.fleet_plan SET leads_until = '-infinity' WHERE leader = :leader;
 
 -- name: find_plan
@@ -79,23 +82,130 @@ SELECT s.host, s.queue, s.slots, q.name FROM headrace.fleet_slot s
 JOIN headrace.queue q ON q.id = s.queue;
 
 -- name: write_plan
--- Replace the map and write down why; the version, or NULL where the leader leads no more.
+-- Replace the map and store the decisions. Return the version; NULL: this process no longer leads.
 SELECT headrace.write_plan_v1(
     :leader, :term, :hosts::text[], :queues::integer[], :slots::integer[], :changed_hosts::text[],
-    :changed_queues::text[], :befores::integer[], :afters::integer[], :codes::text[], :whys::text[]);
+    :changed_queues::text[], :befores::integer[], :afters::integer[], :codes::text[],
+        :whys::text[]);
 
 -- name: decisions
--- Decisions, newest first, below :before where that is given.
+-- Decisions, newest first; with :before only those with smaller ids.
 SELECT id, at, version, host, queue, before, after, code, why FROM headrace.fleet_decision
 WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :decisions_max;
 
 -- name: drop_decisions
--- Forget decisions that were kept long enough.
+-- Delete decisions older than :kept_s.
 DELETE FROM headrace.fleet_decision WHERE id = ANY(ARRAY(
     SELECT id FROM headrace.fleet_decision
     WHERE at < now() - :kept_s::double precision * interval '1 s' ORDER BY at LIMIT :rows_max));
 
 -- name: allow_slots
--- Change how many slots of its queues a host may work at once; NULL: no maximum.
+-- Change how many slots of its queues a host may work at once. NULL: no maximum.
 SELECT queue, slots FROM headrace.allow_slots_v1(
     :host, :call, :queues::integer[], :used::integer[], :kept::integer[], :wanted::integer[]);
+
+-- name: raise_alert
+-- Open an alert. No row: it is open already.
+INSERT INTO headrace.alert (rule, subject, text) VALUES (:rule, :subject, :text)
+ON CONFLICT (rule, subject) WHERE cleared_at IS NULL DO NOTHING RETURNING id, raised_at;
+
+-- name: clear_alert
+-- Clear an alert. No row: it is not open.
+UPDATE headrace.alert SET cleared_at = now()
+WHERE rule = :rule AND subject = :subject AND cleared_at IS NULL
+RETURNING id, text, raised_at, cleared_at;
+
+-- name: alerts
+-- Alerts, newest first; with :is_open only open ones.
+SELECT id, rule, subject, text, raised_at, cleared_at FROM headrace.alert
+WHERE NOT :is_open OR cleared_at IS NULL ORDER BY raised_at DESC, id DESC LIMIT :alerts_max;
+
+-- name: count_open_alerts
+-- Number of open alerts.
+SELECT count(*) AS alerts FROM headrace.alert WHERE cleared_at IS NULL;
+
+-- name: drop_alerts
+-- Delete alerts cleared more than :kept_s ago.
+DELETE FROM headrace.alert WHERE cleared_at < now() - :kept_s::double precision * interval '1 s';
+
+-- name: unsent_alerts
+-- Events of the last :age_s seconds that the webhook has not accepted; a clear only after its
+-- raise.
+SELECT id, rule, subject, text, raised_at, cleared_at, is_raise_sent FROM headrace.alert
+WHERE (NOT is_raise_sent AND raised_at > now() - :age_s::double precision * interval '1 s')
+   OR (is_raise_sent AND NOT is_clear_sent
+       AND cleared_at > now() - :age_s::double precision * interval '1 s')
+ORDER BY id LIMIT :alerts_max;
+
+-- name: mark_sent
+-- Record that the webhook accepted the raise of an alert, or else its clear.
+UPDATE headrace.alert SET is_raise_sent = true, is_clear_sent = is_clear_sent OR NOT :is_raise
+WHERE id = :alert;
+
+-- name: queue_minutes
+-- Counts of a queue per minute, oldest first. Minutes with only idle slots are left out.
+SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.claimed, m.run_s, m.wait_s,
+    m.wait_max_s, m.slot_s
+FROM headrace.queue_minute m
+WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
+  AND m.done + m.failed + m.retried + m.lost + m.calls + m.claimed > 0
+ORDER BY m.minute LIMIT :minutes_max;
+
+-- name: recent_outcomes
+-- Done and failed jobs by queue in the last :minutes whole minutes and the current one.
+SELECT m.queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed
+    FROM headrace.queue_minute m
+WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
+    GROUP BY m.queue;
+
+-- name: queue_loads
+-- Counts of each queue in the last :minutes whole minutes and the current one.
+SELECT q.name AS queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed,
+    sum(m.retried)::bigint AS retried,
+    sum(m.lost)::bigint AS lost, sum(m.calls)::bigint AS calls, sum(m.claimed)::bigint AS claimed,
+        sum(m.run_s)::float8 AS run_s,
+    coalesce(sum(m.wait_s) FILTER (WHERE m.claimed > 0), 0)::float8 AS wait_s,
+    max(m.wait_max_s)::float8 AS wait_max_s, sum(m.slot_s)::float8 AS slot_s
+FROM headrace.queue_minute m JOIN headrace.queue q ON q.id = m.queue
+WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
+GROUP BY q.name ORDER BY q.name;
+
+-- name: load_span
+-- Seconds covered by queue_loads, at most those since the schema was created.
+SELECT greatest(1.0, extract(epoch FROM now() - greatest(
+    date_trunc('minute', now()) - :minutes::integer * interval '1 minute',
+        min(applied_at)))::float8)
+FROM headrace.migration WHERE room = 'jobs';
+
+-- name: fleet_minutes
+-- Counts of all queues in each of the last :minutes minutes, oldest first.
+SELECT m.minute, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed,
+    sum(m.retried)::bigint AS retried,
+    sum(m.run_s)::float8 AS run_s, max(m.wait_max_s)::float8 AS wait_max_s,
+        sum(m.slot_s)::float8 AS slot_s
+FROM headrace.queue_minute m
+WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
+GROUP BY m.minute ORDER BY m.minute;
+
+-- name: recent_failures
+-- Failed and quarantined jobs of the last :span_s seconds by queue and state, from the newest
+-- :jobs_max.
+SELECT q.name AS queue, f.state, count(*)::bigint AS jobs, max(f.ended_at) AS last_at,
+    (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
+FROM (
+    SELECT queue, state, ended_at, left(error, 200) AS error FROM headrace.job_failed
+    WHERE ended_at > now() - :span_s::double precision * interval '1 s' AND state <> 'cancelled'
+    ORDER BY ended_at DESC LIMIT :jobs_max
+) f JOIN headrace.queue q ON q.id = f.queue
+GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
+
+-- name: fold_counts
+-- Fold up to :rows_max rows of counts into minutes and totals. Return how many.
+SELECT headrace.fold_counts_v1(:rows_max);
+
+-- name: drop_minutes
+-- Delete minutes older than :kept_s, oldest first.
+DELETE FROM headrace.queue_minute WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM headrace.queue_minute
+    WHERE minute < now() - :kept_s::double precision * interval '1 s'
+    ORDER BY minute LIMIT :rows_max));

@@ -1,52 +1,99 @@
+-- name: add_host
+-- Register a host. Its leases refer to this row.
+INSERT INTO headrace.host (name, queues, kind, tags, cores, expires_at)
+VALUES (:name, :queues::integer[], :kind, :tags::text[], :cores,
+        now() + :lease_s::double precision * interval '1 s')
+RETURNING id;
+
+-- name: renew_host
+-- Renew every lease of a host at once. No row: it expired and its jobs are lost to it.
+UPDATE headrace.host SET expires_at = now() + :lease_s::double precision * interval '1 s'
+WHERE id = :host AND expires_at > now() RETURNING 1;
+
+-- name: extend_take
+-- Extend a taker's lease to :lease_s from now. No row: the lease has ended.
+UPDATE headrace.host h SET expires_at = now() + :lease_s::double precision * interval '1 s'
+FROM headrace.job_lease l
+WHERE l.id = :lease AND h.id = l.host AND h.kind = 'taker' AND h.expires_at > now()
+RETURNING h.expires_at;
+
+-- name: host_expires_at
+-- When a host's leases expire unless renewed.
+SELECT expires_at FROM headrace.host WHERE id = :host;
+
+-- name: remove_host
+-- Delete a host. The next sweep returns the leases that it still has.
+DELETE FROM headrace.host WHERE id = :host;
+
+-- name: end_take
+-- Delete a taker whose lease is fully settled.
+DELETE FROM headrace.host h WHERE h.id = :host AND h.kind = 'taker'
+AND NOT EXISTS (SELECT FROM headrace.job_lease l WHERE l.host = h.id);
+
+-- name: expire_host
+-- Expire a host whose slots are known to have ended, and free its allowances.
+WITH freed AS (DELETE FROM headrace.slot_allowance WHERE host = :host)
+UPDATE headrace.host SET expires_at = least(expires_at, now()) WHERE id = :host;
+
+-- name: drop_hosts
+-- Delete expired hosts without leases and without live allowances. Skip locked rows.
+DELETE FROM headrace.host WHERE id = ANY(ARRAY(
+    SELECT h.id FROM headrace.host h WHERE h.expires_at <= now()
+    AND NOT EXISTS (SELECT FROM headrace.job_lease l WHERE l.host = h.id)
+    AND (h.expires_at <= now() - interval '5 s' OR NOT EXISTS (
+        SELECT FROM headrace.slot_allowance a WHERE a.host = h.id AND a.slots > 0))
+    FOR UPDATE SKIP LOCKED));
+
 -- name: claim_ready
--- Take the acks of :done, then lease due jobs of a queue past the scan marks; a row a lease, one at least.
-SELECT * FROM headrace.claim_ready_v2(
+-- Ack the leases :done, then lease due jobs of a queue after the scan marks; at least one row.
+SELECT * FROM headrace.claim_ready_v1(
     :host, :queue, :leases_max, :batch, :priorities::smallint[], :marks_at::timestamptz[],
     :marks_id::bigint[], :done::bigint[]);
 
 -- name: claim_lanes
--- Take the acks of :done, then lease jobs of a queue's lanes within their limits; a row a lease, one at least.
-SELECT * FROM headrace.claim_lanes_v2(
-    :host, :queue, :leases_max, :batch, :lanes_max, :quantum, :done::bigint[]);
+-- Lease jobs of a queue's lanes within their limits; one row per lease, at least one.
+SELECT * FROM headrace.claim_lanes_v1(
+    :host, :queue, :leases_max, :batch, :lanes_max, :quantum);
 
 -- name: settle
--- Settle whole leases with one word, and jobs of others each with its own; which leases were gone or held.
-SELECT * FROM headrace.settle_v2(
-    :whole::bigint[], :word, :leases::bigint[], :ids::bigint[], :words::text[],
+-- Settle whole leases with one outcome, and single jobs of others. Return missing and locked
+-- leases.
+SELECT * FROM headrace.settle_v1(
+    :whole::bigint[], :outcome, :leases::bigint[], :ids::bigint[], :outcomes::text[],
     :delays_s::double precision[], :errors::text[], :tracebacks::text[], :results::bytea[],
     :queues::text[], :losses_max, :progressed::bigint[]);
 
 -- name: lock_lease
--- Hold a lease until the end of the transaction, if it still is there.
+-- Lock a lease until the transaction ends. No row: it does not exist.
 SELECT 1 FROM headrace.job_lease WHERE id = :lease FOR SHARE;
 
 -- name: lock_leases
--- Hold leases until the end of the transaction, in order; those that still are there.
+-- Lock leases in order until the transaction ends. Return those that exist.
 SELECT id FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
 
 -- name: leases_of_host
--- The leases that a host has, to be compared with what it knows of.
+-- The leases of a host, to compare with those it holds.
 SELECT id FROM headrace.job_lease WHERE host = :host;
 
 -- name: expired_leases
--- Leases whose host expired or is gone, oldest first, at most :leases_max; not those that somebody holds.
+-- Unlocked leases of expired or missing hosts, oldest first, at most :leases_max.
 SELECT l.id FROM headrace.job_lease l WHERE NOT EXISTS (
     SELECT FROM headrace.host h WHERE h.id = l.host AND h.expires_at > now())
 ORDER BY l.id LIMIT :leases_max FOR UPDATE SKIP LOCKED;
 
 -- name: end_stuck_claims
--- End claims whose answer nobody has read for :lease_s: who asked stands still, and they lock what they found.
+-- Terminate claims whose result no client has read for :lease_s. They keep their rows locked.
 SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.usename = current_user AND a.wait_event = 'ClientWrite'
 AND position('headrace.claim_' IN a.query) > 0
 AND a.query_start < now() - :lease_s::double precision * interval '1 s';
 
 -- name: return_lease
--- Return one lease of a host that is no more; how many jobs went back.
-SELECT headrace.return_lease_v2(:lease, :losses_max);
+-- Return the jobs of one lease of a dead host. Return how many.
+SELECT headrace.return_lease_v1(:lease, :losses_max);
 
 -- name: taken_jobs
--- The jobs of a taker's lease with the retries of their queue; none: the lease is gone.
+-- The jobs of a taker's lease with the retries of their queue. No row: the lease has ended.
 SELECT l.ids, l.attempts, l.settled, l.host, coalesce(o.retries, q.retries) AS retries
 FROM headrace.job_lease l
 JOIN headrace.host h ON h.id = l.host AND h.kind = 'taker'
@@ -55,5 +102,5 @@ LEFT JOIN headrace.queue_override o ON o.queue = q.id
 WHERE l.id = :lease;
 
 -- name: work_ahead
--- Which of the queues have work that is due, and in how many seconds the next is.
+-- Queues that have due work, and the seconds until the next job is due.
 SELECT * FROM headrace.work_ahead_v1(:queues::integer[]);

@@ -1,5 +1,5 @@
 -- name: rename_queues
--- Rename queues in place whose code has another name for them now: the first of its :olds that is stored.
+-- Rename queues in place whose code gave them a new name: the first of :olds that is stored.
 WITH chosen AS (
     SELECT DISTINCT ON (r.name) q.id, r.name
     FROM unnest(:olds::text[], :names::text[]) WITH ORDINALITY AS r(old, name, ord)
@@ -10,7 +10,7 @@ WITH chosen AS (
 UPDATE headrace.queue q SET name = c.name FROM chosen c WHERE q.id = c.id;
 
 -- name: declare_queues
--- Make the queues of running code known as it declares them; one that goes by an alias by now is left alone.
+-- Store the queues that running code declares. A name that is now an alias is skipped.
 INSERT INTO headrace.queue AS q
     (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
      keep_result, needs_lane)
@@ -27,17 +27,19 @@ WHERE NOT EXISTS (SELECT FROM headrace.queue_alias a WHERE a.name = r.name)
 ORDER BY r.name
 ON CONFLICT (name) DO UPDATE SET
     batch = excluded.batch, retries = excluded.retries, timeout_s = excluded.timeout_s,
-    importance = excluded.importance, slots_min = excluded.slots_min, slots_max = excluded.slots_max,
+    importance = excluded.importance, slots_min = excluded.slots_min,
+        slots_max = excluded.slots_max,
     tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
     needs_lane = excluded.needs_lane, declared_at = now()
-WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag, q.keep_done_s,
+WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag,
+    q.keep_done_s,
        q.keep_result, q.needs_lane)
     IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
                       excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
                       excluded.keep_result, excluded.needs_lane);
 
 -- name: declare_aliases
--- Let :olds reach the queues of :names, unless queues of those names are stored.
+-- Store :olds as aliases of the queues :names, unless queues of those names exist.
 INSERT INTO headrace.queue_alias AS a (name, queue)
 SELECT DISTINCT ON (r.old) r.old, q.id
 FROM unnest(:olds::text[], :names::text[]) AS r(old, name)
@@ -47,7 +49,7 @@ ORDER BY r.old
 ON CONFLICT (name) DO UPDATE SET queue = excluded.queue WHERE a.queue <> excluded.queue;
 
 -- name: find_queues
--- Ids and limiters of queues by name or alias; NULL: all of them.
+-- Ids and limiters of queues by name or alias. NULL: all of them.
 SELECT q.id, q.name, q.limiter, false AS is_alias, q.needs_lane FROM headrace.queue q
 WHERE :names::text[] IS NULL OR q.name = ANY(:names::text[])
 UNION ALL
@@ -57,18 +59,19 @@ WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
   AND NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = a.name);
 
 -- name: queue_settings
--- What holds for a queue, by name or alias: what code declares, and what a person set.
+-- The settings of a queue by name or alias: those declared by code, and their overrides.
 SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
        q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.declared_at,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
        o.retries AS set_retries,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
+           ORDER BY a.name) AS aliases
 FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
 WHERE q.name = :queue OR q.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
 ORDER BY q.name <> :queue LIMIT 1;
 
 -- name: override_queue
--- Set what a person wants of a queue, whatever its code declares; NULL: what code declares.
+-- Override the settings of a queue. NULL: as declared by code.
 INSERT INTO headrace.queue_override (queue, importance, slots_min, slots_max, retries)
 SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :retries::integer
 FROM headrace.queue q WHERE q.name = :queue
@@ -78,7 +81,7 @@ ON CONFLICT (queue) DO UPDATE SET
 RETURNING pg_notify('headrace_fleet', '');
 
 -- name: change_limiter
--- Give a queue another limiter, unless jobs of it ever were in lanes.
+-- Change the limiter of a queue. No row: jobs of it have been in lanes.
 UPDATE headrace.queue q SET limiter = :limiter
 WHERE q.id = :queue
   AND NOT EXISTS (SELECT FROM headrace.lane_queue l WHERE l.queue = q.id AND l.limiter <> :limiter)
@@ -86,15 +89,15 @@ WHERE q.id = :queue
 RETURNING q.id;
 
 -- name: hint_queue
--- Tell listening workers that a queue has work.
+-- Notify listening workers that a queue has work.
 SELECT pg_notify('headrace_jobs', :queue::text);
 
 -- name: create_queue
--- Make a queue without code, unless one of that name was made meanwhile.
+-- Create a queue without code, unless the name exists.
 INSERT INTO headrace.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT DO NOTHING;
 
 -- name: queue_statuses
--- Every queue (or the one of :queue) with its settings and its backlog, counted up to :count_max.
+-- Every queue, or the queue :queue, with its settings and backlog, counted up to :count_max.
 SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
        c.ready + c.laned >= :count_max::integer AS ready_is_capped,
        c.scheduled >= :count_max::integer AS scheduled_is_capped,
@@ -104,13 +107,102 @@ SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.i
        q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
        o.retries AS set_retries,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
+           ORDER BY a.name) AS aliases
 FROM headrace.queue_counts_v1(:queue, :count_max::integer) c
 JOIN headrace.queue q ON q.id = c.queue
 LEFT JOIN headrace.queue_override o ON o.queue = q.id
 ORDER BY q.name;
 
 -- name: set_paused
--- Pause or resume a queue and wake its workers; no row: there is no such queue.
+-- Pause or resume a queue and notify its workers. No row: no such queue.
 UPDATE headrace.queue SET paused = :is_paused WHERE name = :queue
 RETURNING pg_notify('headrace_jobs', id::text);
+
+-- name: set_lane
+-- Set a lane's own limits, pause and weight, or let it follow its limiter. NULL pause or weight:
+-- unchanged.
+SELECT headrace.set_lane_v1(
+    :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
+    :concurrency::integer, :is_paused::boolean, :weight::integer);
+
+-- name: pause_lane
+-- Pause or resume a lane. Limits and weight stay.
+SELECT headrace.pause_lane_v1(:limiter, :lane, :is_paused);
+
+-- name: find_lanes
+-- Lanes of a limiter by name, the lane :lane or up to :lanes_max after :after, with their waiting
+-- jobs. A lane without a claim so far is only in the journal and has its limiter's limits.
+SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight, l.inflight,
+    l.is_own,
+       coalesce((SELECT sum(w.waiting) FROM headrace.lane_queue w
+                 WHERE w.limiter = l.limiter AND w.lane = l.name), 0)
+           + coalesce(e.waiting, 0) AS waiting,
+       (SELECT coalesce(sum(s.n), 0) FROM unnest(l.at, l.n) AS s(at, n)
+        WHERE s.at > now() - (l.window_s + l.slack_s) * interval '1 s'
+            AND s.n < 1000000000) AS starts_live,
+       CASE WHEN l.free_at > now() THEN l.free_at END AS next_at
+FROM (
+    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, inflight,
+        is_own,
+            at, n, free_at
+     FROM headrace.lane
+     WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
+     ORDER BY name LIMIT :lanes_max)
+    UNION ALL
+    SELECT v.limiter, v.lane, m.starts_max, m.window_s, m.slack_s, m.concurrency, false, 1, 0,
+        false,
+           '{}', '{}', NULL
+    FROM headrace.lane_event v LEFT JOIN headrace.limiter m ON m.name = v.limiter
+    WHERE v.limiter = :limiter AND v.lane > :after AND (:lane::text IS NULL OR v.lane = :lane::text)
+      AND NOT EXISTS (SELECT FROM headrace.lane o WHERE o.limiter = v.limiter AND o.name = v.lane)
+    GROUP BY v.limiter, v.lane, m.name HAVING sum(v.k) > 0
+    ORDER BY name LIMIT :lanes_max
+) l LEFT JOIN (
+    SELECT v.lane, sum(v.k) AS waiting FROM headrace.lane_event v
+    WHERE v.limiter = :limiter AND (:lane::text IS NULL OR v.lane = :lane::text) GROUP BY v.lane
+) e ON e.lane = l.name
+ORDER BY l.name;
+
+-- name: spend
+-- Consume further starts of a lane. Return the seconds until they may begin; NULL: refused.
+SELECT headrace.spend_v1(:limiter, :lane, :starts, :wait_max_s);
+
+-- name: spend_of_queue
+-- Consume further starts of a lane of a queue's limiter.
+SELECT headrace.spend_v1(q.limiter, :lane, :starts, :wait_max_s) FROM headrace.queue q
+    WHERE q.id = :queue;
+
+-- name: set_limiter
+-- Write a limiter's limits. Return whether its lanes must follow.
+SELECT headrace.set_limiter_v1(
+    :limiter, :starts_max::integer, :window_s::double precision, :slack_s, :concurrency::integer,
+    :is_set);
+
+-- name: reset_limiter
+-- Restore the limits that code declared; none if it declared none.
+UPDATE headrace.limiter SET is_set = false, is_spread = false,
+    starts_max = declared_starts_max, window_s = declared_window_s,
+    slack_s = coalesce(declared_slack_s, 0.25), concurrency = declared_concurrency
+WHERE name = :limiter AND is_set RETURNING name;
+
+-- name: spread_limiter
+-- Apply a limiter's limits to up to :lanes_max lanes after :after. Return the last; NULL: done.
+SELECT headrace.spread_limiter_v1(:limiter, :after, :lanes_max);
+
+-- name: unspread_limiters
+-- Limiters whose lanes do not all follow yet, since a process stopped in between.
+SELECT name FROM headrace.limiter WHERE NOT is_spread;
+
+-- name: find_limiters
+-- Limiters by name, all or the one called :limiter, with those that only queues name.
+SELECT n.name, m.starts_max, m.window_s, coalesce(m.slack_s, 0.25) AS slack_s, m.concurrency,
+       coalesce(m.is_set, false) AS is_set,
+       ARRAY(SELECT q.name FROM headrace.queue q WHERE q.limiter = n.name ORDER BY q.name) AS queues
+FROM (SELECT name FROM headrace.limiter UNION SELECT limiter FROM headrace.queue) n
+LEFT JOIN headrace.limiter m ON m.name = n.name
+WHERE :limiter::text IS NULL OR n.name = :limiter::text ORDER BY n.name;
+
+-- name: remove_idle_lanes
+-- Remove idle lanes among the next :lanes_max. Return the last lane seen; NULL: the end.
+SELECT * FROM headrace.remove_idle_lanes_v1(:limiter, :lane, :lanes_max, :idle_s);

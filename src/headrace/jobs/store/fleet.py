@@ -1,27 +1,34 @@
-"""The fleet in PostgreSQL: what hosts report and add up, what is known of queues, the plan and who may write it."""
+"""The fleet in PostgreSQL: reports of hosts, counts, the plan and its leader, alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.fleet.facts import (
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.plan import Move
+from headrace.jobs.fleet.state import (
     Decision,
     FleetHost,
-    HostSeen,
+    FleetLoad,
+    FleetMinute,
     HostSlot,
+    HostSnapshot,
     PlanHead,
     Planned,
     QueueCounts,
-    QueueSeen,
-    SlotsAsked,
+    QueueFailures,
+    QueueLoad,
+    QueueMinute,
+    QueueSnapshot,
+    SlotRequest,
     by_host,
 )
-from headrace.jobs.fleet.plan import Move
-from headrace.jobs.store.sql import SQL
+from headrace.jobs.sql import SQL
 
 _SLOTS = msgspec.json.Decoder(list[HostSlot])
 
@@ -35,7 +42,10 @@ async def report_host(
     cpu_pressure: float = 0.0,
     slots: Sequence[Mapping[str, Any]],
 ) -> bool:
-    """Say what a host can hold and what its slots do, as dicts of `HostSlot`'s fields; whether it still is alive."""
+    """Store a host's capacity, load and slots (dicts of `HostSlot` fields).
+
+    Return whether the host is still registered.
+    """
     row = await runner.one(
         SQL.report_host,
         host=host_id,
@@ -48,7 +58,7 @@ async def report_host(
 
 
 async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]) -> None:
-    """Add what a host's slots did since its last call, and fold the counts of all hosts. One round trip."""
+    """Add a host's counts since its last call and fold the counts of all hosts."""
     await runner.run(
         SQL.add_counts,
         host=host_id,
@@ -61,9 +71,9 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
 
 
 async def allow_slots(
-    runner: Runner, host_id: int, call: int, asked: Sequence[SlotsAsked]
+    runner: Runner, host_id: int, call: int, requests: Sequence[SlotRequest]
 ) -> dict[int, int | None]:
-    """Slots that the host may work at once, by id of queue; None: the queue has no maximum.
+    """Request slots of queues; return the allowance by queue id. None: no maximum.
 
     `call` grows with each call of the host.
     """
@@ -71,16 +81,16 @@ async def allow_slots(
         SQL.allow_slots,
         host=host_id,
         call=call,
-        queues=[one.queue_id for one in asked],
-        used=[one.used for one in asked],
-        kept=[one.kept for one in asked],
-        wanted=[one.wanted for one in asked],
+        queues=[one.queue_id for one in requests],
+        used=[one.used for one in requests],
+        kept=[one.kept for one in requests],
+        wanted=[one.wanted for one in requests],
     )
     return {row["queue"]: row["slots"] for row in rows}
 
 
 async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
-    """What the plan gives a host (nothing, where it does not know it yet); None: nobody planned so far."""
+    """A host's part of the plan, empty if it is unknown. None: there is no plan yet."""
     row = await runner.one(SQL.planned_slots, host=host_name)
     if row is None:
         return None
@@ -89,23 +99,25 @@ async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
 
 
 async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = True) -> bool:
-    """Let a host give up its slots, or take part again, until it is started anew; whether there is such a host."""
+    """Start or stop draining a host until its next start. Return whether it exists."""
     row = await runner.one(SQL.set_draining, host=host_name, is_draining=is_draining)
     return row is not None
 
 
-async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSeen]:
-    """The newest row of every host that runs handlers, by name; silent after `silent_s` without a report."""
+async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSnapshot]:
+    """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
     rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
-    return [HostSeen(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
+    return [HostSnapshot(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
 
 
-async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]]) -> list[QueueSeen]:
-    """Every queue by name with its totals and what is in hand; `waiting` as `fleet_waiting` gave it."""
+async def fleet_queues(
+    runner: Runner, waiting: Mapping[int, tuple[int, float]]
+) -> list[QueueSnapshot]:
+    """Every queue by name with its totals and leased jobs; `waiting` from `fleet_waiting`."""
     leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
-        QueueSeen(
+        QueueSnapshot(
             id=row["id"],
             name=row["name"],
             importance=row["importance"],
@@ -128,19 +140,22 @@ async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]])
 
 
 async def fleet_waiting(runner: Runner, *, count_max: int) -> dict[int, tuple[int, float]]:
-    """By id of queue how many due jobs wait, counted up to `count_max`, and how long the oldest; not of paused ones."""
+    """Due jobs, counted up to `count_max`, and age of the oldest, by queue id.
+
+    Paused queues are left out.
+    """
     rows = await runner.all(SQL.fleet_waiting, count_max=count_max)
     return {row["queue"]: (row["jobs"], row["oldest_age_s"] or 0.0) for row in rows}
 
 
 async def slot_map(runner: Runner) -> dict[str, dict[str, int]]:
-    """The plan's map by host and name of queue."""
+    """The plan's map by host and queue name."""
     rows = await runner.all(SQL.slot_map)
     return by_host((row["host"], row["name"], row["slots"]) for row in rows)
 
 
 async def find_plan(runner: Runner) -> PlanHead:
-    """Who plans, and how recent the plan is."""
+    """The plan's head: leader, term, version."""
     row = await runner.one(SQL.find_plan)
     assert row is not None, "fleet_plan has one row since its migration"
     return PlanHead(
@@ -153,13 +168,13 @@ async def find_plan(runner: Runner) -> PlanHead:
 
 
 async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | None:
-    """Begin or go on to lead for `lead_s`: the term; None while another leads."""
+    """Become or stay leader for `lead_s`. Return the term; None while another leads."""
     term = await runner.value(SQL.lead_fleet, leader=leader, lead_s=lead_s)
     return None if term is None else int(term)
 
 
 async def stop_leading(runner: Runner, leader: str) -> None:
-    """Let another lead at once."""
+    """Give up the lead at once."""
     await runner.run(SQL.stop_leading, leader=leader)
 
 
@@ -172,7 +187,7 @@ async def write_plan(
     queue_ids: Mapping[str, int],
     moves: Sequence[Move],
 ) -> int | None:
-    """Replace the map and note why: its version; None where `leader` does not lead in `term` any more."""
+    """Replace the map and store its decisions. Return the version; None if no longer leading."""
     rows = [
         (host, queue_ids[queue], count)
         for host, there in sorted(slots.items())
@@ -203,7 +218,7 @@ async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -
 
 
 async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Forget decisions that were kept long enough; how many."""
+    """Delete decisions older than `kept_s`. Return how many."""
     return await runner.run(SQL.drop_decisions, kept_s=kept_s, rows_max=rows_max)
 
 
@@ -223,3 +238,94 @@ def _host(row: Row) -> FleetHost:
         reported_at=row["reported_at"],
         slots=_SLOTS.decode(row["slots"]),
     )
+
+
+async def queue_minutes(
+    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime, minutes_max: int
+) -> list[QueueMinute]:
+    """Counts of the queue per minute, oldest first. Idle minutes have no row."""
+    rows = await runner.all(
+        SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
+    )
+    return [QueueMinute(**row) for row in rows]
+
+
+async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
+    """Counts of each queue in the last `minutes`, and of all in each of `minutes_shown`."""
+    span_s = await runner.value(SQL.load_span, minutes=minutes)
+    queues = await runner.all(SQL.queue_loads, minutes=minutes)
+    shown = await runner.all(SQL.fleet_minutes, minutes=minutes_shown)
+    return FleetLoad(
+        span_s=span_s,
+        queues=[QueueLoad(**row) for row in queues],
+        minutes=[FleetMinute(**row) for row in shown],
+    )
+
+
+async def recent_failures(runner: Runner, *, span_s: float, jobs_max: int) -> list[QueueFailures]:
+    """Failures of the last `span_s` by queue and state, from the newest `jobs_max`."""
+    rows = await runner.all(SQL.recent_failures, span_s=span_s, jobs_max=jobs_max)
+    return [QueueFailures(**row) for row in rows]
+
+
+async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:
+    """Done and otherwise ended jobs of the last minutes, by queue id."""
+    rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
+    return {row["queue"]: (row["done"], row["failed"]) for row in rows}
+
+
+async def fold_counts(runner: Runner, *, rows_max: int) -> int:
+    """Fold pending counts into minutes and totals, oldest first. Return how many rows."""
+    return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
+
+
+async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Delete minutes older than `kept_s`. Return how many."""
+    return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)
+
+
+async def raise_alert(runner: Runner, rule: str, subject: str, text: str) -> Alert | None:
+    """Open an alert. None if it is open already."""
+    row = await runner.one(SQL.raise_alert, rule=rule, subject=subject, text=text)
+    return Alert(rule=rule, subject=subject, text=text, **row) if row is not None else None
+
+
+async def clear_alert(runner: Runner, rule: str, subject: str) -> Alert | None:
+    """Clear an alert. None if it is not open."""
+    row = await runner.one(SQL.clear_alert, rule=rule, subject=subject)
+    return Alert(rule=rule, subject=subject, **row) if row is not None else None
+
+
+async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list[Alert]:
+    """Alerts, newest first; with `is_open` only open ones."""
+    rows = await runner.all(SQL.alerts, is_open=is_open, alerts_max=alerts_max)
+    return [Alert(**row) for row in rows]
+
+
+async def count_open_alerts(runner: Runner) -> int:
+    """Number of open alerts."""
+    [row] = await runner.all(SQL.count_open_alerts)
+    return int(row["alerts"])
+
+
+async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
+    """Delete alerts that were cleared `kept_s` ago. Return how many."""
+    return await runner.run(SQL.drop_alerts, kept_s=kept_s)
+
+
+async def unsent_alerts(
+    runner: Runner, *, age_s: float, alerts_max: int
+) -> list[tuple[Alert, bool]]:
+    """Events of the last `age_s` that the webhook has not accepted. True: a raise, else a clear."""
+    rows = await runner.all(SQL.unsent_alerts, age_s=age_s, alerts_max=alerts_max)
+    found = []
+    for row in rows:
+        fields = dict(row)
+        is_raise = not fields.pop("is_raise_sent")
+        found.append((Alert(**fields), is_raise))
+    return found
+
+
+async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
+    """Record that the webhook accepted the event."""
+    await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

@@ -1,4 +1,4 @@
-"""Claims and settlements: each is one function of the database, so one round trip and all or nothing."""
+"""Leases and the hosts that hold them: claims and settlements, each one round trip."""
 
 from __future__ import annotations
 
@@ -8,26 +8,89 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.handling import bounded_text
+from headrace.jobs.messages import Work
 from headrace.jobs.model import (
     ERROR_CHARACTERS_MAX,
     PRIORITY_LAST,
     TRACEBACK_CHARACTERS_MAX,
     JobsConfig,
 )
-from headrace.jobs.slots.messages import Work
-from headrace.jobs.store.sql import SQL
+from headrace.jobs.outcomes import Outcome, bounded_text
+from headrace.jobs.sql import SQL
+
+
+async def add_host(
+    runner: Runner,
+    name: str,
+    queue_ids: Sequence[int],
+    lease_s: float,
+    *,
+    kind: str = "work",
+    tags: Sequence[str] = (),
+    cores: int = 1,
+) -> int:
+    """Register a host; return its id. `kind`: `agent`, `work` or `taker`."""
+    host_id = await runner.value(
+        SQL.add_host,
+        name=name,
+        queues=list(queue_ids),
+        lease_s=lease_s,
+        kind=kind,
+        tags=list(tags),
+        cores=cores,
+    )
+    return int(host_id)
+
+
+async def renew_host(runner: Runner, host_id: int, lease_s: float) -> bool:
+    """Renew a host's leases. Return whether it was still registered."""
+    return await runner.value(SQL.renew_host, host=host_id, lease_s=lease_s) is not None
+
+
+async def extend_take(runner: Runner, lease_id: int, lease_s: float) -> datetime | None:
+    """Extend a taker's lease to `lease_s` from now. Return its end; None if it has ended."""
+    expires_at: datetime | None = await runner.value(
+        SQL.extend_take, lease=lease_id, lease_s=lease_s
+    )
+    return expires_at
+
+
+async def expires_at(runner: Runner, host_id: int) -> datetime:
+    """When the host's leases expire unless renewed."""
+    moment: datetime = await runner.value(SQL.host_expires_at, host=host_id)
+    return moment
+
+
+async def remove_host(runner: Runner, host_id: int) -> None:
+    """Delete the host."""
+    await runner.run(SQL.remove_host, host=host_id)
+
+
+async def end_take(runner: Runner, host_id: int) -> None:
+    """Delete a taker that holds no lease."""
+    await runner.run(SQL.end_take, host=host_id)
+
+
+async def expire_host(runner: Runner, host_id: int) -> None:
+    """Expire the host now."""
+    await runner.run(SQL.expire_host, host=host_id)
+
+
+async def drop_hosts(runner: Runner) -> int:
+    """Remove expired hosts without leases."""
+    return await runner.run(SQL.drop_hosts)
+
 
 PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease that a claim brought, with its jobs as columns."""
+    """A claimed lease with its jobs as columns."""
 
     lease_id: int
     is_plain: bool
-    """Nothing hangs on its jobs: no lane, key, group, and nothing is kept of them."""
+    """Its jobs have no lane, key or group, and nothing of them is kept."""
     ids: Sequence[int]
     run_ats: Sequence[datetime]
     priorities: Sequence[int]
@@ -39,7 +102,7 @@ class Claim:
     payloads: Sequence[bytes]
 
     def as_work(self, queue: str, retries: int, start_before_s: float | None) -> Work:
-        """What a slot is given of it."""
+        """The lease as a message for a slot."""
         return Work(
             queue=queue,
             lease_id=self.lease_id,
@@ -57,38 +120,26 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a claim brought: leases, the most urgent first, or none; and how the acks it carried fared."""
+    """The result of a claim: leases, most urgent first, and the result of the acks it carried."""
 
     leases: list[Claim]
     claimed_at: datetime
     retries: int
-    """Of the queue, as declared or as a person set it."""
+    """Retries of the queue in force."""
     moved: int = 0
-    """Due jobs met on the way that went to their lanes."""
+    """Due jobs that the scan moved to their lanes."""
     limiter: str | None = None
     slack_s: float | None = None
-    """Jobs of lanes must start within this from the moment the claim was sent."""
+    """Jobs of lanes must start within this time after the claim was sent."""
     wait_s: float | None = None
-    """After an empty claim of lanes: when to look again; None: at the next enqueue."""
+    """After an empty claim of lanes: seconds to wait; None: until the next enqueue."""
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is to become of one job."""
-
-    word: str
-    delay_s: float | None = None
-    error: str = ""
-    traceback: str = ""
-    result: bytes | None = None
-    queue: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fared:
-    """Which leases of a settlement were gone, and which somebody's transaction holds."""
+class SettleResult:
+    """Leases that no longer exist, and leases that another transaction holds."""
 
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
@@ -96,14 +147,14 @@ class Fared:
 
 @dataclass(frozen=True, slots=True)
 class WorkAhead:
-    """Which queues have work that is due, and when the next of what is known will be."""
+    """Queues with due work, and when the next job becomes due."""
 
     ready: frozenset[int]
-    """Queues with due jobs that are in no lane."""
+    """Queues with due jobs without a lane."""
     laned: frozenset[int]
-    """Queues with lanes that may give a job now."""
+    """Queues with lanes that may have jobs to start."""
     next_s: float | None
-    """Seconds until the next becomes due; None: nothing is known to."""
+    """Seconds until the next job becomes due; None: no known job will."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -122,7 +173,7 @@ async def claim_ready(
     marks: Sequence[tuple[datetime, int]],
     done: Iterable[int] = (),
 ) -> Claims:
-    """Ack the leases `done`, then lease due jobs past the scan `marks`, one (run_at, id) a priority."""
+    """Ack the leases `done`, then lease due jobs after the scan `marks`, one per priority."""
     rows: list[Any] = await runner.all(
         SQL.claim_ready,
         host=host_id,
@@ -134,7 +185,8 @@ async def claim_ready(
         marks_id=[mark[1] for mark in marks],
         done=list(done),
     )
-    return _claims(rows, moved=rows[0]["moved"])
+    first = rows[0]
+    return _claims(rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ())
 
 
 async def claim_lanes(
@@ -145,9 +197,8 @@ async def claim_lanes(
     leases_max: int,
     batch: int,
     config: JobsConfig,
-    done: Iterable[int] = (),
 ) -> Claims:
-    """Ack the leases `done`, then lease jobs of lanes within their limits."""
+    """Lease jobs of a queue's lanes within their limits."""
     rows: list[Any] = await runner.all(
         SQL.claim_lanes,
         host=host_id,
@@ -155,9 +206,8 @@ async def claim_lanes(
         leases_max=leases_max,
         batch=batch,
         lanes_max=min(config.lanes_per_claim, leases_max * batch),
-        # Small claims take small turns, so that lanes alternate; shares are the same either way.
+        # Small claims use small shares, so that lanes alternate; the proportions stay.
         quantum=min(config.lane_quantum, leases_max * batch),
-        done=list(done),
     )
     first = rows[0]
     has_leases = first["lease_id"] is not None
@@ -194,8 +244,6 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
         leases=leases,
         claimed_at=first["claimed_at"],
         retries=first["retries"] or 0,
-        lost=first["lost"] or (),
-        busy=first["busy"] or (),
         **rest,
     )
 
@@ -203,72 +251,78 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
 async def settle(
     runner: Runner,
     *,
-    jobs: Mapping[int, Mapping[int, Said]] | None = None,
+    jobs: Mapping[int, Mapping[int, Outcome]] | None = None,
     whole: Iterable[int] = (),
     word: str = "done",
     losses_max: int,
     progressed: Iterable[int] = (),
-) -> Fared:
-    """Settle `jobs`, by lease and id, and of the leases `whole` all that is left, by one `word`.
+) -> SettleResult:
+    """Record `jobs`, by lease and id, and `word` for every job left of the leases `whole`.
 
-    One statement. Settling a job again changes nothing.
+    One statement. Settling a job again has no effect.
     """
-    said = [(lease, job, one) for lease, some in (jobs or {}).items() for job, one in some.items()]
+    settled = [
+        (lease, job, outcome)
+        for lease, outcomes in (jobs or {}).items()
+        for job, outcome in outcomes.items()
+    ]
     row: Any = await runner.one(
         SQL.settle,
         whole=list(whole),
-        word=word,
-        leases=[lease for lease, _, _ in said],
-        ids=[job for _, job, _ in said],
-        words=[one.word for _, _, one in said],
-        delays_s=[one.delay_s for _, _, one in said],
-        errors=[bounded_text(one.error, ERROR_CHARACTERS_MAX) for _, _, one in said],
-        tracebacks=[bounded_text(one.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, one in said],
-        results=[one.result for _, _, one in said],
-        queues=[one.queue for _, _, one in said],
+        outcome=word,
+        leases=[lease for lease, _, _ in settled],
+        ids=[job for _, job, _ in settled],
+        outcomes=[outcome.kind for _, _, outcome in settled],
+        delays_s=[outcome.after_s for _, _, outcome in settled],
+        errors=[bounded_text(outcome.error, ERROR_CHARACTERS_MAX) for _, _, outcome in settled],
+        tracebacks=[
+            bounded_text(outcome.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, outcome in settled
+        ],
+        results=[outcome.result for _, _, outcome in settled],
+        queues=[outcome.queue for _, _, outcome in settled],
         losses_max=losses_max,
         progressed=list(progressed),
     )
-    return Fared() if row is None else Fared(row["lost"] or (), row["busy"] or ())
+    return SettleResult() if row is None else SettleResult(row["lost"] or (), row["busy"] or ())
 
 
 async def is_lease_held(tx: Runner, lease_id: int) -> bool:
-    """Hold the lease row until the transaction ends, if it is there."""
+    """Lock the lease row until the transaction ends. Return whether it exists."""
     return await tx.value(SQL.lock_lease, lease=lease_id) is not None
 
 
 async def held_leases(tx: Runner, lease_ids: Iterable[int]) -> set[int]:
-    """Hold those of the lease rows that are there until the transaction ends; their ids."""
+    """Lock lease rows until the transaction ends. Return the ids of those that exist."""
     return {row["id"] for row in await tx.all(SQL.lock_leases, leases=sorted(set(lease_ids)))}
 
 
 async def leases_of_host(runner: Runner, host_id: int) -> set[int]:
-    """Ids of the leases that the host has."""
+    """Ids of the host's leases."""
     return {row["id"] for row in await runner.all(SQL.leases_of_host, host=host_id)}
 
 
 async def expired_leases(runner: Runner, *, leases_max: int) -> list[int]:
-    """Leases of hosts that expired or are gone, but for those that a transaction holds."""
+    """Leases of expired or missing hosts, except those that a transaction holds."""
     return [row["id"] for row in await runner.all(SQL.expired_leases, leases_max=leases_max)]
 
 
 async def end_stuck_claims(runner: Runner, *, lease_s: float) -> int:
-    """End claims that nobody has read for `lease_s`; how many. Their jobs wait again at once.
+    """Terminate claims whose result no client has read for `lease_s`. Return how many.
 
-    An answer over a socket's buffer (200 KiB) is sent before its transaction commits, and no time limit of the
-    server's ends a statement that waits for its client.
+    A result larger than the socket's buffer is sent before its transaction commits, and no server
+    timeout ends a statement that waits for its client.
     """
     return int(await runner.value(SQL.end_stuck_claims, lease_s=lease_s))
 
 
 async def return_lease(runner: Runner, lease_id: int, losses_max: int) -> int:
-    """Return a dead host's lease; how many jobs went back (or into quarantine)."""
+    """Return a dead host's lease. Return how many jobs it had."""
     return int(await runner.value(SQL.return_lease, lease=lease_id, losses_max=losses_max))
 
 
 @dataclass(frozen=True, slots=True)
 class TakenJobs:
-    """What is left of a taker's lease."""
+    """The jobs of a taker's lease."""
 
     host_id: int
     attempts: Mapping[int, int]
@@ -277,7 +331,7 @@ class TakenJobs:
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
-    """The jobs of a taker's lease, settled ones too; None: it is gone, or no taker's."""
+    """The jobs of a taker's lease, settled ones included. None: the lease has ended."""
     row = await runner.one(SQL.taken_jobs, lease=lease_id)
     if row is None:
         return None
@@ -286,6 +340,6 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
 
 
 async def work_ahead(runner: Runner, queue_ids: Iterable[int]) -> WorkAhead:
-    """Which of the queues have work now, and when the next will be due. Index probes alone."""
+    """Queues with work now, and when the next job is due. Index probes only."""
     row: Any = await runner.one(SQL.work_ahead, queues=list(queue_ids))
     return WorkAhead(frozenset(row["ready"] or ()), frozenset(row["laned"] or ()), row["wait_s"])

@@ -1,4 +1,4 @@
-"""Queues in PostgreSQL: who is known, where its lanes belong, what waits."""
+"""Queues, limiters and lanes in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.model import QueueSettings, QueueStatus
-from headrace.jobs.store.sql import SQL
-from headrace.jobs.tasks.declared import QueueDeclared
+from headrace.jobs.model import Lane, Limiter, QueueSettings, QueueStatus
+from headrace.jobs.sql import SQL
+from headrace.jobs.tasks.options import QueueDeclared
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue as it is stored, under its name or an alias."""
+    """A stored queue, under its name or an alias."""
 
     id: int
     name: str
@@ -25,7 +25,7 @@ class QueueRow:
 
 
 async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> None:
-    """Store queues as code declares them; former names first, so that what waits under them goes along."""
+    """Store the queues that code declares. Renames come first, so that waiting jobs follow."""
     pairs = [(alias, queue.name) for queue in declared for alias in queue.aliases]
     olds, names = [old for old, _ in pairs], [name for _, name in pairs]
     if pairs:
@@ -50,7 +50,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
 
 
 async def find_queues(runner: Runner, names: list[str] | None = None) -> list[QueueRow]:
-    """The stored ones of `names`, aliases included, or every queue."""
+    """The stored queues among `names`, aliases included, or every queue."""
     rows = await runner.all(SQL.find_queues, names=names)
     return [
         QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"], row["needs_lane"])
@@ -59,7 +59,7 @@ async def find_queues(runner: Runner, names: list[str] | None = None) -> list[Qu
 
 
 async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
-    """What holds for the queue of that name or alias."""
+    """The settings of the queue with that name or alias."""
     row = await runner.one(SQL.queue_settings, queue=queue)
     return None if row is None else _settings_of(row)
 
@@ -73,7 +73,7 @@ async def override_queue(
     slots_max: int | None,
     retries: int | None,
 ) -> None:
-    """Set what a person wants of the queue; None: what its code declares."""
+    """Override settings of the queue; None: as declared by code."""
     await runner.run(
         SQL.override_queue,
         queue=queue,
@@ -85,19 +85,19 @@ async def override_queue(
 
 
 async def change_limiter(runner: Runner, queue_id: int, limiter: str) -> bool:
-    """Whether the queue could be given `limiter`: not once jobs of it were in lanes."""
+    """Change the limiter. Return false if jobs of the queue have been in lanes."""
     return await runner.value(SQL.change_limiter, queue=queue_id, limiter=limiter) is not None
 
 
 async def create_queue(runner: Runner, queue: str) -> None:
-    """Make a queue without code, if none has the name."""
+    """Create a queue without code, unless the name exists."""
     await runner.run(SQL.create_queue, queue=queue)
 
 
 async def queue_statuses(
     runner: Runner, queue: str | None = None, *, count_max: int
 ) -> list[QueueStatus]:
-    """Every queue with its backlog counted up to `count_max`, or the one of that name or alias."""
+    """Every queue, or the one called `queue`, with its backlog counted up to `count_max`."""
     rows = await runner.all(SQL.queue_statuses, queue=queue, count_max=count_max)
     return [
         QueueStatus(
@@ -118,12 +118,12 @@ async def queue_statuses(
 
 
 async def set_paused(runner: Runner, queue: str, *, is_paused: bool) -> bool:
-    """Whether there is such a queue."""
+    """Pause or resume a queue. Return whether it exists."""
     return await runner.one(SQL.set_paused, queue=queue, is_paused=is_paused) is not None
 
 
 async def hint_queue(runner: Runner, queue_id: int) -> None:
-    """Wake workers that listen."""
+    """Notify listening workers."""
     await runner.run(SQL.hint_queue, queue=str(queue_id))
 
 
@@ -151,3 +151,163 @@ def _settings_of(row: Row) -> QueueSettings:
         overridden=own,
         **held,
     )
+
+
+async def set_lane(
+    runner: Runner,
+    limiter: str,
+    lane: str,
+    *,
+    starts_max: int | None,
+    window_s: float | None,
+    concurrency: int | None,
+    is_paused: bool | None,
+    weight: int | None,
+    is_own: bool = True,
+) -> None:
+    """Set a lane's limits and lock its row until the transaction ends.
+
+    `is_own` false: its limiter's limits. `is_paused`, `weight` None: unchanged.
+    """
+    await runner.run(
+        SQL.set_lane,
+        limiter=limiter,
+        lane=lane,
+        is_own=is_own,
+        starts_max=starts_max,
+        window_s=window_s,
+        concurrency=concurrency,
+        is_paused=is_paused,
+        weight=weight,
+    )
+
+
+async def pause_lane(runner: Runner, limiter: str, lane: str, *, is_paused: bool) -> None:
+    """Pause or resume a lane. Limits and weight stay."""
+    await runner.run(SQL.pause_lane, limiter=limiter, lane=lane, is_paused=is_paused)
+
+
+async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:
+    """The lane, if it was set or used."""
+    rows = await runner.all(SQL.find_lanes, limiter=limiter, lane=lane, after="", lanes_max=1)
+    return _lane(rows[0]) if rows else None
+
+
+async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> list[Lane]:
+    """Lanes of the limiter by name, those after `after`."""
+    rows = await runner.all(
+        SQL.find_lanes, limiter=limiter, lane=None, after=after, lanes_max=lanes_max
+    )
+    return [_lane(row) for row in rows]
+
+
+def _lane(row: Row) -> Lane:
+    return Lane(
+        limiter=row["limiter"],
+        lane=row["name"],
+        starts_max=row["starts_max"],
+        window_s=row["window_s"],
+        concurrency=row["concurrency"],
+        paused=row["paused"],
+        weight=row["weight"],
+        waiting=int(row["waiting"]),
+        inflight=row["inflight"],
+        starts_live=row["starts_live"],
+        next_at=row["next_at"],
+        follows_limiter=not row["is_own"],
+    )
+
+
+async def spend(
+    runner: Runner, limiter: str, lane: str, *, starts: int, wait_max_s: float
+) -> float | None:
+    """Consume further starts. Return the seconds until they may begin; None: refused."""
+    wait_s: float | None = await runner.value(
+        SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
+    )
+    return wait_s
+
+
+async def spend_of_queue(
+    runner: Runner, queue_id: int, lane: str, *, starts: int, wait_max_s: float
+) -> float | None:
+    """Consume further starts of a lane of the queue's limiter."""
+    wait_s: float | None = await runner.value(
+        SQL.spend_of_queue, queue=queue_id, lane=lane, starts=starts, wait_max_s=wait_max_s
+    )
+    return wait_s
+
+
+async def set_limiter(
+    runner: Runner,
+    limiter: str,
+    *,
+    starts_max: int | None,
+    window_s: float | None,
+    slack_s: float,
+    concurrency: int | None,
+    is_set: bool,
+) -> bool:
+    """Write a limiter's limits. Return whether its lanes must follow (`spread_limiter`)."""
+    return bool(
+        await runner.value(
+            SQL.set_limiter,
+            limiter=limiter,
+            starts_max=starts_max,
+            window_s=window_s,
+            slack_s=slack_s,
+            concurrency=concurrency,
+            is_set=is_set,
+        )
+    )
+
+
+async def reset_limiter(runner: Runner, limiter: str) -> bool:
+    """Restore the declared limits. Return whether there was an override."""
+    return await runner.one(SQL.reset_limiter, limiter=limiter) is not None
+
+
+async def spread_limiter(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> str | None:
+    """Apply a limiter's limits to some lanes after `after`. Return the last; None: done."""
+    last: str | None = await runner.value(
+        SQL.spread_limiter, limiter=limiter, after=after, lanes_max=lanes_max
+    )
+    return last
+
+
+async def unspread_limiters(runner: Runner) -> list[str]:
+    """Limiters whose lanes do not all follow yet."""
+    return [row["name"] for row in await runner.all(SQL.unspread_limiters)]
+
+
+async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
+    """Every limiter by name, or the one called `limiter`."""
+    rows = await runner.all(SQL.find_limiters, limiter=limiter)
+    return [
+        Limiter(
+            limiter=row["name"],
+            starts_max=row["starts_max"],
+            window_s=row["window_s"],
+            slack_s=row["slack_s"],
+            concurrency=row["concurrency"],
+            is_set=row["is_set"],
+            queues=row["queues"],
+        )
+        for row in rows
+    ]
+
+
+async def remove_idle_lanes(
+    runner: Runner, after: tuple[str, str], *, lanes_max: int, idle_s: float
+) -> tuple[tuple[str, str] | None, int]:
+    """Remove idle lanes after (limiter, name). Return the last lane seen and how many."""
+    row = await runner.one(
+        SQL.remove_idle_lanes,
+        limiter=after[0],
+        lane=after[1],
+        lanes_max=lanes_max,
+        idle_s=idle_s,
+    )
+    assert row is not None, "the function returns one row always"
+    last = None if row["last_name"] is None else (row["last_limiter"], row["last_name"])
+    return last, row["removed"]

@@ -1,19 +1,19 @@
 """What code declares: tasks (a handler and its queue), queues without code, limiters, crons, hooks.
 
-    task.py      a queue that can be enqueued into, and with a handler a task
-    payloads.py  how a payload finds its way into a handler's arguments, old versions of it included
-    declared.py  the options as values, checked
-    registry.py  everything that an app declares
+    task.py      a queue to enqueue into, and with a handler a task
+    payloads.py  from a payload to a handler's arguments, including older versions
+    options.py   the options as checked values
+    registry.py  all declarations of an app
 
-A handler with `batch` takes one `Batch[P]`; one without takes either the payload as its one argument
-(`async def h(photo: Photo)`, where Photo is a Struct, a dataclass or a dict) or the payload's fields as
-arguments (`async def h(to: str, text: str)`). Payloads are decoded by msgspec against these types, so a
-handler never sees a shape it did not ask for.
+A handler with `batch` takes one `Batch[P]`. Without, it takes either the payload as its one
+argument (`async def h(photo: Photo)`, where Photo is a Struct, a dataclass or a dict) or the
+payload's fields as arguments (`async def h(to: str, text: str)`). msgspec decodes payloads as these
+types, so a handler never gets a payload of another shape.
 """
 
 from __future__ import annotations
 
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.tasks.options import (
     CronDeclared,
     LimiterDeclared,
     LimiterOptions,

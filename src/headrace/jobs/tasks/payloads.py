@@ -1,7 +1,7 @@
-"""How a payload finds its way into a handler's arguments.
+"""From a payload to a handler's arguments.
 
-A payload carries the version of its shape. One of an older version goes through the task's upgrades, one step
-a version; one of a newer version is not for this code: it goes back, for newer code to take it.
+A payload carries the version of its shape. Older payloads go through the task's upgrades, one step
+per version. Newer payloads are returned to the queue for newer code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.inhand import Batch, JobInHand
-from headrace.jobs.tasks.declared import OWN_OPTIONS, JobOptions
+from headrace.jobs.job_context import Batch, JobContext
+from headrace.jobs.tasks.options import OWN_OPTIONS, JobOptions
 
 
 class Payloads:
-    """The shape of a task's payloads, read off its handler."""
+    """The payload type of a task, derived from its handler."""
 
     def __init__(
         self, owner: str, handler: Callable[..., Any], *, given: Any, is_batch: bool
@@ -32,18 +32,18 @@ class Payloads:
         self._decoder = msgspec.json.Decoder(self.type)
 
     def decode(self, payload: bytes) -> Any:
-        """The payload as the handler's type; no payload is no fields. Raises: ValueError."""
+        """Decode a payload as the handler's type; null means no fields. Raises: ValueError."""
         is_empty = self.takes_fields and payload == b"null"
         return self._decoder.decode(b"{}" if is_empty else payload)
 
     def decode_all(self, payloads: Sequence[bytes]) -> list[Any]:
-        """Payloads of a batch, which has no fields. Raises: ValueError, where any does not fit."""
+        """Decode the payloads of a batch. Raises: ValueError if one does not fit."""
         return list(map(self._decoder.decode, payloads))
 
     def upgrade(
         self, payload: bytes, version: int, steps: Mapping[int, Callable[[Any], Any]]
     ) -> Any:
-        """An older payload as the handler's type. Raises: whatever a step raises, ValueError."""
+        """Upgrade an older payload to the handler's type. Raises: ValueError; errors of a step."""
         value = msgspec.json.decode(payload)
         for at in sorted(step for step in steps if step >= version):
             value = steps[at](value)
@@ -54,7 +54,7 @@ class Payloads:
     def _found_type(
         self, owner: str, handler: Callable[..., Any], given: Any, *, is_batch: bool
     ) -> Any:
-        """The type to decode payloads against; also decides whether fields become arguments."""
+        """The type to decode against. Also decides whether fields become arguments."""
         parameters = _named_parameters(owner, handler)
         if given is not None and (is_batch or len(parameters) == 1):
             return given
@@ -62,7 +62,7 @@ class Payloads:
         first = hints.get(parameters[0].name, Any) if parameters else Any
         if is_batch:
             return _type_in_batch(owner, first)
-        if len(parameters) == 1 and typing.get_origin(first) is JobInHand:
+        if len(parameters) == 1 and typing.get_origin(first) is JobContext:
             self.takes_job = True
             return typing.get_args(first)[0]
         if len(parameters) == 1 and _is_whole_payload(first):
@@ -80,7 +80,7 @@ class Payloads:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields that a handler takes by name, read once from its signature."""
+    """The fields that a handler takes by name."""
 
     signature: inspect.Signature
     names: frozenset[str]
@@ -102,7 +102,7 @@ class Fields:
         )
 
     def fit(self, payload: dict[str, Any]) -> bool:
-        """Whether `payload` certainly fits. If not, `signature.bind` decides and names the fault."""
+        """Whether the field names fit. If not, `signature.bind` names the fault."""
         names = payload.keys()
         return names <= self.names and self.required <= names
 
@@ -113,38 +113,38 @@ def fields_of(arguments: Any) -> dict[str, Any]:
 
 
 def _named_parameters(owner: str, handler: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a payload can be read into. Raises: InvalidTask."""
+    """The parameters that a payload can fill. Raises: InvalidTask."""
     given = inspect.signature(handler).parameters.values()
     named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if given and not named:
         raise InvalidTask(
-            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which says nothing of"
-            " the payload: name its parameters, and wrap it with functools.wraps where a decorator hides them"
+            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which does not"
+            " describe the payload: name its parameters, and use functools.wraps in decorators"
         )
     return named
 
 
 def _type_in_batch(owner: str, hint: Any) -> Any:
-    """The payloads' type of a batch handler's first parameter. Raises: InvalidTask."""
+    """The payload type of a batch handler's first parameter. Raises: InvalidTask."""
     if typing.get_origin(hint) is Batch:
         return typing.get_args(hint)[0]
     if hint is Any or hint is Batch:
         return Any
-    told = getattr(hint, "__name__", hint)
+    name = getattr(hint, "__name__", hint)
     raise InvalidTask(
-        f"task {owner!r}: with batch= its handler takes a Batch[...], not {told}: write"
+        f"task {owner!r}: with batch= its handler takes a Batch[...], not {name}: write"
         " `jobs: Batch[...]` with the payload's type, or leave batch out"
     )
 
 
 def _require_free_names(owner: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Refuse fields that `enqueue` would take for its own options. Raises: InvalidTask."""
+    """Refuse fields named like an option of `enqueue`. Raises: InvalidTask."""
     taken = {*JobOptions.__annotations__, *OWN_OPTIONS}
     found = [p.name for p in parameters if p.name in taken]
     if found:
         raise InvalidTask(
-            f"task {owner!r}: its handler takes {', '.join(found)}, which `enqueue` takes for its own"
-            f" options: give the field another name, or take the payload whole (a Struct, dataclass or dict)"
+            f"task {owner!r}: its handler takes {', '.join(found)}, options of"
+            " `enqueue`: rename the field, or take the whole payload (a Struct, dataclass or dict)"
         )
 
 

@@ -1,13 +1,15 @@
-"""Everything that an app declares: tasks, queues without code, limiters, crons, hooks, middleware."""
+"""The declarations of an app: tasks, queues without code, limiters, crons, hooks, middleware."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
+from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.handle import JobService
+from headrace.jobs.tasks.options import (
     SLACK,
     CronDeclared,
     LimiterDeclared,
@@ -21,16 +23,12 @@ from headrace.jobs.tasks.declared import (
 from headrace.jobs.tasks.task import Queue, Task
 from headrace.kernel.config import parse_duration_s
 
-if TYPE_CHECKING:
-    from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service import Jobs
-
 Hook = Callable[[], Awaitable[None] | None]
 H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Registry:
-    """The tasks of an app by queue, and what is around them."""
+    """The tasks of an app by queue, with its hooks and middleware."""
 
     def __init__(self) -> None:
         self.limiters: dict[str, LimiterDeclared] = {}
@@ -38,18 +36,18 @@ class Registry:
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Callable[..., Any]] = []
-        """`async def (call, next)`: around every handler call, in the slot's event loop."""
+        """`async def (call, next)`: wraps every handler call, in the slot's event loop."""
         self.thread_middlewares: list[Callable[..., Any]] = []
-        """`def (call, next)`: around every call of a sync handler, in its thread."""
+        """`def (call, next)`: wraps every call of a sync handler, in its thread."""
         self._tasks: dict[str, Task] = {}
         self._queues: dict[str, Queue] = {}
-        self._provider: Callable[[], Jobs] | None = None
+        self._provider: Callable[[], JobService] | None = None
         self._bridge: Callable[[], Bridge] | None = None
 
     def bind(
-        self, provider: Callable[[], Jobs], *, sync: Callable[[], Bridge] | None = None
+        self, provider: Callable[[], JobService], *, sync: Callable[[], Bridge] | None = None
     ) -> None:
-        """Say where the tasks' `enqueue` finds the service; called when a job is first enqueued."""
+        """Set the service that the tasks' `enqueue` uses. It is created at the first enqueue."""
         self._provider = provider
         self._bridge = sync
         for queue in self._queues.values():
@@ -72,27 +70,27 @@ class Registry:
         return declare
 
     def add(self, task: Task) -> None:
-        """Take in a task made by hand. Raises: InvalidTask where its queue has one."""
+        """Register a task. Raises: InvalidTask if its queue has one."""
         self._take_in(task)
         self._tasks[task.queue] = task
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
-        """Declare a queue that no code here works: its jobs are taken by others, or by people."""
+        """Declare a queue without a handler: other code or people take its jobs."""
         queue = Queue(name, **options)
         self._take_in(queue)
         return queue
 
     def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
-        """Declare the limits of every lane of limiter `name` that is not given its own."""
+        """Declare the limits of a limiter's lanes without limits of their own."""
         if name in self.limiters:
-            raise InvalidTask(f"limiter {name!r} is declared twice: say its limits once")
+            raise InvalidTask(f"limiter {name!r} is declared twice: declare it once")
         self.limiters[name] = declared = declared_limiter(name, limits)
         return declared
 
     def cron(
         self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Decorate a handler without arguments that runs at every moment of `spec`, as a job of its own queue.
+        """Decorate a handler without arguments that runs on the schedule `spec`.
 
         Raises: InvalidTask.
         """
@@ -106,8 +104,8 @@ class Registry:
             task = Task(queue=cron.queue, handler=handler, **options)
             if task.declared.needs_lane:
                 raise InvalidTask(
-                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would not"
-                    " limit them: leave `limiter` out, or add lane='optional'"
+                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would"
+                    " not limit them: leave `limiter` out, or add lane='optional'"
                 )
             self.add(task)
             self.crons[cron.name] = cron
@@ -116,7 +114,7 @@ class Registry:
         return declare
 
     def on_slot_start(self, hook: H) -> H:
-        """Call `hook()` in each slot before its first job: pools and clients are opened here, after the fork.
+        """Call `hook()` in each slot before its first job, to open pools and clients.
 
         Sync or async. A hook that raises ends the slot.
         """
@@ -124,16 +122,16 @@ class Registry:
         return hook
 
     def on_slot_stop(self, hook: H) -> H:
-        """Call `hook()` in each slot after its last job, whatever other stop hooks did."""
+        """Call `hook()` in each slot after its last job, even if another hook raised."""
         self.stop_hooks.append(hook)
         return hook
 
     def middleware(self, around: H) -> H:
-        """Put `around(call, next)` around handler calls, the first registered outermost.
+        """Wrap handler calls with `around(call, next)`; the first registered is outermost.
 
-        Async: around every call, in the event loop; `await next()` runs what is inside and gives its answer.
-        Sync: around calls of sync handlers alone, in their own thread, where `next()` does that. What a
-        handler raises comes out of `next`; one that raises words such as `Retry` should pass them on.
+        Async: wraps every call, in the event loop; `await next()` runs the call and returns its
+        result. Sync: wraps calls of sync handlers, in their own thread. Exceptions of the handler
+        pass through `next`; re-raise outcomes such as `Retry`.
         """
         is_async = inspect.iscoroutinefunction(around) or inspect.iscoroutinefunction(
             getattr(around, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -154,7 +152,7 @@ class Registry:
         return [queue.declared for queue in self._queues.values()]
 
     def slack_s(self, queue: str) -> float:
-        """How late after its grant a job of `queue` may still start, as its limiter declares it."""
+        """How late after its grant a job of `queue` may start."""
         task = self._queues.get(queue)
         limiter = self.limiters.get(task.limiter) if task is not None else None
         return parse_duration_s(SLACK) if limiter is None else limiter.slack_s
@@ -176,7 +174,7 @@ class Registry:
         queue.bridge = self._bridge
         self._queues[queue.queue] = queue
 
-    def _service(self) -> Jobs:
+    def _service(self) -> JobService:
         if self._provider is None:
             raise InvalidTask("these tasks are bound to no app: call Registry.bind first")
         return self._provider()

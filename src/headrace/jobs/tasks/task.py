@@ -1,4 +1,4 @@
-"""A queue to enqueue into, and with a handler a task: what an app's decorators give back."""
+"""Queues and tasks: the objects that the decorators of an app return."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from headrace.engines.borrowed import Transaction
-from headrace.jobs.bridge import View
+from headrace.engines.caller_transaction import Transaction
+from headrace.jobs.bridge import Bridge, View
 from headrace.jobs.errors import InvalidTask, PayloadNewer
-from headrace.jobs.inhand import JobInHand
+from headrace.jobs.handle import Group, JobRef, JobService, Origin
+from headrace.jobs.job_context import JobContext
 from headrace.jobs.model import VERSION_LAST, NewJob
-from headrace.jobs.refs import JobRef, Origin
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.tasks.options import (
     CONCURRENCY_MAX,
     JobOptions,
     QueueDeclared,
@@ -27,28 +27,23 @@ from headrace.jobs.tasks.declared import (
 from headrace.jobs.tasks.payloads import Fields, Payloads
 from headrace.kernel.config import parse_duration_s
 
-if TYPE_CHECKING:
-    from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service import Jobs
-    from headrace.jobs.service.groups import Group
-
 _MISSING: Final = object()
 _CELERY: Final = ("delay", "apply_async")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One handler call, as a middleware sees it."""
+    """One handler call, as passed to middleware."""
 
     task: Task
     queue: str
-    jobs: Sequence[JobInHand[Any]]
+    jobs: Sequence[JobContext[Any]]
     attempt: int
-    """Of its first job, from 1."""
+    """Attempt of the first job, from 1."""
 
 
 class Queue:
-    """A queue whose jobs are taken by whoever asks for them; `Registry.queue` makes it able to enqueue."""
+    """A queue without a handler. `Registry.queue` connects it to an app."""
 
     version: int = 1
 
@@ -57,12 +52,12 @@ class Queue:
         self.declared: QueueDeclared = declared_queue(queue, options)
         self.queue = queue
         self.limiter = self.declared.limiter
-        self.jobs: Callable[[], Jobs] | None = None
+        self.jobs: Callable[[], JobService] | None = None
         self.bridge: Callable[[], Bridge] | None = None
 
     @property
     def sync(self) -> View:
-        """The same verbs for sync code: `task.sync.enqueue(...)` returns what awaiting it would.
+        """The same methods for sync code: `task.sync.enqueue(...)`.
 
         Raises: InvalidTask.
         """
@@ -85,12 +80,12 @@ class Queue:
         spread: str | None = None,
         **fields: Any,
     ) -> NewJob:
-        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit.
+        """A job of this queue, not enqueued yet. Raises: InvalidTask if the arguments do not fit.
 
-        As a group's `on_done` it may leave out the field `group`, which is added then.
+        A job for a group's `on_done` may leave out the field `group`, which is added then.
         """
         if others:
-            raise InvalidTask(self._told_by_name((payload, *others)))
+            raise InvalidTask(self._positional_error((payload, *others)))
         if payload is _MISSING:
             payload = fields
         elif fields:
@@ -119,13 +114,13 @@ class Queue:
         group: Group | None = None,
         **options: Any,
     ) -> JobRef:
-        """Enqueue one job, in the caller's transaction if `tx` is given, as a member of `group` if it is.
+        """Enqueue one job, inside `tx` if given, as a member of `group` if given.
 
-        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of the
-        payload. The answer is the job's id, and what can be asked of the job.
+        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of
+        the payload. Return the job's id as a handle.
         """
         if others:
-            raise InvalidTask(self._told_by_name((payload, *others)))
+            raise InvalidTask(self._positional_error((payload, *others)))
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
         self._require_whole(job.payload)
         jobs = self.service()
@@ -140,9 +135,9 @@ class Queue:
         group: Group | None = None,
         **options: Unpack[JobOptions],
     ) -> list[JobRef]:
-        """Enqueue a job for each payload in one round trip, all with `options`.
+        """Enqueue a job per payload in one round trip, all with `options`.
 
-        A payload may be a job, `task.job(...)`, which has its own options. Raises: InvalidTask.
+        A payload may be a job, `task.job(...)`, with options of its own. Raises: InvalidTask.
         """
         new = self._jobs_of(payloads, options)
         jobs = self.service()
@@ -150,8 +145,8 @@ class Queue:
         origin = self._origin(jobs)
         return [JobRef.of(job_id, origin) for job_id in ids]
 
-    def service(self) -> Jobs:
-        """Where its jobs go. Raises: InvalidTask, where it belongs to no app."""
+    def service(self) -> JobService:
+        """The service that its jobs go to. Raises: InvalidTask if it belongs to no app."""
         if self.jobs is None:
             raise InvalidTask(
                 f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
@@ -161,16 +156,16 @@ class Queue:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Tell those who come from Celery how it is said here. Raises: AttributeError."""
+            """Name the replacement for methods of Celery. Raises: AttributeError."""
             if name in _CELERY:
                 raise AttributeError(
-                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`, in sync code"
-                    " `task.sync.enqueue(field=value)`; see docs/from-celery.md"
+                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`,"
+                    " in sync code `task.sync.enqueue(field=value)`; see docs/from-celery.md"
                 )
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> list[NewJob]:
-        """A job for each payload, all with `options`; what is a job already stays as it is."""
+        """A job per payload, all with `options`; jobs are passed through."""
         self._require_common(options)
         shared: dict[str, Any] = {**options}
         if "spread" in shared:
@@ -181,7 +176,7 @@ class Queue:
             if isinstance(payload, NewJob):
                 if options:
                     raise InvalidTask(
-                        f"task {queue!r}: a job has its own options: say {sorted(options)} in its"
+                        f"task {queue!r}: a job has its own options: give {sorted(options)} to its"
                         " task.job(...)"
                     )
                 self._require_whole(payload.payload)
@@ -196,25 +191,26 @@ class Queue:
         other = sorted(options.keys() - JobOptions.__annotations__.keys())
         if other:
             raise InvalidTask(
-                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for all its"
-                f" jobs, not {other}: give it jobs, such as task.job(payload, unique=...) for each"
+                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for"
+                f" all its jobs, not {other}: give it jobs, such as"
+                " task.job(payload, unique=...) for each"
             )
 
-    def _told_by_name(self, given: Sequence[Any]) -> str:
-        """How to say `given` by name."""
+    def _positional_error(self, given: Sequence[Any]) -> str:
+        """The error text for positional payloads."""
         return (
             f"task {self.queue!r}: {len(given)} payloads where one is taken: for many jobs use"
             " enqueue_many([...])"
         )
 
-    def _origin(self, jobs: Jobs) -> Origin:
+    def _origin(self, jobs: JobService) -> Origin:
         return Origin(jobs, self.declared.keep_result, self.bridge)
 
     def _require_fit(self, payload: Any) -> None:
-        """Nothing is known of what a queue without code holds."""
+        """Check the payload's fields. A queue without code accepts any."""
 
     def _require_whole(self, payload: Any) -> None:
-        """The same, where no group adds anything."""
+        """Check the fields of a job that is no group callback."""
 
     def _spread_s(self, spread: str | None) -> float | None:
         if spread is None:
@@ -228,7 +224,7 @@ class Queue:
 
 
 class Task(Queue):
-    """A handler and how it is run. Immutable once made; `Registry.add` makes it able to enqueue."""
+    """A handler with its options. `Registry.add` connects it to an app."""
 
     def __init__(
         self, *, queue: str, handler: Callable[..., Any], **options: Unpack[TaskOptions]
@@ -266,13 +262,13 @@ class Task(Queue):
 
     @property
     def takes_job(self) -> bool:
-        """Whether the handler is given the job in hand."""
+        """Whether the handler takes the job context."""
         return self.payloads.takes_job
 
     def decode(self, payload: bytes, version: int | None = None) -> Any:
-        """The payload as the handler's type, upgraded where it is of an older version.
+        """Decode a payload as the handler's type, upgraded if its version is older.
 
-        Raises: ValueError, PayloadNewer, and what an upgrade raises.
+        Raises: ValueError, PayloadNewer, and errors of an upgrade.
         """
         if version is None or version == self.version:
             return self.payloads.decode(payload)
@@ -281,16 +277,18 @@ class Task(Queue):
         return self.payloads.upgrade(payload, version, self._upgrades)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the handler itself, as if it were not a task."""
+        """Call the handler directly."""
         return self.handler(*arguments, **named)
 
-    def _told_by_name(self, given: Sequence[Any]) -> str:
+    def _positional_error(self, given: Sequence[Any]) -> str:
         if self._fields is None:
-            return super()._told_by_name(given)
+            return super()._positional_error(given)
         names = self._fields.signature.parameters
-        told = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False))
+        fields = ", ".join(
+            f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False)
+        )
         name = getattr(self.handler, "__name__", "task")
-        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({told})"
+        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({fields})"
 
     def _require_fit(self, payload: Any) -> None:
         fields = self._fields
@@ -302,7 +300,7 @@ class Task(Queue):
             if not fields.fit(payload):
                 self._refuse(fields, payload)
         elif isinstance(payload, str | bytes | int | float | list | tuple):
-            raise InvalidTask(self._told_by_name((payload,)))
+            raise InvalidTask(self._positional_error((payload,)))
 
     def _require_whole(self, payload: Any) -> None:
         fields = self._fields
@@ -321,6 +319,6 @@ class Task(Queue):
 
 
 def _group_field(handler: Callable[..., Any]) -> str | None:
-    """`group`, where the handler takes such a field and has no value for it."""
+    """`group` if the handler requires such a field."""
     found = inspect.signature(handler).parameters.get("group")
     return "group" if found is not None and found.default is found.empty else None

@@ -1,4 +1,7 @@
-"""Commands of media: `headrace media ...`; each calls one verb and prints. The role is the cli floor's."""
+"""The commands `headrace media ...`. Each calls one service method and prints the result.
+
+`headrace media serve` is in `headrace.cli.roles`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Final
 
 import click
 
-from headrace.media.cli import disks, hottest, nodes, objects, partitions, purging, signing, tracing
+from headrace.media.cli import cluster, objects
 
 __all__ = ["COMMANDS", "media"]
 
@@ -16,8 +19,7 @@ def media() -> None:
     """Objects served by range."""
 
 
-for _module in (objects, purging, nodes, partitions, disks, hottest, signing, tracing):
-    for _command in _module.COMMANDS:
-        media.add_command(_command)
+for _command in (*objects.COMMANDS, *cluster.COMMANDS):
+    media.add_command(_command)
 
 COMMANDS: Final[list[click.Command]] = [media]

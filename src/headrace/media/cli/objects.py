@@ -1,27 +1,35 @@
-"""Commands about stored objects: `headrace media ls|info|url|put|rm`."""
+"""Commands about objects: store, sign, tag, purge, warm, trace."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.config import parse_duration_s, parse_size_bytes
+from headrace.kernel.terminal import Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
+from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.tracing import Watch
 
 
 @click.command("ls", short_help="List objects.")
 @click.argument("prefix", default="")
 @click.option(
-    "--max", "objects_max", default=100, type=click.IntRange(1, LIST_OBJECTS_MAX), show_default=True,
+    "--max",
+    "objects_max",
+    default=100,
+    type=click.IntRange(1, LIST_OBJECTS_MAX),
+    show_default=True,
     help="The most to list.",
-)  # fmt: skip
+)
 @click.pass_obj
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
-    found = terminal.run(Media, lambda media: media.ls(prefix, objects_max=objects_max))
+    found = terminal.run(Media, lambda media: media.objects.ls(prefix, objects_max=objects_max))
     lines = [
         f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}" for item in found
     ]
@@ -32,19 +40,19 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
 @click.argument("key")
 @click.pass_obj
 def show_info(terminal: Terminal, key: str) -> None:
-    """Show size, type, ETag and address of KEY."""
-    found = terminal.run(Media, lambda media: media.info(key))
+    """Show size, type, ETag and URL of KEY."""
+    found = terminal.run(Media, lambda media: media.objects.info(key))
     terminal.show(found, describe(found))
 
 
-@click.command("url", short_help="Print where an object is served.")
+@click.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
 @click.pass_obj
 def show_url(terminal: Terminal, key: str) -> None:
-    """Print the address of KEY, stored or not."""
+    """Print the URL of KEY. KEY need not be stored."""
 
     async def find(media: Media) -> str:
-        return media.url(key)
+        return media.objects.url(key)
 
     url = terminal.run(Media, find)
     terminal.show({"key": key, "url": url}, url)
@@ -55,11 +63,11 @@ def show_url(terminal: Terminal, key: str) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
 def put_object(terminal: Terminal, key: str, file: Path) -> None:
-    """Store FILE under KEY, durably; an object of that key is replaced.
+    """Store FILE durably under KEY. An existing object of that key is replaced.
 
-    Nodes serve the new one within a minute, or at once after `headrace media purge KEY`.
+    Nodes serve the new object within a minute, or at once after `headrace media purge KEY`.
     """
-    found = terminal.run(Media, lambda media: media.put(key, file.read_bytes()))
+    found = terminal.run(Media, lambda media: media.objects.put(key, file.read_bytes()))
     terminal.show(found, describe(found))
 
 
@@ -68,15 +76,15 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_object(terminal: Terminal, key: str, *, dry_run: bool) -> None:
-    """Remove KEY. Nodes forget it within a minute, or at once after `headrace media purge KEY`.
+    """Remove KEY. Nodes drop it within a minute, or at once after `headrace media purge KEY`.
 
-    Clients that hold a copy may show it until it is stale.
+    Clients that cached a copy may use it until it expires.
     """
 
     async def remove(media: Media) -> MediaObject:
-        found = await media.info(key)
+        found = await media.objects.info(key)
         if not dry_run:
-            await media.rm(key)
+            await media.objects.rm(key)
         return found
 
     found = terminal.run(Media, remove)
@@ -92,10 +100,206 @@ def describe(found: MediaObject) -> str:
     )
 
 
+@click.command("purge", short_help="Purge keys or a prefix from all caches.")
+@click.argument("keys", nargs=-1)
+@click.option("--prefix", help="All keys that begin with this; empty: all keys.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be purged.")
+@click.pass_obj
+def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_run: bool) -> None:
+    """Purge KEYS, or all keys with a prefix, from the caches of all nodes within 2 seconds.
+
+    Objects in the object store stay; nodes read them again on request.
+    """
+
+    async def change(media: Media) -> Purged:
+        return await media.purges.purge(keys, prefix=prefix, is_dry_run=dry_run)
+
+    done = terminal.run(Media, change)
+    what = f"all keys of {prefix!r}" if prefix is not None else ", ".join(keys)
+    text = f"would purge {what}" if dry_run else f"purged {what}: generation {done.generation}"
+    terminal.show(done, text)
+
+
+@click.command("warm", short_help="Have the owners of keys cache them now.")
+@click.argument("keys", nargs=-1, required=True)
+@click.pass_obj
+def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
+    """Have every node that owns one of KEYS read it completely from the object store.
+
+    Exits with 7 if a node failed.
+    """
+    done = terminal.run(Media, lambda media: media.warming.warm(keys))
+    rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
+    terminal.show(done, table(("node", "blocks", "failed", ""), rows))
+    if any(row.failed for row in done.nodes):
+        raise click.exceptions.Exit(7)
+
+
+class Written(click.ParamType[Any]):
+    """A value in the notation of settings: `30m`, `64KiB`."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The number that the text means."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: expected {error}", param, ctx)
+
+
+DURATION = Written("duration", parse_duration_s)
+SIZE = Written("size", parse_size_bytes)
+
+
+@click.command("sign", short_help="Print a signed URL of an object.")
+@click.argument("key")
+@click.option("--ttl", "ttl_s", type=DURATION, help="How long it is valid; default: media.url_ttl.")
+@click.option(
+    "--grid",
+    "grid_s",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="Round its expiry up to a multiple, so that browsers can cache one URL longer.",
+)
+@click.option("--address", help="Valid from this address or network only, such as 203.0.113.0/24.")
+@click.option("--rate", type=SIZE, help="Maximum bytes per second, such as 64KiB.")
+@click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
+@click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
+@click.pass_obj
+def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
+    """Print a URL that allows reading KEY for a while. KEY need not be stored."""
+    signed = terminal.run(Media, lambda media: media.objects.sign(key, **options))
+    terminal.show(signed, signed.url)
+
+
+@click.group("tag")
+def tag() -> None:
+    """ID3 tags that signed URLs put in front of tracks."""
+
+
+@tag.command("put", short_help="Store a tag.")
+@click.option("--title")
+@click.option("--artist")
+@click.option("--album")
+@click.option("--buyer", help="Id of the buyer, written into the track.")
+@click.option(
+    "--cover",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JPEG or PNG file.",
+)
+@click.pass_obj
+def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> None:
+    """Store a tag and print its id for `headrace media sign --tag`. Equal tags have equal ids."""
+    data = cover.read_bytes() if cover is not None else None
+
+    async def put(media: Media) -> StoredTag:
+        return await media.tags.put(cover=data, **texts)
+
+    stored = terminal.run(Media, put)
+    terminal.show(stored, stored.id)
+
+
+@tag.command("show", short_help="Show a tag.")
+@click.argument("identifier", metavar="ID")
+@click.pass_obj
+def show_tag(terminal: Terminal, identifier: str) -> None:
+    """Show the contents of tag ID."""
+    stored = terminal.run(Media, lambda media: media.tags.get(identifier))
+    terminal.show(stored, describe_tag(stored))
+
+
+@tag.command("rm", short_help="Remove a tag.")
+@click.argument("identifier", metavar="ID")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.pass_obj
+def remove_tag(terminal: Terminal, identifier: str, *, dry_run: bool) -> None:
+    """Remove tag ID. URLs with this tag get 404, on nodes that have it cached within a minute."""
+
+    async def remove(media: Media) -> None:
+        await media.tags.require(identifier)
+        if not dry_run:
+            await media.tags.rm(identifier)
+
+    terminal.run(Media, remove)
+    word = "would remove" if dry_run else "removed"
+    terminal.show({"id": identifier, "removed": not dry_run}, f"{word} {identifier}")
+
+
+def describe_tag(stored: StoredTag) -> str:
+    """A tag as lines of text."""
+    texts = [
+        f"  {name}: {value}"
+        for name in ("title", "artist", "album", "buyer")
+        if (value := getattr(stored, name)) is not None
+    ]
+    if stored.cover_bytes:
+        texts.append(f"  cover: {stored.cover_bytes} bytes")
+    return "\n".join([f"{stored.id}\n  {stored.size_bytes} bytes", *texts])
+
+
+@click.group("trace")
+def trace() -> None:
+    """Follow the requests of one user, request or object through all nodes."""
+
+
+@trace.command("on", short_help="Log matching requests for a while.")
+@click.option(
+    "--tag",
+    "selector",
+    required=True,
+    help="Which: user=42, request=r7, object=tracks/a.mp3 or trace=<32 hex digits>.",
+)
+@click.option("--for", "for_s", type=DURATION, default="10m", show_default=True, help="How long.")
+@click.pass_obj
+def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
+    """Have all nodes log each request with this tag: one line per answer, with the time of each
+    stage.
+
+    The lines are events `request_traced` in the logs of the nodes. One trace id finds the lines of
+    all nodes.
+    """
+    watch = terminal.run(Media, lambda media: media.traces.start(selector, for_s=for_s))
+    terminal.show(watch, describe_watches([watch]))
+
+
+@trace.command("off", short_help="Stop logging matching requests.")
+@click.option("--tag", "selector", help="The trace to stop; default: all.")
+@click.pass_obj
+def stop_trace(terminal: Terminal, selector: str | None) -> None:
+    """Stop one trace, or all. Each also ends at its set time."""
+    ended = terminal.run(Media, lambda media: media.traces.stop(selector))
+    terminal.show(ended, describe_watches(ended) if ended else "no active traces")
+
+
+@trace.command("show", short_help="Show what is traced.")
+@click.pass_obj
+def show_traces(terminal: Terminal) -> None:
+    """Show which requests all nodes log, and until when."""
+    found = terminal.run(Media, lambda media: media.traces.list())
+    terminal.show(found, describe_watches(found) if found else "no active traces")
+
+
+def describe_watches(watches: Sequence[Watch]) -> str:
+    """Watches as a table."""
+    rows = [(f"{w.name}={w.value}", f"{w.ends_at:%Y-%m-%d %H:%M:%S} UTC") for w in watches]
+    return table(("tag", "until"), rows)
+
+
 COMMANDS: Final[list[click.Command]] = [
     list_objects,
     show_info,
     show_url,
     put_object,
     remove_object,
+    purge,
+    warm,
+    sign,
+    tag,
+    trace,
 ]

@@ -1,23 +1,23 @@
-"""Several nodes as one: who is a member, who keeps what, who is alive, and one hop between them.
+"""The cluster: members, the owners of keys, health, and requests between nodes.
 
-Promise: a node that dies costs no client a wrong byte and the origin no second read of what others have;
-what its peers take over is spread evenly. Nobody decides for the others: all follow one versioned document.
-Limits: nodes may disagree for the seconds between two polls; then a request takes one hop more or the
-origin is asked once more. A key whose replicas are all away is read from the origin.
+Promise: a node that dies causes no wrong byte, and the origin is not read again for blocks that
+other nodes have. Its load spreads evenly over the others. There is no leader: all nodes follow one
+versioned document.
 
-documents    small truths shared through the object store, changed by compare and set
-polling      how the processes of a node follow them; the last good copy on disk
-membership   nodes, weights, drain, ramp-up
-purge        generations of keys
-hop          requests between nodes, proven in both directions (pure)
-health       who is asked (pure)
-peers        connections to one other node
-flights      one question for all who ask it at once
-solo         one question of one, without a task
-routing      own disks, a peer, the next peer, the origin: the heart
-cluster      a worker's part in all this
+Limits: nodes may disagree for the seconds between two polls; then a request takes one more hop, or
+the origin is read once more. A key whose replicas are all down is read from the origin.
 
-`media.partitions` says which nodes are replicas of a key.
+    cluster_config   versioned documents in the object store, and how processes follow them
+    membership       nodes, weights, drain, ramp-up
+    purge            generations of keys
+    hop              authenticated requests between nodes
+    health           which peers are usable (pure)
+    peers            connections to one other node
+    duplicate_node   detect two nodes of one name
+    routing          own disks, a peer, the next peer, the origin
+    cluster          a worker's part in the cluster
+
+`media.partitions` computes which nodes are replicas of a key.
 """
 
 from __future__ import annotations

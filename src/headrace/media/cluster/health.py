@@ -1,11 +1,12 @@
-"""Whether a peer is asked: what its probes and the requests sent to it have shown.
+"""Whether a peer is usable, from its probes and requests.
 
-A peer that refuses or resets connections is out at once; one that is slow, full or answers wrongly is out
-after three such answers in a row, so that one bad moment costs one retry and not the peer. Only a probe
-brings it back: requests of users are never the experiment. Probes go to `/healthz` every two seconds,
-and at once when a request has waited for half a second, so a peer that hangs is found out in about one.
+A peer that refuses or resets connections is out at once. One that is slow, full or answers wrongly
+is out after three failures in a row, so that one failure costs one retry and not the peer. Only a
+probe brings a peer back, never a request of a user. Probes request `/healthz` every two seconds,
+and at once when a request has waited half a second. So a hanging peer is detected in about a
+second.
 
-Pure: what happened goes in, `is_usable` comes out.
+Pure: events are passed in, `is_usable` is the result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FAILURES_MAX: Final = 3
 
 
 class Health:
-    """What is known of one peer; it is trusted until it fails."""
+    """The health of one peer, which is usable until it fails."""
 
     __slots__ = ("failures", "is_usable")
 
@@ -27,26 +28,29 @@ class Health:
         self.failures = 0
 
     def succeed(self) -> None:
-        """A request was answered rightly; it proves nothing for a peer that is out."""
+        """Record a correct answer. It does not bring back a peer that is out."""
         if self.is_usable:
             self.failures = 0
 
-    def fail(self, *, is_gone: bool) -> bool:
-        """A request or a probe failed, by a refused or reset connection if `is_gone`; whether that took it out."""
+    def fail(self, *, is_refused: bool) -> bool:
+        """Record a failure;
+
+        `is_gone`: the connection was refused or reset. Return whether it is out now.
+        """
         self.failures += 1
         was_usable = self.is_usable
-        if is_gone or self.failures >= FAILURES_MAX:
+        if is_refused or self.failures >= FAILURES_MAX:
             self.is_usable = False
         return was_usable and not self.is_usable
 
     def probe_failed(self) -> bool:
-        """A probe was not answered in time, or with no; whether that took the peer out."""
+        """Record a failed probe. Return whether the peer is out now."""
         was_usable = self.is_usable
         self.is_usable = False
         return was_usable
 
     def probe_succeeded(self) -> bool:
-        """A probe was answered; whether that brought the peer back."""
+        """Record a successful probe. Return whether the peer is back now."""
         was_usable = self.is_usable
         self.is_usable = True
         if not was_usable:

@@ -1,21 +1,22 @@
-"""The one hop between nodes, proven in both directions.
+"""Requests between nodes (hops), authenticated in both directions.
 
-A node that does not keep a key asks one that does, by a GET or HEAD of the same path on the same port that
-clients use, with one field more:
+A node that does not keep a key requests it from a replica, by GET or HEAD of the same path on the
+same port that clients use, with one additional field:
 
-    X-Headrace-Hop: 1;<key id>;<from>;<to>;<Unix ms>;<connection>;<counter>;<generation>;<HMAC-SHA256>
+    X-Headrace-Hop: 1;<key id>;<from>;<to>;<Unix ms>;<connection>;<counter>;<generation>;<HMAC>
 
-The HMAC covers method, target, Range and If-Match as well, so that the field is worth nothing for another
-object, another part, or another node. It counts for 30 s, and within one worker once: connection is a
-random number of the asking side, and its counter only rises. (Another worker of the node would answer
-the same request again: with the bytes that whoever heard the field has heard too.) A field that does not fit is refused with
-403, never taken for a plain request. A request with it is answered from the node's own disks or the origin and
-goes no further: that is what bounds the hops to one, whatever two nodes think of each other.
+The HMAC also covers method, target, Range and If-Match, so the field is useless for another object,
+part or node. It is valid for 30 s, and once per worker: `connection` is a random number of the
+sender, and its counter only increases. (Another worker would answer a replay, but with bytes that
+the eavesdropper has seen already.) An invalid field is refused with 403; it is never treated as a
+client request. A valid one is answered from the node's own disks or the origin, never by another
+hop. So there is at most one hop, even if nodes disagree.
 
-The answer carries X-Headrace-Reply: the HMAC of the hop's own with ETag, start and length. So bytes of a
-stranger who took over an address, or of another object or part, are not passed on.
+The answer carries X-Headrace-Reply: an HMAC of the hop's HMAC, ETag, start and length. So bytes of
+another server at the address, or of another object or part, are not passed on.
 
-`generation` is what the asking side knows of the key's purges: a node that knows less asks the store first.
+`generation` is the sender's newest purge of the key. A node with an older one reads the purge list
+first.
 """
 
 from __future__ import annotations
@@ -27,27 +28,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from headrace.kernel.errors import Forbidden
-from headrace.kernel.secrets import Key
+from headrace.kernel.errors import Conflict, Forbidden
+from headrace.kernel.logs import logger
+from headrace.kernel.signing import Key
+from headrace.media.cluster.purge import Generations
+
+log = logger(__name__)
 
 HOP_FIELD: Final = "x-headrace-hop"
 REPLY_FIELD: Final = "x-headrace-reply"
 KEY_USE: Final = "media-hop"
 WINDOW_S: Final = 30.0
 CONNECTIONS_MAX: Final = 65_536
+REPORT_EVERY_S: Final = 60.0
 _FORMAT: Final = "1"
 _PARTS: Final = 9
 _DIGITS_MAX: Final = 16
 
 
 class HopRefused(Forbidden):
-    """The request claims to come from a node of the cluster and does not prove it."""
+    """The request has an invalid hop field."""
 
     code = "media.hop_refused"
 
 
+class HopAhead(Conflict):
+    """The requesting node has a newer purge than this one, which will read it in a moment."""
+
+    code = "media.hop_ahead"
+
+
 class Head(Protocol):
-    """What is read of a request."""
+    """The parts of a request that are read here."""
 
     @property
     def method(self) -> str: ...
@@ -61,7 +73,7 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """An authenticated request of a peer; `mac` ties the answer to it."""
+    """An authenticated request of a peer. `mac` ties the answer to it."""
 
     sender: str
     generation: int
@@ -69,19 +81,19 @@ class Hop:
     mac: str
 
 
-class Told(NamedTuple):
-    """What an answer says it carries: a span of one version. A HEAD's is the whole, a 404's is nothing."""
+class AnswerSpan(NamedTuple):
+    """The part of one version that an answer carries: for HEAD the whole, for 404 nothing."""
 
     etag: str
     start: int
     length_bytes: int
 
 
-NOTHING: Final = Told("", 0, 0)
+NOTHING: Final = AnswerSpan("", 0, 0)
 
 
-class Proven(NamedTuple):
-    """A hop whose field is right for its request; `HopGuard.accept` says whether it is new."""
+class VerifiedHop(NamedTuple):
+    """A hop with a valid signature. `HopGuard.accept` checks that it is new."""
 
     hop: Hop
     connection: str
@@ -90,7 +102,7 @@ class Proven(NamedTuple):
 
 
 class HopSigner:
-    """Signs the requests of one node; the first of `keys` signs. Pure but for the clock."""
+    """Signs the requests of one node with the first of `keys`. Pure except for the clock."""
 
     def __init__(
         self, keys: Sequence[Key], sender: str, now_s: Callable[[], float] = time.time
@@ -99,23 +111,23 @@ class HopSigner:
         self._sender = sender
         self._now_s = now_s
 
-    def line(self) -> HopLine:
-        """What signs the requests of one new connection."""
-        return HopLine(self)
+    def sequence(self) -> HopSequence:
+        """A signer for the requests of one new connection."""
+        return HopSequence(self)
 
     def sign(self, order: str, to: str, covered: str, generation: int) -> tuple[str, str]:
-        """The field's value, and its HMAC alone. `order` is connection and counter."""
+        """The field's value and its HMAC. `order` is connection and counter."""
         moment_ms = int(self._now_s() * 1000)
         text = f"{_FORMAT};{self._key.id};{self._sender};{to};{moment_ms};{order};{generation}"
         mac = self._key.sign(f"hop\n{text}\n{covered}".encode()).hex()
         return f"{text};{mac}", mac
 
-    def is_proven(self, mac: str, reply: str, told: Told) -> bool:
-        """Whether `reply` is the asked node's own to the request of `mac`, and tells just this."""
-        return self._key.verify(_proof(mac, told), _unhex(reply))
+    def is_authentic(self, mac: str, reply: str, span: AnswerSpan) -> bool:
+        """Whether `reply` signs this span as the answer to the request of `mac`."""
+        return self._key.verify(_proof(mac, span), _unhex(reply))
 
 
-class HopLine:
+class HopSequence:
     """Numbers and signs the requests of one connection."""
 
     __slots__ = ("_connection", "_counter", "_signer")
@@ -126,14 +138,14 @@ class HopLine:
         self._counter = itertools.count(1)
 
     def sign(self, to: str, covered: str, generation: int) -> tuple[str, str]:
-        """The value of the hop field for the next request, and its HMAC."""
+        """The hop field of the next request, and its HMAC."""
         return self._signer.sign(
             f"{self._connection};{next(self._counter)}", to, covered, generation
         )
 
 
 class HopGuard:
-    """Judges the hop fields that one worker receives; remembers what must not come twice."""
+    """Checks the hop fields that one worker receives, and rejects replays."""
 
     def __init__(
         self, keys: Sequence[Key], name: str, now_s: Callable[[], float] = time.time
@@ -142,18 +154,18 @@ class HopGuard:
         self._name = name
         self._now_s = now_s
         self._newest: dict[str, tuple[int, float]] = {}
-        """Of each connection its last counter and moment, the connection longest silent first."""
+        """The last counter and time of each connection, the least recently used first."""
 
     def judge(self, request: Head) -> Hop | None:
-        """The hop that `request` is, or None for a client's own. Raises: HopRefused."""
+        """The hop of `request`, or None for a client's request. Raises: HopRefused."""
         value = request.fields.get(HOP_FIELD)
         if value is None:
             return None
         covered = covered_by(request.method, request.target, request.fields)
-        return self.accept(self.prove(value, covered))
+        return self.accept(self.verify(value, covered))
 
-    def prove(self, value: str, covered: str) -> Proven:
-        """The hop of a field that vouches for `covered`, and nothing remembered of it. Raises: HopRefused."""
+    def verify(self, value: str, covered: str) -> VerifiedHop:
+        """The hop of a field that covers `covered`, without recording it. Raises: HopRefused."""
         text, _, mac = value.rpartition(";")
         parts = value.split(";")
         if (
@@ -169,10 +181,10 @@ class HopGuard:
         if parts[3] != self._name:
             raise _refused("is meant for another node")
         hop = Hop(parts[2], int(parts[7]), key, mac)
-        return Proven(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
+        return VerifiedHop(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
 
-    def accept(self, proven: Proven) -> Hop:
-        """The hop, if it is of now and came for the first time. Raises: HopRefused."""
+    def accept(self, proven: VerifiedHop) -> Hop:
+        """The hop, if it is recent and not a replay. Raises: HopRefused."""
         hop, connection, counter, moment_s = proven
         now_s = self._now_s()
         if abs(now_s - moment_s) > WINDOW_S:
@@ -187,7 +199,7 @@ class HopGuard:
         return hop
 
     def _forget_old(self, now_s: float) -> None:
-        """What was last heard so long ago is refused for its moment; twice the window covers both clocks."""
+        """Forget connections with expired requests; twice the window covers both clocks."""
         while self._newest:
             connection = next(iter(self._newest))
             is_over = now_s - self._newest[connection][1] > 2 * WINDOW_S
@@ -196,23 +208,106 @@ class HopGuard:
             del self._newest[connection]
 
 
+class ReportInterval:
+    """Limits a repeated report to one per interval."""
+
+    def __init__(self) -> None:
+        self._next_s = float("-inf")
+
+    def is_due(self) -> bool:
+        """Whether to report now."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + REPORT_EVERY_S
+        return True
+
+
+class HopGate:
+    """Admits the requests of other nodes; without a guard there are none."""
+
+    def __init__(
+        self,
+        guard: HopGuard | None,
+        generations: Generations,
+        *,
+        name: str,
+        refresh_purges: Callable[[], None],
+    ) -> None:
+        self._guard = guard
+        self._generations = generations
+        self._name = name
+        self._refresh_purges = refresh_purges
+        self._duplicate_reports = ReportInterval()
+
+    def hop_of(self, request: Head) -> Hop | None:
+        """The hop of `request`, or None for a client's request. Raises: HopRefused, HopAhead."""
+        if self._guard is None:
+            return None
+        hop = self._guard.judge(request)
+        if hop is not None and hop.sender == self._name and self._duplicate_reports.is_due():
+            log.error(
+                "node_name_taken",
+                node=self._name,
+                reason="another node with this name sent a request",
+            )
+        if hop is not None and hop.generation:
+            key = request.target.partition("?")[0].removeprefix("/m/")
+            if hop.generation > self._generations.generation(key):
+                self._refresh_purges()
+                raise HopAhead(
+                    f"{key}: this node has not read its purge yet: try again", retry_after_s=1
+                )
+        return hop
+
+    def verify(self, value: str, covered: str, key: str) -> VerifiedHop | None:
+        """The hop of a field that covers `covered`;
+
+        None: use `hop_of`, which records and reports it.
+        """
+        if self._guard is None:
+            return None
+        try:
+            proven = self._guard.verify(value, covered)
+        except HopRefused:
+            return None
+        is_known = proven.hop.generation <= self._generations.generation(key)
+        return proven if is_known and proven.hop.sender != self._name else None
+
+    def accept(self, proven: VerifiedHop, span: AnswerSpan) -> str | None:
+        """The reply field's value for a new hop; None: a replay, which `hop_of` refuses."""
+        assert self._guard is not None, "a hop is verified by a guard"
+        try:
+            return reply_of(self._guard.accept(proven), span)
+        except HopRefused:
+            return None
+
+    def reply_fields(
+        self, hop: Hop, etag: str, start: int, length_bytes: int
+    ) -> tuple[tuple[str, str], ...]:
+        """The field that signs an answer to `hop`: for HEAD the whole object, for 404 an empty
+        span.
+        """
+        return (("X-Headrace-Reply", reply_of(hop, AnswerSpan(etag, start, length_bytes))),)
+
+
 def covered_by(method: str, target: str, fields: Mapping[str, str]) -> str:
-    """What of a request's head a hop field vouches for."""
+    """The parts of a request's head that a hop field covers."""
     return covered_text(method, target, fields.get("range", ""), fields.get("if-match", ""))
 
 
 def covered_text(method: str, target: str, span: str, if_match: str) -> str:
-    """The same, of the values themselves."""
+    """The covered text of these values."""
     return f"{method}\n{target}\n{span}\n{if_match}"
 
 
-def reply_of(hop: Hop, told: Told) -> str:
-    """The value of the reply field that proves an answer to `hop`."""
-    return hop.key.sign(_proof(hop.mac, told)).hex()
+def reply_of(hop: Hop, span: AnswerSpan) -> str:
+    """The reply field's value that signs an answer to `hop`."""
+    return hop.key.sign(_proof(hop.mac, span)).hex()
 
 
-def _proof(mac: str, told: Told) -> bytes:
-    return f"reply\n{mac}\n{told.etag}\n{told.start}\n{told.length_bytes}".encode()
+def _proof(mac: str, span: AnswerSpan) -> bytes:
+    return f"reply\n{mac}\n{span.etag}\n{span.start}\n{span.length_bytes}".encode()
 
 
 def _is_number(text: str) -> bool:

@@ -1,12 +1,12 @@
-"""Who belongs to the cluster: one document, changed by compare and set, the same for every node.
+"""The members of the cluster: one document for all nodes, changed by compare-and-set.
 
-A node enters itself when it starts; the rest is the operator's: drain (others serve its keys, it still
-answers whoever asks), weight, remove. A node that is merely dead stays listed: its peers' health checks go
-around it, and it needs nothing but a start to be back.
+A node registers at its start. The operator can drain it (others serve its keys, it still answers
+requests), set its weight, and remove it. A dead node stays listed: health checks route around it,
+and it needs only a restart.
 
-A node that is new ramps up: its weight counts by tenths over five minutes, so that an empty cache does not
-meet its whole share of requests at once. The tenth follows from the moment it started, by each node's own
-clock; nodes that disagree for a moment only ask each other once more.
+A new node ramps up: its weight rises in tenths over five minutes, so that an empty cache does not
+get its full share at once. Each node computes the step from the start time by its own clock; nodes
+that disagree send one more request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Meta
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import InvalidInput, NotFound
-from headrace.media.cluster.documents import Document, Kind
+from headrace.media.cluster.cluster_config import Document, DocumentType
 from headrace.media.model import REPLICAS_MAX, WEIGHT_MAX, WEIGHT_MIN, MediaConfig
 from headrace.media.partitions import CANDIDATES_MAX, Candidate
 
@@ -30,19 +30,19 @@ State = Literal["up", "draining"]
 
 
 class NodeUnknown(NotFound):
-    """No node of that name is a member."""
+    """No node of this name is a member."""
 
     code = "media.node_unknown"
 
 
 class InvalidNode(InvalidInput):
-    """A node's name, address or weight is none."""
+    """A node's name, address or weight is invalid."""
 
     code = "media.invalid_node"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as all others know it; `started_at_s` is when it began to ramp up, in Unix time."""
+    """One node as the others see it. `started_at_s` is the start of its ramp-up in Unix time."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     address: str
@@ -55,13 +55,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         parse_listen(self.address)
 
     def ramped_weight(self, now_s: float) -> float:
-        """The weight that counts now."""
+        """The effective weight at `now_s`."""
         step = int((now_s - self.started_at_s) / RAMP_S * RAMP_STEPS) + 1
         return self.weight * min(RAMP_STEPS, max(1, step)) / RAMP_STEPS
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes, by name, and how many of them keep each key (0: two in each data centre)."""
+    """All nodes by name, and the number of replicas (0: two in each data center)."""
 
     version: Annotated[int, Meta(ge=0)] = 0
     replicas: Annotated[int, Meta(ge=0, le=REPLICAS_MAX)] = 0
@@ -77,7 +77,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member in self.members if member.name == name), None)
 
     def candidates(self, now_s: float) -> tuple[Candidate, ...]:
-        """The nodes that keep keys, with the weights that count now."""
+        """The nodes that keep keys, with their effective weights."""
         return tuple(
             Candidate(member.name, member.dc, member.ramped_weight(now_s))
             for member in self.members
@@ -85,29 +85,29 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-MEMBERSHIP: Final[Kind[Membership]] = Kind("membership", Membership, Membership())
+MEMBERSHIP: Final[DocumentType[Membership]] = DocumentType("membership", Membership, Membership())
 
 
 class Roster:
-    """The document in the object store. Needs that alone: any machine may change it."""
+    """The membership document. Needs the object store only, so any machine can change it."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._document = Document(blobs, MEMBERSHIP)
 
     async def read(self) -> Membership:
-        """The members as stored now. Raises: DocumentDamaged, BlobsDown."""
+        """The stored members. Raises: DocumentDamaged, BlobsDown."""
         return await self._document.read()
 
     async def register(self, member: Member, *, replicas: int) -> Membership:
-        """Enter `member`, or its new address and data centre; state and weight set by hand stay.
+        """Add `member`, or update its address and data center; keep its state and weight.
 
-        Only who is new ramps up; in a cluster without members nobody does. Raises: InvalidNode.
+        Only a new node ramps up, and not the first one of a cluster. Raises: InvalidNode.
         """
         require_member(member)
         if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidNode(
-                f"node {member.name}: {replicas} replicas are not possible: set media.replicas from 0 to"
-                f" {REPLICAS_MAX}"
+                f"node {member.name}: invalid number of replicas {replicas}: set media.replicas"
+                f" from 0 to {REPLICAS_MAX}"
             )
 
         def register(old: Membership) -> Membership:
@@ -126,24 +126,24 @@ class Roster:
         return await self._document.change(register)
 
     async def drain(self, name: str) -> Membership:
-        """Let the others serve what `name` keeps; it goes on answering. Raises: NodeUnknown."""
+        """Let other nodes serve the keys of `name`; it still answers. Raises: NodeUnknown."""
         return await self._set(name, state="draining")
 
     async def undrain(self, name: str) -> Membership:
-        """Let `name` serve again. Raises: NodeUnknown."""
+        """Let `name` serve its keys again. Raises: NodeUnknown."""
         return await self._set(name, state="up")
 
     async def set_weight(self, name: str, weight: float) -> Membership:
-        """Give `name` another share against the others'. Raises: NodeUnknown, InvalidNode."""
+        """Set the weight of `name` relative to the others. Raises: NodeUnknown, InvalidNode."""
         if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             raise InvalidNode(
-                f"node {name}: weight {weight:g} is not from {WEIGHT_MIN:g} to {WEIGHT_MAX}: 1 is a node"
-                " like the others, 0.5 half of one; to take it out, drain it"
+                f"node {name}: weight {weight:g} is not from {WEIGHT_MIN:g} to {WEIGHT_MAX}: use 1"
+                " for a normal share, 0.5 for half of it; to take the node out, drain it"
             )
         return await self._set(name, weight=float(weight))
 
     async def remove(self, name: str) -> Membership:
-        """Forget `name`; if it still runs it comes back with its next start. Raises: NodeUnknown."""
+        """Remove `name`. If it still runs, its next start adds it again. Raises: NodeUnknown."""
 
         def remove(old: Membership) -> Membership:
             _require_known(old, name)
@@ -160,7 +160,7 @@ class Roster:
 
 
 def member_of(config: MediaConfig, listen: tuple[str, int]) -> Member:
-    """This node as the others are told of it; `listen` is what it serves on. Raises: InvalidNode."""
+    """The entry of this node, which serves on `listen`. Raises: InvalidNode."""
     host, port = config.advertise or listen
     return require_member(
         Member(
@@ -174,19 +174,19 @@ def member_of(config: MediaConfig, listen: tuple[str, int]) -> Member:
 
 
 def require_member(member: Member) -> Member:
-    """`member`, if peers can be told of it. Raises: InvalidNode."""
+    """Return `member` if it is valid and reachable. Raises: InvalidNode."""
     try:
         msgspec.convert(msgspec.to_builtins(member), Member)
         host, port = parse_listen(member.address)
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidNode(
-            f"node {member.name[:80]!r} at {member.address[:80]!r}: {error}; use a name of A-Z a-z 0-9 . _ -"
-            " and an address such as 10.0.0.7:8081"
+            f"node {member.name[:80]!r} at {member.address[:80]!r}: {error}; use a name of A-Z a-z"
+            " 0-9 . _ - and an address such as 10.0.0.7:8081"
         ) from error
     if not port or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         raise InvalidNode(
-            f"node {member.name}: peers cannot reach {member.address}: set media.advertise to the address and"
-            " port that they can"
+            f"node {member.name}: peers cannot reach {member.address}: set media.advertise to an"
+            " address and port that they can reach"
         )
     return member
 
@@ -195,7 +195,7 @@ def _require_known(membership: Membership, name: str) -> Member:
     member = membership.member(name)
     if member is None:
         known = ", ".join(one.name for one in membership.members) or "none"
-        raise NodeUnknown(f"node {name[:80]!r} is no member: the members are {known}")
+        raise NodeUnknown(f"node {name[:80]!r} is not a member: the members are {known}")
     return member
 
 

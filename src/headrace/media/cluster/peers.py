@@ -1,131 +1,100 @@
-"""Another node as this worker asks it: kept-alive connections, one exchange at a time on each.
+"""Another node: persistent connections with one exchange at a time each.
 
-An answer is here with its head; its body comes in straight into its own memory (BufferedProtocol: one copy) while whoever
-asked passes on what is there. So the first byte of a block waits for the peer's first byte, not for its last. What
-comes is taken at the peer's pace: it is one block at most. Every wait has its bound: connecting, the whole exchange, and
-half a second without the whole answer makes `on_slow` be called, which probes the peer; `drop` ends all exchanges with a
-peer that was found dead.
+A response is returned once its head is received. Its body is received directly into its own memory
+(BufferedProtocol: one copy) while the caller passes on the received part. So the first byte of a
+block waits only for the peer's first byte. A body is one block at most.
+
+Every wait is bounded: connecting, and the whole exchange. An exchange of over half a second calls
+`on_slow`, which probes the peer. `drop` ends all exchanges with a dead peer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.kernel.config import parse_listen
-from headrace.kernel.errors import Unavailable
 from headrace.media.cluster.health import PROBE_TIMEOUT_S, Health
-from headrace.media.cluster.hop import REPLY_FIELD, HopLine, HopSigner, covered_text
+from headrace.media.cluster.hop import (
+    HopSequence,
+    HopSigner,
+    covered_text,
+)
 from headrace.media.cluster.membership import Member
+from headrace.media.cluster.peer_messages import (
+    PeerLost,
+    PeerRequest,
+    PeerResponse,
+    parse_answer_head,
+)
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.sources import Coming
+from headrace.media.sources import PartialBlock
 
 CONNECT_TIMEOUT_S: Final = 0.5
 SLOW_S: Final = 0.5
-LINES_MAX: Final = 128
-"""Exchanges with one peer at once; more wait."""
-LINES_KEPT: Final = 32
+CONNECTIONS_MAX: Final = 128
+"""Concurrent exchanges with one peer; more wait."""
+IDLE_MAX: Final = 32
 FIRST_BYTES: Final = 20 * 1024
-"""What is received at once while the head is not known: it and a small body with it."""
+"""Receive buffer until the head is complete: it fits the head and a small body."""
 BODY_BYTES_MAX: Final = BLOCK_BYTES
 NO_BODY: Final = frozenset({204, 304})
-_NOBODY: Final = "nobody waits for the answer any more"
+_NO_CALLER: Final = "the caller was cancelled"
 
 
-class PeerLost(Unavailable):
-    """A node of the cluster did not answer as a node does; the next one is asked."""
-
-    code = "media.peer_lost"
-
-    def __init__(self, text: str, *, is_gone: bool = False, is_unheard: bool = False) -> None:
-        super().__init__(text, retry_after_s=1)
-        self.is_gone = is_gone
-        self.is_unheard = is_unheard
+Head = tuple[int, dict[str, str], PartialBlock]
+"""Status, fields and body."""
 
 
-Head = tuple[int, dict[str, str], Coming]
-"""Status, fields and the body on its way."""
-PLAIN_HEAD: Final = re.compile(
-    rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
-    rb"Last-Modified: [\x20-\x7e]+\r\nAccept-Ranges: bytes\r\nCache-Control: [\x20-\x7e]+\r\n"
-    rb"Cache-Status: [\x20-\x7e]+\r\nContent-Type: [\x20-\x7e]+\r\nX-Content-Type-Options: nosniff\r\n"
-    rb"Content-Length: ([0-9]{1,9})\r\nContent-Range: (bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18})\r\n"
-    rb"X-Headrace-Reply: ([0-9a-f]{64})"
-)
-"""How a node of ours answers a hop for a part of an object: read in a tenth of the time."""
+class PeerConnection(asyncio.BufferedProtocol):
+    """One connection. It is closed when the peer sends unrequested bytes."""
 
-
-class Answer(NamedTuple):
-    """What a peer said; names of fields are in lower case. `mac` is that of the hop that asked."""
-
-    status: int
-    fields: dict[str, str]
-    body: Coming
-    mac: str
-
-
-class Asked(NamedTuple):
-    """One request to a peer: `span` and `if_match` are the values of the fields Range and If-Match."""
-
-    method: str
-    target: str
-    span: str = ""
-    if_match: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
-    """More fields, which the hop does not vouch for."""
-    generation: int = 0
-
-
-class _Line(asyncio.BufferedProtocol):
-    """One connection. Bytes that nobody asked for end it."""
-
-    def __init__(self, signing: HopLine, on_lost: Callable[[_Line], None]) -> None:
+    def __init__(self, signing: HopSequence, on_lost: Callable[[PeerConnection], None]) -> None:
         self.signing = signing
         self.is_open = False
         self.watch: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._tell: Callable[[Head | PeerLost], None] | None = None
-        """Who waits for the head of the exchange under way."""
-        self._on_end: Callable[[_Line], None] | None = None
-        """Called once, when the exchange under way is over; None: none is."""
+        self._callback: Callable[[Head | PeerLost], None] | None = None
+        """Callback for the head of the current exchange."""
+        self._on_end: Callable[[PeerConnection], None] | None = None
+        """Called once at the end of the current exchange; None: there is none."""
         self._is_head_request = False
         self._head = bytearray(FIRST_BYTES)
         self._filled = 0
-        self._body: Coming | None = None
+        self._body: PartialBlock | None = None
 
     def begin(
         self,
         head: bytes,
-        tell: Callable[[Head | PeerLost], None],
+        callback: Callable[[Head | PeerLost], None],
         *,
         is_head_request: bool,
-        on_end: Callable[[_Line], None],
+        on_end: Callable[[PeerConnection], None],
     ) -> None:
-        """Send a request; `tell` hears once of its status, fields and body to come, or why there are none."""
+        """Send a request; `tell` is called once with the head and body, or with the error."""
         assert self._on_end is None, "one exchange at a time"
-        self._tell = tell
+        self._callback = callback
         self._is_head_request, self._on_end = is_head_request, on_end
         self._filled, self._body = 0, None
         assert self._transport is not None
         self._transport.write(head)
 
-    def ask(
-        self, head: bytes, *, is_head_request: bool, on_end: Callable[[_Line], None]
+    def request(
+        self, head: bytes, *, is_head_request: bool, on_end: Callable[[PeerConnection], None]
     ) -> asyncio.Future[Head]:
-        """The same to be awaited. Raises (from the future): PeerLost."""
+        """Send a request. The future raises: PeerLost."""
         coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        tell = partial(_settle, coming)
-        self.begin(head, tell, is_head_request=is_head_request, on_end=on_end)
+        callback = partial(_settle, coming)
+        self.begin(head, callback, is_head_request=is_head_request, on_end=on_end)
         return coming
 
     def close(self) -> None:
-        """End it now, whatever is under way."""
+        """Close the connection and end its exchange."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -151,19 +120,21 @@ class _Line(asyncio.BufferedProtocol):
             try:
                 self._take_head()
             except ValueError as error:
-                self.fail(PeerLost(f"a node answers no HTTP ({error})"))
+                self.fail(PeerLost(f"a node sent no valid HTTP response ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        is_unheard = self._body is None and self._filled == 0
+        is_unanswered = self._body is None and self._filled == 0
         why = type(exc).__name__ if exc else "closed"
         self.fail(
-            PeerLost(f"a node's connection ended ({why})", is_gone=True, is_unheard=is_unheard)
+            PeerLost(
+                f"a node's connection ended ({why})", is_refused=True, is_unanswered=is_unanswered
+            )
         )
         self._on_lost(self)
 
     def _take_head(self) -> None:
-        """Begin the body, once the head is complete."""
+        """Start the body once the head is complete."""
         end = self._head.find(b"\r\n\r\n", 0, self._filled)
         if end < 0:
             if self._filled == len(self._head):
@@ -174,29 +145,29 @@ class _Line(asyncio.BufferedProtocol):
         length_bytes = int(fields["content-length"]) if has_body else 0
         begun_bytes = self._filled - end - 4
         if not begun_bytes <= length_bytes <= BODY_BYTES_MAX:
-            raise ValueError("its body has another length than it may")
+            raise ValueError("its body has an invalid length")
         data = bytearray(length_bytes)
         data[:begun_bytes] = memoryview(self._head)[end + 4 : self._filled]
-        body = self._body = Coming(data, begun_bytes)
+        body = self._body = PartialBlock(data, begun_bytes)
         if fields.get("connection", "").lower() == "close":
             self.is_open = False
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell((status, fields, body))
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback((status, fields, body))
         self._end_if_whole(body)
 
-    def _end_if_whole(self, body: Coming) -> None:
+    def _end_if_whole(self, body: PartialBlock) -> None:
         if body.filled_bytes == body.length_bytes:
             self._filled, self._body = 0, None
             self._end()
 
     def fail(self, error: PeerLost) -> None:
-        """End it, with `error` for whoever waits."""
-        tell, self._tell = self._tell, None
+        """Close the connection and pass `error` to the callers."""
+        callback, self._callback = self._callback, None
         body, self._body = self._body, None
         self.close()
-        if tell is not None:
-            tell(error)
+        if callback is not None:
+            callback(error)
         if body is not None:
             body.fail(error)
         self._end()
@@ -207,31 +178,36 @@ class _Line(asyncio.BufferedProtocol):
             on_end(self)
 
 
-class Asking:
-    """An exchange that somebody waits for without a task."""
+class PendingRequest:
+    """An exchange that is driven by callbacks instead of a task."""
 
-    __slots__ = ("_line", "_mac", "_tell")
+    __slots__ = ("_callback", "_line", "_mac")
 
-    def __init__(self, line: _Line, mac: str, tell: Callable[[Answer | PeerLost], None]) -> None:
-        self._line = line
+    def __init__(
+        self,
+        connection: PeerConnection,
+        mac: str,
+        callback: Callable[[PeerResponse | PeerLost], None],
+    ) -> None:
+        self._line = connection
         self._mac = mac
-        self._tell: Callable[[Answer | PeerLost], None] | None = tell
+        self._callback: Callable[[PeerResponse | PeerLost], None] | None = callback
 
     def take(self, head: Head | PeerLost) -> None:
-        """The head is here, or lost."""
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell(head if isinstance(head, PeerLost) else Answer(*head, self._mac))
+        """Pass on the head or the error."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
 
     def cancel(self) -> None:
-        """Nobody waits for the head any more; nothing once it is here."""
-        if self._tell is not None:
-            self._tell = None
-            self._line.fail(PeerLost(_NOBODY))
+        """End the exchange. Has no effect once the head was received."""
+        if self._callback is not None:
+            self._callback = None
+            self._line.fail(PeerLost(_NO_CALLER))
 
 
 class Peer:
-    """One other node: its connections and what is known of its health."""
+    """One other node: its connections and its health."""
 
     def __init__(
         self,
@@ -249,167 +225,174 @@ class Peer:
         self._signer = signer
         self._timeout_s = timeout_s
         self._on_slow = on_slow
-        self._turns = asyncio.Semaphore(LINES_MAX)
-        self._idle: list[_Line] = []
-        self._busy: set[_Line] = set()
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._idle: list[PeerConnection] = []
+        self._busy: set[PeerConnection] = set()
 
-    async def ask(self, asked: Asked) -> Answer:
-        """Its answer, whatever the status, once the head is here.
+    async def request(self, request: PeerRequest) -> PeerResponse:
+        """The response, whatever its status, once its head is received.
 
-        Asked once more where a kept connection ended unheard: the other side may have found it idle too long.
-
-        Raises: PeerLost.
+        The request is repeated if a persistent connection ended without a response, since the peer
+        may have closed it as idle. Raises: PeerLost.
         """
-        await self._take_turn()
-        line = self._take_idle()
-        if line is not None:
+        await self._take_slot()
+        connection = self._take_idle()
+        if connection is not None:
             try:
-                return await self._exchange(line, asked)
+                return await self._exchange(connection, request)
             except PeerLost as error:
-                if not error.is_unheard or not self.health.is_usable:
+                if not error.is_unanswered or not self.health.is_usable:
                     raise
-            await self._take_turn()
+            await self._take_slot()
         try:
-            line = await self._connect()
+            connection = await self._connect()
         except BaseException:
-            self._turns.release()
+            self._slots.release()
             raise
-        return await self._exchange(line, asked)
+        return await self._exchange(connection, request)
 
-    def ask_now(self, asked: Asked, tell: Callable[[Answer | PeerLost], None]) -> Asking | None:
-        """Ask on a kept connection, if one is free: `tell` hears what `ask` returns or raises. None: nothing was done.
+    def request_now(
+        self, request: PeerRequest, callback: Callable[[PeerResponse | PeerLost], None]
+    ) -> PendingRequest | None:
+        """Send a request on a free persistent connection; None: there is none, nothing was sent.
 
-        One that was lost unheard is told as well: the caller then asks again.
+        `tell` is called with what `request` returns or raises. If the connection ended without a
+        response, the caller must repeat the request.
         """
-        line = self._take_idle() if not self._turns.locked() else None
-        if line is None:
+        connection = self._take_idle() if not self._slots.locked() else None
+        if connection is None:
             return None
         with suppress(StopIteration):
-            self._turns.acquire().send(None)  # ends at its first step, where it need not wait
-        head, mac = self._head(line, asked)
-        asking = Asking(line, mac, tell)
-        is_head_request = asked.method == "HEAD"
-        line.begin(head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange)
-        # Last, while the peer is at work.
-        self._begin_exchange(line)
+            self._slots.acquire().send(None)  # ends at its first step, where it need not wait
+        head, mac = self._head(connection, request)
+        asking = PendingRequest(connection, mac, callback)
+        is_head_request = request.method == "HEAD"
+        connection.begin(
+            head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
+        )
+        # Last, while the peer processes the request.
+        self._begin_exchange(connection)
         return asking
 
     async def probe(self) -> bool:
-        """Whether it says that it serves, over a connection of its own."""
-        line: _Line | None = None
+        """Whether the peer answers its health check, over a new connection."""
+        connection: PeerConnection | None = None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                line = await self._connect()
+                connection = await self._connect()
                 head = f"GET /healthz HTTP/1.1\r\nHost: {self.address}\r\n\r\n".encode()
-                status, _, _ = await line.ask(head, is_head_request=False, on_end=_nothing)
+                status, _, _ = await connection.request(
+                    head, is_head_request=False, on_end=_nothing
+                )
         except (PeerLost, TimeoutError):
             return False
         finally:
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
         return status == 200
 
     def drop(self) -> None:
-        """End every connection: whoever waits asks the next node."""
-        for line in [*self._idle, *self._busy]:
-            line.close()
+        """Close all connections; waiting callers use the next node."""
+        for connection in [*self._idle, *self._busy]:
+            connection.close()
 
     def close(self) -> None:
-        """End every connection and keep no new one."""
+        """Close all connections and keep no new one."""
         self.health.is_usable = False
         self.drop()
 
-    async def _connect(self) -> _Line:
+    async def _connect(self) -> PeerConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, line = await loop.create_connection(
-                    lambda: _Line(self._signer.line(), self._forget), self._host, self._port
+                _, connection = await loop.create_connection(
+                    lambda: PeerConnection(self._signer.sequence(), self._forget),
+                    self._host,
+                    self._port,
                 )
         except (OSError, socket.gaierror) as error:
-            # TimeoutError is an OSError: a peer that drops packets is as gone as one that refuses.
+            # TimeoutError is an OSError: a peer that drops packets counts as one that refuses.
             raise PeerLost(
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
-                is_gone=not isinstance(error, TimeoutError),
+                is_refused=not isinstance(error, TimeoutError),
             ) from error
-        return line
+        return connection
 
-    async def _take_turn(self) -> None:
-        """Wait while LINES_MAX exchanges are under way; a timeout is made only where one has to wait."""
-        if not self._turns.locked():
-            await self._turns.acquire()
+    async def _take_slot(self) -> None:
+        """Wait for a free slot. The timeout is created only if all are in use."""
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError as error:
-            raise PeerLost(f"node {self.name} has no turn in {self._timeout_s:g} s") from error
+            raise PeerLost(
+                f"node {self.name} had no free connection for {self._timeout_s:g} s"
+            ) from error
 
-    def _take_idle(self) -> _Line | None:
+    def _take_idle(self) -> PeerConnection | None:
         while self._idle:
-            line = self._idle.pop()
-            if line.is_open:
-                return line
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
         return None
 
-    async def _exchange(self, line: _Line, asked: Asked) -> Answer:
-        """Ask on `line`; the turn is given back when the body is here or lost."""
-        head, mac = self._head(line, asked)
-        self._begin_exchange(line)
-        coming = line.ask(head, is_head_request=asked.method == "HEAD", on_end=self._end_exchange)
+    async def _exchange(self, connection: PeerConnection, request: PeerRequest) -> PeerResponse:
+        """Send a request on `connection`. The end of the body releases its slot."""
+        head, mac = self._head(connection, request)
+        self._begin_exchange(connection)
+        coming = connection.request(
+            head, is_head_request=request.method == "HEAD", on_end=self._end_exchange
+        )
         try:
-            return Answer(*await coming, mac)
+            return PeerResponse(*await coming, mac)
         except asyncio.CancelledError:
-            line.fail(PeerLost(_NOBODY))
+            connection.fail(PeerLost(_NO_CALLER))
             raise
 
-    def _begin_exchange(self, line: _Line) -> None:
-        line.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, line)
-        self._busy.add(line)
+    def _begin_exchange(self, connection: PeerConnection) -> None:
+        connection.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, connection)
+        self._busy.add(connection)
 
-    def _end_exchange(self, line: _Line) -> None:
-        if line.watch is not None:
-            line.watch.cancel()
-        self._busy.discard(line)
-        self._turns.release()
-        if line.is_open and self.health.is_usable and len(self._idle) < LINES_KEPT:
-            self._idle.append(line)
+    def _end_exchange(self, connection: PeerConnection) -> None:
+        if connection.watch is not None:
+            connection.watch.cancel()
+        self._busy.discard(connection)
+        self._slots.release()
+        if connection.is_open and self.health.is_usable and len(self._idle) < IDLE_MAX:
+            self._idle.append(connection)
         else:
-            line.close()
+            connection.close()
 
-    def _is_slow(self, line: _Line) -> None:
-        """One timer an exchange: first for whoever wants to know, then as its end."""
+    def _is_slow(self, connection: PeerConnection) -> None:
+        """Handle the timer of an exchange: first report it as slow, then end it."""
         left_s = max(0.0, self._timeout_s - SLOW_S)
         error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
-        line.watch = asyncio.get_running_loop().call_later(left_s, line.fail, error)
+        connection.watch = asyncio.get_running_loop().call_later(left_s, connection.fail, error)
         self._on_slow(self)
 
-    def _head(self, line: _Line, asked: Asked) -> tuple[bytes, str]:
-        method, target, span, if_match, fields, generation = asked
+    def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
+        method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
-        value, mac = line.signing.sign(self.name, covered, generation)
-        # Spelled as players spell it, and the hop last: what differs between two requests stands in two lines.
+        value, mac = connection.signing.sign(self.name, covered, generation)
+        # In the order that players use, with the hop last: only two lines differ between requests.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
             text += f"If-Match: {if_match}\r\n"
-        for name, told in fields:
-            text += f"{name}: {told}\r\n"
+        for name, value in fields:
+            text += f"{name}: {value}\r\n"
         if span:
             text += f"Range: {span}\r\n"
         return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
 
-    def _forget(self, line: _Line) -> None:
-        if line in self._idle:
-            self._idle.remove(line)
+    def _forget(self, connection: PeerConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
 
 
-def _nothing(_: _Line) -> None:
-    """A probe's connection is closed by whoever probes."""
-
-
-def target_of(key: str) -> str:
-    """The path of `key`; keys hold nothing that a path would escape."""
-    return f"/m/{key}"
+def _nothing(_: PeerConnection) -> None:
+    """A probe closes its connection itself."""
 
 
 def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
@@ -419,36 +402,3 @@ def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
         coming.set_exception(head)
     else:
         coming.set_result(head)
-
-
-def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
-    """Status and fields of an answer's head without its empty line. Raises: ValueError.
-
-    Of the head that a hop for a part is answered with, only the fields that say which part it is and prove it.
-    """
-    plain = PLAIN_HEAD.fullmatch(data)
-    if plain is not None:
-        etag, length_bytes, place, proof = plain.groups()
-        return 206, {
-            "etag": etag.decode("ascii"),
-            "content-length": length_bytes.decode("ascii"),
-            "content-range": place.decode("ascii"),
-            REPLY_FIELD: proof.decode("ascii"),
-        }
-    first, *lines = data.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    status = rest.partition(" ")[0]
-    if version != "HTTP/1.1" or not (status.isascii() and status.isdecimal() and len(status) == 3):
-        raise ValueError("its first line is no status")
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        name = name.lower()
-        if not colon or name in fields:
-            raise ValueError("a field is malformed or came twice")
-        fields[name] = value.strip(" \t")
-    length = fields.get("content-length", "0")
-    if "transfer-encoding" in fields or not (length.isascii() and length.isdecimal()):
-        raise ValueError("its length is unclear")
-    fields.setdefault("content-length", "0")
-    return int(status), fields

@@ -1,12 +1,12 @@
-"""Purge on every node at once: a key's generation is part of its blocks' names, and a purge raises it.
+"""Purge: a key's generation is part of its block keys, and a purge raises it on every node.
 
-Nothing is searched or deleted: what is cached under an older generation is not found any more, and is
-evicted in its time. The list of purges is one document of the cluster; the version that a purge made is the
-generation of what it named, so generations only rise.
+Nothing is searched or deleted. Blocks of an older generation are no longer found, and are evicted
+later. The purges are one document of the cluster. A purge's generation is its version of the
+document, so generations only rise.
 
-The list is bounded. When it is full, the older half is folded: keys and prefixes become the folder they
-stand in, then the folder above, until little is left. What is folded covers more than what was purged, so
-folding costs misses and never shows old bytes.
+The list is bounded. When it is full, the older half is folded: keys and prefixes are replaced by
+their folder, then by its parent, until few are left. A folded entry covers more than was purged, so
+folding causes cache misses and never shows old bytes.
 """
 
 from __future__ import annotations
@@ -19,45 +19,44 @@ from msgspec import Meta
 
 from headrace.engines.blobs import KEY_CHARACTERS_MAX, Blobs, require_key
 from headrace.kernel.errors import InvalidInput
-from headrace.media.cluster.documents import Document, Kind
-from headrace.media.cluster.polling import Polled
+from headrace.media.cluster.cluster_config import Document, DocumentType, FollowedDocument
 
 ENTRIES_MAX: Final = 2000
 ENTRIES_KEPT: Final = 1000
-"""How many of the newest a fold leaves as they are."""
+"""Newest entries that a fold keeps unchanged."""
 FOLDED_MAX: Final = 200
 
 
 class InvalidPrefix(InvalidInput):
-    """The prefix to purge begins no key."""
+    """The prefix to purge begins no valid key."""
 
     code = "media.invalid_prefix"
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One key, or all keys that begin with a prefix, purged by version `generation` of the list."""
+    """A purged key, or all keys with a prefix; `generation` is the version that purged it."""
 
     name: Annotated[str, Meta(max_length=KEY_CHARACTERS_MAX)]
     is_prefix: bool = False
     generation: Annotated[int, Meta(ge=1)]
 
     def covers(self, key: str) -> bool:
-        """Whether `key` was purged by this."""
+        """Whether this purge includes `key`."""
         return key.startswith(self.name) if self.is_prefix else key == self.name
 
 
 class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every purge that still counts, oldest first."""
+    """All purges in effect, oldest first."""
 
     version: Annotated[int, Meta(ge=0)] = 0
     purges: tuple[Purge, ...] = ()
 
 
-PURGES: Final[Kind[PurgeList]] = Kind("purges", PurgeList, PurgeList())
+PURGES: Final[DocumentType[PurgeList]] = DocumentType("purges", PurgeList, PurgeList())
 
 
-class Generations(Polled[PurgeList]):
-    """The generation of every key, as this process knows it; give it to a `Polling`."""
+class Generations(FollowedDocument[PurgeList]):
+    """The generation of every key in this process. Pass it to a `DocumentPoller`."""
 
     def __init__(self) -> None:
         super().__init__(PURGES)
@@ -65,7 +64,7 @@ class Generations(Polled[PurgeList]):
         self._prefixes: dict[int, dict[str, int]] = {}
 
     def generation(self, key: str) -> int:
-        """0, or the version of the newest purge of `key`; never less than it was. About 0.1 us a length."""
+        """The version of the newest purge of `key`, or 0. It never decreases."""
         found = self._keys.get(key, 0)
         for length, prefixes in self._prefixes.items():
             found = max(found, prefixes.get(key[:length], 0))
@@ -82,17 +81,17 @@ class Generations(Polled[PurgeList]):
 
 
 class Purges:
-    """The list in the object store. Needs that alone: any machine may purge."""
+    """The purge list. Needs the object store only, so any machine can purge."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._document = Document(blobs, PURGES)
 
     async def read(self) -> PurgeList:
-        """The list as it is stored now. Raises: DocumentDamaged, BlobsDown."""
+        """The stored list. Raises: DocumentDamaged, BlobsDown."""
         return await self._document.read()
 
     async def purge(self, *keys: str) -> int:
-        """Let no node serve what it has of `keys`; their new generation, known everywhere within 2.5 s.
+        """Purge `keys` on all nodes within 2.5 s. Return their new generation.
 
         Raises: InvalidBlobKey, DocumentDamaged, DocumentContended, BlobsDown.
         """
@@ -101,7 +100,7 @@ class Purges:
         return await self._add(keys, is_prefix=False)
 
     async def purge_prefix(self, prefix: str) -> int:
-        """The same for all keys that begin with `prefix`, such as `photos/ab/`.
+        """Purge all keys that begin with `prefix`, such as `photos/ab/`. Return their generation.
 
         Raises: InvalidPrefix, DocumentDamaged, DocumentContended, BlobsDown.
         """
@@ -126,7 +125,7 @@ class Purges:
 
 
 def folded(purges: list[Purge]) -> list[Purge]:
-    """At most ENTRIES_MAX purges that give no key a smaller generation than `purges` do."""
+    """At most ENTRIES_MAX purges that give no key a lower generation than `purges`."""
     if len(purges) <= ENTRIES_MAX:
         return purges
     old, kept = purges[:-ENTRIES_KEPT], purges[-ENTRIES_KEPT:]
@@ -140,13 +139,13 @@ def folded(purges: list[Purge]) -> list[Purge]:
 
 
 def _above(name: str) -> str:
-    """The folder that `name` stands in, as a prefix: of `a/b/c.jpg` and of `a/b/` it is `a/b/` and `a/`."""
+    """The parent folder of `name` as a prefix: `a/b/` of `a/b/c.jpg`, `a/` of `a/b/`."""
     folder, slash, _ = name.rstrip("/").rpartition("/")
     return folder + slash
 
 
 def _is_repeated(old: Purge, names: set[str], *, is_prefix: bool) -> bool:
-    """Whether a purge of `names` covers all that `old` does."""
+    """Whether a purge of `names` covers everything that `old` does."""
     if is_prefix:
         return any(old.name.startswith(name) for name in names)
     return not old.is_prefix and old.name in names

@@ -1,15 +1,21 @@
-"""Where a worker takes an object from: its own disks, or the node that keeps it; then the next, then the origin.
+"""Routing: where a worker gets an object from.
 
-A key is ours when its partition's replicas (`media.partitions`) name us, when nobody is left to ask, or when
-the request came by a hop. Everything else is asked of the replicas by one authenticated hop: first those of
-our own data centre, then in the partition's order, leaving out whom `health` holds for dead, so the keys of
-a dead node go to their second replicas, which are spread over all others. A hop that fails is
-repeated with the next replica, the last one straight from the origin; a client sees none of it.
+This node serves a key from its own disks if it is one of the replicas of the key's partition
+(`media.partitions`), if no replica is usable, or if the request came by a hop. Otherwise it sends
+one authenticated hop to a replica: first those of its own data center, then in the partition's
+order, without peers that `health` excludes. So the keys of a dead node go to their second replicas,
+which are spread over all others. A failed hop is repeated with the next replica and finally with
+the origin; clients notice nothing.
 
-Of a peer nothing is kept but shapes, for two seconds and no longer than the key's generation: its bytes pass
-through, as they come. What many clients ask for at once is asked once. Bytes are passed on only from an answer that
-proves itself, of the version and span that was asked for (see `hop`). A peer that is lost half-way through a block costs
-no client anything: the rest is asked of the next one, of the same version.
+Of a peer only shapes are cached, for two seconds and only for the key's current generation. Its
+bytes are passed through as they are received. Concurrent requests for the same bytes share one
+request. Bytes are passed on only from a signed answer of the requested version and span (see
+`hop`). If a peer is lost within a block, the rest is requested from the next one, in the same
+version.
+
+`DirectFetch` requests a block without a task: the request is sent in the epoch in which the
+client's request was read, and the answer is passed on in the epoch in which it is received. A task
+is created only if the first peer fails.
 """
 
 from __future__ import annotations
@@ -21,36 +27,29 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from headrace.kernel.errors import Conflict, HeadraceError
+from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
-from headrace.media.cluster.flights import Flights
+from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
-    NOTHING,
     REPLY_FIELD,
-    Head,
     Hop,
-    HopGuard,
-    HopRefused,
     HopSigner,
-    Proven,
-    Told,
-    reply_of,
 )
-from headrace.media.cluster.namesake import Reminder
-from headrace.media.cluster.peers import Answer, Asked, Peer, PeerLost, target_of
+from headrace.media.cluster.peer_messages import (
+    PeerLost,
+    PeerRequest,
+    PeerResponse,
+    answer_span,
+    shape_of_answer,
+    target_of,
+)
+from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Generations
-from headrace.media.cluster.solo import Flight, Flying, Heard, SoloFlight
-from headrace.media.model import (
-    BLOCK_BYTES,
-    ObjectUnknown,
-    Shape,
-    SourceCut,
-    content_address,
-)
-from headrace.media.partitions import Table, partition_of
-from headrace.media.ranges import parse_http_date_s
-from headrace.media.sources import Coming, Source, Span
+from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.partitions import PartitionTable, partition_of
+from headrace.media.sources import PartialBlock, Source, Span
 
 log = logger(__name__)
 T = TypeVar("T")
@@ -59,26 +58,113 @@ SHAPES_MAX: Final = 20_000
 AHEAD_TRIES: Final = 4
 AHEAD_PAUSE_S: Final = 0.05
 OUTCOMES: Final = (
-    "ok", "missing", "changed", "ahead", "busy", "unproven", "refused", "failed",
-)  # fmt: skip
+    "ok",
+    "missing",
+    "changed",
+    "ahead",
+    "busy",
+    "unproven",
+    "refused",
+    "failed",
+)
 _OTHER_OUTCOMES: Final = {403: "refused", 409: "ahead", 503: "busy"}
 HOPS: Final = counter(
     "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES
 )
 HOP_SECONDS: Final = histogram(
-    "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
+    "media_hop_seconds",
+    "From a request to another node to its complete answer.",
+    buckets_s=FINE_BUCKETS_S,
 )
 _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
 
 
-class HopAhead(Conflict):
-    """The asking node knows of a purge that this one does not know yet; it is told in a moment."""
+class BlockRequest(NamedTuple):
+    """The bytes of a block to fetch."""
 
-    code = "media.hop_ahead"
+    key: str
+    etag: str
+    number: int
+    span: Span
 
 
-class _Kept(NamedTuple):
-    """A shape, until when it counts, and under which generation of its key."""
+class PeerFetch(NamedTuple):
+    """A fetch in progress: its shape, its peer, its start."""
+
+    request: BlockRequest
+    shape: Shape
+    peer: Peer
+    began_s: float
+
+
+class PeerReply(NamedTuple):
+    """A peer's response or failure, received before a task could wait for it."""
+
+    peer: Peer
+    answer: PeerResponse | PeerLost
+
+
+class DirectFetch:
+    """A block fetch without a task. `is_begun`: a request was sent to the first peer."""
+
+    __slots__ = ("_callback", "_fetch", "_pending", "_request", "_source", "_task", "is_begun")
+
+    def __init__(
+        self, source: PeerSource, fetch: PeerFetch, callback: Callable[[PartialBlock | None], None]
+    ) -> None:
+        self._source = source
+        self._fetch = fetch
+        self._callback = callback
+        self._task: asyncio.Task[PartialBlock] | None = None
+        self._request = source.request_for(fetch.request)
+        self._pending = fetch.peer.request_now(self._request, self._take)
+        self.is_begun = self._pending is not None
+        if self.is_begun:
+            source.block_requests.begin(fetch.request)
+
+    def cancel(self) -> None:
+        """Cancel the fetch. Has no effect once the result was passed on."""
+        self._callback = _nobody
+        if self._task is not None:
+            self._task.cancel()
+        elif self._pending is not None:
+            self._pending.cancel()
+            self._source.block_requests.fail(self._fetch.request, asyncio.CancelledError())
+
+    def _take(self, answer: PeerResponse | PeerLost) -> None:
+        self._pending = None
+        fetch = self._fetch
+        if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._request):
+            reply = PeerReply(fetch.peer, answer)
+            work = self._source.fetch_block(fetch.request, fetch.shape, reply)
+            self._task = self._source.begin_task(work)
+            self._task.add_done_callback(self._end)
+            return
+        try:
+            self._callback(answer.body)
+        finally:
+            # Last, since the client waits for its first byte.
+            self._source.follow(answer.body, fetch)
+            self._source.block_requests.finish(fetch.request, answer.body)
+
+    def _end(self, task: asyncio.Task[PartialBlock]) -> None:
+        """Pass on the result of the task, which may have been cancelled before its first step."""
+        request, block_requests = self._fetch.request, self._source.block_requests
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            block_requests.finish(request, task.result())
+            self._callback(task.result())
+        else:
+            block_requests.fail(request, error)
+            self._callback(None)
+
+
+def _nobody(_: PartialBlock | None) -> None:
+    """The caller was cancelled."""
+
+
+class _CachedShape(NamedTuple):
+    """A shape, its expiry, and the generation of its key."""
 
     shape: Shape
     until_s: float
@@ -86,11 +172,11 @@ class _Kept(NamedTuple):
 
 
 def _nothing(*_: object) -> None:
-    """Where nobody is to be told."""
+    """A callback that does nothing."""
 
 
 class Router:
-    """One worker's way to every object. `table` and `peers` are kept up to date by the cluster."""
+    """Where one worker gets objects from. The cluster keeps `table` and `peers` up to date."""
 
     def __init__(
         self,
@@ -100,86 +186,38 @@ class Router:
         *,
         name: str = "",
         dc: str = "",
-        guard: HopGuard | None = None,
         signer: HopSigner | None = None,
-        refresh_purges: Callable[[], None] = _nothing,
         on_peer_out: Callable[[Peer], None] = _nothing,
     ) -> None:
         self.own = own
         self.origin = origin
         self.name = name
-        self.table: Table | None = None
+        self.table: PartitionTable | None = None
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
-        self.shapes: dict[str, _Kept] = {}
-        self.asking_shapes: Flights[Shape] = Flights()
-        self.asking_blocks: Flights[Coming] = Flights()
-        self.coming: dict[Flight, Coming] = {}
-        """Blocks that come in: whoever asks for one of them meanwhile shares it."""
-        self.mending: set[asyncio.Task[Any]] = set()
+        self.shapes: dict[str, _CachedShape] = {}
+        self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
+        self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
+        self.receiving: dict[BlockRequest, PartialBlock] = {}
+        """Blocks being received, which concurrent requests share."""
+        self.repairs: set[asyncio.Task[Any]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
-        self._guard = guard
-        self._refresh_purges = refresh_purges
         self.peer_source = PeerSource(self)
-        self._namesake_told = Reminder()
-
-    def is_internal(self, request: Head) -> Hop | None:
-        """The hop that `request` came by, or None for a client's own. Raises: HopRefused, HopAhead."""
-        if self._guard is None:
-            return None
-        hop = self._guard.judge(request)
-        if hop is not None and hop.sender == self.name and self._namesake_told.is_due():
-            log.error(
-                "node_name_taken", node=self.name, reason="a node with this node's name asks it"
-            )
-        if hop is not None and hop.generation:
-            key = request.target.partition("?")[0].removeprefix("/m/")
-            if hop.generation > self.generations.generation(key):
-                self._refresh_purges()
-                raise HopAhead(
-                    f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
-                )
-        return hop
-
-    def prove_hop(self, value: str, covered: str, key: str) -> Proven | None:
-        """The hop of a field that vouches for `covered`; None: it goes the way of `is_internal`, which remembers and tells."""
-        if self._guard is None:
-            return None
-        try:
-            proven = self._guard.prove(value, covered)
-        except HopRefused:
-            return None
-        is_known = proven.hop.generation <= self.generations.generation(key)
-        return proven if is_known and proven.hop.sender != self.name else None
-
-    def accept_hop(self, proven: Proven, told: Told) -> str | None:
-        """What the answer to a new hop proves itself with; None: `is_internal` refuses it."""
-        assert self._guard is not None, "who proved it had a guard"
-        try:
-            return reply_of(self._guard.accept(proven), told)
-        except HopRefused:
-            return None
-
-    def reply_fields(
-        self, hop: Hop, etag: str, start: int, length_bytes: int
-    ) -> tuple[tuple[str, str], ...]:
-        """What an answer to `hop` proves itself with; a HEAD's span is the whole, a 404's is empty."""
-        return (("X-Headrace-Reply", reply_of(hop, Told(etag, start, length_bytes))),)
 
     def source(self, key: str, hop: Hop | None, onward: Sequence[tuple[str, str]] = ()) -> Source:
-        """Where to take `key` from; `onward` are fields that a hop made for this request carries."""
+        """The source of `key`. `onward` holds fields for hops made for this request."""
         if hop is not None or not self.others(key):
             return self.own
         return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
-    def is_kept_here(self, key: str) -> bool:
-        """Whether this node is one of the replicas of `key`, whoever else lives."""
+    def is_replica(self, key: str) -> bool:
+        """Whether this node is a replica of `key`."""
         return self.table is None or self.name in self.table.owners(partition_of(key))
 
     def others(self, key: str) -> list[Peer]:
-        """The replicas of `key` to be asked, in order; none where it is ours or nobody is left."""
+        """The usable replicas of `key` in the order of requests; none if this node is a replica."""
         if self.table is None:
             return []
         names = self.table.owners(partition_of(key))
@@ -192,16 +230,16 @@ class Router:
         return usable
 
     def keep_shape(self, key: str, shape: Shape) -> None:
-        """Remember `shape` for a moment; the oldest give way."""
+        """Cache `shape` for a short time; the oldest entry is dropped."""
         generation = self.generations.generation(key)
         self.shapes.pop(key, None)
-        self.shapes[key] = _Kept(shape, time.monotonic() + SHAPE_KEPT_S, generation)
+        self.shapes[key] = _CachedShape(shape, time.monotonic() + SHAPE_KEPT_S, generation)
         if len(self.shapes) > SHAPES_MAX:
             del self.shapes[next(iter(self.shapes))]
 
 
 class PeerSource:
-    """Objects as the other nodes have them; implements `sources.Source`."""
+    """Objects from the other nodes; implements `sources.Source`."""
 
     name = "peer"
 
@@ -210,9 +248,9 @@ class PeerSource:
         self._onward = onward
 
     @property
-    def flights(self) -> Flights[Coming]:
-        """Blocks that are being asked for."""
-        return self._router.asking_blocks
+    def block_requests(self) -> SingleFlight[BlockRequest, PartialBlock]:
+        """Block requests in progress."""
+        return self._router.block_requests
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
@@ -226,241 +264,226 @@ class PeerSource:
         known = self.shape_now(key)
         if known is not None:
             return known
-        return await self._router.asking_shapes.join(key, lambda: self._ask_shape(key))
+        return await self._router.shape_requests.join(key, lambda: self._find_shape(key))
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`. Raises: SourceCut, StoreUnavailable."""
-        coming = await self.begin_block(key, shape, number, span)
-        return await coming.whole()
+        block = await self.begin_block(key, shape, number, span)
+        return await block.whole()
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
-        """The bytes of `span` of a block, as soon as a peer's answer has proved itself; they come in meanwhile.
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
+        """The bytes of `span` of a block, returned once a peer's answer is verified.
 
         Raises: SourceCut, StoreUnavailable.
         """
-        flight = Flight(key, shape.etag, number, span)
-        coming = self._router.coming.get(flight)
-        if coming is not None:
-            return coming
-        return await self._router.asking_blocks.join(
-            flight, lambda: self.begin_flight(flight, shape)
+        request = BlockRequest(key, shape.etag, number, span)
+        block = self._router.receiving.get(request)
+        if block is not None:
+            return block
+        return await self._router.block_requests.join(
+            request, lambda: self.fetch_block(request, shape)
         )
 
-    def ask_now(
-        self, flight: Flight, shape: Shape, tell: Callable[[Coming | None], None]
-    ) -> SoloFlight | None:
-        """`begin_block` without a task: `tell` hears what comes in, or None: it is to be asked for in the usual way.
+    def request_now(
+        self, request: BlockRequest, shape: Shape, callback: Callable[[PartialBlock | None], None]
+    ) -> DirectFetch | None:
+        """`begin_block` without a task: `tell` gets the block, or None if it must be requested
+        again.
 
-        None: nothing was done, since others ask for the same or no kept connection is free.
+        Return None if nothing was sent: the block is requested already, or no connection is free.
         """
         router = self._router
-        if flight in router.coming or flight in router.asking_blocks:
+        if request in router.receiving or request in router.block_requests:
             return None
-        for peer in router.others(flight.key):
-            solo = SoloFlight(self, Flying(flight, shape, peer, time.perf_counter()), tell)
+        for peer in router.others(request.key):
+            solo = DirectFetch(self, PeerFetch(request, shape, peer, time.perf_counter()), callback)
             return solo if solo.is_begun else None
         return None
 
-    async def begin_flight(
-        self, flight: Flight, shape: Shape, heard: Heard | None = None
-    ) -> Coming:
-        """The bytes of whoever of the replicas gives them; `heard` is what one of them said already."""
+    async def fetch_block(
+        self, request: BlockRequest, shape: Shape, reply: PeerReply | None = None
+    ) -> PartialBlock:
+        """The bytes from the first replica that answers; `reply` is an answer received earlier."""
         began_s = time.perf_counter()
-        for peer in self._router.others(flight.key):
-            coming = await self._ask_block(peer, flight, heard)
-            if coming is not None and self.follow(coming, Flying(flight, shape, peer, began_s)):
-                return coming
-        key, _, number, span = flight
-        return Coming.of(await self._router.origin.block(key, shape, number, span))
+        for peer in self._router.others(request.key):
+            block = await self._request_block(peer, request, reply)
+            if block is not None and self.follow(block, PeerFetch(request, shape, peer, began_s)):
+                return block
+        key, _, number, span = request
+        return PartialBlock.of(await self._router.origin.block(key, shape, number, span))
 
-    def follow(self, coming: Coming, flying: Flying) -> bool:
-        """Let others share what comes in, and see to its end; False: it is lost already."""
-        if not coming.is_over:
-            self._router.coming[flying.flight] = coming
-            coming.on_end = partial(self._end_flight, coming, flying)
-        elif coming.fault is None:
-            _note_whole(flying.peer, flying.began_s)
+    def follow(self, block: PartialBlock, fetch: PeerFetch) -> bool:
+        """Share a block being received, and handle its end. Return False if it is lost already."""
+        if not block.is_over:
+            self._router.receiving[fetch.request] = block
+            block.on_end = partial(self._end_flight, block, fetch)
+        elif block.fault is None:
+            _note_whole(fetch.peer, fetch.began_s)
         else:
-            self._note_lost(flying.peer, coming.fault)
+            self._note_lost(fetch.peer, block.fault)
             return False
         return True
 
-    def _end_flight(self, coming: Coming, flying: Flying, fault: HeadraceError | None) -> None:
-        """All is here; or the peer was lost on the way, and the rest is taken from others."""
-        del self._router.coming[flying.flight]
+    def _end_flight(
+        self, block: PartialBlock, fetch: PeerFetch, fault: HeadraceError | None
+    ) -> None:
+        """Record the end of a block; if its peer was lost, request the rest from others."""
+        del self._router.receiving[fetch.request]
         if fault is None:
-            _note_whole(flying.peer, flying.began_s)
+            _note_whole(fetch.peer, fetch.began_s)
             return
-        self._note_lost(flying.peer, fault)
-        self.begin_task(self._mend(coming, flying))
+        self._note_lost(fetch.peer, fault)
+        self.begin_task(self._repair(block, fetch))
 
     def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do it beside, as long as the cluster is followed."""
+        """Run `work` as a task that the cluster cancels at its end."""
         task = asyncio.get_running_loop().create_task(work)
-        self._router.mending.add(task)
-        task.add_done_callback(self._router.mending.discard)
+        self._router.repairs.add(task)
+        task.add_done_callback(self._router.repairs.discard)
         return task
 
-    async def _mend(self, coming: Coming, flying: Flying) -> None:
+    async def _repair(self, block: PartialBlock, fetch: PeerFetch) -> None:
         try:
-            coming.fill(await self._rest(coming, flying))
+            block.fill(await self._rest(block, fetch))
         except HeadraceError as error:
-            coming.fail(error)
+            block.fail(error)
         except BaseException as error:
-            # Told, and the clients are cut: they must not wait for ever.
-            cut = SourceCut("the object's source failed while it was sent")
+            # Fail the block, so that its clients do not wait forever.
+            cut = SourceCut("the source of the object failed while it was sent")
             cut.__cause__ = error
-            coming.fail(cut)
+            block.fail(cut)
             raise
 
-    async def _rest(self, coming: Coming, flying: Flying) -> bytes:
-        """What is missing, of the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
-        key, _, number, span = flying.flight
-        rest = Span(span.start + coming.filled_bytes, span.end)
+    async def _rest(self, block: PartialBlock, fetch: PeerFetch) -> bytes:
+        """The missing bytes of the next peer or origin. Raises: SourceCut, StoreUnavailable."""
+        key, _, number, span = fetch.request
+        rest = Span(span.start + block.filled_bytes, span.end)
         for peer in self._router.others(key):
-            if peer is flying.peer:
+            if peer is fetch.peer:
                 continue
-            found = await self._ask_block(peer, flying.flight._replace(span=rest))
+            found = await self._request_block(peer, fetch.request._replace(span=rest))
             try:
                 if found is not None:
                     return await found.whole()
             except PeerLost as error:
                 self._note_lost(peer, error)
-        return await self._router.origin.block(key, flying.shape, number, rest)
+        return await self._router.origin.block(key, fetch.shape, number, rest)
 
-    async def _ask_shape(self, key: str) -> Shape:
+    async def _find_shape(self, key: str) -> Shape:
         for peer in self._router.others(key):
-            shape = await self._ask_shape_of(peer, key)
+            shape = await self._request_shape(peer, key)
             if shape is not None:
                 return shape
         return await self._router.own.shape(key)
 
-    async def _ask_shape_of(self, peer: Peer, key: str) -> Shape | None:
+    async def _request_shape(self, peer: Peer, key: str) -> Shape | None:
         generation = self._router.generations.generation(key)
-        asked = Asked("HEAD", target_of(key), fields=self._onward, generation=generation)
-        answer = await self._ask(peer, asked)
+        request = PeerRequest("HEAD", target_of(key), fields=self._onward, generation=generation)
+        answer = await self._request(peer, request)
         if answer is None:
             return None
         if answer.status == 404:
             raise ObjectUnknown("no object of this key is stored")
-        shape = _shape_of(key, answer)
+        shape = shape_of_answer(key, answer)
         self._router.keep_shape(key, shape)
         return shape
 
-    def asked_for(self, flight: Flight) -> Asked:
-        """What a peer is asked for the bytes of `flight`."""
-        key, etag, number, span = flight
+    def request_for(self, request: BlockRequest) -> PeerRequest:
+        """The request to a peer for the bytes of `request`."""
+        key, etag, number, span = request
         start = number * BLOCK_BYTES
         bytes_asked = f"bytes={start + span.start}-{start + span.end - 1}"
         generation = self._router.generations.generation(key)
-        return Asked("GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation)
+        return PeerRequest(
+            "GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation
+        )
 
-    async def _ask_block(
-        self, peer: Peer, flight: Flight, heard: Heard | None = None
-    ) -> Coming | None:
-        """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
-        key = flight.key
-        answer = await self._ask(peer, self.asked_for(flight), heard)
+    async def _request_block(
+        self, peer: Peer, request: BlockRequest, reply: PeerReply | None = None
+    ) -> PartialBlock | None:
+        """A peer's bytes of a block; None: try the next peer. Raises: SourceCut."""
+        key = request.key
+        answer = await self._request(peer, self.request_for(request), reply)
         if answer is None:
             return None
         if answer.status in (404, 412):
             self._router.shapes.pop(key, None)
             if answer.status == 412:
-                # It has just looked at the origin; the other replicas may know the old version still.
+                # This peer has just read the origin; other replicas may still have the old version.
                 with suppress(ObjectUnknown):
-                    await self._ask_shape_of(peer, key)
+                    await self._request_shape(peer, key)
             raise SourceCut("the object was replaced or removed while it was sent")
         return answer.body
 
-    async def _ask(self, peer: Peer, asked: Asked, heard: Heard | None = None) -> Answer | None:
-        """A peer's answer that can be believed, or None: ask the next."""
-        said = heard.answer if heard is not None and heard.peer is peer else None
+    async def _request(
+        self, peer: Peer, request: PeerRequest, reply: PeerReply | None = None
+    ) -> PeerResponse | None:
+        """A verified response of a peer; None: try the next peer."""
+        known = reply.answer if reply is not None and reply.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
             try:
-                answer = await _hear(peer, asked, said)
+                answer = await _on_response(peer, request, known)
             except PeerLost as error:
                 self._note_lost(peer, error)
                 return None
-            said = None
-            outcome = self._judge(answer, asked)
+            known = None
+            outcome = self._outcome_of(answer, request)
             _COUNTED[outcome].inc()
             if outcome != "ahead":
                 break
             await asyncio.sleep(AHEAD_PAUSE_S)
         if outcome in ("ok", "missing", "changed"):
-            if asked.method == "HEAD" or outcome != "ok":
+            if request.method == "HEAD" or outcome != "ok":
                 _note_whole(peer, began_s)
             return answer
         if outcome not in ("ahead", "busy"):
-            # One that is full, stops or misses its store says so at once, and its probes judge it.
-            self._blame(peer, f"{outcome}, status {answer.status}", is_gone=False)
+            # A peer that is full, stopping or without its store reports so; its probes decide.
+            self._count_failure(peer, f"{outcome}, status {answer.status}", is_refused=False)
         return None
 
-    def _judge(self, answer: Answer, asked: Asked) -> str:
-        """The outcome of one exchange, out of OUTCOMES."""
-        if answer.status == 412 and asked.method == "GET":
+    def _outcome_of(self, answer: PeerResponse, request: PeerRequest) -> str:
+        """The outcome of one exchange, one of OUTCOMES."""
+        if answer.status == 412 and request.method == "GET":
             return "changed"
         if answer.status in (200, 206, 404):
-            told = _told_by(answer, asked)
+            span = answer_span(answer, request)
             signer = self._router.signer
             assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
-            if told is None or not signer.is_proven(answer.mac, proof, told):
+            if span is None or not signer.is_authentic(answer.mac, proof, span):
                 return "unproven"
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
-    def is_good(self, answer: Answer, asked: Asked) -> bool:
-        """Whether it is the bytes that were asked for; counted if so."""
-        is_ok = self._judge(answer, asked) == "ok"
+    def is_good(self, answer: PeerResponse, request: PeerRequest) -> bool:
+        """Whether the response holds the requested bytes; if so it is counted."""
+        is_ok = self._outcome_of(answer, request) == "ok"
         if is_ok:
             _COUNTED["ok"].inc()
         return is_ok
 
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:
         _COUNTED["failed"].inc()
-        self._blame(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
+        self._count_failure(
+            peer, fault.text, is_refused=isinstance(fault, PeerLost) and fault.is_refused
+        )
 
-    def _blame(self, peer: Peer, why: str, *, is_gone: bool) -> None:
-        if peer.health.fail(is_gone=is_gone):
+    def _count_failure(self, peer: Peer, why: str, *, is_refused: bool) -> None:
+        if peer.health.fail(is_refused=is_refused):
             log.warning("peer_out", node=peer.name, why=why)
             self._router.on_peer_out(peer)
 
 
-async def _hear(peer: Peer, asked: Asked, said: Answer | PeerLost | None) -> Answer:
-    """What `peer` said, or its answer now. Raises: PeerLost."""
-    if isinstance(said, PeerLost) and not (said.is_unheard and peer.health.is_usable):
-        raise said
-    return said if isinstance(said, Answer) else await peer.ask(asked)
+async def _on_response(
+    peer: Peer, request: PeerRequest, known: PeerResponse | PeerLost | None
+) -> PeerResponse:
+    """The known response of `peer`, or a new one. Raises: PeerLost."""
+    if isinstance(known, PeerLost) and not (known.is_unanswered and peer.health.is_usable):
+        raise known
+    return known if isinstance(known, PeerResponse) else await peer.request(request)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:
     HOP_SECONDS.observe(time.perf_counter() - began_s)
     peer.health.succeed()
-
-
-def _told_by(answer: Answer, asked: Asked) -> Told | None:
-    """What a believable answer to `asked` carries; None if it says something else."""
-    if answer.status == 404:
-        return NOTHING
-    etag = answer.fields.get("etag", "").strip('"')
-    length_bytes = int(answer.fields["content-length"])
-    if asked.method == "HEAD":
-        return Told(etag, 0, length_bytes) if answer.status == 200 else None
-    part = asked.span[len("bytes=") :]
-    start, _, last = part.partition("-")
-    is_right = (
-        answer.status == 206
-        and answer.fields.get("content-range", "").startswith(f"bytes {part}/")
-        and f'"{etag}"' == asked.if_match
-        and length_bytes == int(last) - int(start) + 1
-    )
-    return Told(etag, int(start), length_bytes) if is_right else None
-
-
-def _shape_of(key: str, answer: Answer) -> Shape:
-    etag = answer.fields.get("etag", "").strip('"')
-    modified_s = parse_http_date_s(answer.fields.get("last-modified", "")) or 0
-    size_bytes = int(answer.fields["content-length"])
-    return Shape(size_bytes, etag, modified_s, content_address(key) is not None)

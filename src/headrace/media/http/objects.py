@@ -1,13 +1,14 @@
-"""Routes about stored objects."""
+"""Routes about objects: store, sign, tag, purge, warm, trace."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import Request, delete, get, put
+from litestar import Request, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.spec import (
     OpenAPIFormat,
@@ -17,14 +18,25 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.media.http.scopes import READ, WRITE
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
+from headrace.media.service.nodes import Warmed
+from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.tracing import Watch
+
+READ: Final = {"scope": "media:read"}
+WRITE: Final = {"scope": "media:write"}
+
 
 UPLOAD_BYTES_MAX: Final = 64 * 2**20
-"""Of an upload over HTTP, which is held in memory; larger ones go to the object store by themselves."""
+"""Limit of an upload over HTTP, which is held in memory.
+
+Put larger objects directly into the store.
+"""
+KEYS_MAX: Final = 1000
+Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +51,7 @@ class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects of one folder; `is_cut` when there are more than were asked for."""
+    """Objects of one folder; `is_cut`: there are more than requested."""
 
     objects: list[ObjectAnswer]
     is_cut: bool
@@ -47,14 +59,14 @@ class ObjectsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class UploadOperation(Operation):
-    """An operation whose body is an object's bytes, which no parameter of the handler shows."""
+    """An operation with an object's bytes as body, which no parameter of the handler shows."""
 
     def __post_init__(self) -> None:
         """Describe the body."""
         file = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY))
         self.request_body = RequestBody(
             content={"application/octet-stream": file},
-            description="The object's bytes. What it is served as follows from the key's extension.",
+            description="The object's bytes. The key's extension selects the content type.",
             required=True,
         )
 
@@ -70,8 +82,8 @@ async def list_objects(
     prefix: FromQuery[str] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=LIST_OBJECTS_MAX - 1)] = 100,
 ) -> ObjectsAnswer:
-    """List the objects in the folder `prefix`, in no order, at most `limit`."""
-    found = await media.ls(prefix, objects_max=limit + 1)
+    """The objects in the folder `prefix`, in no order, at most `limit`."""
+    found = await media.objects.ls(prefix, objects_max=limit + 1)
     objects = [_shown(item) for item in found[:limit]]
     return ObjectsAnswer(objects=objects, is_cut=len(found) > limit)
 
@@ -83,8 +95,8 @@ async def list_objects(
     opt=READ,
 )
 async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
-    """Say what is stored under `key` and where it is served."""
-    return _shown(await media.info(key.removeprefix("/")))
+    """Describe the object stored under `key`, and its URL."""
+    return _shown(await media.objects.info(key.removeprefix("/")))
 
 
 @put(
@@ -98,8 +110,8 @@ async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> Objec
 async def put_object(
     request: Request[Any, Any, Any], media: NamedDependency[Media], key: FromPath[str]
 ) -> ObjectAnswer:
-    """Store the body under `key`, durably; an object of that key is replaced. At most 64 MiB."""
-    return _shown(await media.put(key.removeprefix("/"), await request.body()))
+    """Store the body durably under `key`, replacing an existing object. At most 64 MiB."""
+    return _shown(await media.objects.put(key.removeprefix("/"), await request.body()))
 
 
 @delete(
@@ -109,12 +121,222 @@ async def put_object(
     opt=WRITE,
 )
 async def remove_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
-    """Remove the object. Nodes forget it within a minute, or at once after a purge of `key`."""
-    await media.rm(key.removeprefix("/"))
+    """Remove the object. Nodes drop it within a minute, or at once after a purge of `key`."""
+    await media.objects.rm(key.removeprefix("/"))
 
 
 def _shown(found: MediaObject) -> ObjectAnswer:
     return msgspec.convert(found, ObjectAnswer, from_attributes=True)
 
 
-ROUTES: Final[list[Any]] = [list_objects, get_object, put_object, remove_object]
+class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys, or a prefix; the empty prefix means everything."""
+
+    keys: Keys = []
+    prefix: str | None = None
+    dry_run: bool = False
+
+
+class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of stored objects."""
+
+    keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
+
+
+@post(
+    "/v1/media/purge",
+    operation_id="purgeMedia",
+    summary="Purge keys or a prefix from all caches",
+    opt=WRITE,
+    status_code=200,
+)
+async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purged:
+    """Purge `keys`, or all keys with `prefix`, from all caches within 2 seconds. Idempotent."""
+    return await media.purges.purge(data.keys, prefix=data.prefix, is_dry_run=data.dry_run)
+
+
+@post(
+    "/v1/media/warm",
+    operation_id="warmMedia",
+    summary="Have the owners of keys cache them now",
+    opt=WRITE,
+    status_code=200,
+)
+async def warm(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> Warmed:
+    """Have every node that owns one of `keys` read it completely. Idempotent.
+
+    The answer is sent when all nodes have finished or failed.
+    """
+    return await media.warming.warm(data.keys)
+
+
+class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The permissions of a signed URL. `rate` is in bytes per second.
+
+    The expiry is rounded up to a multiple of `grid_s`.
+    """
+
+    key: str
+    ttl_s: float | None = None
+    grid_s: float = 1.0
+    address: str | None = None
+    rate: int | None = None
+    tag: str | None = None
+    trace: str | None = None
+
+
+class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A URL and its expiry."""
+
+    key: str
+    url: str
+    expires_at: datetime
+
+
+class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An ID3 tag. `cover` is a JPEG or PNG file in base64."""
+
+    title: str | None = None
+    artist: str | None = None
+    album: str | None = None
+    cover: bytes | None = None
+    buyer: str | None = None
+
+
+class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored tag. `size_bytes` is the size it adds to a track."""
+
+    id: str
+    size_bytes: int
+    title: str | None
+    artist: str | None
+    album: str | None
+    buyer: str | None
+    cover_bytes: int
+
+
+@post(
+    "/v1/media/sign",
+    operation_id="signMediaUrl",
+    summary="Make a signed URL of an object",
+    opt=WRITE,
+    status_code=200,
+)
+async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
+    """A URL that allows reading the object for `ttl_s` seconds (default: `media.url_ttl`).
+
+    The object need not be stored.
+    """
+    given = msgspec.structs.asdict(data)
+    signed = await media.objects.sign(given.pop("key"), **given)
+    return msgspec.convert(signed, SignedAnswer, from_attributes=True)
+
+
+@post(
+    "/v1/media/tags",
+    operation_id="putMediaTag",
+    summary="Store an ID3 tag",
+    opt=WRITE,
+)
+async def put_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
+    """Store a tag that signed URLs put in front of tracks. Equal tags have equal ids."""
+    return _shown_tag(await media.tags.put(**msgspec.structs.asdict(data)))
+
+
+@get(
+    "/v1/media/tags/{id:str}",
+    operation_id="getMediaTag",
+    summary="Show an ID3 tag",
+    opt=READ,
+)
+async def get_tag(
+    media: NamedDependency[Media],
+    id: FromPath[str],  # noqa: A002 - as it is called in the path
+) -> TagAnswer:
+    """The contents of a stored tag."""
+    return _shown_tag(await media.tags.get(id))
+
+
+@delete(
+    "/v1/media/tags/{id:str}",
+    operation_id="deleteMediaTag",
+    summary="Remove an ID3 tag",
+    opt=WRITE,
+)
+async def delete_tag(
+    media: NamedDependency[Media],
+    id: FromPath[str],  # noqa: A002 - as it is called in the path
+) -> None:
+    """Remove a tag. URLs with this tag get 404."""
+    await media.tags.rm(id)
+
+
+def _shown_tag(found: StoredTag) -> TagAnswer:
+    return msgspec.convert(found, TagAnswer, from_attributes=True)
+
+
+class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The requests to log and for how long.
+
+    `tag` is `user=42`, `request=r7`, `object=tracks/a.mp3` or `trace=<32 hex digits>`.
+    """
+
+    tag: str
+    for_s: float = 600.0
+
+
+@get(
+    "/v1/media/traces",
+    operation_id="listMediaTraces",
+    summary="List what is traced",
+    opt=READ,
+)
+async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
+    """The requests that all nodes log, and until when."""
+    return await media.traces.list()
+
+
+@post(
+    "/v1/media/traces",
+    operation_id="startMediaTrace",
+    summary="Log matching requests for a while",
+    opt=WRITE,
+    status_code=200,
+)
+async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart]) -> Watch:
+    """Have all nodes log the requests with this tag, one line per answer.
+
+    If it is traced already, the new end applies.
+    """
+    return await media.traces.start(data.tag, for_s=data.for_s)
+
+
+@delete(
+    "/v1/media/traces",
+    operation_id="stopMediaTraces",
+    summary="Stop logging matching requests",
+    opt=WRITE,
+    status_code=200,
+)
+async def stop_traces(
+    media: NamedDependency[Media], tag: FromQuery[str | None] = None
+) -> Sequence[Watch]:
+    """Stop the trace of `tag`, or all traces. The answer lists the stopped ones."""
+    return await media.traces.stop(tag)
+
+
+ROUTES: Final[list[Any]] = [
+    list_objects,
+    get_object,
+    put_object,
+    remove_object,
+    purge,
+    warm,
+    sign_url,
+    put_tag,
+    get_tag,
+    delete_tag,
+    list_traces,
+    start_trace,
+    stop_traces,
+]

@@ -1,7 +1,57 @@
-"""The verbs of media, by what they are about. `Media` is the door to all of them."""
+"""The services of media, by topic. `Media` gives each as an attribute.
+
+app.media.objects.url("tracks/a.mp3")   await app.media.objects.put(key, data)
+await app.media.purges.purge([key])     await app.media.warming.warm([key])
+await app.media.nodes.drain("n1")       await app.media.partitions.plan(lost=["n1"])
+
+`disks` and `hottest` are about the node that uses this data folder:
+
+await app.media.disks.verify()          await app.media.hottest.list()
+"""
 
 from __future__ import annotations
 
-from headrace.media.service.media import Media
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from headrace.engines.blobs import Blobs
+from headrace.media.model import MediaConfig
+from headrace.media.service.local_node import Disks, HottestObjects
+from headrace.media.service.nodes import Nodes, Partitions, Warming
+from headrace.media.service.objects import Objects, Purging, TagStore
+from headrace.media.tracing import Traces
 
 __all__ = ["Media"]
+
+
+class Media:
+    """The services of media. `blobs` belongs to the caller; nothing is opened here.
+
+    `folder` is where the node of this machine keeps its sockets.
+    """
+
+    keeps_rows: ClassVar[bool] = False
+    """Media stores nothing in PostgreSQL: its commands need the object store only."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        config: MediaConfig,
+        *,
+        secret: Callable[[], str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.blobs = blobs
+        self.config = config
+        self.secret = secret
+        self.folder = folder
+        self.tags = TagStore(blobs)
+        self.objects = Objects(blobs, config, self.tags, secret=secret)
+        self.purges = Purging(blobs)
+        self.nodes = Nodes(blobs)
+        self.partitions = Partitions(self.nodes)
+        self.warming = Warming(blobs, self.nodes, config, self.objects.target)
+        self.traces = Traces(blobs)
+        self.disks = Disks(folder)
+        self.hottest = HottestObjects(folder)

@@ -1,23 +1,37 @@
-"""The cluster's nodes: who is there, what share each serves, and what an operator changes."""
+"""The nodes of the cluster, the owners of keys, planned changes, and warming.
+
+Warming requests one byte of each block from each owner. The node then reads the whole block from
+the object store, as for any client, and only a byte per block crosses the network.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
-from headrace.engines.blobs import Blobs
+from headrace.engines.blobs import BlobMissing, Blobs, require_key
 from headrace.media.cluster.membership import Membership, NodeUnknown, Roster
-from headrace.media.partitions import Candidate, Table
+from headrace.media.errors import NoNodes, ObjectUnknown
+from headrace.media.model import BLOCK_BYTES, MediaConfig
+from headrace.media.partitions import Candidate, PartitionTable, partition_of
+from headrace.media.simulate.cluster import Load, Situation, loads_of
+
+CONNECTIONS: Final = 4
+"""Connections to each node: enough for several reads of the object store, few beside clients."""
+ANSWER_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """One node as people see it. `share`: of the partitions, those that it serves first.
+class NodeInfo:
+    """One node as users see it. `share` is the part of the partitions that it serves first.
 
-    `started_at`: when it began to take its share, by tenths over five minutes; None: it had all at once.
+    `started_at` is the start of its ramp-up over five minutes; None: it had none.
     """
 
     name: str
@@ -30,18 +44,18 @@ class NodeSeen:
 
 
 class Nodes:
-    """Members of the cluster, out of the one membership object."""
+    """The members of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._roster = Roster(blobs)
-        self._kept: tuple[tuple[Candidate, ...], int, Table] | None = None
+        self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
-    async def list(self) -> Sequence[NodeSeen]:
-        """Every node by name. Raises: BlobsDown."""
+    async def list(self) -> Sequence[NodeInfo]:
+        """All nodes by name. Raises: BlobsDown."""
         membership = await self._roster.read()
         shares = await asyncio.to_thread((await self.table(membership)).shares)
         return [
-            NodeSeen(
+            NodeInfo(
                 name=member.name,
                 address=member.address,
                 dc=member.dc,
@@ -53,25 +67,25 @@ class Nodes:
             for member in sorted(membership.members, key=lambda one: one.name)
         ]
 
-    async def get(self, name: str) -> NodeSeen:
+    async def get(self, name: str) -> NodeInfo:
         """One node. Raises: NodeUnknown, BlobsDown."""
         for node in await self.list():
             if node.name == name:
                 return node
         raise NodeUnknown(f"no media node {name!r}: see `headrace media nodes ls`")
 
-    async def drain(self, name: str) -> NodeSeen:
-        """Give `name` no partitions any more; it serves what comes to it. Raises: NodeUnknown, BlobsDown."""
+    async def drain(self, name: str) -> NodeInfo:
+        """Stop assigning partitions to `name`; it still serves. Raises: NodeUnknown, BlobsDown."""
         await self._roster.drain(name)
         return await self.get(name)
 
-    async def undrain(self, name: str) -> NodeSeen:
-        """Give `name` its partitions again. Raises: NodeUnknown, BlobsDown."""
+    async def undrain(self, name: str) -> NodeInfo:
+        """Assign partitions to `name` again. Raises: NodeUnknown, BlobsDown."""
         await self._roster.undrain(name)
         return await self.get(name)
 
-    async def set_weight(self, name: str, weight: float) -> NodeSeen:
-        """Let `name` have `weight` times the partitions of a node of weight 1.
+    async def set_weight(self, name: str, weight: float) -> NodeInfo:
+        """Give `name` a share of partitions of `weight` times that of a node of weight 1.
 
         Raises: NodeUnknown, InvalidNode, BlobsDown.
         """
@@ -79,24 +93,261 @@ class Nodes:
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
-        """Forget a node that is gone for good; one that still runs enters again with its next start.
+        """Remove a node. A node that still runs registers again at its next start.
 
         Raises: NodeUnknown, BlobsDown.
         """
         await self._roster.remove(name)
 
     async def membership(self) -> Membership:
-        """The document itself. Raises: BlobsDown."""
+        """The membership document. Raises: BlobsDown."""
         return await self._roster.read()
 
-    async def table(self, membership: Membership) -> Table:
-        """Who owns which partition now: 0.3 s of computing where the nodes are others than last time."""
+    async def table(self, membership: Membership) -> PartitionTable:
+        """The current partition table, which is computed again only after a change of nodes."""
         candidates, replicas = membership.candidates(time.time()), membership.replicas
         if self._kept is None or self._kept[:2] != (candidates, replicas):
-            table = await asyncio.to_thread(Table.build, candidates, replicas)
+            table = await asyncio.to_thread(PartitionTable.build, candidates, replicas)
             self._kept = (candidates, replicas, table)
         return self._kept[2]
 
 
 def _moment(at_s: float) -> datetime | None:
     return datetime.fromtimestamp(at_s, UTC) if at_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A node that keeps blocks of a key."""
+
+    name: str
+    address: str
+    dc: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The partition of a key; `owners` in the order of requests."""
+
+    key: str
+    partition: int
+    owners: tuple[Owner, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Each node's share of all requests now and after a change.
+
+    `filled_share` is the part of all cached blocks that new owners must read from the object store.
+    """
+
+    nodes: tuple[Load, ...]
+    filled_share: float
+    unowned_share: float
+
+
+class Partitions:
+    """The assignment of keys to nodes."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+
+    async def show(self, key: str) -> Ownership:
+        """The owners of `key`, which need not be stored.
+
+        Raises: InvalidBlobKey, NoNodes, BlobsDown.
+        """
+        require_key(key)
+        membership = await self._nodes.membership()
+        known = {member.name: member for member in membership.members}
+        partition = partition_of(key)
+        names = (await self._nodes.table(membership)).owners(partition)
+        if not names:
+            raise NoNodes(
+                "the cluster has no node that takes partitions: see `headrace media nodes ls`"
+            )
+        owners = [known[name] for name in names]
+        seen = tuple(Owner(one.name, one.address, one.dc, str(one.state)) for one in owners)
+        return Ownership(key, partition, seen)
+
+    async def plan(
+        self,
+        *,
+        lost: Sequence[str] = (),
+        drained: Sequence[str] = (),
+        weights: Mapping[str, float] | None = None,
+    ) -> Plan:
+        """The effect of losing or draining nodes or data centers, or of other weights.
+
+        No changes are made. Raises: NodeUnknown, NoNodes, BlobsDown.
+        """
+        membership = await self._nodes.membership()
+        now = list(membership.candidates(time.time()))
+        if not now:
+            raise NoNodes(
+                "the cluster has no node that takes partitions: see `headrace media nodes ls`"
+            )
+        gone, away = _named(now, lost), _named(now, drained)
+        heavier = {name: weight for name, weight in (weights or {}).items() if _named(now, [name])}
+        kept = [
+            Candidate(one.name, one.dc, heavier.get(one.name, one.weight))
+            for one in now
+            if one.name not in away
+        ]
+        before = after = await self._nodes.table(membership)
+        if kept != now:
+            after = await asyncio.to_thread(PartitionTable.build, kept, membership.replicas)
+        situation = Situation(tuple(now), before, after, gone, away)
+        return Plan(*await asyncio.to_thread(loads_of, situation))
+
+
+def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[str]:
+    """The nodes of these names; a data center means all its nodes. Raises: NodeUnknown."""
+    found: set[str] = set()
+    for name in names:
+        meant = {one.name for one in candidates if name in (one.name, one.dc)}
+        if not meant:
+            raise NodeUnknown(
+                f"no media node or data center {name!r} takes partitions: see"
+                " `headrace media nodes ls`"
+            )
+        found |= meant
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWarmed:
+    """The blocks that one node has now; `fault` is its first error."""
+
+    node: str
+    blocks: int
+    failed: int
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """The number of keys, and the result of each node for its blocks."""
+
+    keys: int
+    nodes: tuple[NodeWarmed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _WarmRequest:
+    """A key that a node is to cache."""
+
+    target: str
+    blocks: int
+
+
+class Warming:
+    """Has owners of keys read them. `target_of` returns a path and query that nodes accept."""
+
+    def __init__(
+        self, blobs: Blobs, nodes: Nodes, config: MediaConfig, target_of: Callable[[str], str]
+    ) -> None:
+        self._blobs = blobs
+        self._nodes = nodes
+        self._config = config
+        self._target_of = target_of
+
+    async def warm(self, keys: Sequence[str]) -> Warmed:
+        """Have every owner of each key read all its blocks; cached blocks cost it nothing.
+
+        The result reports nodes that fail. Raises: ObjectUnknown, InvalidBlobKey, NoNodes,
+        BlobsDown.
+        """
+        requests: dict[tuple[str, str, int], list[_WarmRequest]] = {}
+        addresses = await self._addresses()
+        for key in keys:
+            request = await self._request_for(key)
+            for owner in addresses(key):
+                requests.setdefault(owner, []).append(request)
+        results = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))
+        return Warmed(len(keys), tuple(sorted(results, key=lambda row: row.node)))
+
+    async def _request_for(self, key: str) -> _WarmRequest:
+        try:
+            info = await self._blobs.info(key)
+        except BlobMissing as error:
+            raise ObjectUnknown(
+                f"no object {key[:80]!r} is stored: list what is with `headrace media ls`"
+            ) from error
+        return _WarmRequest(self._target_of(key), -(-info.size_bytes // BLOCK_BYTES))
+
+    async def _addresses(self) -> Callable[[str], list[tuple[str, str, int]]]:
+        """For a key: name, host and port of its owners. A single node owns all keys."""
+        membership = await self._nodes.membership()
+        if not membership.members:
+            host, port = self._config.listen
+            return lambda _: [(f"{host}:{port}", host, port)]
+        known = {member.name: member.address for member in membership.members}
+        table = await self._nodes.table(membership)
+
+        def owners(key: str) -> list[tuple[str, str, int]]:
+            names = table.owners(partition_of(key))
+            if not names:
+                raise NoNodes("no node takes partitions: see `headrace media nodes ls`")
+            found = []
+            for name in names:
+                host, _, port = known[name].rpartition(":")
+                found.append((name, host.strip("[]"), int(port)))
+            return found
+
+        return owners
+
+
+async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -> NodeWarmed:
+    """Warm one node over several connections; a failing connection costs its current key."""
+    name, host, port = node
+    left = list(reversed(requests))
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+
+    async def work() -> None:
+        while left:
+            request = left.pop()
+            done = 0
+            try:
+                async for _ in _first_bytes(host, port, request):
+                    done += 1
+            except (OSError, EOFError, TimeoutError, ValueError) as error:
+                counts["failed"] += request.blocks - done
+                faults.append(str(error) or type(error).__name__)
+            counts["blocks"] += done
+
+    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
+    return NodeWarmed(name, counts["blocks"], counts["failed"], faults[0] if faults else None)
+
+
+async def _first_bytes(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
+    """Each block's number, once its first byte was received."""
+    async with _connected(host, port) as (reader, writer):
+        for number in range(request.blocks):
+            start = number * BLOCK_BYTES
+            writer.write(
+                f"GET {request.target} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                "User-Agent: headrace-warm\r\n"
+                f"Range: bytes={start}-{start}\r\n\r\n".encode()
+            )
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status = head.split(b"\r\n", 1)[0].decode("latin-1")
+                if b" 206 " not in head[:16]:
+                    raise ValueError(f"block {number} was answered {status!r}")
+                await reader.readexactly(1)
+            yield number
+
+
+@asynccontextmanager
+async def _connected(
+    host: str, port: int
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(host, port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()

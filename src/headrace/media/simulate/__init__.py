@@ -1,9 +1,8 @@
-"""What would happen: to the load of nodes when others are lost, to hits when a cache is larger. No I/O.
+"""Simulations without I/O.
 
-loads       each node's part before and after a change
-cluster     a made-up cluster through losses and a roll-out
-plot        either as an SVG
-eviction    hits of SIEVE in sets, LRU and the best static choice on a stated popularity
+cluster     the load of nodes before and after losses and in a roll-out
+eviction    hit ratios of SIEVE in sets, LRU and the best static choice
+plot        both as SVG
 """
 
 from __future__ import annotations

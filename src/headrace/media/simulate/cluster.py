@@ -1,26 +1,157 @@
-"""A made-up cluster through losses and a roll-out: what each node has to carry at every step.
+"""The load of each node before and after changes of a cluster.
 
-The example that the defaults stand for: 3 centres of 4 nodes that carry 120 Gbit/s together.
+Clients are sent to a data center (geo DNS, anycast) by the weight of its nodes, and there evenly to
+its live nodes; data centers without live nodes get none. A replica of the key serves it. Any other
+node requests it from the first live replica of its own data center, otherwise from the first live
+one in the partition's order, or from the object store if no replica lives. So each node has two
+shares: what it serves from its cache or the object store, and what it sends to its clients and to
+peers, which is the load of its network card.
+
+`simulate` computes an invented cluster through losses and a roll-out. The defaults are an example
+of 3 data centers with 4 nodes that carry 120 Gbit/s together. `simulate_in_process` does so in a
+separate process with low priority and a time limit, one at a time, so that it does not block other
+callers of the API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+import msgspec
+
+from headrace.kernel.errors import Unavailable
 from headrace.media.errors import InvalidSimulation
 from headrace.media.model import REPLICAS_MAX
-from headrace.media.partitions import CANDIDATES_MAX, Candidate, Table
-from headrace.media.simulate.loads import Load, Situation, loads_of
+from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, PartitionTable
 
 CENTRES_MAX: Final = 50
 ROLL_OUT: Final = "roll-out"
+LIMIT_S: Final = 30
+NICE: Final = 10
+_running = asyncio.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One node's shares of all requests. `fair_share` follows from its weight after the change."""
+
+    name: str
+    dc: str
+    is_up: bool
+    share_before: float
+    share_after: float
+    fair_share: float
+    sent_share: float
+
+    @property
+    def over_fair(self) -> float:
+        """The served share relative to the fair share; 0 for a node without a fair share."""
+        return self.share_after / self.fair_share if self.fair_share else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A table before and after a change, and the nodes lost or drained."""
+
+    candidates: tuple[Candidate, ...]
+    before: PartitionTable
+    after: PartitionTable
+    lost: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
+
+
+def loads_of(situation: Situation) -> tuple[tuple[Load, ...], float, float]:
+    """The loads, the share of cached blocks that new owners read, and the share without an owner.
+
+    A drained node is up and receives clients, but keeps no keys.
+    """
+    candidates, after, lost = situation.candidates, situation.after, situation.lost
+    was = _Flow(candidates, situation.before, ())
+    will = _Flow(candidates, after, lost)
+    weights = {one.name: one.weight for one in after.candidates if one.name not in lost}
+    entitled = sum(weights.values())
+    loads = tuple(
+        Load(
+            name=one.name,
+            dc=one.dc,
+            is_up=one.name not in lost,
+            share_before=was.served[one.name],
+            share_after=will.served[one.name],
+            fair_share=weights.get(one.name, 0.0) / entitled if entitled else 0.0,
+            sent_share=will.sent(one.name),
+        )
+        for one in candidates
+    )
+    moved = after is not situation.before and after.replicas
+    gained = sum(situation.before.gains(after).values()) / after.replicas if moved else 0.0
+    return loads, gained, will.unowned
+
+
+class _Flow:
+    """The nodes that serve requests, as shares of all requests."""
+
+    def __init__(
+        self, candidates: Sequence[Candidate], table: PartitionTable, lost: Collection[str]
+    ) -> None:
+        self._dcs = {one.name: one.dc for one in candidates if one.name not in lost}
+        self._entering = _entering(candidates, self._dcs)
+        self._in_dc: defaultdict[str, float] = defaultdict(float)
+        for name, share in self._entering.items():
+            self._in_dc[self._dcs[name]] += share
+        self.served: defaultdict[str, float] = defaultdict(float)
+        self._own: defaultdict[str, float] = defaultdict(float)
+        self.unowned = 0.0
+        for owners, count in _owner_counts(table).items():
+            alive = [name for name in owners if name not in lost]
+            self._route(alive, count / PARTITIONS)
+            self.unowned += 0.0 if alive else count / PARTITIONS
+
+    def sent(self, name: str) -> float:
+        """The share that a node sends to its clients and to peers."""
+        return self._entering.get(name, 0.0) + self.served[name] - self._own[name]
+
+    def _route(self, alive: Sequence[str], share: float) -> None:
+        """Add `share` of all requests, those whose key `alive` keep."""
+        entering = self._entering
+        for name in alive or entering:
+            self.served[name] += share * entering[name]
+            self._own[name] += share * entering[name]
+        if not alive:
+            return
+        for dc, whole in self._in_dc.items():
+            near = [name for name in alive if self._dcs[name] == dc]
+            others = whole - sum(entering[name] for name in near)
+            self.served[(near or alive)[0]] += share * others
+
+
+@lru_cache(maxsize=2)
+def _owner_counts(table: PartitionTable) -> Counter[tuple[str, ...]]:
+    """The number of partitions of each group of owners, of which there are few."""
+    return Counter(map(table.owners, range(PARTITIONS)))
+
+
+def _entering(candidates: Sequence[Candidate], alive: Mapping[str, str]) -> dict[str, float]:
+    """The share of clients at each live node."""
+    nodes = Counter(alive.values())
+    weights: defaultdict[str, float] = defaultdict(float)
+    for one in candidates:
+        weights[one.dc] += one.weight if one.dc in nodes else 0.0
+    whole = sum(weights.values())
+    return {name: weights[dc] / whole / nodes[dc] for name, dc in alive.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes `c1-n1` to `cC-nN`, all of one weight; `replicas` of 0: two in each centre."""
+    """Nodes `c1-n1` to `cC-nN` of equal weight; `replicas` of 0: two in each data center."""
 
     centres: int = 3
     nodes: int = 4
@@ -33,9 +164,9 @@ class Cluster:
         right = 1 <= self.centres <= CENTRES_MAX and 1 <= count <= CANDIDATES_MAX and self.nodes > 0
         if not right or not 0 <= self.replicas <= REPLICAS_MAX or self.load_gbit <= 0:
             raise InvalidSimulation(
-                f"{self.centres} centres of {self.nodes} nodes, {self.replicas} replicas, {self.load_gbit:g}"
-                f" Gbit/s: expected 1 to {CENTRES_MAX} centres, 1 to {CANDIDATES_MAX} nodes in all,"
-                f" 0 to {REPLICAS_MAX} replicas, more than 0 Gbit/s"
+                f"{self.centres} data centers of {self.nodes} nodes, {self.replicas} replicas,"
+                f" {self.load_gbit:g} Gbit/s: expected 1 to {CENTRES_MAX} data centers, 1 to"
+                f" {CANDIDATES_MAX} nodes in total, 0 to {REPLICAS_MAX} replicas, over 0 Gbit/s"
             )
         return tuple(
             Candidate(f"c{centre}-n{node}", f"c{centre}")
@@ -46,7 +177,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One node at one step: what it serves from its store, what its network card sends, in Gbit/s."""
+    """One node at one step: Gbit/s served from its cache and sent by its network card."""
 
     name: str
     dc: str
@@ -58,10 +189,10 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The cluster after one change, seen from the whole one.
+    """The cluster after one change, compared with the complete cluster.
 
-    `over_fair_max`: the most that any node serves, in fair shares. `origin_gbit`: what has lost all its
-    replicas and comes from the object store at each request. `filled_share`: of all blocks kept, those
+    `over_fair_max` is the highest load in fair shares. `origin_gbit` is read from the object store
+    for each request, because all replicas are lost. `filled_share` is the part of all cached blocks
     that new owners read once.
     """
 
@@ -82,19 +213,19 @@ class Simulation:
 
 
 def require_possible(cluster: Cluster, lost: Sequence[str]) -> None:
-    """Raises: InvalidSimulation, where `simulate` would, without its tables."""
+    """Raise InvalidSimulation where `simulate` would, without computing tables."""
     list(_losses(cluster.candidates(), lost))
 
 
 def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
-    """The cluster whole, then without `lost` (nodes or centres), or without those of the usual questions.
+    """Simulate the complete cluster, then without `lost` (nodes or data centers).
 
-    Those are: a centre lost; a node of each centre lost; both; and the nodes drained one after another.
-    About 0.4 s a table of 12 nodes: 6 s for the example. Raises: InvalidSimulation.
+    Without `lost`: one data center lost, one node of each data center lost, both, and the nodes
+    drained in turn. Raises: InvalidSimulation.
     """
     candidates = cluster.candidates()
     losses = list(_losses(candidates, lost))
-    table = Table.build(candidates, cluster.replicas)
+    table = PartitionTable.build(candidates, cluster.replicas)
     steps = [_step(cluster, "whole", Situation(candidates, table, table))]
     for name, gone in losses:
         steps.append(_step(cluster, name, Situation(candidates, table, table, gone)))
@@ -113,15 +244,16 @@ def _losses(
         if unknown or len(gone) == len(candidates):
             raise InvalidSimulation(
                 f"{', '.join(unknown) or 'all nodes'} cannot be lost: the nodes are"
-                f" {candidates[0].name} to {candidates[-1].name}, the centres {', '.join(centres)}"
+                f" {candidates[0].name} to {candidates[-1].name}, the data centers"
+                f" {', '.join(centres)}"
             )
         yield f"without {', '.join(lost)}", gone
         return
     first = frozenset(one.name for one in candidates if one.dc == centres[0])
     one_each = frozenset(next(c.name for c in candidates if c.dc == centre) for centre in centres)
     for name, gone in (
-        (f"centre {centres[0]} lost", first),
-        ("a node of each centre lost", one_each),
+        (f"data center {centres[0]} lost", first),
+        ("a node of each data center lost", one_each),
         (f"{centres[0]} and a node of each other lost", first | one_each),
     ):
         if len(gone) < len(candidates):
@@ -139,12 +271,12 @@ def _step(cluster: Cluster, name: str, situation: Situation) -> Step:
     )
 
 
-def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: Table) -> Step:
-    """Each node drained in turn: the most that each other carries, and all that is filled on the way."""
+def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: PartitionTable) -> Step:
+    """Drain each node in turn: the highest load of each other node, and the sum of blocks read."""
     steps = []
     for one in candidates:
         kept = [other for other in candidates if other is not one]
-        after = Table.build(kept, cluster.replicas)
+        after = PartitionTable.build(kept, cluster.replicas)
         situation = Situation(candidates, table, after, drained=frozenset({one.name}))
         steps.append(_step(cluster, one.name, situation))
     columns = zip(*(step.nodes for step in steps), strict=True)
@@ -167,3 +299,70 @@ def _in_gbit(cluster: Cluster, load: Load) -> NodeLoad:
         sends_gbit=load.sent_share * all_gbit,
         fair_gbit=load.fair_share * all_gbit,
     )
+
+
+class SimulationBusy(Unavailable):
+    """A simulation for another caller runs."""
+
+    code = "media.simulation_busy"
+
+
+class SimulationInput(msgspec.Struct, frozen=True):
+    """The input of the process."""
+
+    cluster: Cluster
+    lost: tuple[str, ...]
+
+
+async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
+    """Run `simulate` in a separate process, which ends when the call is cancelled.
+
+    Raises: InvalidSimulation, SimulationBusy.
+    """
+    require_possible(cluster, lost)
+    if _running.locked():
+        raise SimulationBusy(
+            "a simulation runs already: try again, or use `headrace media partitions simulate`",
+            retry_after_s=5,
+        )
+    async with _running:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            text, _ = await process.communicate(
+                msgspec.json.encode(SimulationInput(cluster, tuple(lost)))
+            )
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+    if process.returncode == -signal.SIGALRM:
+        raise InvalidSimulation(
+            f"{cluster.centres} data centers of {cluster.nodes} nodes take over {LIMIT_S} s: use"
+            " fewer nodes, or `headrace media partitions simulate`, which has no limit"
+        )
+    if process.returncode:
+        raise SimulationBusy(
+            f"the process that computes it ended with {process.returncode}: try again",
+            retry_after_s=5,
+        )
+    return msgspec.json.decode(text, type=Simulation)
+
+
+def main() -> None:
+    """Simulate the input on standard input."""
+    signal.alarm(LIMIT_S)
+    os.nice(NICE)
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationInput)
+    found = simulate(given.cluster, lost=given.lost)
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main()

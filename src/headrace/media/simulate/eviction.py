@@ -1,12 +1,14 @@
-"""What share of requests a node answers from its frames: SIEVE in sets of 16 against LRU, one SIEVE for all, and the best there is.
+"""The hit ratio of SIEVE in sets of 16, compared with LRU, one global SIEVE and the best static
+choice.
 
-Requests follow the popularity that the store was designed for: of ten million tracks the 140 most popular get 10 % and 500,000
-get 90 %, which a Zipf-Mandelbrot law with s = 1.22 and q = 260 fits. `scale` divides tracks, frames and q alike, which leaves the
-ratios as they are, so that a laptop can answer in seconds. The in-set policy is the store's own (`store.sieve`), and so is what
-picks the set (`store.layout`): a cheaper hash is less even, which cost a point.
+The requests follow the popularity that the cache was designed for: of ten million tracks the 140
+most popular get 10 % and 500,000 get 90 %, which a Zipf-Mandelbrot law with s = 1.22 and q = 260
+fits. `scale` divides tracks, frames and q alike, which keeps the ratios and makes it fast. The
+policy within a set is the cache's own (`cache.frame_table`), and so is the hash that selects the
+set (`cache.layout`): a cheaper hash is less even, which costs a point.
 
-Honest limits: the requests have no order in time and no drift, which flatters policies that count; replay your own log before
-you believe a decimal.
+Limits: the requests have no order in time and no drift, which favors policies that count. Replay
+your own log before you rely on a decimal.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Protocol
 
-from headrace.media.store.layout import WAYS, Digests
-from headrace.media.store.sieve import MARKS_MAX, choose
+from headrace.media.cache.frame_table import MARKS_MAX, choose
+from headrace.media.cache.layout import WAYS, Digests
 
 TRACKS: Final = 10_000_000
 EXPONENT: Final = 1.22
@@ -29,7 +31,7 @@ SHIFT: Final = 260.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hit ratios, 0 to 1, with that many frames of a real node (not scaled)."""
+    """Hit ratios from 0 to 1 for this many frames of a real node (not scaled)."""
 
     frames: int
     lru: float
@@ -42,12 +44,12 @@ class Policy(Protocol):
     """A cache of a fixed size."""
 
     def hit(self, track: int) -> bool:
-        """Whether the track was there; it is afterwards."""
+        """Request a track and cache it. Return whether it was cached."""
         ...
 
 
 class Popularity:
-    """Draws tracks, 0 the most popular; `tracks` and `shift` already scaled."""
+    """Draws tracks, 0 the most popular; `tracks` and `shift` are scaled already."""
 
     def __init__(self, tracks: int, *, shift: float, seed: int) -> None:
         weights = ((rank + 1 + shift) ** -EXPONENT for rank in range(tracks))
@@ -55,25 +57,25 @@ class Popularity:
         self._random = random.Random(seed)
 
     def share_of_top(self, tracks: int) -> float:
-        """The share of requests that go to the most popular ones: no cache without foresight does better."""
+        """The share of requests for the most popular tracks: the best without foresight."""
         below = self._below
         return below[min(tracks, len(below)) - 1] / below[-1]
 
     def draw(self, requests: int) -> Iterator[int]:
-        """That many requests."""
+        """Draw this many requests."""
         total, below, uniform = self._below[-1], self._below, self._random.random
         return (bisect_left(below, uniform() * total) for _ in range(requests))
 
 
 class Lru:
-    """Whoever was asked for longest ago goes."""
+    """Evicts the least recently used track."""
 
     def __init__(self, frames: int) -> None:
         self._frames = frames
         self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit(self, track: int) -> bool:
-        """Whether the track was there; it is afterwards."""
+        """See `Policy`."""
         if track in self._held:
             self._held.move_to_end(track)
             return True
@@ -84,7 +86,7 @@ class Lru:
 
 
 class SieveGlobal:
-    """One SIEVE over all frames: a queue in order of insertion, and a hand that goes from its old end."""
+    """One SIEVE over all frames: a queue in insertion order, and a hand from its old end."""
 
     def __init__(self, frames: int) -> None:
         self._frames = frames
@@ -95,7 +97,7 @@ class SieveGlobal:
         self._hand = -1
 
     def hit(self, track: int) -> bool:
-        """Whether the track was there; it is afterwards."""
+        """See `Policy`."""
         if track in self._visited:
             self._visited[track] = True
             return True
@@ -126,7 +128,7 @@ class SieveGlobal:
 
 
 class SieveSets:
-    """The store's policy: sets of 16 frames, SIEVE in each by the order of generations."""
+    """The policy of the cache: sets of 16 frames with SIEVE by the order of generations."""
 
     def __init__(self, frames: int, *, seed: int) -> None:
         sets = max(1, frames // WAYS)
@@ -135,11 +137,11 @@ class SieveSets:
         self._set_of: dict[int, _Set] = {}
 
     def hit(self, track: int) -> bool:
-        """Whether the track was there; it is afterwards."""
+        """See `Policy`."""
         own = self._set_of.get(track)
         if own is None:
-            place = self._digests.key(str(track), "", 0).place
-            own = self._set_of[track] = self._sets[(place >> 16) % len(self._sets)]
+            hash_bits = self._digests.key(str(track), "", 0).hash_bits
+            own = self._set_of[track] = self._sets[(hash_bits >> 16) % len(self._sets)]
         return own.hit(track)
 
 
@@ -189,9 +191,11 @@ def hit_ratio(policy: Policy, tracks: Iterable[int], *, warm: int) -> float:
 def simulate(
     frames: Sequence[int], *, requests: int = 600_000, scale: int = 100, seed: int = 1
 ) -> list[Row]:
-    """Hit ratios for nodes of so many frames (one track a frame), the second half of the requests counted.
+    """Hit ratios for these numbers of frames (one track each);
 
-    About 3 s a size with the defaults (2 cores, 2026-11-21). The same seed gives the same rows.
+    the second half of the requests counts.
+
+    The same seed gives the same rows.
     """
     tracks, shift = max(WAYS, TRACKS // scale), SHIFT / scale
     rows = []

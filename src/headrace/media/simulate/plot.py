@@ -1,4 +1,4 @@
-"""Simulations as SVG: bars of each node at each step, lines of hits over the size of a cache."""
+"""Simulations as SVG: bars of each node at each step, and hit ratios by cache size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE: Final = (
 
 
 def loads_svg(simulation: Simulation) -> str:
-    """A panel a step: what each node serves, its fair share dashed, those that are lost left out."""
+    """A panel for each step: the load of each node, with its fair share dashed."""
     most = max(node.serves_gbit for step in simulation.steps for node in step.nodes) or 1.0
     panels = "".join(
         _panel(step, TOP + place * (PANEL_HEIGHT + GAP) + 14, most)
@@ -35,7 +35,7 @@ def loads_svg(simulation: Simulation) -> str:
 
 
 def lines_svg(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Shares from 0 to 1 over sizes, which are drawn by their logarithm."""
+    """Shares from 0 to 1 by size, on a logarithmic axis."""
     sizes = [log10(size) for points in lines.values() for size, _ in points]
     first, last = min(sizes), max(*sizes, min(sizes) + 1e-9)
     height = 3 * PANEL_HEIGHT
@@ -65,11 +65,11 @@ def lines_svg(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) ->
 
 
 def _panel(step: Step, top: float, most: float) -> str:
-    told = (
-        f"{step.name}: most {step.over_fair_max:.3f} of a fair share, {step.origin_gbit:.2f} Gbit/s from the"
-        f" object store, {step.filled_share * 100:.1f} % filled anew"
+    text = (
+        f"{step.name}: at most {step.over_fair_max:.3f} of a fair share, {step.origin_gbit:.2f}"
+        f" Gbit/s from the object store, {step.filled_share * 100:.1f} % read again"
     )
-    parts = [_text(LEFT, top - 6, told, "name")]
+    parts = [_text(LEFT, top - 6, text, "name")]
     width = (WIDTH - LEFT - RIGHT) / len(step.nodes)
     centres = list(dict.fromkeys(node.dc for node in step.nodes))
     for place, node in enumerate(step.nodes):
@@ -83,7 +83,8 @@ def _panel(step: Step, top: float, most: float) -> str:
         )
         if node.fair_gbit:
             parts.append(
-                f'<line class="fair" x1="{x:.1f}" x2="{x + width:.1f}" y1="{fair_y:.1f}" y2="{fair_y:.1f}"/>'
+                f'<line class="fair" x1="{x:.1f}" x2="{x + width:.1f}"'
+                f' y1="{fair_y:.1f}" y2="{fair_y:.1f}"/>'
             )
         label = node.name if node.is_up else f"{node.name} lost"
         parts.append(_text(x + 2, top + PANEL_HEIGHT + 12, label))
@@ -94,7 +95,8 @@ def _panel(step: Step, top: float, most: float) -> str:
 def _page(title: str, height: float, body: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
-        f' height="{height:g}"><style>{STYLE}</style><rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
+        f' height="{height:g}"><style>{STYLE}</style>'
+        f'<rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
         f"{_text(LEFT, 22, title, 'title')}{body}</svg>\n"
     )
 

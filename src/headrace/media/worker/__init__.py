@@ -1,22 +1,24 @@
 """The processes of a node, and how each serves its clients.
 
-`headrace media serve` is a parent that keeps N workers and, where the node has disks, one filler (`crew`). A worker
-is an epoll loop (`node`) of many small state machines (`connection`); what they share is its `plane`.
+`headrace media serve` starts a supervisor with N workers and, on a node with disks, one filler. A
+worker is an epoll loop (`node`) with a state machine for each client (`connection`). Requests share
+a `request_context`.
 
-serving      `serve`: one worker in this process; `run_worker`: one of several, for its parent
-crew         the parent: starts, restarts, drains, adds up the series
-telling      what a child tells its parent
-sockets      listening sockets; how many clients and workers
-node         accepts, gives turns
-connection   one client: its `states`, its deadlines, its bounds
-exchange     one request and its answer, measured
-plane        admission (hop, signature, key) and sources
-shortcut     a head that was understood before: answered in one call, out of memory (`ways`: what it means)
-passing      the same where another node keeps the object
-opening      from an admitted request to its first bytes
-bodies       spans of files and blocks on their way to a socket
-channels     a socket, plain or under TLS
-host, pacing, stages, tally, deadlines
+    serving          `serve`: one worker in this process; `run_worker`: one of several
+    supervisor       the parent: checks the setup, starts and restarts processes, adds up metrics
+    ipc_reports      reports of child processes to the parent
+    socket_io        a client's socket, plain or TLS; listening sockets
+    node             accepts clients and schedules them
+    connection       one client: states, deadlines, bounds
+    worker_api       what a connection uses of its worker
+    timing           measures of one request and its answer
+    request_context  admission (hop, signature, key) and sources
+    fast_path        answers to known heads in one call (`head_cache`)
+    peer_proxy       the fast path to another node
+    open_request     from an admitted request to its first bytes
+    bodies           spans of files and blocks
+    deadlines        deadlines and rate limits of clients
+    counters         metrics of the fast path
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Bodies on their way to one client: spans of a file, or of blocks.
+"""Bodies of answers: spans of a file or of blocks.
 
-A body is asked for bytes only when its socket takes them, so nothing is read faster than it drains: one
-block is being sent and at most one more is asked for, and that only where blocks have to be waited for.
+A body reads bytes only when its socket takes them, so nothing is read faster than it is sent. At
+most one block is read ahead, and only if blocks have to be waited for.
 
-- `FileBody`: sendfile out of a file of a local store. Of each 256 KiB the first byte is probed with
-  RWF_NOWAIT (0.8 us); when it is not in memory, a thread reads the block first, since a sendfile of a cold
-  block holds up every other client (0.5 ms each, prototypes of 2026-11-21).
-- `BlockBody`: sendfile out of the frames of our disks, or bytes that a peer or the object store gives, as they come in. A
-  frame is looked up again, by key, in every turn: between turns it may be given to another block.
+- `FileBody` sends a file of a local store with sendfile. The first byte of each 256 KiB is probed
+  with RWF_NOWAIT. If it is not in memory, a thread reads the block first, since a sendfile of an
+  uncached block delays all other clients.
+- `BlockBody` sends frames of the node's disks with sendfile, or bytes of a peer or the object store
+  as they are received. A frame is looked up again by key in every epoch: between epochs it may be
+  reused.
 
-A source that ends early, changes or fails while it is sent raises SourceCut: the connection must then be
-cut, since a clean end would pass for the whole.
+A source that ends early, changes or fails raises SourceCut. The connection must then be reset,
+since a clean end would look like a complete answer.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import logger, onward
 from headrace.kernel.metrics import bound
-from headrace.kernel.trace import onward
-from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape, SourceCut
-from headrace.media.sources import Coming, Source, Span, StoreSource
-from headrace.media.store import Frame
-from headrace.media.worker.channels import Channel
+from headrace.media.cache import Frame
+from headrace.media.errors import SourceCut
+from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape
+from headrace.media.sources import CacheSource, PartialBlock, Source, Span
+from headrace.media.worker.socket_io import Channel
 
 log = logger(__name__)
 LOSSES_MAX: Final = 2
-"""So often a block may be evicted between its fill and our turn; then it is taken as a copy."""
+"""How often a block may be evicted between fill and send before it is requested as a copy."""
 _BLOCKS: Final = {
     name: bound(BLOCKS, "media_blocks_total", outcome=name) for name in ("hit", "miss", "pass")
 }
 
 
 class Body(Protocol):
-    """Bytes on their way to one client."""
+    """A body of an answer to one client."""
 
     source: str
-    """Where the bytes sent last came from: one of `model.SOURCES`."""
+    """The source of the bytes sent last: one of `model.SOURCES`."""
     left_bytes: int
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the source, not the client, holds things up."""
+        """Whether the source, not the client, delays the answer."""
         ...
 
     def send(self, channel: Channel, bytes_max: int) -> int:
-        """Move up to `bytes_max` bytes; 0 while the source is not ready, which wakes the client later.
+        """Send up to `bytes_max` bytes; 0: the source is not ready and will wake the client.
 
-        Raises: BlockingIOError (the socket is full), SourceCut, OSError (the client is gone).
+        Raises: BlockingIOError (the socket is full), SourceCut, OSError (the client disconnected).
         """
         ...
 
@@ -63,12 +64,19 @@ class Body(Protocol):
 
 
 class FileBody:
-    """A span of an open file; owns the descriptor."""
+    """A span of an open file. Owns the descriptor."""
 
     __slots__ = (
-        "_descriptor", "_is_closed", "_offset", "_readers", "_reading", "_ready_end", "_wake",
-        "left_bytes", "source",
-    )  # fmt: skip
+        "_descriptor",
+        "_is_closed",
+        "_offset",
+        "_readers",
+        "_reading",
+        "_ready_end",
+        "_wake",
+        "left_bytes",
+        "source",
+    )
 
     def __init__(
         self,
@@ -115,7 +123,7 @@ class FileBody:
         return sent
 
     def close(self) -> None:
-        """Give the descriptor back, after the read under way: its number could be another's by then."""
+        """Close the descriptor after a read in progress: its number could be reused."""
         self._is_closed = True
         if self._reading is None:
             os.close(self._descriptor)
@@ -130,7 +138,7 @@ class FileBody:
 
     def _on_read(self, reading: asyncio.Future[int]) -> None:
         self._reading = None
-        # Whatever came of the read, sendfile goes next and meets the same fault itself, if there is one.
+        # After a failed read, sendfile fails too and reports the error.
         self._ready_end = self._offset + BLOCK_BYTES
         self.source = "disk"
         if not reading.cancelled():
@@ -142,13 +150,36 @@ class FileBody:
 
 
 class BlockBody:
-    """A span of an object's blocks, of our own disks or of another source."""
+    """A span of an object's blocks, from the node's disks or another source."""
 
     __slots__ = (
-        "_ahead", "_asked", "_block_key", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
-        "_is_next_stored", "_is_opening", "_is_visited", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape",
-        "_store", "_told", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
-    )  # fmt: skip
+        "_ahead",
+        "_asked",
+        "_block_key",
+        "_fault",
+        "_found",
+        "_held",
+        "_is_begun",
+        "_is_blocked",
+        "_is_next_stored",
+        "_is_opening",
+        "_is_visited",
+        "_key",
+        "_losses",
+        "_number",
+        "_offset",
+        "_origin",
+        "_own",
+        "_shape",
+        "_store",
+        "_trace_fields",
+        "_wake",
+        "_wanted",
+        "_was_stored",
+        "_work",
+        "left_bytes",
+        "source",
+    )
 
     def __init__(
         self,
@@ -159,37 +190,37 @@ class BlockBody:
         start: int,
         length_bytes: int,
         wake: Callable[[], None],
-        told: tuple[tuple[str, str], ...] = (),
+        trace_fields: tuple[tuple[str, str], ...] = (),
         is_begun: bool = False,
     ) -> None:
         self.source = "memory"
         self.left_bytes = length_bytes
-        self._told = told
+        self._trace_fields = trace_fields
         self._origin, self._key, self._shape = origin, key, shape
-        self._own = origin if isinstance(origin, StoreSource) else None
+        self._own = origin if isinstance(origin, CacheSource) else None
         self._store = self._own.store if self._own is not None else None
         self._found: tuple[int, Frame] | None = None
-        """The frame that this turn found, and the turn."""
+        """The epoch and the frame that it found."""
         self._wake = wake
         self._number, self._offset = divmod(start, BLOCK_BYTES)
         self._block_key = self._key_of(self._number)
-        self._held: tuple[Coming, int] | None = None
-        """The current block's bytes, not of a frame, and what to add to an offset in the block to find it in them."""
-        self._ahead: tuple[Coming, int] | None = None
+        self._held: tuple[PartialBlock, int] | None = None
+        """Bytes of the current block outside a frame, and their offset in the block."""
+        self._ahead: tuple[PartialBlock, int] | None = None
         self._work: asyncio.Task[None] | None = None
-        """The one thing waited for: a block of the source, or the comparison of a stored one with its sum."""
+        """The pending operation: a block of the source, or the verification of a stored one."""
         self._is_opening = False
         self._wanted: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """What is to be waited for before the first byte: by whoever opens this, so no task of its own is made."""
+        """The operation to await before the first byte, so that it needs no task of its own."""
         self._is_blocked = False
         self._asked = -1
-        """The last block asked of the source."""
+        """The block requested last."""
         self._was_stored = self._is_next_stored = False
-        """Whether the block asked for, or the one after it, stood on a disk already and was only to be proved."""
+        """Whether the requested block and the next one were stored already, only not verified."""
         self._losses = 0
         self._is_begun = is_begun
         self._is_visited = False
-        """Whether the current block was marked as wanted."""
+        """Whether the current block was marked as visited."""
         self._fault: HeadraceError | None = None
 
     @property
@@ -198,7 +229,9 @@ class BlockBody:
 
     @property
     def outcome(self) -> str:
-        """What our store had of the current block: `hit`, `miss` (filled for this), `pass` (not placed)."""
+        """The cache result of the current block: `hit`, `miss` (filled for this), `pass` (not
+        placed).
+        """
         if self._held is not None:
             return "pass"
         return "miss" if self._is_filled else "hit"
@@ -208,7 +241,7 @@ class BlockBody:
         return self._asked == self._number and not self._was_stored
 
     def is_ready(self) -> bool:
-        """Whether the first bytes can be sent in this turn; else they are waited for: see `wait_ready`."""
+        """Whether the first bytes can be sent in this epoch; otherwise await `wait_ready`."""
         if self._held is not None:
             return True
         self._is_opening = True
@@ -218,15 +251,15 @@ class BlockBody:
             self._is_opening = False
 
     async def wait_ready(self) -> None:
-        """Wait for what `is_ready` asked for. Raises: StoreUnavailable, ObjectUnknown, SourceCut."""
+        """Wait until the body is ready. Raises: StoreUnavailable, ObjectUnknown, SourceCut."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             await wanted()
         if self._fault is not None:
             raise self._fault
 
-    def hold(self, coming: Coming, start: int, source: str) -> None:
-        """Begin with bytes that were asked for already: of the current block, from its byte `start` on."""
+    def hold(self, coming: PartialBlock, start: int, source: str) -> None:
+        """Start with received bytes of the current block, from its byte `start` on."""
         self._held = coming, start
         self._asked = self._number
         self.source = source
@@ -262,14 +295,14 @@ class BlockBody:
         self._held = self._ahead = None
 
     def _go_on_sending(self) -> None:
-        """More of what is held is here, or nothing will be."""
+        """Continue after more bytes were received or the block failed."""
         if self._held is not None and self._is_blocked:
             self._is_blocked = False
             self._wake()
 
     def _find(self) -> Frame | None:
-        """The current block's frame, its bytes in memory; None: they are waited for."""
-        if self._found is not None and self._own is not None and self._found[0] == self._own.turn:
+        """The current block's frame, if its bytes are in memory; None: they are being read."""
+        if self._found is not None and self._own is not None and self._found[0] == self._own.epoch:
             return self._found[1]
         frame = self._look_up()
         if frame is None:
@@ -279,7 +312,7 @@ class BlockBody:
         assert self._own is not None
         count = self._wanted_bytes
         if frame.length < self._offset + count:
-            raise SourceCut("a stored block is shorter than its object says")
+            raise SourceCut("a stored block is too short for its object")
         self._is_visited = True
         if not self._store.is_warm(frame, self._offset, count):
             self._miss()
@@ -287,18 +320,18 @@ class BlockBody:
         if not self._is_begun:
             found = "disk" if self._asked == self._number else "memory"
             self._begin("origin" if self._is_filled else found)
-        self._found = (self._own.turn, frame)
+        self._found = (self._own.epoch, frame)
         return frame
 
     def _look_up(self) -> Frame | None:
         if self._store is None:
             return None
-        # Once for each body, and not for the one that it was filled for, but whoever lost a block keeps it.
+        # Once for each body, unless the block was filled for it or lost again meanwhile.
         is_again = self._is_begun or self._is_visited or self._is_filled
         return self._store.find(self._block_key, is_visit=not is_again or self._losses > 0)
 
     def _begin(self, source: str) -> None:
-        """The current block is about to be sent, from `source`."""
+        """Record that the current block is sent from `source`."""
         self._is_begun = True
         self.source = source
         if self._store is not None:
@@ -317,12 +350,12 @@ class BlockBody:
         if sent == 0:
             return self._lose_disk(frame, OSError(errno.ESTALE, "it became shorter"))
         if channel.is_full:
-            # Of no use after this turn, and 0.3 KB of each slow client.
+            # Useless after this epoch, and 0.3 KB for each slow client.
             self._found = None
         return sent
 
     def _lose_disk(self, frame: Frame, error: OSError) -> int:
-        """The rest of the block comes from elsewhere."""
+        """Continue the block from another source after its disk failed."""
         assert self._store is not None, "a frame is a store's"
         self._store.report_fault(frame.disk, error)
         self._found = None
@@ -330,7 +363,7 @@ class BlockBody:
         return 0
 
     def _go_on(self) -> None:
-        """Turn to the next block, which may have been asked for already."""
+        """Move to the next block, which may have been requested already."""
         self._number += 1
         self._offset = 0
         self._block_key = self._key_of(self._number)
@@ -350,7 +383,7 @@ class BlockBody:
         if self._fault is not None:
             raise _cut(self._fault)
         if self._work is not None:
-            # The next block is on its way; one thing is waited for at a time.
+            # The next block is being read; there is one pending operation at a time.
             self._is_blocked = True
             return
         if self._asked == self._number:
@@ -362,7 +395,7 @@ class BlockBody:
         self._wait_for(partial(self._fetch, self._number, span, stored))
 
     def _ask_ahead(self) -> None:
-        """Where one block had to be waited for, the next is asked for while this one is sent."""
+        """Request the next block while this one is sent, if blocks have to be waited for."""
         number = self._number + 1
         after = self.left_bytes - self._wanted_bytes
         if not after or self._work is not None or self._ahead is not None:
@@ -386,43 +419,43 @@ class BlockBody:
             self._work = asyncio.get_running_loop().create_task(wanted())
 
     async def _fetch(self, number: int, span: Span, stored: Frame | None) -> None:
-        """Have a block ready; `stored` is the frame that it was asked of."""
-        onward.set(self._told)
+        """Make a block available; `stored` is the frame found earlier."""
+        onward.set(self._trace_fields)
         try:
-            found = await self._asked_block(number, span)
+            found = await self._request_block(number, span)
         except HeadraceError as error:
             if isinstance(error, SourceCut) and self._store is not None:
-                # Replaced since it was looked at: the next request looks anew.
+                # The object was replaced: the next request reads the shape again.
                 self._store.forget_shape(self._key)
             self._fault = error
         except Exception as error:
-            # Told, and the client is cut: it must not wait for ever.
+            # Fail the body, so that the client does not wait forever.
             log.exception("block_not_read", number=number)
             self._fault = _cut(error)
         else:
-            if isinstance(found, Coming):
+            if isinstance(found, PartialBlock):
                 self._take(number, found, span)
             else:
                 self._note_stored(number, is_stored=found == stored)
-                # Made anew: the one we have may be older than what the filler first told of its disks.
+                # Make the key again: it may be older than the filler's first manifest.
                 self._block_key = self._key_of(self._number)
         self._come_back()
 
     def _note_stored(self, number: int, *, is_stored: bool) -> None:
-        """Whether the frame that a block is ready in is the one that it was asked of; another one was filled for this."""
+        """Record whether a block was stored already or was filled for this body."""
         if number == self._number:
             self._was_stored = is_stored
         else:
             self._is_next_stored = is_stored
 
-    async def _asked_block(self, number: int, span: Span) -> Frame | Coming:
+    async def _request_block(self, number: int, span: Span) -> Frame | PartialBlock:
         if self._store is None:
             return await self._origin.begin_block(self._key, self._shape, number, span)
         is_copy = self._losses >= LOSSES_MAX
         found = await self._store.block(self._key_of(number), is_copy=is_copy)
-        return Coming.of(found[span.start : span.end]) if isinstance(found, bytes) else found
+        return PartialBlock.of(found[span.start : span.end]) if isinstance(found, bytes) else found
 
-    def _take(self, number: int, coming: Coming, span: Span) -> None:
+    def _take(self, number: int, coming: PartialBlock, span: Span) -> None:
         if coming.length_bytes != span.end - span.start:
             self._fault = SourceCut("the source gave fewer bytes than the object has")
         elif number != self._number:
@@ -432,7 +465,7 @@ class BlockBody:
 
     def _come_back(self) -> None:
         self._is_blocked = False
-        # Without work of its own, who opens it waits and goes on by itself.
+        # Without a task the opening code awaits this and continues by itself.
         if self._work is not None:
             self._work = None
             self._wake()
@@ -445,7 +478,7 @@ def is_in_memory(descriptor: int, offset: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # A filesystem that knows no RWF_NOWAIT (EOPNOTSUPP) has no better way to tell.
+        # A file system without RWF_NOWAIT (EOPNOTSUPP) has no better check.
         return True
     return True
 
@@ -457,6 +490,6 @@ def _read_into_memory(descriptor: int, offset: int, count: int) -> int:
 def _cut(error: Exception) -> SourceCut:
     if isinstance(error, SourceCut):
         return error
-    cut = SourceCut("the object's source failed while it was sent")
+    cut = SourceCut("the source of the object failed while it was sent")
     cut.__cause__ = error
     return cut

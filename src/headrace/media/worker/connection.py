@@ -1,16 +1,16 @@
-"""One client: heads in, answers out, in order, at the pace the client sets.
+"""One client connection: requests in, answers out, in order, at the client's pace.
 
-A connection is a small state machine driven by edges of readiness, without a thread or a coroutine:
+A connection is a state machine driven by edge-triggered readiness, without a thread or a coroutine:
 
-    READING  -> a head is complete -> SENDING, or OPENING where something must be waited for
-    OPENING  -> the object is known and its first block here -> SENDING
-    SENDING  -> the answer is out -> READING, or LINGERING when the connection ends with it
-    LINGERING: our side is shut; what still comes in is thrown away for a moment. Closing at once would
-               send a reset, and a reset may destroy an answer that the client has not read yet.
+    READING   -> a head is complete -> SENDING, or OPENING if something must be awaited
+    OPENING   -> the object and its first block are available -> SENDING
+    SENDING   -> the answer is sent -> READING, or LINGERING if the connection ends with it
+    LINGERING: this side is shut down and input is discarded for a moment. Closing at once would
+               send a reset, which may destroy an answer that the client has not read yet.
 
-While an answer goes out nothing is read, so pipelined requests wait in the kernel and are answered in
-order; what is held of them here is bounded by one receive. A turn moves at most TURN_BYTES, then the
-next client has its turn. A body that cannot be completed rightly is cut by a reset, never ended.
+Nothing is read while an answer is sent, so pipelined requests wait in the kernel and are answered
+in order. At most QUANTUM_BYTES are sent before the next client is served. A body that cannot be
+completed correctly is cut by a reset.
 """
 
 from __future__ import annotations
@@ -26,77 +26,81 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound
 from headrace.media import answers
-from headrace.media.model import (
-    CUTS,
-    DEMAND_STALLS,
-    REQUESTS,
-    SENT_BYTES,
-    SOURCES,
-    STATUSES,
-    TTFB,
-    HeadTimeout,
-    PreconditionFailed,
-    RangeUnsatisfiable,
-    SourceCut,
-)
+from headrace.media.errors import HeadTimeout, SourceCut
+from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.channels import Channel
-from headrace.media.worker.exchange import Exchange
-from headrace.media.worker.host import Host
-from headrace.media.worker.opening import Answer, Opening
-from headrace.media.worker.pacing import Pace
-from headrace.media.worker.passing import Passing
-from headrace.media.worker.states import CLOSED, LINGERING, OPENING, READING, SENDING
-from headrace.media.worker.ways import Begun
+from headrace.media.worker.counters import ANSWERED, SENT
+from headrace.media.worker.deadlines import RateLimit
+from headrace.media.worker.head_cache import StartedAnswer
+from headrace.media.worker.open_request import Answer, OpenRequest
+from headrace.media.worker.peer_proxy import PeerProxy
+from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.timing import Exchange
+from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, WorkerApi
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
-TURN_BYTES: Final = 1024 * 1024
+QUANTUM_BYTES: Final = 1024 * 1024
 REQUEST_COST_BYTES: Final = 16 * 1024
-"""What a request weighs in a turn beside its bytes: about the time 16 KiB take."""
+"""The cost of a request in a quantum besides its bytes."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 256 * 1024
 HEALTH_TARGET: Final = "/healthz"
 _GONE: Final = select.EPOLLERR | select.EPOLLHUP
 _NOTHING: Final = memoryview(b"")
-_ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
-_SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 
 
 class Connection:
-    """One client's socket and where its answer stands."""
+    """One client's socket and the state of its answer."""
 
     __slots__ = (
-        "_acked_mark", "_bodies", "_channel", "_exchange", "_heads", "_host", "_is_head_due", "_is_pausing",
-        "_keeps_alive", "_lingered_bytes", "_opening", "_out", "_pace", "_sent_bytes",
-        "bucket", "deadline_s", "fd", "is_queued", "state",
-    )  # fmt: skip
+        "_acked_mark",
+        "_bodies",
+        "_channel",
+        "_exchange",
+        "_heads",
+        "_is_head_due",
+        "_is_pausing",
+        "_keeps_alive",
+        "_lingered_bytes",
+        "_opening",
+        "_out",
+        "_rate_limit",
+        "_sent_bytes",
+        "_worker",
+        "bucket",
+        "deadline_s",
+        "fd",
+        "is_queued",
+        "state",
+    )
 
-    def __init__(self, channel: Channel, host: Host) -> None:
+    def __init__(self, channel: Channel, worker: WorkerApi) -> None:
         self.fd = channel.fd
         self.state = READING
         self.is_queued = False
         self.deadline_s, self.bucket = 0.0, 0
         self._channel = channel
-        self._host = host
+        self._worker = worker
         self._heads = HeadReader()
         self._exchange: Exchange | None = None
         self._out = _NOTHING
         self._bodies: list[Body] | None = None
-        self._opening: asyncio.Task[None] | Passing | None = None
-        self._pace: Pace | None = None
+        self._opening: asyncio.Task[None] | PeerProxy | None = None
+        self._rate_limit: RateLimit | None = None
         self._is_pausing = False
         self._is_head_due = True
         self._keeps_alive = True
         self._sent_bytes = self._acked_mark = self._lingered_bytes = 0
-        host.watch(self, host.config.header_timeout_s)
+        worker.watch(self, worker.config.header_timeout_s)
 
     def on_event(self, mask: int) -> None:
-        """The socket became ready for more, or is gone."""
+        """Handle a readiness event of the socket."""
         self._channel.is_drained = False
         if mask & _GONE and self.state is LINGERING:
-            # Both sides are shut, while the answer's end may still be in the kernel: no reset here.
+            # Both sides are shut down, but the kernel may still send the answer's end: do not
+            # reset.
             self.close()
         elif mask & _GONE:
             self.cut("client")
@@ -104,11 +108,11 @@ class Connection:
             self.advance()
 
     def advance(self) -> None:
-        """Go as far as the socket, the source and this turn's share allow."""
-        share_bytes = TURN_BYTES
+        """Proceed as far as the socket, the source and the quantum allow."""
+        share_bytes = QUANTUM_BYTES
         while (state := self.state) is not CLOSED and state is not OPENING:
             if share_bytes <= 0:
-                self._host.take_turn_later(self)
+                self._worker.resume_later(self)
                 return
             if state is SENDING:
                 moved = self._send(share_bytes)
@@ -119,13 +123,13 @@ class Connection:
             share_bytes -= moved
 
     def refuse(self, error: HeadraceError) -> None:
-        """Answer `error` and end: the bytes after it have no known meaning."""
+        """Answer with `error` and end the connection: the following bytes cannot be interpreted."""
         if self._exchange is None:
-            self._exchange = self._host.begin_exchange(self._host.now_s())
+            self._exchange = self._worker.begin_exchange(self._worker.now_s())
         self._answer_problem(error, None, keeps_alive=False)
 
     def expire(self) -> None:
-        """The deadline of this state has come."""
+        """Handle the deadline of the current state."""
         if self.state is SENDING:
             self._require_progress()
         elif self.state is READING and self._heads.begun:
@@ -137,16 +141,16 @@ class Connection:
             self.close()
 
     def stop(self) -> None:
-        """Take no request that is not here yet; an answer under way goes on."""
+        """Accept no further requests; an answer in progress continues."""
         if self.state is READING:
-            # To close over a request that has come would be a reset in place of its answer.
+            # Closing over a received request would reset the connection instead of answering.
             self._channel.is_drained = False
             self.advance()
         if self.state is READING and not self._heads.begun:
             self.close()
 
     def cut(self, reason: str) -> None:
-        """Reset the connection; counted when an answer was under way."""
+        """Reset the connection. Counted if an answer was in progress."""
         if self.state is CLOSED:
             return
         if self.state in (SENDING, OPENING):
@@ -156,7 +160,7 @@ class Connection:
         self._channel.reset()
 
     def close(self) -> None:
-        """Give everything back; safe to call again."""
+        """Close the connection and release its resources. Safe to call again."""
         if self.state is not CLOSED:
             self._forget()
             self._channel.close()
@@ -165,33 +169,34 @@ class Connection:
         self.state = CLOSED
         if self._opening is not None:
             self._opening.cancel()
-        self._drop_bodies()
-        self._host.forget(self)
+        for body in self._bodies or ():
+            body.close()
+        self._bodies = None
+        self._worker.forget(self)
 
     # Heads
 
     def _read(self) -> int | None:
-        """Take the next request and begin its answer, or receive more; None: wait for the socket."""
+        """Start the next answer, or receive more; None: wait for the socket."""
         is_begun = self._heads.begun
         if is_begun:
             if self._take():
                 return REQUEST_COST_BYTES
-            # The first head's deadline runs from the accept, and no byte of any head moves it.
+            # The first head's deadline starts at the accept; received bytes do not extend it.
             if not self._is_head_due:
                 self._is_head_due = True
-                self._host.watch(self, self._host.config.header_timeout_s)
+                self._worker.watch(self, self._worker.config.header_timeout_s)
         data = self._receive()
         if data is None:
             return None
-        if not is_begun and (moved := self._answer_shortly(data)):
-            is_over = self.state is READING and self._channel.is_drained
-            return None if is_over else moved
+        if not is_begun and (moved := self._answer_fast(data)):
+            return None if self.state is READING and self._channel.is_drained else moved
         self._heads.feed(data)
         return len(data)
 
     def _take(self) -> bool:
-        """Begin the answer to the head that is here, if it is whole."""
-        began_s = self._host.now_s()
+        """Start the answer to a complete head. Return whether there was one."""
+        began_s = self._worker.now_s()
         try:
             request = self._heads.take()
         except HeadraceError as error:
@@ -199,58 +204,58 @@ class Connection:
             return True
         if request is None:
             return False
-        self._exchange = self._host.begin_exchange(began_s)
+        self._exchange = self._worker.begin_exchange(began_s)
         self._answer(request, self._exchange)
         return True
 
-    def _answer_shortly(self, data: bytes) -> int:
-        """Answer a head that was understood before; what it cost of the turn, 0: it goes the long way."""
-        host = self._host
-        if host.shortcuts is None or host.is_stopping:
+    def _answer_fast(self, data: bytes) -> int:
+        """Answer a known head. Return its cost in the quantum; 0: use the full path."""
+        worker = self._worker
+        if worker.fast_path is None or worker.is_stopping:
             return 0
         try:
-            begun = host.shortcuts.answer(
-                data, self._channel, wake=self._wake, take=self._take_passed
+            begun = worker.fast_path.answer(
+                data, self._channel, wake=self._wake, take=self._take_proxied
             )
         except OSError:
             self.state = SENDING
             self.cut("client")
             return REQUEST_COST_BYTES
-        if isinstance(begun, Passing):
+        if isinstance(begun, PeerProxy):
             self.state, self._opening = OPENING, begun
-            host.watch(self, 3 * host.config.origin_timeout_s)
+            worker.watch(self, 3 * worker.config.origin_timeout_s)
             return REQUEST_COST_BYTES
-        return self._go_on_shortly(begun) if begun is not None else 0
+        return self._continue_fast(begun) if begun is not None else 0
 
-    def _take_passed(self, passing: Passing) -> None:
-        """The node that was asked answers, or goes the long way."""
+    def _take_proxied(self, passing: PeerProxy) -> None:
+        """Start the answer after the peer replied, or use the full path."""
         self._opening = None
         begun = None
-        if not self._host.is_stopping:
+        if not self._worker.is_stopping:
             begun = passing.begin(self._channel, wake=self._wake)
         self.state = READING
         if begun is None:
             self._heads.feed(passing.data)
         else:
-            self._go_on_shortly(begun)
+            self._continue_fast(begun)
         if self.state is SENDING or begun is None or not self._channel.is_drained:
             self._wake()
 
-    def _go_on_shortly(self, begun: Begun) -> int:
-        """Send what the socket did not take; what it cost of the turn."""
-        host = self._host
+    def _continue_fast(self, begun: StartedAnswer) -> int:
+        """Send the rest of an answer of the fast path. Return its cost in the quantum."""
+        worker = self._worker
         self._sent_bytes += begun.moved_bytes
         if begun.body is None:
             self._is_head_due = False
-            host.watch(self, host.config.idle_timeout_s)
+            worker.watch(self, worker.config.idle_timeout_s)
         else:
             self.state, self._keeps_alive = SENDING, True
             self._out, self._bodies = begun.out or _NOTHING, [begun.body]
-            host.watch(self, host.config.send_timeout_s)
+            worker.watch(self, worker.config.send_timeout_s)
         return REQUEST_COST_BYTES + begun.moved_bytes
 
     def _receive(self) -> bytes | None:
-        """What has come in, or None: nothing now, or the client is gone and so is this connection."""
+        """The received bytes; None: there are none, or the connection is closed."""
         if self._channel.is_drained:
             return None
         try:
@@ -273,10 +278,10 @@ class Connection:
             if request.method == "OPTIONS" or request.target == HEALTH_TARGET:
                 self._answer_plain(request)
                 return
-            plane = self._host.plane
-            exchange.admitted = plane.admit(request, self._channel)
+            context = self._worker.context
+            exchange.admitted = context.admit(request, self._channel)
             exchange.mark("verify")
-            opening = Opening(plane, request, exchange.admitted, wake=self._wake)
+            opening = OpenRequest(context, request, exchange.admitted, wake=self._wake)
             answer = opening.now()
             exchange.mark("find")
         except HeadraceError as error:
@@ -288,13 +293,13 @@ class Connection:
             else:
                 self._open_later(request, exchange, opening)
 
-    def _open_later(self, request: Request, exchange: Exchange, opening: Opening) -> None:
+    def _open_later(self, request: Request, exchange: Exchange, opening: OpenRequest) -> None:
         self.state = OPENING
-        self._host.watch(self, 3 * self._host.config.origin_timeout_s)
+        self._worker.watch(self, 3 * self._worker.config.origin_timeout_s)
         coming = self._open(request, exchange, opening)
         self._opening = asyncio.get_running_loop().create_task(coming)
 
-    async def _open(self, request: Request, exchange: Exchange, opening: Opening) -> None:
+    async def _open(self, request: Request, exchange: Exchange, opening: OpenRequest) -> None:
         try:
             answer = await opening.later()
         except HeadraceError as error:
@@ -311,42 +316,43 @@ class Connection:
         self._wake()
 
     def _answer_object(self, request: Request, exchange: Exchange, answer: Answer) -> None:
-        keeps_alive = request.keeps_alive and not self._host.is_stopping
+        keeps_alive = request.keeps_alive and not self._worker.is_stopping
         decision, shape = answer.decision, answer.shape
         admitted = exchange.admitted
         assert admitted is not None, "a request is admitted before it is opened"
         exchange.cache_status = answer.cache_status
         self._bodies = answer.bodies or None
-        if decision.status == 412:
-            error: HeadraceError = PreconditionFailed(
-                "the object is another version than the request names: read it again"
-            )
-            self._answer_problem(error, request, keeps_alive=keeps_alive)
-        elif decision.status == 416:
-            error = RangeUnsatisfiable(f"the range has none of the {shape.size_bytes} bytes")
-            extra = (("Content-Range", f"bytes */{shape.size_bytes}"),)
+        problem = answers.decision_problem(decision, shape)
+        if problem is not None:
+            error, extra = problem
             self._answer_problem(error, request, keeps_alive=keeps_alive, extra=extra)
-        else:
-            if admitted.grant.rate is not None:
-                self._pace = Pace(admitted.grant.rate, self._host.now_s())
-            proof = self._host.plane.proof(
-                admitted.hop, shape.etag, decision.start, decision.length_bytes
-            )
-            head = answers.object_head(
-                request, decision, shape,
-                key=admitted.key, grant=admitted.grant, cache_status=answer.cache_status,
-                keeps_alive=keeps_alive, cors=self._host.plane.cors.lines(request.fields), extra=proof,
-            )  # fmt: skip
-            self._begin(decision.status, head, keeps_alive=keeps_alive)
+            return
+        if admitted.grant.rate is not None:
+            self._rate_limit = RateLimit(admitted.grant.rate, self._worker.now_s())
+        proof = self._worker.context.proof(
+            admitted.hop, shape.etag, decision.start, decision.length_bytes
+        )
+        head = answers.object_head(
+            request,
+            decision,
+            shape,
+            key=admitted.key,
+            grant=admitted.grant,
+            cache_status=answer.cache_status,
+            keeps_alive=keeps_alive,
+            cors=self._worker.context.cors.lines(request.fields),
+            extra=proof,
+        )
+        self._begin(decision.status, head, keeps_alive=keeps_alive)
 
     def _answer_plain(self, request: Request) -> None:
-        """Answer what is about no object: OPTIONS, and the health check."""
-        keeps_alive = request.keeps_alive and not self._host.is_stopping
+        """Answer OPTIONS and health checks."""
+        keeps_alive = request.keeps_alive and not self._worker.is_stopping
         if request.method == "OPTIONS":
-            cors = self._host.plane.cors.preflight_lines(request.fields)
+            cors = self._worker.context.cors.preflight_lines(request.fields)
             status, data = 204, answers.options(request, cors=cors, keeps_alive=keeps_alive)
         else:
-            status = 503 if self._host.is_stopping else 200
+            status = 503 if self._worker.is_stopping else 200
             data = answers.health(status, request, keeps_alive=keeps_alive)
         self._begin(status, data, keeps_alive=keeps_alive)
 
@@ -356,31 +362,31 @@ class Connection:
         request: Request | None,
         *,
         keeps_alive: bool,
-        extra: tuple[tuple[str, str], ...] = (),
+        extra: answers.Fields = (),
     ) -> None:
         admitted = self._exchange.admitted if self._exchange is not None else None
         if admitted is not None:
-            extra = (*extra, *self._host.plane.proof(admitted.hop, "", 0, 0))
-        keeps_alive = keeps_alive and not self._host.is_stopping
+            extra = (*extra, *self._worker.context.proof(admitted.hop, "", 0, 0))
+        keeps_alive = keeps_alive and not self._worker.is_stopping
         if error.status in (500, 503):
             often.warning("request_refused", code=error.code, cause=repr(error.__cause__))
-        cors = self._host.plane.cors.lines(request.fields if request is not None else {})
+        cors = self._worker.context.cors.lines(request.fields if request is not None else {})
         data = answers.problem(error, request, keeps_alive=keeps_alive, cors=cors, extra=extra)
         self._begin(error.status, data, keeps_alive=keeps_alive)
 
     def _begin(self, status: int, data: bytes, *, keeps_alive: bool) -> None:
-        _ANSWERED[status].inc()
+        ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
         self.state = SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
-        self._host.watch(self, self._host.config.send_timeout_s)
+        self._worker.watch(self, self._worker.config.send_timeout_s)
 
     # Sending
 
     def _send(self, share_bytes: int) -> int | None:
-        """Move what the socket takes; None: wait for it, for the source, or for the rate's next moment."""
+        """Send what the socket takes; None: wait for the socket, the source or the rate limit."""
         try:
             if self._out:
                 return self._send_head()
@@ -399,22 +405,22 @@ class Connection:
 
     def _send_head(self) -> int | None:
         sent = self._channel.send(self._out, is_more=self._bodies is not None)
-        # Not an empty slice: it would keep the whole head, 0.8 KB of each slow client, until its body is out.
+        # Not an empty slice, which would keep the head in memory until the body is sent.
         self._out = self._out[sent:] if sent < len(self._out) else _NOTHING
         self._sent_bytes += sent
         exchange = self._exchange
         if exchange is not None and not exchange.is_first_byte_out:
-            TTFB.observe(exchange.note_first_byte(self._host.now_s()))
+            TTFB.observe(exchange.note_first_byte(self._worker.now_s()))
         return None if self._channel.is_full else sent
 
     def _send_body(self, bodies: list[Body], share_bytes: int) -> int | None:
         if self._is_pausing:
             return None
-        if self._pace is not None:
-            share_bytes = min(share_bytes, self._pace.allowed_bytes(self._host.now_s()))
+        if self._rate_limit is not None:
+            share_bytes = min(share_bytes, self._rate_limit.allowed_bytes(self._worker.now_s()))
             if not share_bytes:
                 self._is_pausing = True
-                self._host.take_turn_after(self, self._pace.wait_s())
+                self._worker.resume_after(self, self._rate_limit.wait_s())
                 return None
         body = bodies[0]
         moved = body.send(self._channel, share_bytes)
@@ -422,9 +428,9 @@ class Connection:
             DEMAND_STALLS.inc()
             return None
         self._sent_bytes += moved
-        _SENT[body.source].inc(moved)
-        if self._pace is not None:
-            self._pace.spend(moved)
+        SENT[body.source].inc(moved)
+        if self._rate_limit is not None:
+            self._rate_limit.spend(moved)
         if not body.left_bytes:
             bodies.pop(0).close()
             if not bodies:
@@ -432,20 +438,20 @@ class Connection:
         return None if self._channel.is_full else moved
 
     def end_pause(self) -> None:
-        """The rate's next moment has come."""
+        """Continue after a pause for the rate limit."""
         self._is_pausing = False
         self.advance()
 
     def _finish_answer(self) -> None:
         self._end_exchange("done")
-        self._pace = None
-        if self._keeps_alive and not self._host.is_stopping:
+        self._rate_limit = None
+        if self._keeps_alive and not self._worker.is_stopping:
             self.state = READING
             self._is_head_due = False
-            self._host.watch(self, self._host.config.idle_timeout_s)
+            self._worker.watch(self, self._worker.config.idle_timeout_s)
             return
         self.state = LINGERING
-        self._host.watch(self, LINGER_S)
+        self._worker.watch(self, LINGER_S)
         try:
             self._channel.end()
         except OSError:
@@ -466,34 +472,29 @@ class Connection:
         return len(data)
 
     def _require_progress(self) -> None:
-        """Cut a client that takes too little, judged by what it acknowledged.
+        """Cut a client that reads too slowly, judged by the bytes it acknowledged.
 
-        What the kernel has taken says nothing: its buffer may grow to megabytes, and a client that
-        plays a track at 32 KiB/s needs over a minute for those.
+        Bytes in the kernel's buffer do not count: it may grow to megabytes, and a client that plays
+        a track at 32 KiB/s needs over a minute for those.
         """
-        config = self._host.config
+        config = self._worker.config
         queued = struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         acked = self._sent_bytes - queued
         wanted = config.send_progress_bytes
-        if self._pace is not None:
-            wanted = min(wanted, self._pace.expected_bytes(config.send_timeout_s))
+        if self._rate_limit is not None:
+            wanted = min(wanted, self._rate_limit.expected_bytes(config.send_timeout_s))
         is_ours = self._is_pausing or (self._bodies is not None and self._bodies[0].is_waiting)
         if not is_ours and not queued:
-            # The client has all that was sent. A write was cut short although the socket was not full, as a
-            # signal can do: no edge will come, so go on from here.
-            self._host.watch(self, config.send_timeout_s)
+            # The client has all sent bytes. A write may be short although the socket was not full,
+            # for example after a signal. No edge will follow, so continue here.
+            self._worker.watch(self, config.send_timeout_s)
             self.advance()
         elif is_ours or acked - self._acked_mark >= wanted:
             self._acked_mark = acked
-            self._host.watch(self, config.send_timeout_s)
+            self._worker.watch(self, config.send_timeout_s)
         else:
             self.cut("stalled")
 
     def _wake(self) -> None:
-        """The source has more; called from the loop, outside a turn."""
-        self._host.take_turn(self)
-
-    def _drop_bodies(self) -> None:
-        for body in self._bodies or ():
-            body.close()
-        self._bodies = None
+        """Continue when the source has more bytes. Called by the loop, outside an epoch."""
+        self._worker.resume(self)

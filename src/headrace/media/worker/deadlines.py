@@ -1,8 +1,11 @@
-"""Deadlines of very many connections: cheap to move, looked at in coarse buckets of time.
+"""Deadlines of many connections, and the rate limit of a signed URL.
 
-A connection moves its deadline with every request. Moving it later touches nothing: the bucket it stands
-in comes due, finds the deadline still ahead, and carries it over. So the cost is a dictionary entry for
-each connection and timeout, not one for each request, and a deadline is met at most one bucket late.
+A connection moves its deadline with every request. Moving it later has no cost: when its bucket
+comes due, the deadline is still ahead and is carried over. So the cost is a dictionary entry for
+each connection and timeout, and a deadline is at most one bucket late.
+
+A rate-limited client may be ahead by one burst: a quarter of a second, but at least 64 KiB. So an
+answer needs a timer for each burst and not for each segment. Unused rate is not saved.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 from typing import Final, Generic, Protocol, TypeVar
 
 BUCKET_S: Final = 0.25
+BURST_S: Final = 0.25
+BURST_BYTES_MIN: Final = 64 * 1024
 
 
 class Watched(Protocol):
-    """What may have a deadline; both fields are owned by `Deadlines`."""
+    """An item with a deadline. `Deadlines` owns both fields."""
 
     deadline_s: float
     bucket: int
@@ -23,14 +28,14 @@ W = TypeVar("W", bound=Watched)
 
 
 class Deadlines(Generic[W]):
-    """Who is due when; moments are seconds of one monotonic clock."""
+    """Items by deadline, in seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, set[W]] = {}
         self._next: int | None = None
 
     def watch(self, item: W, deadline_s: float) -> None:
-        """Give `item` this deadline instead of any other it has."""
+        """Set the deadline of `item`, replacing an earlier one."""
         item.deadline_s = deadline_s
         bucket = int(deadline_s / BUCKET_S) + 1
         if item.bucket and item.bucket <= bucket:
@@ -41,12 +46,12 @@ class Deadlines(Generic[W]):
         self._next = bucket if self._next is None else min(self._next, bucket)
 
     def forget(self, item: W) -> None:
-        """`item` has no deadline any more."""
+        """Remove the deadline of `item`."""
         self._buckets.get(item.bucket, set()).discard(item)
         item.bucket = 0
 
     def take_due(self, now_s: float) -> list[W]:
-        """Those whose deadline has come; they have none now."""
+        """Return the items whose deadline has passed, and remove their deadlines."""
         due: list[W] = []
         current = int(now_s / BUCKET_S)
         while self._next is not None and self._next <= current:
@@ -58,3 +63,34 @@ class Deadlines(Generic[W]):
                     self.watch(item, item.deadline_s)
             self._next = min(self._buckets, default=None)
         return due
+
+
+class RateLimit:
+    """The rate limit of one answer, in seconds of one monotonic clock."""
+
+    __slots__ = ("_burst_bytes", "_left_bytes", "_rate", "_seen_s")
+
+    def __init__(self, rate: int, now_s: float) -> None:
+        self._rate = rate
+        self._burst_bytes = max(BURST_BYTES_MIN, int(rate * BURST_S))
+        self._left_bytes = float(self._burst_bytes)
+        self._seen_s = now_s
+
+    def allowed_bytes(self, now_s: float) -> int:
+        """The bytes that may be sent at `now_s`; 0: wait `wait_s`."""
+        earned = (now_s - self._seen_s) * self._rate
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + earned)
+        self._seen_s = now_s
+        return max(0, int(self._left_bytes))
+
+    def spend(self, sent_bytes: int) -> None:
+        """Record sent bytes."""
+        self._left_bytes -= sent_bytes
+
+    def expected_bytes(self, over_s: float) -> int:
+        """The bytes that a client at full speed has certainly received after `over_s`."""
+        return int(self._rate * over_s / 2)
+
+    def wait_s(self) -> float:
+        """Seconds until half a burst may be sent."""
+        return max(0.001, (self._burst_bytes / 2 - self._left_bytes) / self._rate)

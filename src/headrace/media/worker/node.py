@@ -1,14 +1,13 @@
-"""One process of a node: it accepts, and gives each client its turns.
+"""One worker process: accept clients and schedule them.
 
-One private edge-triggered epoll holds every client's socket; its own descriptor is a reader of the
-asyncio loop. So the data plane costs what a bare epoll costs (22,400 answers of 256 KiB a second on one
-core, nginx 22,300; asyncio's own callbacks 21,300) while everything that waits for other things, such as
-an object store, is written with async and await (prototypes of 2026-11-21). It runs on any event loop.
+A private edge-triggered epoll holds all client sockets; its descriptor is a reader of the asyncio
+loop. So serving costs as little as a plain epoll loop, and everything that waits for other systems,
+such as the object store, uses async and await. It runs on any event loop.
 
-A batch of events is one turn of the store: within it frames are found and sent, and none is kept after.
-Whoever asks goes first; clients whose sockets have room again go on after them, QUEUED_MAX at a time.
-Bounds: `connections_max` clients (one more is answered 503, a few more are closed), 1 MiB a client and
-turn, deadlines for every state. Running out of file descriptors pauses accepting; it ends nothing.
+A batch of events is one epoch of the cache, within which frames are looked up and sent. New
+requests are served first, then up to QUEUED_MAX clients whose sockets have room again. Bounds:
+`connections_max` clients (further ones get 503 or are closed), 1 MiB for each client and round, and
+deadlines for every state. Running out of file descriptors pauses accepting.
 """
 
 from __future__ import annotations
@@ -22,27 +21,29 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.kernel.logs import logger
-from headrace.media.model import CONNECTIONS, TooManyConnections
-from headrace.media.worker.channels import Certificate, Channel, PlainChannel
+from headrace.media.errors import TooManyConnections
+from headrace.media.model import CONNECTIONS
 from headrace.media.worker.connection import Connection
+from headrace.media.worker.counters import Counters
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.exchange import Exchange
-from headrace.media.worker.plane import Plane
-from headrace.media.worker.shortcut import Shortcuts
-from headrace.media.worker.stages import StageSampler
-from headrace.media.worker.tally import Tally
+from headrace.media.worker.fast_path import FastPath
+from headrace.media.worker.request_context import RequestContext
+from headrace.media.worker.socket_io import Certificate, Channel, PlainChannel
+from headrace.media.worker.timing import Exchange, StageSampler
 
 log = logger(__name__)
 EVENTS_MAX: Final = 512
 QUEUED_MAX: Final = 64
-"""So many clients go on with their bodies before it is looked who asks for something: some 2 ms."""
+"""Clients that continue their bodies before new requests are looked for: about 2 ms."""
 ACCEPTS_MAX: Final = 64
 REFUSED_MAX: Final = 64
 ACCEPT_PAUSE_S: Final = 0.25
 CERTIFICATE_LOOK_S: Final = 60.0
 NOTSENT_BYTES: Final = 64 * 1024
-"""A socket asks for more once less than this waits unsent. With a small SO_SNDBUF instead, a 256 KiB answer
-took 176 ms whatever the load; with this 57 us, at the same kernel memory (prototypes of 2026-11-21)."""
+"""A socket becomes writable when less than this is unsent (TCP_NOTSENT_LOWAT).
+
+A small SO_SNDBUF instead would slow down answers by far.
+"""
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -51,14 +52,14 @@ class Node:
 
     def __init__(
         self,
-        plane: Plane,
+        context: RequestContext,
         listeners: Sequence[socket.socket],
         *,
         tls_listeners: Sequence[socket.socket] = (),
         connections_max: int,
     ) -> None:
-        self.config = plane.config
-        self.plane = plane
+        self.config = context.config
+        self.context = context
         self.is_stopping = False
         self.connections_max = connections_max
         self._loop = asyncio.get_running_loop()
@@ -68,8 +69,8 @@ class Node:
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
         self._sampler = StageSampler()
-        self._tally = Tally()
-        self.shortcuts = self._make_shortcuts()
+        self._counters = Counters()
+        self.fast_path = self._make_fast_path()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._certificate: Certificate | None = None
@@ -79,17 +80,17 @@ class Node:
 
     @property
     def connections_count(self) -> int:
-        """Clients connected now."""
+        """The number of connected clients."""
         return len(self._connections)
 
-    def _make_shortcuts(self) -> Shortcuts | None:
-        own = self.plane.store_source
+    def _make_fast_path(self) -> FastPath | None:
+        own = self.context.cache_source
         if own is None:
             return None
-        return Shortcuts(self.plane, own, sampler=self._sampler, tally=self._tally)
+        return FastPath(self.context, own, sampler=self._sampler, counters=self._counters)
 
     def start(self) -> None:
-        """Begin to accept. Raises: OSError (ssl.SSLError), if the certificate cannot be read."""
+        """Start accepting. Raises: OSError (ssl.SSLError) if the certificate cannot be read."""
         if self._tls:
             assert self.config.tls_cert is not None, "a TLS listener has a certificate"
             self._certificate = Certificate(self.config.tls_cert, self.config.tls_key)
@@ -100,14 +101,14 @@ class Node:
         self._tick()
 
     async def drain(self) -> None:
-        """Accept no more, close idle clients, wait for answers under way up to `stop_timeout`."""
+        """Stop accepting, close idle clients, and wait for answers up to `stop_timeout`."""
         self.is_stopping = True
-        # Who waits to be accepted may have asked already, and would be reset with the listener.
+        # Clients in the accept queue may have sent a request, and would be reset.
         for descriptor, listener in self._listeners.items():
             self._accept(listener, is_tls=descriptor in self._tls)
         self._stop_listening()
         for connection in list(self._connections.values()):
-            self._in_turn(connection, connection.stop)
+            self._run_in_epoch(connection, connection.stop)
         if self._connections:
             self._is_empty.clear()
             try:
@@ -117,13 +118,13 @@ class Node:
                 log.warning("answers_cut_at_stop", connections=len(self._connections))
 
     def close(self) -> None:
-        """Cut what is left and give everything back."""
+        """Cut remaining clients and release all resources."""
         self._stop_listening()
         for connection in list(self._connections.values()):
             connection.cut("stop")
         if self._tick_handle is not None:
             self._tick_handle.cancel()
-        self._tally.flush()
+        self._counters.flush()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -131,45 +132,45 @@ class Node:
         return self._loop.time()
 
     def begin_exchange(self, began_s: float) -> Exchange:
-        """The record of a request that has just come."""
+        """The record of a new request."""
         return Exchange(
             began_s,
             now_s=self._loop.time,
             is_sampled=self._sampler.is_next(),
-            traces=self.plane.traces,
+            traces=self.context.traces,
         )
 
     def watch(self, connection: Connection, delay_s: float) -> None:
-        """Call `connection.expire` after `delay_s`, instead of at any earlier wish."""
+        """Call `connection.expire` after `delay_s`, replacing an earlier deadline."""
         self._deadlines.watch(connection, self._loop.time() + delay_s)
 
-    def take_turn_later(self, connection: Connection) -> None:
-        """Let `connection` go on after the others had their turn."""
+    def resume_later(self, connection: Connection) -> None:
+        """Continue `connection` after the other clients."""
         self._enqueue(connection)
         self._run_queue_soon()
 
-    def take_turn_after(self, connection: Connection, delay_s: float) -> None:
-        """Let a paced `connection` go on after `delay_s`."""
-        self._loop.call_later(delay_s, self._in_turn, connection, connection.end_pause)
+    def resume_after(self, connection: Connection, delay_s: float) -> None:
+        """Continue a rate-limited `connection` after `delay_s`."""
+        self._loop.call_later(delay_s, self._run_in_epoch, connection, connection.end_pause)
 
-    def take_turn(self, connection: Connection) -> None:
-        """Let `connection` go on now; called by the loop, never inside a turn."""
-        self._in_turn(connection, connection.advance)
+    def resume(self, connection: Connection) -> None:
+        """Continue `connection` now. Called by the loop, never inside an epoch."""
+        self._run_in_epoch(connection, connection.advance)
 
     def forget(self, connection: Connection) -> None:
-        """`connection` is closing."""
+        """Remove a closing connection."""
         if self._connections.pop(connection.fd, None) is not None:
             CONNECTIONS.dec()
         self._deadlines.forget(connection)
         if not self._connections:
             self._is_empty.set()
 
-    def _in_turn(self, connection: Connection, step: Callable[[], None]) -> None:
-        with self.plane.turn():
+    def _run_in_epoch(self, connection: Connection, step: Callable[[], None]) -> None:
+        with self.context.epoch():
             self._guard(connection, step)
 
     def _guard(self, connection: Connection, step: Callable[[], None]) -> None:
-        """Run `step`; a fault of ours ends this one client, not the node."""
+        """Run `step`; an unexpected error ends this client only."""
         try:
             step()
         except Exception:
@@ -178,7 +179,7 @@ class Node:
 
     def _on_events(self) -> None:
         accepts: list[int] = []
-        self.plane.enter_turn()
+        self.context.enter_epoch()
         try:
             for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
                 connection = self._connections.get(descriptor)
@@ -186,7 +187,7 @@ class Node:
                     accepts.append(descriptor)
                     continue
                 if mask == select.EPOLLOUT:
-                    # Ten thousand slow clients that read at one moment would hold up a request for long.
+                    # Thousands of slow clients that read at once would delay new requests.
                     self._enqueue(connection)
                     continue
                 try:
@@ -196,9 +197,9 @@ class Node:
                     connection.cut("source")
             self._advance_queued()
         finally:
-            self.plane.leave_turn()
+            self.context.leave_epoch()
             self._run_queue_soon()
-        # Last, so that a number freed above cannot be a new client's while its old events are handled.
+        # Last, so that a descriptor closed above is not reused while its old events are handled.
         for descriptor in accepts:
             if descriptor in self._listeners:
                 self._accept(self._listeners[descriptor], is_tls=descriptor in self._tls)
@@ -224,14 +225,14 @@ class Node:
         try:
             channel = self._channel(client, is_tls=is_tls)
         except OSError:
-            # Gone before it was greeted.
+            # Disconnected already.
             client.close()
             return
         connection = Connection(channel, self)
         self._connections[connection.fd] = connection
         CONNECTIONS.inc()
         if held >= self.connections_max:
-            text = f"this node holds its {self.connections_max} clients: try again or another node"
+            text = f"this node is at its limit of {self.connections_max} clients: try again later"
             connection.refuse(TooManyConnections(text, retry_after_s=1))
         self._epoll.register(connection.fd, _EDGES)
 
@@ -239,7 +240,7 @@ class Node:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
-        # Also for bytes that are left to the kernel after the answer: they must not outlive the client.
+        # Also limits bytes left to the kernel after the answer.
         unheard_ms = int(self.config.send_timeout_s * 1000)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, unheard_ms))
         if not is_tls:
@@ -263,7 +264,7 @@ class Node:
 
     def _run_queue(self) -> None:
         self._is_run_due = False
-        with self.plane.turn():
+        with self.context.epoch():
             self._advance_queued()
         self._run_queue_soon()
 
@@ -279,15 +280,15 @@ class Node:
             self._guard(connection, connection.advance)
 
     def _run_queue_soon(self) -> None:
-        # Once: each run that was due twice would let a client that never fills its socket have the loop for longer.
+        # Once only, or one fast client could occupy the loop.
         if self._queue and not self._is_run_due:
             self._is_run_due = True
             self._loop.call_soon(self._run_queue)
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._tally.flush()
-        with self.plane.turn():
+        self._counters.flush()
+        with self.context.epoch():
             for connection in self._deadlines.take_due(now_s):
                 self._guard(connection, connection.expire)
         if self._certificate is not None and now_s > self._certificate_seen_s + CERTIFICATE_LOOK_S:

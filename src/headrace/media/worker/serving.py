@@ -1,4 +1,4 @@
-"""One worker: its sockets, its plane, its node, from the first client to the last."""
+"""One worker: its sockets, its request context, its node."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.media.hottest import ASKED
+from headrace.media.hottest import HOTTEST
 from headrace.media.service import Media
+from headrace.media.worker.ipc_reports import ReportSender, keep_hottest_file
 from headrace.media.worker.node import Node
-from headrace.media.worker.plane import files_of, open_plane
-from headrace.media.worker.sockets import (
+from headrace.media.worker.request_context import open_request_context, served_folder
+from headrace.media.worker.socket_io import (
     connections_of_worker,
     listening_sockets,
     raise_file_limit,
 )
-from headrace.media.worker.telling import Teller, leave_hottest
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which worker of how many this is, and what it listens on."""
+class WorkerParams:
+    """The number of this worker, the number of workers, and its listening sockets."""
 
     number: int
     workers: int
@@ -38,42 +38,44 @@ async def serve(
     *,
     run: Path | None = None,
 ) -> None:
-    """Serve `GET /m/{key}` in this process until `stop`; then let answers under way end, for `stop_timeout`.
+    """Serve `GET /m/{key}` in this process until `stop`, then finish answers for `stop_timeout`.
 
-    `on_ready` gets the address once clients can connect; `run` is the node's folder, None for a node without
-    disks and without others. Raises: ListenFailed.
+    `on_ready` gets the address once clients can connect. `run` is the node's folder; None for a
+    node without disks and cluster. Raises: ListenFailed.
     """
     config = media.config
     [listener] = listening_sockets(config.listen, 1, "media.listen")
     tls: Sequence[socket.socket] = ()
     if config.listen_tls is not None:
         tls = listening_sockets(config.listen_tls, 1, "media.listen_tls")
-    place = Place(0, 1, "", listener, tls[0] if tls else None)
+    params = WorkerParams(0, 1, "", listener, tls[0] if tls else None)
     host, port = listener.getsockname()[:2]
     leaving = None
     if media.folder is not None:
-        leaving = asyncio.create_task(leave_hottest(media.folder, ASKED.top))
+        leaving = asyncio.create_task(keep_hottest_file(media.folder, HOTTEST.top))
     try:
-        await _serve_place(media, stop, place, lambda: on_ready(host, port), run=run)
+        await _serve_worker(media, stop, params, lambda: on_ready(host, port), run=run)
     finally:
         if leaving is not None:
             leaving.cancel()
 
 
-async def run_worker(media: Media, stop: asyncio.Event, place: Place, teller: Teller) -> None:
+async def run_worker(
+    media: Media, stop: asyncio.Event, params: WorkerParams, sender: ReportSender
+) -> None:
     """Serve as one worker of a node until `stop` or the end of its parent."""
-    telling = asyncio.create_task(teller.run(stop))
+    telling = asyncio.create_task(sender.run(stop))
     try:
-        await _serve_place(media, stop, place, teller.tell_ready, run=media.folder)
+        await _serve_worker(media, stop, params, sender.report_ready, run=media.folder)
     finally:
         telling.cancel()
-        await teller.close()
+        await sender.close()
 
 
-async def _serve_place(
+async def _serve_worker(
     media: Media,
     stop: asyncio.Event,
-    place: Place,
+    params: WorkerParams,
     on_ready: Callable[[], None],
     *,
     run: Path | None,
@@ -81,16 +83,16 @@ async def _serve_place(
     files_max = raise_file_limit()
     connections_max = connections_of_worker(
         media.config.connections_max,
-        workers=place.workers,
+        workers=params.workers,
         files_max=files_max,
-        files_a_client=files_a_client(media),
+        files_per_client=files_per_client(media),
     )
-    listen = place.listener.getsockname()[:2]
-    tls = [place.tls_listener] if place.tls_listener is not None else []
-    async with open_plane(
-        media, number=place.number, run=run, boot=place.boot, listen=listen
-    ) as plane:
-        node = Node(plane, [place.listener], tls_listeners=tls, connections_max=connections_max)
+    listen = params.listener.getsockname()[:2]
+    tls = [params.tls_listener] if params.tls_listener is not None else []
+    async with open_request_context(
+        media, number=params.number, run=run, boot=params.boot, listen=listen
+    ) as context:
+        node = Node(context, [params.listener], tls_listeners=tls, connections_max=connections_max)
         try:
             node.start()
             on_ready()
@@ -100,6 +102,6 @@ async def _serve_place(
             node.close()
 
 
-def files_a_client(media: Media) -> int:
-    """Descriptors that a client takes: a socket, and a file where files are sent as they are."""
-    return 2 if files_of(media) is not None else 1
+def files_per_client(media: Media) -> int:
+    """Descriptors for each client: a socket, and a file if files are sent directly."""
+    return 2 if served_folder(media) is not None else 1

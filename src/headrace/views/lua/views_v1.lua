@@ -1,17 +1,21 @@
 #!lua name=headrace_views_v1
 
--- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`; all else of the shard
--- has the same beginning, and so the same hash slot:
---   q          the stream; an entry is one call, its field `v` the hits as they are written below, separated by commas
---   m          hash: `through`, the flush offset as last told; `corrections`, how often counts were moved between classes;
---              `shards`, how many there are
---   c:<id>     the total of an entity plus one, so that what INCRBY makes anew is told from a total of 0; the text x: deleted
---   e:<id>!<e> an event id that was counted, for 24 hours
---   u:<day>:<id>  viewers of a day, a HyperLogLog        t, tw  which of these changed since they were last written down
--- All of it is rebuilt from PostgreSQL, but for hits that were not flushed and viewers of the last three days.
--- A hit is `id`, `id*5` (five views), `id/b` (class: b bot, o owner, s staff; none: human), `id!event`, `id=viewer`, in this
--- order: `ad:1*5/b!e7=u9`.
--- Entries keep their offset's entry as an anchor: where it is missing, the stream lost its end or was trimmed.
+-- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`.
+-- All keys of a shard share this prefix and therefore one hash slot:
+--   q          stream; one entry per call, with the hits in field `v`, separated by commas
+--   m          hash: `through` (recorded flush offset), `corrections` (number of moves between
+--              classes), `shards` (number of shards)
+--   c:<id>     total of an entity plus one, so that a key created by INCRBY differs from a total of
+--              0; the text `x`: the entity is deleted
+--   e:<id>!<e> an event id counted within the last 24 hours
+--   u:<day>:<id>  viewers of a day, a HyperLogLog
+--   t, tw      sets of `<day>:<id>` with changed viewers; `tw` is being stored in PostgreSQL
+-- PostgreSQL can rebuild all of it except unflushed hits, event ids and viewers of the last three
+-- days.
+-- A hit is `id`, optionally followed by `*5` (five views), `/b` (class: b bot, o owner, s staff;
+-- otherwise human), `!event` and `=viewer`, in this order: `ad:1*5/b!e7=u9`.
+-- The entry at the flush offset is never trimmed. It is the anchor: if it is missing, the stream
+-- lost its end.
 
 local EVENT_S, UNIQUE_S = 86400, 259200
 local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
@@ -21,12 +25,12 @@ local PENDING_BYTES, PENDING_STEP = 524288, 64
 local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
 local NAME_MAX, VIEWS_MAX = 128, 1000000
 
--- Whether `text` may name something.
+-- Whether `text` is a valid id, event or viewer.
 local function is_name(text)
   return #text <= NAME_MAX and string.find(text, '^[%w._:@~-]+$')
 end
 
--- Hits with their parts, or nil and the first that cannot be read.
+-- Parsed hits, or nil and the first invalid one.
 local function read_hits(line)
   local hits = {}
   for text in string.gmatch(line, '[^,]+') do
@@ -36,12 +40,15 @@ local function read_hits(line)
         or event ~= '' and not is_name(event) or viewer ~= '' and not is_name(viewer) then
       return nil, text
     end
-    hits[#hits + 1] = {id = id, n = views, mark = n ~= '' and '*' .. n or '', class = class, event = event, viewer = viewer}
+    hits[#hits + 1] = {
+      id = id, n = views, mark = n ~= '' and '*' .. n or '',
+      class = class, event = event, viewer = viewer,
+    }
   end
   return hits
 end
 
--- The first of plain hits that is no name, or nil.
+-- The first invalid id among plain hits, or nil.
 local function bad_name(line)
   if #line <= NAME_MAX and is_name(line) then
     return nil
@@ -57,8 +64,9 @@ local function bad_name(line)
 end
 
 local function refused(text)
-  return redis.error_reply('ERR views: nothing was counted, "' .. string.gsub(string.sub(text, 1, 80), '%c', '?')
-    .. '" is no hit: expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+  local shown = string.gsub(string.sub(text, 1, 80), '%c', '?')
+  return redis.error_reply('ERR views: nothing was counted, "' .. shown .. '" is not a hit:'
+    .. ' expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
 end
 
 local function base_of(stream)
@@ -67,7 +75,7 @@ end
 
 local CRC = {}
 
--- Fill the table at its first use: `bit` is not there yet while a library is loaded.
+-- Fill the table on first use: `bit` does not exist while a library is loading.
 local function fill_crc()
   for i = 0, 255 do
     local c = i
@@ -79,7 +87,7 @@ local function fill_crc()
   end
 end
 
--- The CRC-32 of an id, as zlib has it. Some 4 us.
+-- The CRC-32 of an id, as in zlib.
 local function crc_of(id)
   if not CRC[0] then
     fill_crc()
@@ -91,26 +99,27 @@ local function crc_of(id)
   return bit.bnot(c) % 4294967296
 end
 
--- Whether an id that has no cached total here is another shard's, where it has its total. Only these are looked at: a total
--- is cached in its own shard alone.
+-- Whether an id belongs to another shard. Only ids without a cached total need the check, because a
+-- total is cached only in its own shard.
 local function is_elsewhere(stream, id)
   local shards = redis.call('HGET', base_of(stream) .. 'm', 'shards')
   return shards and crc_of(id) % tonumber(shards) ~= tonumber(string.match(stream, '{v:(%d+)}'))
 end
 
 local function sent_elsewhere(id)
-  return redis.error_reply('ERR views: nothing was counted, "' .. id .. '" is of another shard: CRC-32 of the id modulo views.shards')
+  return redis.error_reply('ERR views: nothing was counted, "' .. id
+    .. '" is of another shard: use CRC-32 of the id modulo views.shards')
 end
 
--- A total out of what is kept; x if deleted, - if it is not cached.
-local function told(kept)
+-- The total of a cached value; x: deleted, -: not cached.
+local function total_of(kept)
   if not kept then
     return '-'
   end
   return kept == 'x' and 'x' or string.format('%.0f', tonumber(kept) - 1)
 end
 
--- Raise a cached total; its new value, or x or - as above.
+-- Raise a cached total. Return the new total, x or -.
 local function raise(key, n)
   local kept = redis.pcall('INCRBY', key, n)
   if type(kept) == 'table' then
@@ -123,8 +132,8 @@ local function raise(key, n)
   return string.format('%.0f', kept - 1)
 end
 
--- Nothing, where all commands of this moment are in the append-only file before they are answered. With appendfsync
--- everysec Valkey postpones its writes while a background sync runs, and answers: then the run id of this server. Some 5 us.
+-- The run id of this server if it may answer before it writes to its append-only file, else ''.
+-- With appendfsync everysec Valkey does so while a background sync runs.
 local function unwritten_on()
   if string.find(redis.call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then
     return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
@@ -141,7 +150,7 @@ local function note_viewer(base, day, id, viewer)
   end
 end
 
--- Add an entry; its id, above `floor`, or nil where there is no stream.
+-- Add an entry with an id above `floor`. Return its id; nil: there is no stream.
 local function add_entry(stream, floor, line)
   local id = redis.call('XADD', stream, 'NOMKSTREAM', '*', 'v', line)
   if id and id < floor then
@@ -151,7 +160,7 @@ local function add_entry(stream, floor, line)
   return id
 end
 
--- Hits with events, viewers, weights or classes.
+-- Count hits with events, viewers, weights or classes.
 local function hit_marked(stream, floor, offset_s, line)
   local base, kept = base_of(stream), {}
   local hits, bad = read_hits(line)
@@ -167,8 +176,9 @@ local function hit_marked(stream, floor, offset_s, line)
     end
   end
   for _, hit in ipairs(hits) do
+    local event_key = base .. 'e:' .. hit.id .. '!' .. hit.event
     hit.counts = hit.event == ''
-      or redis.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
+      or redis.call('SET', event_key, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
       kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
     end
@@ -187,13 +197,13 @@ local function hit_marked(stream, floor, offset_s, line)
         note_viewer(base, math.floor((ms / 1000 + offset_s) / 86400), hit.id, hit.viewer)
       end
     else
-      totals[i] = told(redis.call('GET', key))
+      totals[i] = total_of(redis.call('GET', key))
     end
   end
   return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
--- Lower again what was raised by one for the first of these ids.
+-- Undo the increments of the first ids, those with an entry in `totals`.
 local function lower(prefix, line, totals)
   local i = 0
   for id in string.gmatch(line, '[^,]+') do
@@ -204,11 +214,14 @@ local function lower(prefix, line, totals)
   end
 end
 
--- headrace_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
--- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
--- hit was a known event), for each hit its total, - (not cached) or x (deleted), separated by commas, and nothing, or the
--- run id of this server while the hits are not in its append-only file yet; an error, and nothing was counted, where a hit
--- cannot be read or is of another shard. One XADD, one INFO, and one INCRBY for each hit.
+-- headrace_views_hit_v1: count hits.
+-- ARGV: hits; lowest milliseconds of the new entry's id (0: any); seconds by which the time zone of
+-- days is ahead of UTC.
+-- Reply: id of the new entry (nil: shard not set up, nothing counted; empty: only known events);
+-- the total of each hit, - (not cached) or x (deleted), separated by commas; empty, or the run id
+-- of this server while the hits are not in its append-only file yet.
+-- Error: a hit is invalid or belongs to another shard; nothing was counted.
+-- Cost: one XADD, one INFO, and one INCRBY per hit.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
@@ -236,7 +249,7 @@ local function hit(keys, args)
   return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
--- Add to `found` the people's views in one entry of the entities in `found`.
+-- Add the human views of one entry to the entities in `found`.
 local function add_views(found, line)
   for text in string.gmatch(line, '[^,]+') do
     local id, n, class = string.match(text, HIT)
@@ -246,9 +259,11 @@ local function add_views(found, line)
   end
 end
 
--- headrace_views_fill_v1: cache totals of entities. KEYS[2] m. ARGV: offset and corrections of the same snapshot as the
--- totals; then id and total by turns. Reply: ok, retry (the snapshot is too old) or behind (too much
--- is pending to be looked through); with ok the totals, pending hits included, or x. Looks through all that is pending.
+-- headrace_views_fill_v1: cache totals of entities.
+-- KEYS[2]: m. ARGV: offset and corrections of the snapshot; then id and total, alternating.
+-- Reply: ok, retry (the snapshot is too old) or behind (too many entries are pending to scan);
+-- with ok the totals including pending hits, or x.
+-- Cost: a scan of all pending entries.
 local function fill(keys, args)
   local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
   if tonumber(corrections) < tonumber(redis.call('HGET', mark, 'corrections') or '0') then
@@ -285,21 +300,22 @@ local function fill(keys, args)
       kept = string.format('%.0f', tonumber(args[i + 1]) + found[args[i]] + 1)
       redis.call('SET', key, kept)
     end
-    totals[#totals + 1] = told(kept)
+    totals[#totals + 1] = total_of(kept)
   end
   return {'ok', table.concat(totals, ',')}
 end
 
--- Snapshots from before so many corrections are refused from here on.
+-- Refuse snapshots with fewer corrections from here on.
 local function note_corrections(mark, corrections)
   if tonumber(corrections) > tonumber(redis.call('HGET', mark, 'corrections') or '-1') then
     redis.call('HSET', mark, 'corrections', corrections)
   end
 end
 
--- headrace_views_init_v1: set a shard up at PostgreSQL's offset. KEYS[2] m. ARGV: offset, corrections, shards. Reply: ok (the
--- offset's entry is there), raised (the stream ended before it; new ids come after it) or gap (it goes on after it, without
--- that entry).
+-- headrace_views_init_v1: set up a shard at PostgreSQL's offset.
+-- KEYS[2]: m. ARGV: offset, corrections, shards.
+-- Reply: ok (the entry at the offset exists), raised (the stream ended before the offset; new ids
+-- are higher now) or gap (the entry is missing, but later entries exist).
 local function init(keys, args)
   local stream, mark, through = keys[1], keys[2], args[1]
   redis.call('HSET', mark, 'through', through, 'shards', args[3])
@@ -316,9 +332,10 @@ local function init(keys, args)
   return 'gap'
 end
 
--- headrace_views_pending_v1: what is to be flushed. Read-only. ARGV: offset; the last id wanted, or +; entries at most.
--- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; 1 if there may be more than
--- is told, since entries are large too; then id and hits of each entry by turns.
+-- headrace_views_pending_v1: read entries to flush. Read-only.
+-- ARGV: offset; highest id, or +; maximum number of entries.
+-- Reply: 1 if the entry at the offset exists, else 0; id of the last entry of the stream, or empty;
+-- 1 if more entries may follow (the reply is also limited in bytes); then id and hits, alternating.
 local function pending(keys, args)
   local last = redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
   local reply = {0, last and last[1] or '', 1}
@@ -344,8 +361,9 @@ local function pending(keys, args)
   return reply
 end
 
--- headrace_views_lag_v1: how much is to be flushed. Read-only. ARGV: offset. Reply: entries after it (10,000: at least so
--- many), and the milliseconds in the id of the first (0: there is none).
+-- headrace_views_lag_v1: count entries to flush. Read-only.
+-- ARGV: offset. Reply: number of entries after it, counted to about 10,000; milliseconds of the
+-- first one's id (0: none).
 local function lag(keys, args)
   local first_ms, count, from = 0, 0, args[1]
   repeat
@@ -358,8 +376,8 @@ local function lag(keys, args)
   return {count, first_ms}
 end
 
--- headrace_views_flushed_v1: note the offset that PostgreSQL has, and trim. KEYS[2] m. ARGV: offset; the offset up to which
--- entries may go, or nothing. That one stays.
+-- headrace_views_flushed_v1: record PostgreSQL's offset and trim the stream.
+-- KEYS[2]: m. ARGV: offset; an offset below which entries may be trimmed, or empty.
 local function flushed(keys, args)
   redis.call('HSET', keys[2], 'through', args[1])
   if args[2] ~= '' then
@@ -368,8 +386,9 @@ local function flushed(keys, args)
   return 0
 end
 
--- headrace_views_bury_v1: forget entities that were deleted, and count nothing for them. ARGV: seconds, ids.
-local function bury(keys, args)
+-- headrace_views_mark_deleted_v1: stop counting deleted entities and drop their viewers.
+-- ARGV: seconds, ids.
+local function mark_deleted(keys, args)
   local base, today = base_of(keys[1]), math.floor(redis.call('TIME')[1] / 86400)
   for i = 2, #args do
     redis.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
@@ -380,8 +399,8 @@ local function bury(keys, args)
   return #args - 1
 end
 
--- headrace_views_correct_v1: forget the cached total of an entity whose counts were moved. KEYS[2] m. ARGV: corrections of the
--- shard after it, id.
+-- headrace_views_correct_v1: drop the cached total of an entity after a move between classes.
+-- KEYS[2]: m. ARGV: the shard's new number of corrections, id.
 local function correct(keys, args)
   note_corrections(keys[2], args[1])
   local key = base_of(keys[1]) .. 'c:' .. args[2]
@@ -391,9 +410,11 @@ local function correct(keys, args)
   return 1
 end
 
--- headrace_views_uncorrect_v1: PostgreSQL failed over to a copy from before a correction. KEYS[2] m. ARGV: corrections as
--- they were found here, and as PostgreSQL has them. Reply: 1 if that was still so.
-local function uncorrect(keys, args)
+-- headrace_views_revert_corrections_v1: lower the number after PostgreSQL lost a move in a
+-- failover.
+-- KEYS[2]: m. ARGV: the number found here, the number in PostgreSQL.
+-- Reply: 1 if the number here was still the one found, else 0.
+local function revert_corrections(keys, args)
   if redis.call('HGET', keys[2], 'corrections') ~= args[1] then
     return 0
   end
@@ -401,21 +422,24 @@ local function uncorrect(keys, args)
   return 1
 end
 
--- headrace_views_sweep_v1: forget totals that nobody asked for. ARGV: seconds without being asked for, ids. Reply: how many.
+-- headrace_views_sweep_v1: delete unused cached totals.
+-- ARGV: idle seconds, ids. Reply: number of deleted totals.
 local function sweep(keys, args)
   local removed = 0
   for i = 2, #args do
     local key = base_of(keys[1]) .. 'c:' .. args[i]
     local idle_s = redis.pcall('OBJECT', 'IDLETIME', key)
-    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) and redis.call('GET', key) ~= 'x' then
+    local is_idle = type(idle_s) == 'number' and idle_s >= tonumber(args[1])
+    if is_idle and redis.call('GET', key) ~= 'x' then
       removed = removed + redis.call('DEL', key)
     end
   end
   return removed
 end
 
--- headrace_views_uniques_v1: numbers of viewers that changed. ARGV: how many at most, then the `day:id` that are written
--- down. Reply: `day:id` and viewers by turns.
+-- headrace_views_uniques_v1: read changed viewer counts.
+-- ARGV: maximum number, then the `day:id` stored since the last call.
+-- Reply: `day:id` and viewers, alternating.
 local function uniques(keys, args)
   local base, reply = base_of(keys[1]), {}
   for i = 2, #args do
@@ -431,8 +455,9 @@ local function uniques(keys, args)
   return reply
 end
 
--- headrace_views_viewers_v1: viewers of a day so far. ARGV: day since 1970, ids. Reply: a number for each id; -1 where none
--- is known. PFCOUNT keeps its result in the key, so this is no read-only function.
+-- headrace_views_viewers_v1: viewers of a day so far.
+-- ARGV: day since 1970, ids. Reply: a number per id; -1: no viewers.
+-- Not read-only, because PFCOUNT caches its result in the key.
 local function viewers(keys, args)
   local reply = {}
   for i = 2, #args do
@@ -444,13 +469,37 @@ end
 
 redis.register_function('headrace_views_hit_v1', hit)
 redis.register_function('headrace_views_fill_v1', fill)
-redis.register_function{function_name = 'headrace_views_init_v1', callback = init, flags = {'allow-oom'}}
-redis.register_function{function_name = 'headrace_views_pending_v1', callback = pending, flags = {'no-writes'}}
-redis.register_function{function_name = 'headrace_views_lag_v1', callback = lag, flags = {'no-writes'}}
-redis.register_function{function_name = 'headrace_views_flushed_v1', callback = flushed, flags = {'allow-oom'}}
-redis.register_function{function_name = 'headrace_views_bury_v1', callback = bury, flags = {'allow-oom'}}
-redis.register_function{function_name = 'headrace_views_correct_v1', callback = correct, flags = {'allow-oom'}}
-redis.register_function{function_name = 'headrace_views_uncorrect_v1', callback = uncorrect, flags = {'allow-oom'}}
-redis.register_function{function_name = 'headrace_views_sweep_v1', callback = sweep, flags = {'allow-oom'}}
+redis.register_function{
+  function_name = 'headrace_views_init_v1', callback = init,
+  flags = {'allow-oom'},
+}
+redis.register_function{
+  function_name = 'headrace_views_pending_v1', callback = pending,
+  flags = {'no-writes'},
+}
+redis.register_function{
+  function_name = 'headrace_views_lag_v1', callback = lag,
+  flags = {'no-writes'},
+}
+redis.register_function{
+  function_name = 'headrace_views_flushed_v1', callback = flushed,
+  flags = {'allow-oom'},
+}
+redis.register_function{
+  function_name = 'headrace_views_mark_deleted_v1', callback = mark_deleted,
+  flags = {'allow-oom'},
+}
+redis.register_function{
+  function_name = 'headrace_views_correct_v1', callback = correct,
+  flags = {'allow-oom'},
+}
+redis.register_function{
+  function_name = 'headrace_views_revert_corrections_v1', callback = revert_corrections,
+  flags = {'allow-oom'},
+}
+redis.register_function{
+  function_name = 'headrace_views_sweep_v1', callback = sweep,
+  flags = {'allow-oom'},
+}
 redis.register_function('headrace_views_uniques_v1', uniques)
 redis.register_function('headrace_views_viewers_v1', viewers)

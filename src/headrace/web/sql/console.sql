@@ -1,11 +1,12 @@
 -- name: begin_session
--- Store the session of a valid token that is not publishable, which is a use of it; no row if there is no such token. Old
--- sessions go.
+-- Store a session for a valid secret token; no row if the token is not valid.
+-- Deletes expired sessions.
 WITH old AS (
     DELETE FROM headrace.console_session WHERE expires_at < now()
 ), used AS (
     UPDATE headrace.token SET last_used_at = now()
-    WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+    WHERE sha256 = :token_sha256 AND revoked_at IS NULL
+      AND (expires_at IS NULL OR expires_at > now())
     RETURNING id, expires_at
 )
 INSERT INTO headrace.console_session (sha256, token_id, expires_at)
@@ -13,7 +14,8 @@ SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expire
 RETURNING token_id;
 
 -- name: make_link
--- Store a one-time link of a valid token that is not publishable; no row if there is no such token. Old links go.
+-- Store a one-time link for a valid secret token; no row if the token is not valid.
+-- Deletes expired links.
 WITH old AS (
     DELETE FROM headrace.console_link WHERE expires_at < now()
 )
@@ -23,7 +25,8 @@ WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR e
 RETURNING token_id;
 
 -- name: begin_session_by_link
--- Remove a link and store the session of its token; no row if the link is unknown, used or expired, or its token is not valid.
+-- Delete a link and store a session for its token.
+-- No row if the link is unknown, used or expired, or its token is not valid.
 WITH link AS (
     DELETE FROM headrace.console_link WHERE sha256 = :link_sha256 RETURNING token_id, expires_at
 ), used AS (
@@ -37,7 +40,7 @@ SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expire
 RETURNING token_id;
 
 -- name: find_session
--- The caller of a session whose token is still valid; notes its use at most once a minute, so that looks stay looks.
+-- The caller of a session whose token is valid. Updates the time of use at most once a minute.
 WITH found AS (
     SELECT t.id, t.name, t.scopes, t.last_used_at
     FROM headrace.console_session s JOIN headrace.token t ON t.id = s.token_id
@@ -53,24 +56,24 @@ WITH found AS (
 SELECT id, name, scopes FROM found;
 
 -- name: end_session
--- Forget a session.
+-- Delete a session.
 DELETE FROM headrace.console_session WHERE sha256 = :sha256;
 
 -- name: begin_audit
--- Write down what somebody is about to do; a few lines that were kept long enough go.
+-- Insert an audit row before its action; deletes up to 20 rows older than :kept_s.
 WITH old AS (
     DELETE FROM headrace.audit WHERE id = ANY(ARRAY(
         SELECT id FROM headrace.audit WHERE at < now() - :kept_s::float8 * interval '1 second'
         ORDER BY at LIMIT 20 FOR UPDATE SKIP LOCKED))
 )
-INSERT INTO headrace.audit (actor, place, action, command)
-VALUES (:actor, :place, :action, :command) RETURNING id;
+INSERT INTO headrace.audit (actor, address, action, command)
+VALUES (:actor, :address, :action, :command) RETURNING id;
 
 -- name: end_audit
--- Write down what became of it.
-UPDATE headrace.audit SET outcome = :outcome, told = :told WHERE id = :id;
+-- Store the outcome of an action.
+UPDATE headrace.audit SET outcome = :outcome, detail = :detail WHERE id = :id;
 
 -- name: list_audit
--- What was done, newest first, below :before where that is given.
-SELECT id, at, actor, place, action, command, outcome, told FROM headrace.audit
+-- Audit rows, newest first, with ids below :before unless it is null.
+SELECT id, at, actor, address, action, command, outcome, detail FROM headrace.audit
 WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :rows_max;

@@ -1,21 +1,22 @@
--- Feed: posts, follows, mutes and blocks, a version for each viewer and author, and what of it the index was not seen to have.
+-- Feed: posts, follows, mutes, blocks, a version per viewer and author, and the index's outbox.
 
--- How many shards the index has, for good; and up to where the outbox was forgotten.
+-- One row: the fixed number of shards, and the last outbox row that was purged.
 CREATE TABLE headrace.feed_index (
     is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
     shards integer NOT NULL,
-    forgotten bigint NOT NULL DEFAULT 0
+    purged bigint NOT NULL DEFAULT 0
 );
 
--- Viewers and authors are positive numbers; those with names have negative ones.
-CREATE SEQUENCE headrace.feed_name_id AS bigint INCREMENT -1 MINVALUE -9007199254740991 MAXVALUE -1 START -1;
-CREATE TABLE headrace.feed_name (
-    id bigint PRIMARY KEY DEFAULT nextval('headrace.feed_name_id'),
+-- Viewers and authors are positive numbers. Ids that are text map to negative numbers.
+CREATE SEQUENCE headrace.feed_mapped_id AS bigint
+    INCREMENT -1 MINVALUE -9007199254740991 MAXVALUE -1 START -1;
+CREATE TABLE headrace.feed_id_map (
+    id bigint PRIMARY KEY DEFAULT nextval('headrace.feed_mapped_id'),
     name text COLLATE "C" NOT NULL UNIQUE
 );
 
--- score: milliseconds since 1970 times 2048, plus a tick that keeps apart what came in one millisecond.
--- state: 0 shown, 1 waits until visible_at.
+-- score: milliseconds since 1970 times 2048, plus a tick that separates posts of one millisecond.
+-- state: 0 visible, 1 waiting until visible_at.
 CREATE SEQUENCE headrace.feed_tick AS integer MINVALUE 0 MAXVALUE 2047 START 0 CYCLE;
 CREATE TABLE headrace.feed_post (
     id text COLLATE "C" PRIMARY KEY,
@@ -27,7 +28,8 @@ CREATE TABLE headrace.feed_post (
 );
 CREATE INDEX feed_post_author ON headrace.feed_post (author, score, id) WHERE state = 0;
 
--- is_shown: neither muted nor blocked, in either direction; whoever changes it holds the viewer's version row.
+-- is_shown: not muted by the viewer, and not blocked in either direction.
+-- Every change of it locks the viewer's version row.
 CREATE TABLE headrace.feed_follow (
     viewer bigint,
     author bigint,
@@ -38,15 +40,17 @@ CREATE TABLE headrace.feed_follow (
 CREATE INDEX feed_follow_author ON headrace.feed_follow (author, followed_at, viewer);
 
 -- kind: mute, block.
-CREATE TABLE headrace.feed_bar (
+CREATE TABLE headrace.feed_mute_block (
     viewer bigint,
     author bigint,
     kind text,
     made_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (viewer, author, kind)
 );
-CREATE INDEX feed_bar_block ON headrace.feed_bar (author, viewer) WHERE kind = 'block';
+CREATE INDEX feed_mute_block_author ON headrace.feed_mute_block (author, viewer)
+    WHERE kind = 'block';
 
+-- The last post that a viewer has read.
 CREATE TABLE headrace.feed_marker (
     viewer bigint PRIMARY KEY,
     score bigint NOT NULL,
@@ -54,8 +58,8 @@ CREATE TABLE headrace.feed_marker (
     set_at timestamptz NOT NULL
 );
 
--- kind: 0 a viewer's follows, 1 an author's posts. Raised in the transaction that changes them; the index takes changes in
--- this order alone.
+-- kind: 0 follows of a viewer, 1 posts of an author. Raised in the transaction of the change.
+-- The index applies changes in this order only.
 CREATE TABLE headrace.feed_version (
     kind smallint,
     entity bigint,
@@ -63,7 +67,7 @@ CREATE TABLE headrace.feed_version (
     PRIMARY KEY (kind, entity)
 ) WITH (fillfactor = 70);
 
--- A change of the index: items (authors of a follow set, ids of posts) with their scores; a score below 0 removes.
+-- A change of the index: authors or post ids, each with a score. A negative score removes.
 CREATE TABLE headrace.feed_outbox (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     kind smallint NOT NULL,
@@ -77,10 +81,11 @@ CREATE TABLE headrace.feed_outbox (
 );
 CREATE INDEX feed_outbox_unswept ON headrace.feed_outbox (id) WHERE NOT is_swept;
 
--- Functions plan without sequential scans: a plan that was made while a table was empty outlives its filling.
+-- Functions are planned without sequential scans: a plan made for an empty table stays in use.
 
--- Set the number of shards where there is none; how many there are.
-CREATE FUNCTION headrace.ensure_feed_shards_v1(p_shards integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Store the number of shards if there is none. Return the stored number.
+CREATE FUNCTION headrace.ensure_feed_shards_v1(p_shards integer)
+RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_shards integer;
 BEGIN
@@ -92,34 +97,36 @@ BEGIN
     RETURN v_shards;
 END $$;
 
--- The numbers of names, made where they are missing.
-CREATE FUNCTION headrace.feed_names_v1(p_names text[])
+-- Return the number of each text id. Create missing ones.
+CREATE FUNCTION headrace.map_feed_ids_v1(p_names text[])
 RETURNS TABLE (id bigint, name text) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO headrace.feed_name (name)
+    INSERT INTO headrace.feed_id_map (name)
     SELECT u.name FROM unnest(p_names) u (name)
-    WHERE NOT EXISTS (SELECT FROM headrace.feed_name n WHERE n.name = u.name)
+    WHERE NOT EXISTS (SELECT FROM headrace.feed_id_map n WHERE n.name = u.name)
     GROUP BY 1 ORDER BY 1 ON CONFLICT DO NOTHING;
-    RETURN QUERY SELECT n.id, n.name FROM headrace.feed_name n WHERE n.name = ANY (p_names);
+    RETURN QUERY SELECT n.id, n.name FROM headrace.feed_id_map n WHERE n.name = ANY (p_names);
 END $$;
 
--- Hold viewers against every other change of what they see, in order of their ids.
+-- Lock viewers in order of their ids against other changes of their follows.
 CREATE FUNCTION headrace.lock_feed_viewers_v1(p_viewers bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO headrace.feed_version (kind, entity, version)
     SELECT 0, u.viewer, 0 FROM unnest(p_viewers) u (viewer)
-    WHERE NOT EXISTS (SELECT FROM headrace.feed_version v WHERE v.kind = 0 AND v.entity = u.viewer)
+    WHERE NOT EXISTS (
+        SELECT FROM headrace.feed_version v WHERE v.kind = 0 AND v.entity = u.viewer)
     GROUP BY u.viewer ORDER BY u.viewer ON CONFLICT DO NOTHING;
     PERFORM FROM headrace.feed_version v WHERE v.kind = 0 AND v.entity = ANY (p_viewers)
     ORDER BY v.entity FOR UPDATE;
 END $$;
 
--- Raise a version and keep the change that makes it.
-CREATE FUNCTION headrace.log_feed_v1(p_kind smallint, p_entity bigint, p_items text[], p_scores bigint[])
-RETURNS bigint LANGUAGE plpgsql AS $$
+-- Raise a version and store its change in the outbox. Return the version.
+CREATE FUNCTION headrace.log_feed_v1(
+    p_kind smallint, p_entity bigint, p_items text[], p_scores bigint[]
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_version bigint;
 BEGIN
@@ -131,18 +138,12 @@ BEGIN
     RETURN v_version;
 END $$;
 
--- Whether a viewer is to see an author that he follows.
-CREATE FUNCTION headrace.is_feed_shown_v1(p_viewer bigint, p_author bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT NOT EXISTS (SELECT FROM headrace.feed_bar b WHERE b.viewer = p_viewer AND b.author = p_author)
-        AND NOT EXISTS (
-            SELECT FROM headrace.feed_bar b
-            WHERE b.viewer = p_author AND b.author = p_viewer AND b.kind = 'block');
-$$;
-
--- Follow authors. p_ats: since when, NULL is now. changed: how many are new; -1: that would be too many, nothing was done.
+-- Follow authors. p_ats: the moment of each follow, NULL for now.
+-- changed: number of new follows; -1: the limit would be exceeded, and nothing was done.
 CREATE FUNCTION headrace.follow_v1(
     p_viewer bigint, p_authors bigint[], p_ats timestamptz[], p_follows_max integer,
-    OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]
+    OUT changed integer, OUT entity bigint, OUT version bigint,
+    OUT items text[], OUT scores bigint[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -154,7 +155,8 @@ BEGIN
     PERFORM headrace.lock_feed_viewers_v1(ARRAY[p_viewer]);
     SELECT count(*) INTO v_old FROM headrace.feed_follow f WHERE f.viewer = p_viewer;
     SELECT count(DISTINCT u.author) INTO v_new FROM unnest(p_authors) u (author)
-    WHERE NOT EXISTS (SELECT FROM headrace.feed_follow f WHERE f.viewer = p_viewer AND f.author = u.author);
+    WHERE NOT EXISTS (
+        SELECT FROM headrace.feed_follow f WHERE f.viewer = p_viewer AND f.author = u.author);
     IF v_new > 0 AND v_old + v_new > p_follows_max THEN
         changed := -1;
         RETURN;
@@ -164,24 +166,27 @@ BEGIN
         SELECT p_viewer, u.author, coalesce(min(u.at), now()), count(b.author) = 0
         FROM unnest(p_authors, p_ats) u (author, at)
         LEFT JOIN (
-            SELECT m.author FROM headrace.feed_bar m WHERE m.viewer = p_viewer
+            SELECT m.author FROM headrace.feed_mute_block m WHERE m.viewer = p_viewer
             UNION ALL
-            SELECT k.viewer FROM headrace.feed_bar k WHERE k.author = p_viewer AND k.kind = 'block'
+            SELECT k.viewer FROM headrace.feed_mute_block k
+            WHERE k.author = p_viewer AND k.kind = 'block'
         ) b ON b.author = u.author
         GROUP BY u.author ORDER BY u.author
         ON CONFLICT DO NOTHING
         RETURNING author, is_shown
-    ) SELECT count(*), array_agg(p.author::text) FILTER (WHERE p.is_shown) INTO changed, items FROM placed p;
+    ) SELECT count(*), array_agg(p.author::text) FILTER (WHERE p.is_shown)
+    INTO changed, items FROM placed p;
     IF items IS NOT NULL THEN
         scores := array_fill(0::bigint, ARRAY[cardinality(items)]);
         version := headrace.log_feed_v1(0::smallint, p_viewer, items, scores);
     END IF;
 END $$;
 
--- Unfollow authors, all of them where p_authors is NULL. changed: how many were followed.
+-- Unfollow authors. changed: number of removed follows.
 CREATE FUNCTION headrace.unfollow_v1(
     p_viewer bigint, p_authors bigint[],
-    OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]
+    OUT changed integer, OUT entity bigint, OUT version bigint,
+    OUT items text[], OUT scores bigint[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -190,33 +195,78 @@ BEGIN
     PERFORM headrace.lock_feed_viewers_v1(ARRAY[p_viewer]);
     WITH gone AS (
         DELETE FROM headrace.feed_follow f
-        WHERE f.viewer = p_viewer AND (p_authors IS NULL OR f.author = ANY (p_authors))
+        WHERE f.viewer = p_viewer AND f.author = ANY (p_authors)
         RETURNING f.author, f.is_shown
-    ) SELECT count(*), array_agg(g.author::text) FILTER (WHERE g.is_shown) INTO changed, items FROM gone g;
+    ) SELECT count(*), array_agg(g.author::text) FILTER (WHERE g.is_shown)
+    INTO changed, items FROM gone g;
     IF items IS NOT NULL THEN
         scores := array_fill(-1::bigint, ARRAY[cardinality(items)]);
         version := headrace.log_feed_v1(0::smallint, p_viewer, items, scores);
     END IF;
 END $$;
 
--- Mute or block authors, or end it. A row for each viewer whose index changes; `changed` is the same in all of them, and
--- there is one row at least.
-CREATE FUNCTION headrace.bar_v1(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean)
-RETURNS TABLE (changed integer, entity bigint, version bigint, items text[], scores bigint[]) LANGUAGE plpgsql
+-- Unfollow everyone. changed: number of removed follows.
+-- The change has no items, which means an empty follow set. So it costs what the deletion costs.
+CREATE FUNCTION headrace.unfollow_all_v1(p_viewer bigint, OUT changed integer, OUT version bigint)
+LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_shown boolean;
+BEGIN
+    PERFORM headrace.lock_feed_viewers_v1(ARRAY[p_viewer]);
+    SELECT count(*), bool_or(f.is_shown) INTO changed, v_shown
+    FROM headrace.feed_follow f WHERE f.viewer = p_viewer;
+    DELETE FROM headrace.feed_follow f WHERE f.viewer = p_viewer;
+    IF v_shown THEN
+        version := headrace.log_feed_v1(0::smallint, p_viewer, '{}', '{}');
+    END IF;
+END $$;
+
+-- Whether neither a mute nor a block hides an author from a follower.
+CREATE FUNCTION headrace.is_feed_shown_v1(p_viewer bigint, p_author bigint)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (
+            SELECT FROM headrace.feed_mute_block b
+            WHERE b.viewer = p_viewer AND b.author = p_author)
+        AND NOT EXISTS (
+            SELECT FROM headrace.feed_mute_block b
+            WHERE b.viewer = p_author AND b.author = p_viewer AND b.kind = 'block');
+$$;
+
+-- Set or end mutes or blocks. One row per viewer whose follow set changes, and at least one row.
+-- changed is the same in all rows; -1: the limit would be exceeded, and nothing was done.
+CREATE FUNCTION headrace.mute_block_v1(
+    p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean, p_rows_max integer)
+RETURNS TABLE (changed integer, entity bigint, version bigint, items text[], scores bigint[])
+LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_changed integer;
+    v_old integer;
+    v_new integer;
     v_row record;
 BEGIN
     PERFORM headrace.lock_feed_viewers_v1(
         CASE WHEN p_kind = 'block' THEN array_append(p_authors, p_viewer) ELSE ARRAY[p_viewer] END);
     IF p_is_set THEN
-        INSERT INTO headrace.feed_bar (viewer, author, kind)
+        SELECT count(*) INTO v_old FROM headrace.feed_mute_block b
+        WHERE b.viewer = p_viewer AND b.kind = p_kind;
+        SELECT count(DISTINCT u.author) INTO v_new FROM unnest(p_authors) u (author)
+        WHERE NOT EXISTS (
+            SELECT FROM headrace.feed_mute_block b
+            WHERE b.viewer = p_viewer AND b.author = u.author AND b.kind = p_kind);
+        IF v_new > 0 AND v_old + v_new > p_rows_max THEN
+            RETURN QUERY SELECT -1, p_viewer, NULL::bigint, NULL::text[], NULL::bigint[];
+            RETURN;
+        END IF;
+        INSERT INTO headrace.feed_mute_block (viewer, author, kind)
         SELECT DISTINCT p_viewer, u.author, p_kind FROM unnest(p_authors) u (author) ORDER BY 2
         ON CONFLICT DO NOTHING;
     ELSE
-        DELETE FROM headrace.feed_bar b WHERE b.viewer = p_viewer AND b.author = ANY (p_authors) AND b.kind = p_kind;
+        DELETE FROM headrace.feed_mute_block b
+        WHERE b.viewer = p_viewer AND b.author = ANY (p_authors) AND b.kind = p_kind;
     END IF;
     GET DIAGNOSTICS v_changed = ROW_COUNT;
     RETURN QUERY SELECT v_changed, p_viewer, NULL::bigint, NULL::text[], NULL::bigint[];
@@ -232,15 +282,18 @@ BEGIN
         FROM moved m GROUP BY 1 ORDER BY 1
     LOOP
         RETURN QUERY SELECT v_changed, v_row.viewer,
-            headrace.log_feed_v1(0::smallint, v_row.viewer, v_row.items, v_row.scores), v_row.items, v_row.scores;
+            headrace.log_feed_v1(0::smallint, v_row.viewer, v_row.items, v_row.scores),
+            v_row.items, v_row.scores;
     END LOOP;
 END $$;
 
--- Add posts. p_ats: their moments; NULL is now, and what is later waits. A row for each of p_ids as it is then; is_new: of
--- this call. version: of the author, where a shown post is new.
-CREATE FUNCTION headrace.post_v1(p_ids text[], p_authors bigint[], p_ats timestamptz[], p_refs text[])
+-- Add posts. p_ats: the moment of each, NULL for now; later ones wait. One row per id as stored.
+-- is_new: added by this call. version: of the author, if the post is new and visible.
+CREATE FUNCTION headrace.post_v1(
+    p_ids text[], p_authors bigint[], p_ats timestamptz[], p_refs text[])
 RETURNS TABLE (
-    id text, author bigint, score bigint, state smallint, visible_at timestamptz, is_new boolean, version bigint
+    id text, author bigint, score bigint, state smallint, visible_at timestamptz,
+    is_new boolean, version bigint
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -250,7 +303,8 @@ BEGIN
     WITH given AS MATERIALIZED (
         SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref,
             CASE WHEN u.at IS NULL THEN nextval('headrace.feed_tick') ELSE 0 END AS tick
-        FROM unnest(p_ids, p_authors, p_ats, p_refs) WITH ORDINALITY u (id, author, at, ref, n) ORDER BY u.n
+        FROM unnest(p_ids, p_authors, p_ats, p_refs) WITH ORDINALITY u (id, author, at, ref, n)
+        ORDER BY u.n
     ), placed AS (
         INSERT INTO headrace.feed_post (id, author, score, state, visible_at, ref)
         SELECT g.id, g.author, (floor(extract(epoch FROM g.at) * 1000)::bigint << 11) + g.tick,
@@ -268,15 +322,17 @@ BEGIN
         RETURNING v.entity, v.version
     )
     INSERT INTO headrace.feed_outbox (kind, entity, version, items, scores)
-    SELECT 1, r.entity, r.version, s.items, s.scores FROM raised r JOIN shown s ON s.author = r.entity;
+    SELECT 1, r.entity, r.version, s.items, s.scores
+    FROM raised r JOIN shown s ON s.author = r.entity;
     RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, n.id IS NOT NULL, v.version
         FROM headrace.feed_post p
         LEFT JOIN unnest(v_new) n (id) ON n.id = p.id
-        LEFT JOIN headrace.feed_version v ON v.kind = 1 AND v.entity = p.author AND n.id IS NOT NULL AND p.state = 0
+        LEFT JOIN headrace.feed_version v
+            ON v.kind = 1 AND v.entity = p.author AND n.id IS NOT NULL AND p.state = 0
         WHERE p.id = ANY (p_ids);
 END $$;
 
--- Show posts whose moment has come; from now on they are new.
+-- Make due posts visible, with a score of now.
 CREATE FUNCTION headrace.publish_posts_v1(p_ids text[])
 RETURNS TABLE (entity bigint, version bigint, items text[], scores bigint[]) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
@@ -288,18 +344,20 @@ BEGIN
     FOR v_row IN
         WITH shown AS (
             UPDATE headrace.feed_post p SET state = 0,
-                score = (floor(extract(epoch FROM now()) * 1000)::bigint << 11) + nextval('headrace.feed_tick')
+                score = (floor(extract(epoch FROM now()) * 1000)::bigint << 11)
+                    + nextval('headrace.feed_tick')
             WHERE p.id = ANY (p_ids) AND p.state = 1 AND p.visible_at <= now()
             RETURNING p.id, p.author, p.score
         ) SELECT s.author, array_agg(s.id) AS items, array_agg(s.score) AS scores
         FROM shown s GROUP BY 1 ORDER BY 1
     LOOP
         RETURN QUERY SELECT v_row.author,
-            headrace.log_feed_v1(1::smallint, v_row.author, v_row.items, v_row.scores), v_row.items, v_row.scores;
+            headrace.log_feed_v1(1::smallint, v_row.author, v_row.items, v_row.scores),
+            v_row.items, v_row.scores;
     END LOOP;
 END $$;
 
--- Remove posts. A row for each that there was; version: of the author, where it was shown.
+-- Delete posts. One row per post that existed; version: of the author, if the post was visible.
 CREATE FUNCTION headrace.delete_posts_v1(p_ids text[])
 RETURNS TABLE (id text, author bigint, state smallint, ref text, version bigint) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
@@ -312,7 +370,8 @@ BEGIN
     WITH gone AS (DELETE FROM headrace.feed_post p WHERE p.id = ANY (p_ids) RETURNING p.*)
     SELECT array_agg(ROW (g.*)::headrace.feed_post) INTO v_gone FROM gone g;
     FOR v_row IN
-        SELECT g.author, array_agg(g.id) AS items FROM unnest(v_gone) g WHERE g.state = 0 GROUP BY 1 ORDER BY 1
+        SELECT g.author, array_agg(g.id) AS items FROM unnest(v_gone) g
+        WHERE g.state = 0 GROUP BY 1 ORDER BY 1
     LOOP
         PERFORM headrace.log_feed_v1(1::smallint, v_row.author, v_row.items,
             array_fill(-1::bigint, ARRAY[cardinality(v_row.items)]));

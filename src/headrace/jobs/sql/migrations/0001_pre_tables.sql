@@ -1,28 +1,49 @@
--- The tables of the jobs room. Rows move between them: job_ready or lane_job -> job_lease -> away,
--- back, or into job_failed. Why two tables instead of a status column, and a lease row a batch instead
--- of a job: see the room's page; measured on PostgreSQL 18.
+-- Tables of the jobs room. A job's row moves: job_ready or lane_job -> job_lease -> deleted, back
+-- to waiting, job_failed or job_done. Waiting jobs need no status column, and one lease row holds
+-- a whole batch, so that an ack is one delete.
 
 CREATE SEQUENCE headrace.job_id AS bigint;
 CREATE SEQUENCE headrace.job_group_id AS bigint;
 
+-- Queues. ----------------------------------------------------------------------------------------
+
+-- A queue with what running code declares of it. A row of queue_override wins over these columns.
 CREATE TABLE headrace.queue (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,
-    limiter text NOT NULL,              -- where the lanes of its jobs belong
-    paused boolean NOT NULL DEFAULT false
+    limiter text NOT NULL,              -- limiter of its lanes
+    paused boolean NOT NULL DEFAULT false,
+    needs_lane boolean NOT NULL DEFAULT false,  -- refuse jobs without a lane
+    importance smallint NOT NULL DEFAULT 5 CHECK (importance BETWEEN 0 AND 9),
+    slots_min integer NOT NULL DEFAULT 0 CHECK (slots_min >= 0),
+    slots_max integer NOT NULL DEFAULT 100000 CHECK (slots_max >= slots_min),
+    batch integer NOT NULL DEFAULT 1 CHECK (batch > 0),
+    retries integer NOT NULL DEFAULT 5 CHECK (retries >= 0),
+    timeout_s double precision NOT NULL DEFAULT 7200,
+    tag text,                           -- only hosts with this tag may work the queue
+    keep_done_s double precision,       -- NULL: delete done jobs
+    keep_result boolean NOT NULL DEFAULT false,
+    declared_at timestamptz NOT NULL DEFAULT now()
 );
 
--- One row a running worker host. Leases hang on it, so that one small update renews them all and a
--- handler's own open transaction can never block the renewal.
-CREATE TABLE headrace.host (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name text NOT NULL,
-    queues integer[] NOT NULL,
-    started_at timestamptz NOT NULL DEFAULT now(),
-    expires_at timestamptz NOT NULL
-) WITH (fillfactor = 50);
+-- Settings of a queue made by an operator. NULL: the declared value holds.
+CREATE TABLE headrace.queue_override (
+    queue integer PRIMARY KEY REFERENCES headrace.queue,
+    importance smallint CHECK (importance BETWEEN 0 AND 9),
+    slots_min integer CHECK (slots_min >= 0),
+    slots_max integer CHECK (slots_max >= 0),
+    retries integer CHECK (retries >= 0)
+);
 
--- Jobs that wait: due ones, future ones, and jobs of lanes that are not due (lane set).
+-- Former names of a queue, so that code with an old name still reaches it.
+CREATE TABLE headrace.queue_alias (
+    name text PRIMARY KEY,
+    queue integer NOT NULL REFERENCES headrace.queue
+);
+
+-- Waiting jobs. ----------------------------------------------------------------------------------
+
+-- Due jobs without a lane, and every job whose run_at lies in the future.
 CREATE TABLE headrace.job_ready (
     id bigint NOT NULL,
     queue integer NOT NULL,
@@ -30,32 +51,114 @@ CREATE TABLE headrace.job_ready (
     group_id bigint,
     priority smallint NOT NULL,
     attempt smallint NOT NULL DEFAULT 0,
-    losses smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,     -- runs that ended with the death of the process
+    version smallint NOT NULL DEFAULT 1,    -- of the payload's shape; a task can upgrade old ones
     lane text,
     unique_key text,
     traceparent text,
+    last_error text,
     payload bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_ready_claim ON headrace.job_ready (queue, priority, run_at, id);
 CREATE UNIQUE INDEX job_ready_id ON headrace.job_ready (id);
 CREATE INDEX job_ready_lane_due ON headrace.job_ready (run_at) WHERE lane IS NOT NULL;
+CREATE INDEX job_ready_lane ON headrace.job_ready (lane, id) WHERE lane IS NOT NULL;
 ALTER TABLE headrace.job_ready ALTER payload SET STORAGE EXTERNAL;
 
--- Handed-out batches, one row each, the jobs as parallel arrays. `settled`: ids already acked.
+-- Due jobs of lanes. The columns are those of job_ready, in the same order.
+CREATE TABLE headrace.lane_job (
+    id bigint NOT NULL,
+    queue integer NOT NULL,
+    run_at timestamptz NOT NULL,
+    group_id bigint,
+    priority smallint NOT NULL,
+    attempt smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,
+    version smallint NOT NULL DEFAULT 1,
+    lane text NOT NULL,
+    unique_key text,
+    traceparent text,
+    last_error text,
+    payload bytea NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+        autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lane_job_claim ON headrace.lane_job (queue, lane, priority, id);
+CREATE UNIQUE INDEX lane_job_id ON headrace.lane_job (id);
+ALTER TABLE headrace.lane_job ALTER payload SET STORAGE EXTERNAL;
+
+-- Unique keys of unfinished jobs.
+CREATE TABLE headrace.job_unique (
+    queue integer NOT NULL,
+    key text NOT NULL,
+    job_id bigint NOT NULL,
+    PRIMARY KEY (queue, key)
+);
+
+-- Groups: unfinished members, and the callback that the last member enqueues. An open group counts
+-- one member more than it has, so that it cannot end while it is being filled.
+CREATE TABLE headrace.job_group (
+    id bigint PRIMARY KEY,
+    pending integer NOT NULL,
+    done integer NOT NULL DEFAULT 0,
+    failed integer NOT NULL DEFAULT 0,
+    cancelled integer NOT NULL DEFAULT 0,
+    quarantined integer NOT NULL DEFAULT 0,
+    queue integer NOT NULL,
+    priority smallint NOT NULL,
+    version smallint NOT NULL DEFAULT 1,
+    run_at timestamptz,
+    delay_s double precision,
+    opened_at timestamptz,              -- start of the open block; NULL: closed
+    lane text,
+    unique_key text,
+    traceparent text,
+    payload bytea NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX job_group_opened ON headrace.job_group (opened_at) WHERE opened_at IS NOT NULL;
+
+-- Leases. ----------------------------------------------------------------------------------------
+
+-- One row per running worker host. Leases refer to it, so one small update renews them all, and a
+-- handler's open transaction cannot block the renewal.
+CREATE TABLE headrace.host (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL,
+    queues integer[] NOT NULL,
+    -- 'agent' and 'work' run handlers; 'taker' is one lease taken over the API or by a person.
+    kind text NOT NULL DEFAULT 'work' CHECK (kind IN ('agent', 'work', 'taker')),
+    tags text[] NOT NULL DEFAULT '{}',
+    cores integer NOT NULL DEFAULT 1,
+    capacity integer NOT NULL DEFAULT 0,
+    load_per_core real NOT NULL DEFAULT 0,
+    -- Share of the last minute in which tasks of the host's slots waited for a core; 0 while the
+    -- slots use less than half of the cores.
+    cpu_pressure real NOT NULL DEFAULT 0,
+    is_draining boolean NOT NULL DEFAULT false,
+    slots jsonb NOT NULL DEFAULT '[]',
+    jobs_ended bigint NOT NULL DEFAULT 0,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    expires_at timestamptz NOT NULL,
+    reported_at timestamptz
+) WITH (fillfactor = 50);
+
+-- Leased batches, one row each, with the jobs as parallel arrays.
 CREATE TABLE headrace.job_lease (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     host bigint NOT NULL,
     queue integer NOT NULL,
-    limiter text,                       -- set: jobs of lanes, granted at granted_at
+    jobs integer NOT NULL,              -- number of jobs, so that an ack need not read the arrays
+    is_plain boolean NOT NULL DEFAULT false,    -- no keys, groups or kept results: one delete acks
+    limiter text,                       -- set: jobs of lanes, with starts granted at granted_at
     granted_at timestamptz NOT NULL,
-    settled bigint[] NOT NULL DEFAULT '{}',
+    settled bigint[] NOT NULL DEFAULT '{}',     -- ids already acked
     ids bigint[] NOT NULL,
     run_ats timestamptz[] NOT NULL,
     group_ids bigint[] NOT NULL,
     priorities smallint[] NOT NULL,
     attempts smallint[] NOT NULL,
     losses smallint[] NOT NULL,
+    versions smallint[] NOT NULL,
     lanes text[] NOT NULL,
     unique_keys text[] NOT NULL,
     traceparents text[] NOT NULL,
@@ -64,15 +167,36 @@ CREATE TABLE headrace.job_lease (
         autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_threshold = 500,
         toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_lease_host ON headrace.job_lease (host);
--- No compression: it would cost CPU on the way in, and an ack reads none of these.
+-- No compression: it costs CPU at the claim, and an ack reads none of these columns.
 ALTER TABLE headrace.job_lease
     ALTER ids SET STORAGE EXTERNAL, ALTER run_ats SET STORAGE EXTERNAL,
     ALTER group_ids SET STORAGE EXTERNAL, ALTER priorities SET STORAGE EXTERNAL,
     ALTER attempts SET STORAGE EXTERNAL, ALTER losses SET STORAGE EXTERNAL,
-    ALTER lanes SET STORAGE EXTERNAL, ALTER unique_keys SET STORAGE EXTERNAL,
-    ALTER traceparents SET STORAGE EXTERNAL, ALTER payloads SET STORAGE EXTERNAL;
+    ALTER versions SET STORAGE EXTERNAL, ALTER lanes SET STORAGE EXTERNAL,
+    ALTER unique_keys SET STORAGE EXTERNAL, ALTER traceparents SET STORAGE EXTERNAL,
+    ALTER payloads SET STORAGE EXTERNAL;
 
--- Jobs that ended otherwise than done, kept for inspection.
+-- Progress reported by running jobs. It belongs to the lease and is deleted with it. Unlogged:
+-- after a crash the next report writes it again.
+CREATE UNLOGGED TABLE headrace.job_progress (
+    job_id bigint PRIMARY KEY,
+    lease_id bigint NOT NULL REFERENCES headrace.job_lease (id) ON DELETE CASCADE,
+    ratio real NOT NULL,
+    text text NOT NULL,
+    at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+CREATE INDEX job_progress_lease ON headrace.job_progress (lease_id);
+
+-- A job of a lease with its outcome: the argument of the settle functions.
+CREATE TYPE headrace.settlement AS (
+    lease bigint, ord integer, id bigint, queue integer, limiter text, granted_at timestamptz,
+    lane text, group_id bigint, unique_key text, outcome text, delay_s double precision, error text,
+    traceback text, result bytea, target integer
+);
+
+-- Ended jobs. ------------------------------------------------------------------------------------
+
+-- Jobs that failed, were cancelled or were quarantined.
 CREATE TABLE headrace.job_failed (
     id bigint PRIMARY KEY,
     queue integer NOT NULL,
@@ -83,6 +207,7 @@ CREATE TABLE headrace.job_failed (
     priority smallint NOT NULL,
     attempt smallint NOT NULL,
     losses smallint NOT NULL,
+    version smallint NOT NULL DEFAULT 1,
     lane text,
     unique_key text,
     traceparent text,
@@ -92,35 +217,53 @@ CREATE TABLE headrace.job_failed (
 );
 CREATE INDEX job_failed_ended ON headrace.job_failed (ended_at);
 CREATE INDEX job_failed_queue ON headrace.job_failed (queue, id);
+CREATE INDEX job_failed_lane ON headrace.job_failed (lane, id) WHERE lane IS NOT NULL;
 
--- Keys of unfinished jobs; jobs without a key never touch it.
-CREATE TABLE headrace.job_unique (
+-- Done jobs that their queue keeps, with their results. Partitions by drop_at are dropped whole;
+-- the default partition holds rows that no partition covers yet.
+CREATE TABLE headrace.job_done (
+    id bigint NOT NULL,
     queue integer NOT NULL,
-    key text NOT NULL,
-    job_id bigint NOT NULL,
-    PRIMARY KEY (queue, key)
-);
-
--- Members still running and the callback that the last of them enqueues.
-CREATE TABLE headrace.job_group (
-    id bigint PRIMARY KEY,
-    pending integer NOT NULL,
-    done integer NOT NULL DEFAULT 0,
-    failed integer NOT NULL DEFAULT 0,
-    cancelled integer NOT NULL DEFAULT 0,
-    quarantined integer NOT NULL DEFAULT 0,
-    queue integer NOT NULL,
+    run_at timestamptz NOT NULL,
+    ended_at timestamptz NOT NULL,
+    drop_at timestamptz NOT NULL,
+    group_id bigint,
     priority smallint NOT NULL,
-    run_at timestamptz,
-    delay_s double precision,
+    attempt smallint NOT NULL,
+    losses smallint NOT NULL,
     lane text,
     unique_key text,
     traceparent text,
-    payload bytea NOT NULL
-) WITH (fillfactor = 70);
+    version smallint NOT NULL,
+    payload bytea NOT NULL,
+    result bytea,
+    PRIMARY KEY (id, drop_at)
+) PARTITION BY RANGE (drop_at);
+CREATE TABLE headrace.job_done_rest PARTITION OF headrace.job_done DEFAULT;
+CREATE INDEX job_done_rest_drop ON headrace.job_done_rest (drop_at);
+CREATE INDEX job_done_queue ON headrace.job_done (queue, id);
 
--- The lane row is the only mutex of everything that belongs to the lane. NULL limits mean none.
--- at[i], n[i]: n starts were granted at that instant. free_at: when the rate allows one more.
+-- Lanes and limiters. ----------------------------------------------------------------------------
+
+-- Limits of lanes without limits of their own. NULL: no limit.
+CREATE TABLE headrace.limiter (
+    name text PRIMARY KEY,
+    starts_max integer CHECK (starts_max > 0),
+    window_s double precision CHECK (window_s > 0),
+    slack_s double precision NOT NULL DEFAULT 0.25,
+    concurrency integer CHECK (concurrency > 0),
+    is_set boolean NOT NULL DEFAULT false,      -- set by an operator; declarations do not change it
+    is_spread boolean NOT NULL DEFAULT true,    -- every lane that follows it has these limits
+    -- Limits that code declared last, for a reset. declared_slack_s NULL: none declared yet.
+    declared_starts_max integer,
+    declared_window_s double precision,
+    declared_slack_s double precision,
+    declared_concurrency integer,
+    CHECK ((starts_max IS NULL) = (window_s IS NULL))
+);
+
+-- The lane row is the only mutex of all that belongs to the lane. NULL limits: none. at[i], n[i]:
+-- n starts were granted at that instant. free_at: when the rate allows one more.
 CREATE TABLE headrace.lane (
     limiter text NOT NULL,
     name text NOT NULL,
@@ -130,6 +273,7 @@ CREATE TABLE headrace.lane (
     concurrency integer CHECK (concurrency > 0),
     weight integer NOT NULL DEFAULT 1 CHECK (weight > 0),
     paused boolean NOT NULL DEFAULT false,
+    is_own boolean NOT NULL DEFAULT false,      -- false: it follows its limiter's limits
     inflight integer NOT NULL DEFAULT 0,
     free_at timestamptz NOT NULL DEFAULT '-infinity',
     started_at timestamptz,
@@ -139,39 +283,22 @@ CREATE TABLE headrace.lane (
     CHECK ((starts_max IS NULL) = (window_s IS NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- What waits in a lane for one queue. ready_at says when a claim should look: it may be early, never
--- late; infinity: parked.
+-- Waiting jobs of a lane in one queue. ready_at: when a claim should look; it may be early, never
+-- late; infinity: parked. credit: what remains of a round-robin share that the end of a claim cut
+-- short; the lane's next claim uses it up first.
 CREATE TABLE headrace.lane_queue (
     limiter text NOT NULL,
     lane text NOT NULL,
     queue integer NOT NULL,
     waiting integer NOT NULL DEFAULT 0,
+    credit integer NOT NULL DEFAULT 0,
     ready_at timestamptz NOT NULL DEFAULT 'infinity',
     PRIMARY KEY (limiter, lane, queue)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lane_queue_ready ON headrace.lane_queue (queue, ready_at) WHERE ready_at < 'infinity';
 
--- Due jobs of lanes.
-CREATE TABLE headrace.lane_job (
-    id bigint NOT NULL,
-    queue integer NOT NULL,
-    run_at timestamptz NOT NULL,
-    group_id bigint,
-    priority smallint NOT NULL,
-    attempt smallint NOT NULL DEFAULT 0,
-    losses smallint NOT NULL DEFAULT 0,
-    lane text NOT NULL,
-    unique_key text,
-    traceparent text,
-    payload bytea NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
-        autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX lane_job_claim ON headrace.lane_job (queue, lane, priority, id);
-CREATE UNIQUE INDEX lane_job_id ON headrace.lane_job (id);
-ALTER TABLE headrace.lane_job ALTER payload SET STORAGE EXTERNAL;
-
--- The journal: enqueue writes here and never locks a lane, since a direct count held lane locks until
--- the user's commit (20 deadlocks in 5 s where this had none).
+-- Journal of jobs added to lanes and removed from them. Enqueue writes here and never locks a
+-- lane: a lane lock held until the caller's commit would deadlock. fold_lanes adds the rows up.
 CREATE TABLE headrace.lane_event (
     id bigint GENERATED ALWAYS AS IDENTITY,
     limiter text NOT NULL,
@@ -181,3 +308,146 @@ CREATE TABLE headrace.lane_event (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lane_event_queue ON headrace.lane_event (queue, id);
+
+-- Counts. ----------------------------------------------------------------------------------------
+
+-- Counts that fold_counts has not added up yet. Each is written in the transaction of the claim or
+-- the settlement that it counts, as a row of its own, so none is lost or counted twice. NULL:
+-- zero.
+CREATE TABLE headrace.job_count (
+    at timestamptz NOT NULL DEFAULT now(),
+    queue integer NOT NULL,
+    done integer,
+    failed integer,                     -- failed, cancelled, quarantined
+    retried integer,                    -- waits for a later moment, or in another queue
+    lost integer,                       -- waits again, since its process died
+    claimed integer,
+    calls integer,
+    run_s double precision,
+    wait_s double precision,
+    wait_max_s double precision,
+    slot_s double precision
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX job_count_at ON headrace.job_count (at);
+
+-- Lock of fold_counts. From whole_at on, the next call reads the whole of job_count.
+CREATE TABLE headrace.job_count_fold (
+    is_one boolean PRIMARY KEY DEFAULT true CHECK (is_one),
+    whole_at timestamptz NOT NULL DEFAULT '-infinity'
+) WITH (fillfactor = 50);
+INSERT INTO headrace.job_count_fold DEFAULT VALUES;
+
+-- Counts of each queue per minute.
+CREATE TABLE headrace.queue_minute (
+    queue integer NOT NULL,
+    minute timestamptz NOT NULL,
+    done bigint NOT NULL,
+    failed bigint NOT NULL,
+    retried bigint NOT NULL,
+    lost bigint NOT NULL,
+    claimed bigint NOT NULL DEFAULT 0,
+    calls bigint NOT NULL,
+    run_s double precision NOT NULL,        -- run time of handlers
+    wait_s double precision NOT NULL,       -- from due to claimed, summed over claimed jobs
+    wait_max_s double precision NOT NULL,
+    slot_s double precision NOT NULL,       -- life time of the slots that worked the queue
+    PRIMARY KEY (queue, minute)
+) WITH (fillfactor = 50);
+CREATE INDEX queue_minute_minute ON headrace.queue_minute (minute);
+
+-- Counts of each queue since its creation. They never decrease.
+CREATE TABLE headrace.queue_total (
+    queue integer PRIMARY KEY,
+    done bigint NOT NULL,
+    failed bigint NOT NULL,
+    retried bigint NOT NULL,
+    lost bigint NOT NULL,
+    calls bigint NOT NULL,
+    run_s double precision NOT NULL,
+    wait_s double precision NOT NULL,
+    slot_s double precision NOT NULL
+) WITH (fillfactor = 50);
+
+-- Fleet. -----------------------------------------------------------------------------------------
+
+-- The plan's head. `leader` may write until `leads_until`. `term` grows with each change of the
+-- leader and `version` with each change of the map, so a leader that was suspended is refused when
+-- it resumes.
+CREATE TABLE headrace.fleet_plan (
+    is_one boolean PRIMARY KEY DEFAULT true CHECK (is_one),
+    leader text,
+    leads_until timestamptz NOT NULL DEFAULT '-infinity',
+    term bigint NOT NULL DEFAULT 0,
+    version bigint NOT NULL DEFAULT 0,
+    planned_at timestamptz
+) WITH (fillfactor = 50);
+INSERT INTO headrace.fleet_plan DEFAULT VALUES;
+
+-- The plan's map: slots of a host bound to a queue. Slots in no row float between queues.
+CREATE TABLE headrace.fleet_slot (
+    host text NOT NULL,
+    queue integer NOT NULL,
+    slots integer NOT NULL CHECK (slots > 0),
+    PRIMARY KEY (host, queue)
+) WITH (fillfactor = 50);
+
+-- Changes of the plan with their reasons.
+CREATE TABLE headrace.fleet_decision (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT now(),
+    version bigint NOT NULL,
+    host text NOT NULL,
+    queue text NOT NULL,
+    before integer NOT NULL,
+    after integer NOT NULL,
+    code text NOT NULL,
+    why text NOT NULL
+);
+CREATE INDEX fleet_decision_at ON headrace.fleet_decision (at);
+
+-- Slots of a queue with a maximum that each host may work at once, floating slots included. The
+-- sum over hosts never exceeds the maximum: one host gives up slots before another receives them.
+-- An allowance ends with its host row, 5 s after that expired, since the host's slots are killed
+-- within that time.
+CREATE TABLE headrace.slot_allowance (
+    queue integer NOT NULL,
+    host bigint NOT NULL REFERENCES headrace.host (id) ON DELETE CASCADE,
+    slots integer NOT NULL CHECK (slots >= 0),
+    is_short boolean NOT NULL DEFAULT false,    -- the host requested more
+    call bigint NOT NULL,                       -- number of the host's call that wrote the row
+    PRIMARY KEY (queue, host)
+) WITH (fillfactor = 50);
+CREATE INDEX slot_allowance_host ON headrace.slot_allowance (host);
+
+-- One row per violation of an alert rule. cleared_at NULL: it is still open.
+CREATE TABLE headrace.alert (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    rule text NOT NULL,
+    subject text NOT NULL,
+    text text NOT NULL,
+    raised_at timestamptz NOT NULL DEFAULT now(),
+    cleared_at timestamptz,
+    is_raise_sent boolean NOT NULL DEFAULT false,   -- the webhook accepted it
+    is_clear_sent boolean NOT NULL DEFAULT false
+);
+CREATE UNIQUE INDEX alert_open ON headrace.alert (rule, subject) WHERE cleared_at IS NULL;
+CREATE INDEX alert_raised ON headrace.alert (raised_at);
+
+-- Recurring jobs. One transaction moves next_at and enqueues the job.
+CREATE TABLE headrace.cron (
+    name text PRIMARY KEY,
+    spec text NOT NULL,
+    tz text NOT NULL,
+    queue text NOT NULL,
+    payload bytea NOT NULL,
+    priority smallint NOT NULL,
+    next_at timestamptz NOT NULL,
+    last_at timestamptz,
+    last_job bigint,
+    paused boolean NOT NULL DEFAULT false,
+    source text NOT NULL CHECK (source IN ('code', 'api')),
+    declared_at timestamptz NOT NULL DEFAULT now(),     -- last declaration by running code
+    error text
+);
+CREATE INDEX cron_next ON headrace.cron (next_at) WHERE NOT paused;

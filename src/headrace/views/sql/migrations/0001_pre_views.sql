@@ -1,14 +1,14 @@
--- Views: totals and hours of entities, the offset up to which each shard's hits are in them, and who flushes it.
+-- Views: totals and hours per entity, the flush offset of each shard, and the flusher that owns it.
 
--- `through` is the id of the last entry of the shard's stream that is counted here; it moves in the transaction that counts.
--- Whoever changes counts of a shard holds its row. `corrections` grows when counts are moved between classes.
+-- `through`: id of the last stream entry counted here. It moves in the transaction that counts.
+-- Every change of a shard's counts locks this row. `corrections` counts moves between classes.
 CREATE TABLE headrace.views_shard (
     shard integer PRIMARY KEY,
     through text NOT NULL DEFAULT '0-1',
     corrections bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
--- Who is there to flush, and what of it is whose; racing flushers do no harm.
+-- The flushers that are alive, and the shards each one owns. Two flushers of one shard do no harm.
 CREATE TABLE headrace.views_flusher (
     name text PRIMARY KEY,
     expires_at timestamptz NOT NULL
@@ -33,22 +33,28 @@ CREATE TABLE headrace.views_hour (
     views bigint NOT NULL,
     PRIMARY KEY (id, hour, class)
 ) WITH (fillfactor = 85);
--- Rows come in order of time, so a sketch of each range of pages finds the hours of a top list.
+-- Rows arrive in order of time, so a BRIN index finds the hours of a top list.
 CREATE INDEX views_hour_range ON headrace.views_hour USING brin (hour)
     WITH (pages_per_range = 32, autosummarize = on);
+
+-- Estimated viewers per entity and day, kept for views.viewers_kept.
 CREATE TABLE headrace.views_unique (
     id text COLLATE "C",
     day date,
     viewers bigint NOT NULL,
     PRIMARY KEY (id, day)
 );
+-- The flusher removes whole days.
+CREATE INDEX views_unique_day ON headrace.views_unique (day);
+
+-- Deleted entities. Until `until_at` their hits are dropped; `dropped` counts them.
 CREATE TABLE headrace.views_tombstone (
     id text COLLATE "C" PRIMARY KEY,
     until_at timestamptz NOT NULL,
     dropped bigint NOT NULL DEFAULT 0
 );
 
--- Set so many shards up where there are none; how many there are.
+-- Create the shards if there are none. Return how many exist.
 CREATE FUNCTION headrace.ensure_view_shards_v1(p_shards integer)
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -66,8 +72,43 @@ BEGIN
     RETURN v_shards;
 END $$;
 
--- Count what a stream holds from p_from (exclusive) to p_to (inclusive). NULL: the offset is not p_from any more, nothing was
--- done; else the entities of p_ids that are deleted, whose views were dropped.
+-- Renew a flusher and assign its share of the shards: those it owns, then free or expired ones.
+CREATE FUNCTION headrace.lease_view_shards_v1(p_name text, p_lease_s double precision)
+RETURNS TABLE (shard integer, through text, corrections bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_until_at timestamptz := now() + p_lease_s * interval '1 second';
+    v_share integer;
+BEGIN
+    LOCK TABLE headrace.views_flusher IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO headrace.views_flusher (name, expires_at) VALUES (p_name, v_until_at)
+    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at;
+    DELETE FROM headrace.views_flusher WHERE expires_at < now();
+    v_share := (SELECT ceil((SELECT count(*) FROM headrace.views_shard)::numeric / count(*))
+        FROM headrace.views_flusher);
+    UPDATE headrace.views_lease l SET flusher = NULL, expires_at = NULL
+    WHERE l.flusher = p_name AND l.shard NOT IN (
+        SELECT k.shard FROM headrace.views_lease k WHERE k.flusher = p_name
+        ORDER BY k.shard LIMIT v_share);
+    UPDATE headrace.views_lease l SET flusher = p_name, expires_at = v_until_at
+    WHERE l.shard IN (
+        SELECT k.shard FROM headrace.views_lease k
+        WHERE k.flusher = p_name OR k.flusher IS NULL OR k.expires_at < now()
+        ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
+    RETURN QUERY SELECT s.shard, s.through, s.corrections
+        FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard)
+        WHERE l.flusher = p_name;
+END $$;
+
+-- Release the shards of a flusher that ends.
+CREATE FUNCTION headrace.leave_view_shards_v1(p_name text) RETURNS void LANGUAGE sql AS $$
+    UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
+    DELETE FROM headrace.views_flusher WHERE name = p_name;
+$$;
+
+-- Count the stream entries after p_from up to and including p_to, and move the offset.
+-- NULL: the offset is no longer p_from, and nothing was done.
+-- Otherwise: the deleted entities among p_ids, whose views were dropped.
 CREATE FUNCTION headrace.flush_views_v1(
     p_shard integer, p_from text, p_to text,
     p_ids text[], p_classes smallint[], p_hours timestamptz[], p_views bigint[]
@@ -75,14 +116,18 @@ CREATE FUNCTION headrace.flush_views_v1(
 DECLARE
     v_dead text[] := '{}';
 BEGIN
-    UPDATE headrace.views_shard s SET through = p_to WHERE s.shard = p_shard AND s.through = p_from;
+    UPDATE headrace.views_shard s SET through = p_to
+    WHERE s.shard = p_shard AND s.through = p_from;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
     IF EXISTS (SELECT FROM headrace.views_tombstone) THEN
         WITH dead AS (
             UPDATE headrace.views_tombstone t SET dropped = t.dropped + g.views
-            FROM (SELECT u.id, sum(u.views) AS views FROM unnest(p_ids, p_views) u (id, views) GROUP BY 1) g
+            FROM (
+                SELECT u.id, sum(u.views) AS views
+                FROM unnest(p_ids, p_views) u (id, views) GROUP BY 1
+            ) g
             WHERE t.id = g.id AND t.until_at > now()
             RETURNING t.id
         ) SELECT coalesce(array_agg(d.id), '{}') INTO v_dead FROM dead d;
@@ -102,39 +147,10 @@ BEGIN
     RETURN v_dead;
 END $$;
 
--- Say that this flusher is alive, and give it its share of the shards: what it has, and what is free.
-CREATE FUNCTION headrace.lease_view_shards_v1(p_name text, p_lease_s double precision)
-RETURNS TABLE (shard integer, through text, corrections bigint) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-    v_share integer;
-BEGIN
-    LOCK TABLE headrace.views_flusher IN SHARE ROW EXCLUSIVE MODE;
-    INSERT INTO headrace.views_flusher (name, expires_at) VALUES (p_name, now() + p_lease_s * interval '1 second')
-    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at;
-    DELETE FROM headrace.views_flusher WHERE expires_at < now();
-    v_share := (SELECT ceil((SELECT count(*) FROM headrace.views_shard)::numeric / count(*)) FROM headrace.views_flusher);
-    UPDATE headrace.views_lease l SET flusher = NULL, expires_at = NULL
-    WHERE l.flusher = p_name AND l.shard NOT IN (
-        SELECT k.shard FROM headrace.views_lease k WHERE k.flusher = p_name ORDER BY k.shard LIMIT v_share);
-    UPDATE headrace.views_lease l SET flusher = p_name, expires_at = now() + p_lease_s * interval '1 second'
-    WHERE l.shard IN (
-        SELECT k.shard FROM headrace.views_lease k
-        WHERE k.flusher = p_name OR k.flusher IS NULL OR k.expires_at < now()
-        ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
-    RETURN QUERY SELECT s.shard, s.through, s.corrections
-        FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard) WHERE l.flusher = p_name;
-END $$;
-
--- Let go of the shards, at the end of a flusher.
-CREATE FUNCTION headrace.leave_view_shards_v1(p_name text) RETURNS void LANGUAGE sql AS $$
-    UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
-    DELETE FROM headrace.views_flusher WHERE name = p_name;
-$$;
-
--- Remove an entity and leave a tombstone; its total. The shard's row keeps a flush apart.
+-- Delete an entity and leave a tombstone. Return its human total. The lock excludes a flush.
 CREATE FUNCTION headrace.delete_views_v1(
-    p_id text, p_shard integer, p_kept_s double precision, OUT total bigint, OUT until_at timestamptz
+    p_id text, p_shard integer, p_kept_s double precision,
+    OUT total bigint, OUT until_at timestamptz
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
@@ -143,15 +159,18 @@ BEGIN
     VALUES (p_id, now() + p_kept_s * interval '1 second')
     ON CONFLICT (id) DO UPDATE SET until_at = excluded.until_at
     RETURNING t.until_at INTO until_at;
-    WITH gone AS (DELETE FROM headrace.views_total t WHERE t.id = p_id RETURNING t.class, t.total)
-    SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
+    WITH gone AS (
+        DELETE FROM headrace.views_total t WHERE t.id = p_id RETURNING t.class, t.total
+    ) SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
     DELETE FROM headrace.views_hour h WHERE h.id = p_id;
     DELETE FROM headrace.views_unique u WHERE u.id = p_id;
 END $$;
 
--- Move an entity's views of whole hours from one class to another; how many, and the shard's corrections after it.
+-- Move an entity's views of whole hours between classes.
+-- Return how many moved, and the shard's new number of corrections.
 CREATE FUNCTION headrace.reclassify_views_v1(
-    p_id text, p_shard integer, p_from timestamptz, p_to timestamptz, p_source smallint, p_target smallint,
+    p_id text, p_shard integer, p_from timestamptz, p_to timestamptz,
+    p_source smallint, p_target smallint,
     OUT views bigint, OUT corrections bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -169,7 +188,8 @@ BEGIN
     )
     SELECT coalesce(sum(m.views), 0) INTO views FROM moved m;
     IF views > 0 THEN
-        UPDATE headrace.views_total t SET total = t.total - views WHERE t.id = p_id AND t.class = p_source;
+        UPDATE headrace.views_total t SET total = t.total - views
+        WHERE t.id = p_id AND t.class = p_source;
         INSERT INTO headrace.views_total AS t (id, class, total) VALUES (p_id, p_target, views)
         ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
     END IF;

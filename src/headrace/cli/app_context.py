@@ -1,0 +1,270 @@
+"""The application that a command uses, and how it prints results and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+import uvloop
+
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.migrate import check_schema
+from headrace.kernel.config import Loaded
+from headrace.kernel.errors import HeadraceError, InvalidInput
+from headrace.kernel.logs import configure_logs
+
+
+class AppNotFound(InvalidInput):
+    """`module:app` cannot be imported or is not an application."""
+
+    code = "cli.app_not_found"
+
+
+class AppBroken(InvalidInput):
+    """The module of the application raises an error on import."""
+
+    code = "cli.app_broken"
+
+
+class App(Protocol):
+    """The interface of `headrace.Headrace` that commands use."""
+
+    version: str
+
+    @property
+    def config(self) -> Loaded: ...
+
+    @property
+    def data_folder(self) -> Path: ...
+
+    @property
+    def metrics_folder(self) -> Path: ...
+
+    @property
+    def uses_embedded(self) -> bool: ...
+
+    @property
+    def engines(self) -> Engines: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    @property
+    def secret(self) -> str: ...
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def views(self) -> Views: ...
+
+    @property
+    def feed(self) -> Feed: ...
+
+    @property
+    def media(self) -> Media: ...
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    def configured_urls(self) -> Endpoints: ...
+
+    def use_endpoints(self, endpoints: Endpoints) -> None: ...
+
+    def use_as_slot(self) -> None: ...
+
+    def use_flags(self, flags: dict[str, str]) -> None: ...
+
+    def use_config_file(self, file: str) -> None: ...
+
+    def load_rooms(self) -> None: ...
+
+    def installed_fetch(self) -> Fetch | None: ...
+
+    def services(self) -> dict[str, Any]: ...
+
+    def routes(self) -> list[Any]: ...
+
+    def pages(self) -> Pages: ...
+
+    async def close(self) -> None: ...
+
+
+def load_app(name: str) -> App:
+    """Import the application at `module:attribute`, also from the current folder.
+
+    Raises: AppNotFound, AppBroken.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise AppNotFound(
+            f"{name!r} is not an application: use module:attribute, such as shop.site:app"
+        )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            raise AppBroken(
+                f"application {name!r} failed to import; fix the error and"
+                f" retry:\n{_traceback(error)}"
+            ) from error
+        raise AppNotFound(
+            f"application {name!r}: no module {missing!r} in {Path.cwd()} or in the installed"
+            " packages" + _hiding(module_name)
+        ) from error
+    app: Any = getattr(module, attribute, None)
+    if app is None or not hasattr(app, "load_rooms"):
+        raise AppNotFound(
+            f"application {name!r}: module {module_name} has no Headrace() named {attribute!r}"
+            + _hiding(module_name)
+        )
+    found: App = app
+    return found
+
+
+def _hiding(module_name: str) -> str:
+    """Advice if a standard module hides the user's file of the same name."""
+    first = module_name.partition(".")[0]
+    file = getattr(sys.modules.get(first), "__file__", None) or ""
+    if first not in sys.stdlib_module_names or Path(file).parent == Path.cwd():
+        return ""
+    return (
+        f"; {first!r} is a module of Python's standard library and hides a file of that name:"
+        " rename yours, such as to site_app.py"
+    )
+
+
+def _traceback(error: Exception) -> str:
+    """The error with the stack frames of the user's own files."""
+    ours = str(Path(__file__).parents[1])
+    others = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen ", ours, str(importlib.__file__)))
+    ]
+    # If the application is an installed package, keep all frames.
+    own = [frame for frame in frames if not frame.filename.startswith(others)] or frames
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()
+
+
+if TYPE_CHECKING:
+    from headrace.feed import Feed
+    from headrace.fetch import Fetch
+    from headrace.jobs import Jobs, Registry
+    from headrace.media import Media
+    from headrace.views import Views
+    from headrace.web.server import Pages
+    from headrace.web.tokens import Tokens
+
+Service = TypeVar("Service")
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """The terminal of `headrace`; implements `kernel.terminal.Terminal`."""
+
+    make_app: Callable[[str | None], App]
+    packages: tuple[str, ...]
+    is_json: bool = False
+    config_file: str | None = None
+    """The file of `--config`; `up` passes it to its roles."""
+    flags: dict[str, str] = field(default_factory=dict)
+    _has_progress: bool = False
+
+    def app(self, name: str | None = None) -> App:
+        """The application named on the command line, or one with the rooms only."""
+        app = load_app(name) if name else self.make_app(self.config_file)
+        if name and self.config_file:
+            app.use_config_file(self.config_file)
+        app.use_flags(self.flags)
+        return app
+
+    def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
+        """Run `verb` with the service of type `kind`, then close the engines."""
+        keeps_rows = getattr(kind, "keeps_rows", True)
+        return self.run_app(lambda app: verb(_service(app, kind)), checked=keeps_rows)
+
+    def run_app(self, work: Callable[[App], Awaitable[Answer]], *, checked: bool = True) -> Answer:
+        """Run `work` on the plain application; `checked` verifies the schema first."""
+        configure_logs("cli", level="warning")
+
+        async def in_loop() -> Answer:
+            app = self.app()
+            try:
+                if checked:
+                    await check_schema(app.engines.postgres, self.packages, version=app.version)
+                return await work(app)
+            finally:
+                await app.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(in_loop())
+
+    def show(self, value: Any, text: str) -> None:
+        """Print `value` as JSON with `--json`, else `text`."""
+        self._end_progress()
+        if self.is_json:
+            print(msgspec.json.encode(value, enc_hook=str).decode())
+        else:
+            print(text)
+
+    def progress(self, text: str) -> None:
+        """Replace the progress line on standard error, if it is a terminal."""
+        if self.is_json or not sys.stderr.isatty():
+            return
+        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+        self._has_progress = True
+
+    def show_error(self, error: HeadraceError) -> int:
+        """Print `error` on standard error; return its exit code."""
+        self._end_progress()
+        if self.is_json:
+            problem = {
+                "code": error.code,
+                "detail": error.text,
+                "retryable": error.retryable,
+                "errors": error.problems,
+            }
+            print(msgspec.json.encode(problem).decode(), file=sys.stderr)
+        else:
+            print(f"headrace: {error.text} [{error.code}]", file=sys.stderr)
+            for row in error.problems:
+                detail = f"{row.pointer}: {row.text}"
+                # The text of some errors already contains the first problem or all of them.
+                if detail not in error.text:
+                    print(f"  {detail}", file=sys.stderr)
+        return error.exit_code
+
+    def _end_progress(self) -> None:
+        if self._has_progress:
+            print(file=sys.stderr)
+            self._has_progress = False
+
+
+def _service(app: App, kind: type[Service]) -> Service:
+    name = kind.__name__.lower()
+    service = getattr(app, name)
+    if not isinstance(service, kind):
+        raise TypeError(f"app.{name} is a {type(service).__name__}, expected {kind.__name__}")
+    return service

@@ -1,0 +1,339 @@
+"""Checks of `headrace doctor`: machine, schema, tokens, rooms, object store and media node.
+
+Each check is a function that returns findings and never raises: an engine that is down is a
+finding with a fix. A machine that only serves media has neither PostgreSQL nor Valkey; there, only
+the checks of object store and media run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from headrace.cli.app_context import App
+from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs, StoreMismatch
+from headrace.engines.embedded import FolderUnusable, NotRunning
+from headrace.engines.embedded.data_folder import MARKER, require_owner
+from headrace.engines.migrate import plan_migrations
+from headrace.engines.mount_guard import RECORD_FILE
+from headrace.kernel.config import parse_listen
+from headrace.kernel.errors import HeadraceError
+from headrace.media.errors import NodeNotHere
+from headrace.views.durability_wait import durability_of
+from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
+
+DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
+FILES_MIN: Final = 4096
+EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
+WEBHOOK_FAILURES_SEEN: Final = 5
+"""Consecutive failures that are reported: about a minute and a half."""
+
+
+Check = tuple[str, Callable[[], Awaitable[list[Finding]]]]
+SCHEMA_FITS: Final = Finding("schema", "ok", "up to date")
+
+
+async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
+    """Run every check, in the order in which findings should be fixed."""
+    findings = [*check_owner(app.data_folder), *check_machine(app)]
+    if findings[0].subject == "data folder":
+        return findings  # the check would store an object as root in another user's folder
+    try:
+        engines = app.engines
+    except NotRunning as error:
+        if serves_media_alone(app):
+            findings.append(Finding("engines", "ok", "none needed: this machine only serves media"))
+            return [*findings, *await _run_checks([*_media_checks(app)])]
+        findings.append(Finding("engines", "fail", error.text, "run `headrace up`"))
+        # A missing object store may be the cause.
+        has_store = (app.data_folder / RECORD_FILE).exists()
+        return [*findings, *await _run_checks(_media_checks(app)[:1] if has_store else [])]
+    except HeadraceError as error:
+        return [*findings, Finding("engines", "fail", error.text)]
+    checks: list[Check] = [
+        ("postgres", lambda: check_postgres(app, engines)),
+        ("schema", lambda: check_schema_state(engines, packages)),
+        ("token", lambda: check_token(app, engines)),
+        ("webhooks", lambda: check_webhooks(app)),
+        ("valkey", lambda: check_valkey(engines)),
+        ("views", lambda: check_views(app, engines)),
+        ("flusher", lambda: check_flusher(app)),
+        *_media_checks(app),
+    ]
+    return [*findings, *await _run_checks(checks)]
+
+
+def _media_checks(app: App) -> list[Check]:
+    """Checks that also run on machines that only serve media."""
+    return [
+        ("blobs", lambda: check_blobs(app.blobs)),
+        ("media disks", lambda: check_media_disks(app)),
+        ("media cluster", lambda: check_media_cluster(app)),
+    ]
+
+
+async def _run_checks(checks: list[Check]) -> list[Finding]:
+    findings: list[Finding] = []
+    for subject, check in checks:
+        if subject in ("token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
+            continue  # their tables are missing
+        try:
+            findings += await asyncio.wait_for(check(), CHECK_S)
+        except TimeoutError:
+            findings.append(Finding(subject, "fail", f"no answer within {CHECK_S:.0f} s"))
+        except HeadraceError as error:
+            findings.append(Finding(subject, "fail", error.text, "start it, or correct its URL"))
+        except OSError as error:
+            findings.append(refused(subject, error))
+    return findings
+
+
+def check_owner(folder: Path) -> list[Finding]:
+    """Report a data folder of another user when run as root."""
+    try:
+        require_owner(folder)
+    except FolderUnusable as error:
+        if os.geteuid() == 0:
+            return [Finding("data folder", "fail", error.text)]
+    return []
+
+
+def check_machine(app: App) -> list[Finding]:
+    """Run the checks that need no engine."""
+    findings: list[Finding] = []
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "disk": lambda: check_disk(app.data_folder),
+        "open files": check_limits,
+        "secret": lambda: check_secret(app),
+        "media": lambda: check_media_urls(app),
+    }
+    for subject, check in checks.items():
+        try:
+            findings += check()
+        except OSError as error:
+            findings.append(refused(subject, error))
+    return findings
+
+
+def refused(subject: str, error: OSError) -> Finding:
+    """The finding for a file that cannot be read."""
+    reason = (error.strerror or str(error)).lower()
+    fix = f"run as the user who owns it; current uid is {os.geteuid()}"
+    return Finding(subject, "fail", f"{error.filename}: {reason}", fix)
+
+
+def check_disk(folder: Path) -> list[Finding]:
+    """Check free space on the disk of the data folder."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(present).free
+    text = f"{free_bytes / 1024**3:.1f} GiB free at {present}"
+    if free_bytes < DISK_FREE_BYTES_MIN:
+        return [Finding("disk", "fail", text, "free space: PostgreSQL stops on a full disk")]
+    return [Finding("disk", "ok", text)]
+
+
+def check_limits() -> list[Finding]:
+    """Check the limit of open files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < FILES_MIN:
+        fix = f"raise it with `ulimit -n {FILES_MIN}` or LimitNOFILE= in the unit"
+        return [Finding("open files", "warn", f"at most {files} per process", fix)]
+    return [Finding("open files", "ok", f"at most {files} per process")]
+
+
+def check_secret(app: App) -> list[Finding]:
+    """Check source and permissions of the root secret."""
+    if os.environ.get("HEADRACE_SECRET"):
+        return [Finding("secret", "ok", "from HEADRACE_SECRET")]
+    path = app.data_folder / "secret"
+    if not path.exists():
+        return [Finding("secret", "ok", f"will be created in {path} on first start")]
+    if path.stat().st_mode & 0o077:
+        return [Finding("secret", "fail", f"{path} is readable by others", f"chmod 600 {path}")]
+    return [Finding("secret", "ok", f"in {path}")]
+
+
+def check_media_urls(app: App) -> list[Finding]:
+    """Check that media URLs derived from `media.listen` are reachable."""
+    config = app.config.sections["media"]
+    host, port = config.listen
+    if config.public_url is None and host in EVERYWHERE:
+        text = f"URLs begin with http://{host}:{port}, which clients cannot reach"
+        return [Finding("media", "warn", text, "set media.public_url (HEADRACE_MEDIA_PUBLIC_URL)")]
+    return []
+
+
+async def check_schema_state(engines: Engines, packages: tuple[str, ...]) -> list[Finding]:
+    """Check for missing migrations."""
+    missing = await plan_migrations(engines.postgres, packages)
+    if missing:
+        text = f"{len(missing)} migration(s) missing, first {missing[0].label}"
+        return [Finding("schema", "fail", text, "run `headrace migrate`")]
+    return [SCHEMA_FITS]
+
+
+async def check_token(app: App, engines: Engines) -> list[Finding]:
+    """Check that the root token in the data folder is valid."""
+    path = app.data_folder / "token"
+    if not path.exists():
+        return [Finding("token", "ok", f"no {path} on this machine; `headrace up` creates it")]
+    found = RootToken(path, await Tokens(engines.postgres).state_of(path.read_text().strip()))
+    if found.state == "valid":
+        return [Finding("token", "ok", f"in {path}")]
+    if found.state == "unknown":
+        text = f"the token in {path} is unknown to this database, which may be a restored backup"
+        fix = "start `headrace up`, which registers it, or restore the token file of the backup"
+        return [Finding("token", "warn", text, fix)]
+    return [Finding("token", "fail", dead_token(found), remedy_for(found))]
+
+
+async def check_webhooks(app: App) -> list[Finding]:
+    """Check for webhooks that are disabled or failing."""
+    fetch = app.installed_fetch()
+    if fetch is None:
+        return []
+    hooks = await fetch.webhooks.list(webhooks_max=1000)
+    gone = [hook.customer for hook in hooks if hook.disabled_at is not None]
+    failing = [hook.customer for hook in hooks if hook.failures >= WEBHOOK_FAILURES_SEEN]
+    found = []
+    if gone:
+        text = f"disabled, as their receivers returned 410: {', '.join(gone[:5])} ({len(gone)})"
+        fix = "set them again with `headrace fetch customer set CUSTOMER --webhook URL`"
+        found.append(Finding("webhooks", "warn", text, fix))
+    if failing:
+        text = f"deliveries fail: {', '.join(failing[:5])} ({len(failing)})"
+        fix = "see `headrace fetch webhook show CUSTOMER`; results are kept meanwhile"
+        found.append(Finding("webhooks", "warn", text, fix))
+    if hooks and not found:
+        found.append(Finding("webhooks", "ok", f"{len(hooks)} accept their results"))
+    return found
+
+
+async def check_views(app: App, engines: Engines) -> list[Finding]:
+    """Check that Valkey can keep the promise of `views.durability`."""
+    config = app.config.sections["views"]
+    policy, replicas = await durability_of(engines.valkey)
+    if config.durability == "fast":
+        return [Finding("views", "ok", f"level fast, appendfsync {policy}")]
+    if config.durable_replicas:
+        text = f"{replicas} of {config.durable_replicas} replicas required for durable hits"
+        if replicas < config.durable_replicas:
+            fix = "attach replicas, or lower views.durable_replicas"
+            return [Finding("views", "fail", text, fix)]
+        return [Finding("views", "ok", text)]
+    if policy != "always":
+        text = f"durable hits wait for the append-only file, and appendfsync is {policy}"
+        fix = "set appendfsync always, or views.durable_replicas, or views.durability = fast"
+        return [Finding("views", "fail", text, fix)]
+    return [Finding("views", "ok", "level durable, appendfsync always")]
+
+
+async def check_flusher(app: App) -> list[Finding]:
+    """Check that a flusher writes acknowledged hits to PostgreSQL."""
+    lags = await app.views.analytics.lag()
+    idle = [lag for lag in lags if lag.pending and lag.flusher is None]
+    if idle:
+        calls, oldest_s = sum(lag.pending for lag in idle), max(lag.oldest_s for lag in idle)
+        text = f"{calls} calls with hits have no flusher, the oldest from {oldest_s:.0f} s ago"
+        return [Finding("flusher", "warn", text, "start `headrace flusher` on one or two machines")]
+    return [Finding("flusher", "ok", "no hits without a flusher")]
+
+
+async def check_blobs(blobs: Blobs) -> list[Finding]:
+    """Check that the store is the known one and can store, read and delete an object."""
+    try:
+        await blobs.verify_store()
+    except StoreMismatch as error:
+        fix = "mount or restore its disk; `headrace blobs adopt` accepts the folder as it is now"
+        return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", fix)]
+    key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
+    await blobs.put(key, data)
+    same = await blobs.get(key) == data
+    await blobs.delete(key)
+    if not same:
+        return [
+            Finding(
+                "blobs", "fail", "an object was read back with different bytes", "check the store"
+            )
+        ]
+    return [Finding("blobs", "ok", "stored, read and deleted an object")]
+
+
+ANSWER_S = 2.0
+
+
+def serves_media_alone(app: App) -> bool:
+    """Whether this machine has a media node and neither embedded nor configured engines."""
+    urls = app.configured_urls()
+    if urls.postgres_url or urls.valkey_url or (app.data_folder / MARKER).exists():
+        return False
+    config = app.config.sections["media"]
+    has_run = (app.data_folder / "run" / "media").is_dir()
+    return bool(config.node or config.disks or has_run)
+
+
+async def check_media_disks(app: App) -> list[Finding]:
+    """Check that every disk of this node is in use."""
+    if not app.config.sections["media"].disks:
+        return []
+    try:
+        disks = await app.media.disks.list()
+    except NodeNotHere:
+        if serves_media_alone(app):
+            raise
+        return []  # shared configuration: this machine has the engines, another one the node
+    found = [
+        Finding(
+            "media disks",
+            "warn",
+            f"{disk.path} is out: {disk.fault}",
+            "replace it and run `headrace media disks add`, or run `headrace media disks retire`",
+        )
+        for disk in disks
+        if disk.state == "out" and disk.fault != "retired"
+    ]
+    return found or [Finding("media disks", "ok", f"{len(disks)}, none failed")]
+
+
+async def check_media_cluster(app: App) -> list[Finding]:
+    """Check that this node is a cluster member and that all members respond."""
+    name = app.config.sections["media"].node
+    if name is None:
+        return []
+    nodes = (await app.media.nodes.membership()).members
+    if all(node.name != name for node in nodes):
+        text = f"{name} is not among the {len(nodes)} nodes of the cluster"
+        return [
+            Finding("media cluster", "fail", text, "start `headrace media serve`, check its log")
+        ]
+    answers = await asyncio.gather(*(_answers(node.address) for node in nodes))
+    found = [
+        Finding(
+            "media cluster",
+            "fail" if node.name == name else "warn",
+            f"{node.name} does not respond at {node.address}",
+            "start it, correct media.advertise, or remove it with `headrace media nodes rm`",
+        )
+        for node, is_up in zip(nodes, answers, strict=True)
+        if not is_up
+    ]
+    return found or [Finding("media cluster", "ok", f"{len(nodes)} nodes, all respond")]
+
+
+async def _answers(address: str) -> bool:
+    host, port = parse_listen(address)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,384 @@
+"""The feed room: feeds of viewers, posts of authors, visibility of a post, the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headrace.console.actions import Action, Field
+from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt
+from headrace.feed import Feed
+from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
+from headrace.feed.why import PostWhy
+
+POSTS_SHOWN: Final = 30
+PEOPLE_SHOWN: Final = 50
+BOARDS: Final = ("feed", "following", "muted", "blocked")
+AUTHOR_BOARDS: Final = ("posts", "followers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewerView:
+    """Data of a viewer's page, or of the empty search form."""
+
+    viewer: str
+    board: str
+    boards: Sequence[str] = BOARDS
+    page: PanelData[Page] = NO_DATA
+    people: PanelData[People] = NO_DATA
+    unread: PanelData[Unread] = NO_DATA
+    marker: PanelData[Marker] = NO_DATA
+    following: int | None = None
+    more: str | None = None
+    is_first: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorView:
+    """Data of an author's page, or of the empty search form."""
+
+    author: str
+    board: str
+    boards: Sequence[str] = AUTHOR_BOARDS
+    page: PanelData[Page] = NO_DATA
+    people: PanelData[People] = NO_DATA
+    followers: int | None = None
+    more: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyView:
+    """Visibility of a post; `why` is None until viewer and post are entered."""
+
+    viewer: str
+    post: str
+    why: PanelData[PostWhy] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexView:
+    """Data of the index page."""
+
+    shards: PanelData[list[ShardState]]
+    index_for_s: float
+    keep_for_s: float
+
+
+async def view_viewer(context: ViewContext) -> ViewerView:
+    """The feed of a viewer, or followed, muted or blocked authors."""
+    feed, viewer = context.feed, context.query.text("viewer", most=128).strip()
+    board = context.query.choice("list", BOARDS, "feed")
+    if not viewer:
+        return ViewerView(viewer=viewer, board=board)
+    cursor = context.query.text("cursor", most=512) or None
+    unread, marker, following = await asyncio.gather(
+        attempt(feed.pages.unread(viewer)),
+        attempt(feed.pages.marker(viewer)),
+        attempt(feed.follows.following(viewer, 1)),
+    )
+    page: PanelData[Page] = NO_DATA
+    people: PanelData[People] = NO_DATA
+    more = None
+    if board == "feed":
+        page = await attempt(feed.page(viewer, POSTS_SHOWN, cursor=cursor))
+        more = page.value.next if page.value else None
+    else:
+        people = await attempt(_people(feed, viewer, board, cursor=cursor))
+        more = people.value.next if people.value else None
+    return ViewerView(
+        viewer=viewer,
+        board=board,
+        page=page,
+        people=people,
+        unread=unread,
+        marker=marker,
+        following=following.value.total if following.value else None,
+        more=context.url(cursor=more) if more else None,
+        is_first=cursor is None,
+    )
+
+
+async def view_author(context: ViewContext) -> AuthorView:
+    """The posts of an author, or the followers."""
+    feed, author = context.feed, context.query.text("author", most=128).strip()
+    board = context.query.choice("list", AUTHOR_BOARDS, "posts")
+    if not author:
+        return AuthorView(author=author, board=board)
+    cursor = context.query.text("cursor", most=512) or None
+    page: PanelData[Page] = NO_DATA
+    if board == "posts":
+        followers = await attempt(feed.follows.followers(author, 1))
+        page = await attempt(feed.pages.author_posts(author, POSTS_SHOWN, cursor=cursor))
+        more = page.value.next if page.value else None
+    else:
+        followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
+        more = followers.value.next if followers.value else None
+    return AuthorView(
+        author=author,
+        board=board,
+        page=page,
+        people=followers,
+        followers=followers.value.total if followers.value else None,
+        more=context.url(cursor=more) if more else None,
+    )
+
+
+async def view_why(context: ViewContext) -> WhyView:
+    """The reasons why a viewer sees a post or not."""
+    viewer, post = (context.query.text(name, most=128).strip() for name in ("viewer", "post"))
+    is_asked = bool(viewer and post)
+    why = await attempt(context.feed.pages.why(viewer, post)) if is_asked else None
+    return WhyView(viewer=viewer, post=post, why=why)
+
+
+async def view_index(context: ViewContext) -> IndexView:
+    """State of each shard of the index."""
+    feed = context.feed
+    return IndexView(
+        shards=await attempt(feed.index.stats()),
+        index_for_s=feed.config.index_for_s,
+        keep_for_s=feed.config.keep_for_s,
+    )
+
+
+async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> People:
+    """One page of the list `board`."""
+    found: People
+    if board == "following":
+        found = await feed.follows.following(viewer, PEOPLE_SHOWN, cursor=cursor)
+    else:
+        kind = MuteOrBlock.MUTE if board == "muted" else MuteOrBlock.BLOCK
+        found = await feed.follows.list_kind(viewer, kind, PEOPLE_SHOWN, cursor=cursor)
+    return found
+
+
+READ: Final = "feed:read"
+WRITE: Final = "feed:write"
+SAMPLE: Final = 1_000
+VIEWER: Final = Field(name="viewer", label="Viewer")
+AUTHOR: Final = Field(name="author", label="Author")
+POST: Final = Field(name="post", label="Post")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relation:
+    """A change of a relation between viewer and author, with its texts."""
+
+    verb: str
+    title: str
+    what: str
+    method: str
+    path: str
+    run: Callable[[Feed, str, str], Awaitable[int]]
+    done: str
+    already: str
+
+
+_RELATIONS: Final = (
+    _Relation(
+        verb="follow",
+        title="Follow author",
+        what="{viewer} follows {author}. The next feed page includes the author's posts.",
+        method="PUT",
+        path="follows",
+        run=lambda feed, viewer, author: feed.follow(viewer, author),
+        done="follows {author}",
+        already="already follows {author}",
+    ),
+    _Relation(
+        verb="unfollow",
+        title="Unfollow author",
+        what="{viewer} no longer follows {author}. The next feed page excludes the author's posts.",
+        method="DELETE",
+        path="follows",
+        run=lambda feed, viewer, author: feed.unfollow(viewer, author),
+        done="no longer follows {author}",
+        already="did not follow {author}",
+    ),
+    _Relation(
+        verb="mute",
+        title="Mute author",
+        what="Hides the posts of {author} from {viewer}.",
+        method="PUT",
+        path="mutes",
+        run=lambda feed, viewer, author: feed.follows.mute(viewer, author),
+        done="muted {author}",
+        already="already muted {author}",
+    ),
+    _Relation(
+        verb="unmute",
+        title="Unmute author",
+        what="Shows the posts of {author} to {viewer} again, if {viewer} follows {author}.",
+        method="DELETE",
+        path="mutes",
+        run=lambda feed, viewer, author: feed.follows.unmute(viewer, author),
+        done="unmuted {author}",
+        already="had not muted {author}",
+    ),
+    _Relation(
+        verb="block",
+        title="Block author",
+        what="Hides the posts of {viewer} and {author} from each other.",
+        method="PUT",
+        path="blocks",
+        run=lambda feed, viewer, author: feed.follows.block(viewer, author),
+        done="blocked {author}",
+        already="already blocked {author}",
+    ),
+    _Relation(
+        verb="unblock",
+        title="Unblock author",
+        what="Ends the block of {author} by {viewer}.",
+        method="DELETE",
+        path="blocks",
+        run=lambda feed, viewer, author: feed.follows.unblock(viewer, author),
+        done="unblocked {author}",
+        already="had not blocked {author}",
+    ),
+)
+
+
+async def delete_post(context: ViewContext, given: dict[str, Any]) -> str:
+    """Delete a post."""
+    gone = await context.feed.delete(given["post"])
+    return f"post {given['post']} is deleted" if gone else f"post {given['post']} does not exist"
+
+
+async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
+    """The post that would be deleted."""
+    found = await context.feed.posts.find(given["post"])
+    return (
+        f"Post {found.id} by {found.author}, {found.at:%Y-%m-%d %H:%M:%S} UTC."
+        " Deletion handlers run."
+    )
+
+
+async def rebuild(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
+    """Start a rebuild of the index."""
+    return (
+        f"job {await context.feed.index.rebuild()} rebuilds the index; pages are served meanwhile"
+    )
+
+
+async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
+    """Compare the index with PostgreSQL."""
+    found = await context.feed.index.verify(sample=SAMPLE)
+    seen = f"{found.viewers:,} viewers with {found.follows:,} follows, {found.authors:,} authors"
+    seen += f" with {found.posts:,} posts"
+    if found.is_equal:
+        return f"{seen}: the index matches PostgreSQL"
+    first = found.differences[0]
+    return (
+        f"{seen}: {len(found.differences)} differ, such as {first.kind} of {first.entity}:"
+        f" {first.missing} missing, {first.extra} extra; rebuild the index to repair it"
+    )
+
+
+def _relation_action(
+    relation: _Relation,
+) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
+    async def run(context: ViewContext, given: dict[str, Any]) -> str:
+        viewer, author = given["viewer"], given["author"]
+        is_changed = await relation.run(context.feed, viewer, author)
+        text = relation.done if is_changed else f"{relation.already}; no change"
+        return f"viewer {viewer} {text.format(author=author)}"
+
+    return run
+
+
+ACTIONS: Final = (
+    *(
+        Action(
+            name=f"feed-{one.verb}",
+            title=one.title,
+            scope=WRITE,
+            what=one.what,
+            command=f"headrace feed {one.verb} {{viewer}} {{author}}",
+            method=one.method,
+            path=f"/v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
+            run=_relation_action(one),
+            fields=(VIEWER, AUTHOR),
+        )
+        for one in _RELATIONS
+    ),
+    Action(
+        name="feed-delete",
+        title="Delete post",
+        scope=WRITE,
+        what="Deletes post {post}. No page shows it any more. This cannot be undone.",
+        command="headrace feed rm {post}",
+        method="DELETE",
+        path="/v1/feed/posts/{post}",
+        run=delete_post,
+        fields=(POST,),
+        is_danger=True,
+        preview=preview_delete,
+    ),
+    Action(
+        name="feed-rebuild",
+        title="Rebuild index",
+        scope=WRITE,
+        what="Rebuilds the index in Valkey from PostgreSQL, in a job. Pages are served meanwhile.",
+        command="headrace feed rebuild",
+        method="POST",
+        path="/v1/feed/rebuild",
+        run=rebuild,
+    ),
+    Action(
+        name="feed-verify",
+        title="Verify index",
+        scope=READ,
+        what="Compares up to 1,000 viewers and authors in Valkey with PostgreSQL. Read-only.",
+        command="headrace feed verify",
+        method="GET",
+        path="/v1/feed/verify",
+        run=verify,
+    ),
+)
+
+
+ROOM: Final = Room(
+    name="feed",
+    title="Feed",
+    key="e",
+    screens=(
+        Screen(
+            path="/feed",
+            title="Feed of a viewer",
+            tab="Viewers",
+            template="feed/viewer.html",
+            scope=READ,
+            view=view_viewer,
+            live=False,
+        ),
+        Screen(
+            path="/feed/authors",
+            title="Posts of an author",
+            tab="Authors",
+            template="feed/author.html",
+            scope=READ,
+            view=view_author,
+            live=False,
+        ),
+        Screen(
+            path="/feed/why",
+            title="Post visibility",
+            tab="Visibility",
+            template="feed/why.html",
+            scope=READ,
+            view=view_why,
+            live=False,
+        ),
+        Screen(
+            path="/feed/index",
+            title="Index",
+            tab="Index",
+            template="feed/index.html",
+            scope=READ,
+            view=view_index,
+        ),
+    ),
+    actions=ACTIONS,
+)

@@ -1,0 +1,385 @@
+"""Actions on customers, catalogues, runs, webhooks and consumers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headrace.console.actions import Action, Field
+from headrace.console.format import pluralize
+from headrace.console.views import ViewContext
+from headrace.fetch.errors import InvalidCustomer, InvalidRate
+from headrace.fetch.model import parse_rate
+from headrace.fetch.service.customers import CONNECTIONS_MAX
+from headrace.fetch.settings import parse_refresh_s
+from headrace.kernel.config import parse_count, parse_share
+
+WRITE: Final = "fetch:write"
+CUSTOMER: Final = Field(name="customer", label="Customer")
+RUN: Final = Field(name="run", label="Run", kind="number")
+CONSUMER: Final = Field(name="name", label="Consumer")
+NEW_WEBHOOK: Final = (
+    "webhook created: run `headrace fetch webhook rotate {}` to get the secret for its receiver"
+)
+"""The console never shows a secret, as cookies and browser history could keep it."""
+
+
+async def confirm_run(context: ViewContext, given: dict[str, Any]) -> str:
+    """Apply a held run."""
+    run = await context.fetch.runs.confirm(given["run"])
+    counts = f"{run.new} new, {run.changed} changed, {run.gone} removed"
+    return f"run {run.run} is {run.state}: {counts}, {run.photos_pending} photos to download"
+
+
+async def preview_confirm(context: ViewContext, given: dict[str, Any]) -> str:
+    """Changes that a confirmation would apply."""
+    if not isinstance(given["run"], int):
+        return ""
+    run = await context.fetch.runs.get(given["run"])
+    return (
+        f"Run {run.run} of {run.customer} is {run.state}. It adds {run.new} items, changes"
+        f" {run.changed} and removes {run.gone}. It is compared again before it is applied."
+    )
+
+
+async def discard_run(context: ViewContext, given: dict[str, Any]) -> str:
+    """Discard a held run."""
+    run = await context.fetch.runs.discard(given["run"])
+    return f"run {run.run} is discarded; no items were changed"
+
+
+async def undo_run(context: ViewContext, given: dict[str, Any]) -> str:
+    """Undo an applied run."""
+    run = await context.fetch.runs.undo(given["run"])
+    counts = f"{run.new} published again, {run.changed} restored, {run.gone} unpublished"
+    return f"run {run.run} undoes run {given['run']}: {counts}"
+
+
+async def preview_undo(context: ViewContext, given: dict[str, Any]) -> str:
+    """Changes that an undo would revert."""
+    if not isinstance(given["run"], int):
+        return ""
+    run = await context.fetch.runs.get(given["run"])
+    return (
+        f"Run {run.run} of {run.customer} added {run.new} items, changed {run.changed} and removed"
+        f" {run.gone}."
+        " Items sent individually since then are kept."
+    )
+
+
+async def set_customer(context: ViewContext, given: dict[str, Any]) -> str:
+    """Create a customer or change its limits."""
+    starts_max, window_s = parse_rate(given["rate"])
+    more = {**kept_values(given), **({"webhook": given["webhook"]} if given["webhook"] else {})}
+    found = await context.fetch.customers.set(
+        given["customer"],
+        starts_max=starts_max,
+        window_s=window_s,
+        connections=given["connections"],
+        **more,
+    )
+    limits = f"{found.starts_max} requests per {found.window_s:g} s, {found.connections} concurrent"
+    text = f"; {NEW_WEBHOOK.format(found.customer)}" if found.webhook_secret else ""
+    return f"{found.customer}: {limits}{text}"
+
+
+def customer_body(given: dict[str, Any]) -> Any:
+    """The body of the call. Raises: ValueError if the rate is invalid."""
+    try:
+        starts_max, window_s = parse_rate(given["rate"])
+        more = kept_values(given)
+    except (InvalidRate, InvalidCustomer) as fault:
+        raise ValueError(fault.text) from fault
+    body = {
+        "starts_max": starts_max,
+        "window_s": window_s,
+        "connections": given["connections"],
+    }
+    body |= more
+    return {**body, "webhook": {"url": given["webhook"]}} if given["webhook"] else body
+
+
+def kept_values(given: dict[str, Any]) -> dict[str, Any]:
+    """The optional values that are given. Raises: InvalidCustomer."""
+    parsers = (
+        ("hold_share", parse_share),
+        ("hold_items", parse_count),
+        ("refresh_s", parse_refresh_s),
+    )
+    found: dict[str, Any] = {}
+    for name, parse in parsers:
+        text = (given[name] or "").strip()
+        if text:
+            try:
+                found[name] = None if text == "default" else parse(text)
+            except ValueError as error:
+                raise InvalidCustomer(
+                    f"{name} {text[:40]!r}: expected {error}, or default"
+                ) from None
+    return found
+
+
+async def set_source(context: ViewContext, given: dict[str, Any]) -> str:
+    """Set the catalogue source of a customer."""
+    found = await context.fetch.sources.set(
+        given["customer"],
+        url=given["url"],
+        cron=given["cron"],
+        tz=given["tz"] or "UTC",
+        mapping=given["mapping"],
+    )
+    when = f"{found.next_at:%Y-%m-%d %H:%M:%S} UTC" if found.next_at else "never, as it is paused"
+    return f"next import of the catalogue of {found.customer}: {when}"
+
+
+def source_body(given: dict[str, Any]) -> Any:
+    """The body of the call."""
+    names = ("url", "cron", "tz", "mapping")
+    return {name: given[name] for name in names if given[name]}
+
+
+async def bring_source(context: ViewContext, given: dict[str, Any]) -> str:
+    """Import a catalogue now."""
+    job = await context.fetch.sources.bring(given["customer"])
+    return f"job {job} imports the catalogue of {given['customer']}"
+
+
+async def remove_source(context: ViewContext, given: dict[str, Any]) -> str:
+    """Remove the catalogue source of a customer."""
+    await context.fetch.sources.remove(given["customer"])
+    return f"the source of {given['customer']} is removed; its items are kept"
+
+
+async def try_webhook(context: ViewContext, given: dict[str, Any]) -> str:
+    """Send a test message to a webhook."""
+    found = await context.fetch.webhooks.test(given["customer"])
+    return f"{found.url}: {found.text}, in {found.took_s:.3f} s"
+
+
+async def replay_webhook(context: ViewContext, given: dict[str, Any]) -> str:
+    """Resend results to a webhook."""
+    found = await context.fetch.webhooks.replay(given["customer"], after=given["after"] or 0)
+    text = pluralize(found.waiting, "result is queued", "results are queued")
+    return f"{found.customer}: {text}"
+
+
+async def remove_webhook(context: ViewContext, given: dict[str, Any]) -> str:
+    """Delete a webhook."""
+    await context.fetch.webhooks.remove(given["customer"])
+    return f"the webhook of {given['customer']} is deleted; results remain available by polling"
+
+
+async def replay_consumer(context: ViewContext, given: dict[str, Any]) -> str:
+    """Resend every item to a consumer."""
+    items = await context.fetch.consumers.replay(given["name"], customer=given["customer"])
+    text = pluralize(items, "item is queued", "items are queued")
+    return f"{text} for {given['name']}"
+
+
+async def remove_consumer(context: ViewContext, given: dict[str, Any]) -> str:
+    """Delete a consumer."""
+    await context.fetch.consumers.remove(given["name"])
+    return f"{given['name']} is deleted; a worker that declares it registers it again"
+
+
+ACTIONS: Final = (
+    Action(
+        name="fetch-confirm",
+        title="Apply held run",
+        scope=WRITE,
+        what="Applies run {run}, which was held because its catalogue looks wrong.",
+        command="headrace fetch catalogue confirm {run}",
+        method="POST",
+        path="/v1/fetch/runs/{run}/confirm",
+        run=confirm_run,
+        fields=(RUN,),
+        is_danger=True,
+        preview=preview_confirm,
+    ),
+    Action(
+        name="fetch-discard",
+        title="Discard held run",
+        scope=WRITE,
+        what="Discards run {run} without applying it. Later catalogues are processed as usual.",
+        command="headrace fetch catalogue discard {run}",
+        method="POST",
+        path="/v1/fetch/runs/{run}/discard",
+        run=discard_run,
+        fields=(RUN,),
+    ),
+    Action(
+        name="fetch-undo",
+        title="Undo run",
+        scope=WRITE,
+        what="Restores the items to their state before run {run}. Added items are unpublished;"
+        " changed and removed items are published in their old version.",
+        command="headrace fetch run undo {run}",
+        method="POST",
+        path="/v1/fetch/runs/{run}/undo",
+        run=undo_run,
+        fields=(RUN,),
+        is_danger=True,
+        preview=preview_undo,
+    ),
+    Action(
+        name="fetch-customer",
+        title="Set customer limits",
+        scope=WRITE,
+        what="Creates a customer or changes its limits. Applies to downloads that have not"
+        " started.",
+        command="headrace fetch customer set {customer} --rate {rate} --connections {connections}"
+        " [--webhook {webhook}] [--hold-share {hold_share}] [--hold-items {hold_items}]"
+        " [--refresh {refresh_s}]",
+        method="PUT",
+        path="/v1/fetch/customers/{customer}",
+        run=set_customer,
+        body=customer_body,
+        fields=(
+            CUSTOMER,
+            Field(
+                name="rate", label="Rate", hint="Requests per time, such as 10/s, 20/5s or 600/m."
+            ),
+            Field(
+                name="connections",
+                label="Concurrency",
+                kind="number",
+                default="8",
+                numbers=(1, CONNECTIONS_MAX),
+            ),
+            Field(
+                name="webhook",
+                label="Webhook",
+                required=False,
+                hint="URL that receives signed results. Empty: unchanged.",
+            ),
+            Field(
+                name="hold_share",
+                label="Hold above removed share",
+                required=False,
+                hint="Such as 0.3; 1 never holds; default resets. Empty: unchanged.",
+            ),
+            Field(
+                name="hold_items",
+                label="Hold above removed items",
+                required=False,
+                hint="Such as 20; default resets. Empty: unchanged.",
+            ),
+            Field(
+                name="refresh_s",
+                label="Refresh photos after",
+                required=False,
+                hint="Such as 7d; off disables; default resets. Empty: unchanged.",
+            ),
+        ),
+    ),
+    Action(
+        name="fetch-source",
+        title="Set catalogue source",
+        scope=WRITE,
+        what="Imports the catalogue of a customer from a URL on a schedule. Replaces the current"
+        " source.",
+        command="headrace fetch catalogue add {url} --customer {customer} --cron {cron} --tz {tz}"
+        " [--mapping {mapping}]",
+        method="POST",
+        path="/v1/fetch/customers/{customer}/catalogues",
+        run=set_source,
+        body=source_body,
+        fields=(
+            CUSTOMER,
+            Field(name="url", label="URL", hint="Of the catalogue file."),
+            Field(name="cron", label="Schedule", hint="Cron expression, such as 0 * * * *."),
+            Field(name="tz", label="Time zone", default="UTC"),
+            Field(
+                name="mapping",
+                label="Mapping",
+                required=False,
+                hint="Name of a mapping for foreign formats.",
+            ),
+        ),
+    ),
+    Action(
+        name="fetch-bring",
+        title="Import catalogue now",
+        scope=WRITE,
+        what="Imports the catalogue of {customer} now. Its schedule does not change.",
+        command="headrace fetch catalogue bring {customer}",
+        method="POST",
+        path="/v1/fetch/customers/{customer}/source/bring",
+        run=bring_source,
+        fields=(CUSTOMER,),
+    ),
+    Action(
+        name="fetch-source-remove",
+        title="Remove catalogue source",
+        scope=WRITE,
+        what="Stops importing the catalogue of {customer}. Its items are kept.",
+        command="headrace fetch catalogue rm {customer}",
+        method="DELETE",
+        path="/v1/fetch/customers/{customer}/source",
+        run=remove_source,
+        fields=(CUSTOMER,),
+        is_danger=True,
+    ),
+    Action(
+        name="fetch-webhook-test",
+        title="Test webhook",
+        scope=WRITE,
+        what="Sends a signed test message to the webhook of {customer} and shows its response.",
+        command="headrace fetch webhook test {customer}",
+        method="POST",
+        path="/v1/fetch/customers/{customer}/webhook/test",
+        run=try_webhook,
+        fields=(CUSTOMER,),
+    ),
+    Action(
+        name="fetch-webhook-replay",
+        title="Replay results",
+        scope=WRITE,
+        what="Resends every result of {customer} after a sequence number to its webhook, in order.",
+        command="headrace fetch webhook replay {customer} [--after {after}]",
+        method="POST",
+        path="/v1/fetch/customers/{customer}/webhook/replay",
+        run=replay_webhook,
+        fields=(
+            CUSTOMER,
+            Field(name="after", label="After sequence number", kind="number", required=False),
+        ),
+    ),
+    Action(
+        name="fetch-webhook-remove",
+        title="Delete webhook",
+        scope=WRITE,
+        what="Deletes the webhook of {customer}. Results remain available by polling.",
+        command="headrace fetch webhook rm {customer}",
+        method="DELETE",
+        path="/v1/fetch/customers/{customer}/webhook",
+        run=remove_webhook,
+        fields=(CUSTOMER,),
+        is_danger=True,
+    ),
+    Action(
+        name="fetch-consumer-replay",
+        title="Replay items",
+        scope=WRITE,
+        what="Resends the newest version of every item to {name}, of one customer or of all.",
+        command="headrace fetch consumer replay {name} [--customer {customer}]",
+        method="POST",
+        path="/v1/fetch/consumers/{name}/replay",
+        run=replay_consumer,
+        fields=(
+            CONSUMER,
+            Field(name="customer", label="Customer", required=False, hint="Empty: all."),
+        ),
+    ),
+    Action(
+        name="fetch-consumer-remove",
+        title="Delete consumer",
+        scope=WRITE,
+        what="Deletes {name} and its backlog. A worker that declares it registers it again.",
+        command="headrace fetch consumer rm {name}",
+        method="DELETE",
+        path="/v1/fetch/consumers/{name}",
+        run=remove_consumer,
+        fields=(CONSUMER,),
+        is_danger=True,
+    ),
+)

@@ -1,0 +1,394 @@
+"""The fleet: table of queues, page of one queue, hosts, slot decisions and alerts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.state import (
+    Decision,
+    FleetHost,
+    FleetLoad,
+    PlanHead,
+    QueueLoad,
+    QueueMinute,
+)
+from headrace.jobs.model import JobPage, QueueStatus
+from headrace.jobs.tasks.options import SLOTS_MAX
+
+SORTS: Final = ("load", "name", "importance", "waiting", "leased", "failed", "oldest", "slots")
+QUEUE_STATES: Final = ("active", "waiting", "paused", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A row of the fleet table; None is unknown."""
+
+    status: QueueStatus
+    slots_mean: float
+    load: float | None
+    run_s: float | None
+    wait_s: float | None
+    wait_max_s: float | None
+    done_per_s: float
+    is_floating: bool = False
+    """Only floating slots ran its jobs, so it has no load figure."""
+
+    @property
+    def state(self) -> str:
+        """State in one or two words."""
+        queue = self.status
+        if queue.paused:
+            return "paused"
+        if not queue.is_known:
+            return "no code"
+        if self.is_behind:
+            return "behind"
+        if queue.leased or (queue.ready and self.done_per_s):
+            return "running"
+        return "waiting" if queue.ready else "idle"
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether demand exceeds its slots and jobs wait."""
+        return self.load is not None and self.load > 1 and self.status.ready > 0
+
+    @property
+    def slots_most(self) -> str:
+        """Maximum of slots, as text."""
+        return "any" if self.status.slots_max >= SLOTS_MAX else str(self.status.slots_max)
+
+    @property
+    def tone(self) -> str:
+        """Tone of the state."""
+        no_code = "warn" if self.status.ready else ""
+        tones = {"paused": "warn", "no code": no_code, "behind": "bad", "running": "good"}
+        return tones.get(self.state, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """Data of the fleet page."""
+
+    rows: Sequence[QueueRow]
+    queues_count: int
+    waiting: int
+    waiting_is_capped: bool
+    leased: int
+    failed: int
+    done_per_s: float
+    slots: int
+    span_s: float
+    q: str
+    state: str
+    sort: str
+
+
+async def view_fleet(context: ViewContext) -> FleetView:
+    """Queues that match the filter, sorted."""
+    jobs = context.jobs
+    q = context.query.text("q").strip()
+    state = context.query.choice("state", QUEUE_STATES, "")
+    sort = context.query.choice("sort", SORTS, "load")
+    queues, load = await asyncio.gather(jobs.queues.all(), jobs.fleet.load())
+    rows = rows_of(queues, load)
+    return FleetView(
+        rows=sorted(
+            (row for row in rows if q.lower() in row.status.queue.lower() and _fits(row, state)),
+            key=lambda row: _key(row, sort),
+        ),
+        queues_count=len(queues),
+        waiting=sum(queue.ready for queue in queues),
+        waiting_is_capped=any(queue.ready_is_capped for queue in queues),
+        leased=sum(queue.leased for queue in queues),
+        failed=sum(queue.failed for queue in queues),
+        done_per_s=sum(row.done_per_s for row in rows),
+        slots=sum(queue.slots for queue in queues),
+        span_s=load.span_s,
+        q=q,
+        state=state,
+        sort=sort,
+    )
+
+
+def rows_of(queues: Sequence[QueueStatus], load: FleetLoad) -> list[QueueRow]:
+    """Queues joined with their recent load."""
+    did: Mapping[str, QueueLoad] = {one.queue: one for one in load.queues}
+    return [_queue_row(queue, did.get(queue.queue), load.span_s) for queue in queues]
+
+
+def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> QueueRow:
+    if did is None:
+        return QueueRow(
+            status=queue,
+            slots_mean=0.0,
+            load=None if queue.ready else 0.0,
+            run_s=None,
+            wait_s=None,
+            wait_max_s=None,
+            done_per_s=0.0,
+        )
+    return QueueRow(
+        status=queue,
+        slots_mean=did.slot_s / span_s,
+        load=did.ratio(queue.ready),
+        run_s=did.run_mean_s,
+        wait_s=did.wait_mean_s,
+        wait_max_s=None if did.wait_mean_s is None else did.wait_max_s,
+        done_per_s=did.done / span_s,
+        is_floating=did.calls > 0 and not did.slot_s,
+    )
+
+
+def _fits(row: QueueRow, state: str) -> bool:
+    queue = row.status
+    match state:
+        case "active":
+            return queue.ready + queue.leased > 0
+        case "waiting":
+            return queue.ready > 0
+        case "paused":
+            return queue.paused
+        case "failed":
+            return queue.failed > 0
+        case _:
+            return True
+
+
+def _key(row: QueueRow, sort: str) -> tuple[float, str]:
+    """Sort key: greatest value first, then by name."""
+    queue = row.status
+    figures = {
+        "name": 0.0,
+        # Waiting jobs without slots rank above any load.
+        "load": float("inf") if row.load is None else row.load,
+        "importance": queue.importance,
+        "waiting": queue.ready,
+        "leased": queue.leased,
+        "failed": queue.failed,
+        "oldest": queue.oldest_ready_age_s or 0.0,
+        "slots": queue.slots,
+    }
+    return -figures[sort], queue.queue
+
+
+SPANS: Final = {"1h": 60, "6h": 360, "24h": 1_440}
+FAILED_SHOWN: Final = 10
+DECISIONS_LOOKED_AT: Final = 300
+QUEUE_DECISIONS_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """Data of a queue's page."""
+
+    row: QueueRow
+    span: str
+    ended: Chart
+    times: Chart
+    slots: Chart
+    failed: PanelData[JobPage]
+    decisions: Sequence[Decision]
+
+
+async def view_queue(context: ViewContext) -> QueueView:
+    """The page of a queue, by name or alias. Raises: QueueUnknown."""
+    jobs = context.jobs
+    status = await jobs.queues.get(context.params["queue"])
+    span = context.query.choice("span", tuple(SPANS), "1h")
+    from_at = context.now_at - timedelta(minutes=SPANS[span] + 1)
+    load, minutes, failed, decisions = await asyncio.gather(
+        jobs.fleet.load(),
+        jobs.queues.minutes(
+            status.queue, from_at=from_at, to_at=context.now_at + timedelta(minutes=1)
+        ),
+        attempt(jobs.find(queue=status.queue, state="failed", jobs_max=FAILED_SHOWN)),
+        jobs.fleet.decisions(decisions_max=DECISIONS_LOOKED_AT),
+    )
+    [row] = rows_of([status], load)
+    ended, times, slots = _charts(minutes, int(context.now_at.timestamp()), SPANS[span])
+    return QueueView(
+        row=row,
+        span=span,
+        ended=ended,
+        times=times,
+        slots=slots,
+        failed=failed,
+        decisions=[one for one in decisions if one.queue == status.queue][:QUEUE_DECISIONS_SHOWN],
+    )
+
+
+def _charts(
+    minutes: Sequence[QueueMinute], now_s: int, minutes_shown: int
+) -> tuple[Chart, Chart, Chart]:
+    """Charts of finished jobs, times and slots; minutes without work have no times."""
+    # The current minute is incomplete and would look like a drop.
+    this = now_s // 60 * 60
+    xs = [this - 60 * back for back in range(minutes_shown, 0, -1)]
+    found = {int(one.minute.timestamp()): one for one in minutes}
+    rows = [found.get(x) for x in xs]
+
+    def mean(total_s: float, jobs: int) -> float | None:
+        return round(total_s / jobs, 4) if jobs else None
+
+    ended = Chart(
+        xs=xs,
+        unit="jobs/min",
+        lines=[
+            Line("done", [row.done if row else 0 for row in rows]),
+            Line("failed", [row.failed if row else 0 for row in rows], "bad"),
+            Line("retried", [row.retried if row else 0 for row in rows], "warn"),
+        ],
+    )
+    times = Chart(
+        xs=xs,
+        unit="s",
+        lines=[
+            Line(
+                "average run",
+                [
+                    mean(row.run_s, row.done + row.failed + row.retried) if row else None
+                    for row in rows
+                ],
+            ),
+            Line("average wait", [mean(row.wait_s, row.claimed) if row else None for row in rows]),
+            Line("longest wait", [row.wait_max_s if row else None for row in rows], "warn"),
+        ],
+    )
+    slots = Chart(
+        xs=xs,
+        unit="slots",
+        lines=[
+            Line("available", [round(row.slot_s / 60, 2) if row else None for row in rows]),
+            Line("busy", [round(row.run_s / 60, 2) if row else 0 for row in rows], "good"),
+        ],
+    )
+    return ended, times, slots
+
+
+DECISIONS_SHOWN: Final = 100
+FLOATING: Final = "floating"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGroup:
+    """Slots of a host assigned to one queue, or floating; `planned` is the target number."""
+
+    queue: str | None
+    slots: int
+    busy: int
+    planned: int | None
+    busiest_s: float
+    """Duration of the longest running call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow:
+    """A host with its slots by queue, largest group first."""
+
+    host: FleetHost
+    state: str
+    busy: int
+    groups: Sequence[SlotGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsView:
+    """All hosts and the slot plan."""
+
+    plan: PlanHead
+    rows: Sequence[HostRow]
+    slots: int
+    bound: int
+    """Slots assigned to queues; floating slots use no capacity."""
+    busy: int
+    capacity: int
+    alive: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionsView:
+    """A page of slot decisions, newest first."""
+
+    decisions: Sequence[Decision]
+    q: str
+    next_url: str | None
+    first_url: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsView:
+    """The newest alerts."""
+
+    alerts: Sequence[Alert]
+    is_open: bool
+
+
+async def view_hosts(context: ViewContext) -> HostsView:
+    """Every host, sorted by name."""
+    state = await context.jobs.fleet.state()
+    rows = [_host_row(host) for host in sorted(state.hosts, key=lambda host: host.name)]
+    alive = [row for row in rows if not row.host.is_silent]
+    return HostsView(
+        plan=state.plan,
+        rows=rows,
+        slots=sum(len(row.host.slots) for row in alive),
+        bound=sum(slot.queue is not None for row in alive for slot in row.host.slots),
+        busy=sum(row.busy for row in alive),
+        capacity=sum(row.host.capacity for row in alive),
+        alive=len(alive),
+    )
+
+
+async def view_decisions(context: ViewContext) -> DecisionsView:
+    """Slot decisions; `q` filters this page by queue or host."""
+    before = context.query.number("before", 0)
+    q = context.query.text("q").strip()
+    found = await context.jobs.fleet.decisions(
+        before=before or None, decisions_max=DECISIONS_SHOWN + 1
+    )
+    has_more = len(found) > DECISIONS_SHOWN
+    shown = found[:DECISIONS_SHOWN]
+    return DecisionsView(
+        decisions=[one for one in shown if q in one.queue or q in one.host],
+        q=q,
+        next_url=context.url(before=shown[-1].id) if has_more else None,
+        first_url=context.url(before=None) if before else None,
+    )
+
+
+async def view_alerts(context: ViewContext) -> AlertsView:
+    """The newest alerts; only open ones with `open`."""
+    is_open = context.query.flag("open")
+    return AlertsView(alerts=await context.jobs.fleet.alerts(is_open=is_open), is_open=is_open)
+
+
+def _host_row(host: FleetHost) -> HostRow:
+    total = Counter(slot.queue for slot in host.slots)
+    busy = Counter(slot.queue for slot in host.slots if slot.busy_s > 0)
+    queues = [*total, *(queue for queue in host.planned if queue not in total)]
+    groups = [
+        SlotGroup(
+            queue=queue,
+            slots=total[queue],
+            busy=busy[queue],
+            planned=None if queue is None else host.planned.get(queue, 0),
+            busiest_s=max((s.busy_s for s in host.slots if s.queue == queue), default=0.0),
+        )
+        for queue in queues
+    ]
+    state = "silent" if host.is_silent else "draining" if host.is_draining else "alive"
+    return HostRow(
+        host=host,
+        state=state,
+        busy=busy.total(),
+        groups=sorted(
+            groups, key=lambda group: (group.queue is None, -group.slots, group.queue or "")
+        ),
+    )

@@ -1,0 +1,370 @@
+"""Actions on jobs, queues and hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from headrace.console.actions import Action, Field
+from headrace.console.format import pluralize
+from headrace.console.views import ViewContext
+from headrace.jobs.errors import JobUnknown
+from headrace.jobs.model import (
+    AT_AWAY_S_MAX,
+    IMPORTANCE_LAST,
+    JOB_ID_LAST,
+    PRIORITY_LAST,
+    JobFilter,
+    NewJob,
+)
+from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+
+WRITE: Final = "jobs:write"
+JOB: Final = Field(name="job", label="Job", kind="fixed")
+FILTER: Final = ("queue", "state", "lane", "q")
+BULK_S: Final = 20.0
+"""Time limit of a bulk action; running it again continues."""
+DONE_WORDS: Final = {"retry": "queued again", "cancel": "cancelled", "delete": "deleted"}
+
+
+async def retry_job(context: ViewContext, values: dict[str, Any]) -> str:
+    """Queue a finished job again."""
+    await context.jobs.retry(job_number(values["job"]))
+    return f"job {values['job']} is queued again with all its retries"
+
+
+async def cancel_job(context: ViewContext, values: dict[str, Any]) -> str:
+    """Cancel a waiting job."""
+    await context.jobs.cancel(job_number(values["job"]))
+    return f"job {values['job']} is cancelled"
+
+
+async def delete_job(context: ViewContext, values: dict[str, Any]) -> str:
+    """Delete a job."""
+    await context.jobs.delete(job_number(values["job"]))
+    return f"job {values['job']} is deleted"
+
+
+def bulk(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
+    """The function that applies `action` to all matching jobs in batches."""
+
+    async def run(context: ViewContext, values: dict[str, Any]) -> str:
+        jobs, ends_s = context.jobs, time.monotonic() + BULK_S
+        changed = skipped = 0
+        before: int | None = None
+        while True:
+            done = await jobs.bulk(action, _filter(values), before=before)
+            changed, skipped = changed + done.changed, skipped + done.skipped
+            before = done.next_before
+            if not done.more:
+                break
+            if time.monotonic() >= ends_s:
+                break
+        text = f"{pluralize(changed, 'job is', 'jobs are')} {DONE_WORDS[action]}"
+        if done.more:
+            return f"{text}; more jobs match: run the action again to continue"
+        return f"{text}, {skipped:,} changed state meanwhile" if skipped else text
+
+    return run
+
+
+def count_first(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
+    """The function that counts the jobs that `action` would change."""
+
+    async def count(context: ViewContext, values: dict[str, Any]) -> str:
+        found = await context.jobs.bulk(action, _filter(values), dry_run=True)
+        more = "more than " if found.more else ""
+        text = pluralize(found.matched, "job matches", "jobs match")
+        return f"{more}{text} now"
+
+    return count
+
+
+def job_number(text: str) -> int:
+    """The job id in a URL or form. Raises: JobUnknown."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) <= JOB_ID_LAST):
+        raise JobUnknown(text[:40])
+    return int(text)
+
+
+def _filter(values: dict[str, Any]) -> JobFilter:
+    return JobFilter(**{name: values.get(name) or None for name in FILTER})
+
+
+def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Action:
+    def body(values: dict[str, Any]) -> dict[str, Any]:
+        given = {name: values.get(name) for name in FILTER}
+        return {"action": action, "filter": {k: v for k, v in given.items() if v}}
+
+    return Action(
+        name=f"jobs.bulk_{action}",
+        title=title,
+        scope=WRITE,
+        what=what,
+        command=f"headrace jobs bulk {action} [--queue {{queue}}] [--state {{state}}] [--lane"
+        f" {{lane}}] [-q {{q}}]",
+        method="POST",
+        path="/v1/jobs/bulk",
+        body=body,
+        fields=tuple(
+            Field(name=name, label=label, required=False)
+            for name, label in (
+                ("queue", "Queue"),
+                ("state", "State"),
+                ("lane", "Lane"),
+                ("q", "Error contains"),
+            )
+        ),
+        is_danger=is_danger,
+        run=bulk(action),
+        preview=count_first(action),
+    )
+
+
+JOB_ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="jobs.retry_job",
+        title="Retry job",
+        scope=WRITE,
+        what="Queues job {job} again with all its retries.",
+        command="headrace jobs retry {job}",
+        method="POST",
+        path="/v1/jobs/{job}/retry",
+        fields=(JOB,),
+        run=retry_job,
+    ),
+    Action(
+        name="jobs.cancel_job",
+        title="Cancel job",
+        scope=WRITE,
+        what="Cancels job {job}. It is kept as cancelled and can be retried.",
+        command="headrace jobs cancel {job}",
+        method="DELETE",
+        path="/v1/jobs/{job}",
+        fields=(JOB,),
+        is_danger=True,
+        run=cancel_job,
+    ),
+    Action(
+        name="jobs.delete_job",
+        title="Delete job",
+        scope=WRITE,
+        what="Deletes job {job}. This cannot be undone.",
+        command="headrace jobs rm {job}",
+        method="DELETE",
+        path="/v1/jobs/{job}?keep=false",
+        fields=(JOB,),
+        is_danger=True,
+        run=delete_job,
+    ),
+    _bulk_action(
+        "retry",
+        "Retry all matching",
+        "Queues all matching failed, cancelled or quarantined jobs again.",
+        is_danger=False,
+    ),
+    _bulk_action(
+        "cancel",
+        "Cancel all matching",
+        "Cancels all matching jobs that are scheduled or ready.",
+        is_danger=True,
+    ),
+    _bulk_action(
+        "delete",
+        "Delete all matching",
+        "Deletes all matching jobs that are not in progress. This cannot be undone.",
+        is_danger=True,
+    ),
+)
+
+
+QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
+HOST: Final = Field(name="host", label="Host", kind="fixed")
+BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
+
+
+async def pause_queue(context: ViewContext, values: dict[str, Any]) -> str:
+    """Pause a queue."""
+    await context.jobs.queues.pause(values["queue"])
+    return f"queue {values['queue']} is paused: running jobs continue, no new jobs start"
+
+
+async def resume_queue(context: ViewContext, values: dict[str, Any]) -> str:
+    """Resume a queue."""
+    await context.jobs.queues.resume(values["queue"])
+    return f"queue {values['queue']} is resumed"
+
+
+async def set_queue(context: ViewContext, values: dict[str, Any]) -> str:
+    """Override settings of a queue; empty values follow its code."""
+    changes = {name: values[name] for name in BOUNDS}
+    held = await context.jobs.queues.set(values["queue"], **changes)
+    return (
+        f"queue {held.queue}: importance {held.importance}, {held.slots_min} to {held.slots_max}"
+        " slots,"
+        f" {held.retries} retries"
+    )
+
+
+async def add_job(context: ViewContext, values: dict[str, Any]) -> str:
+    """Enqueue a job."""
+    job = NewJob(
+        queue=values["queue"],
+        payload=values["payload"],
+        priority=5 if values["priority"] is None else values["priority"],
+        after_s=values["after_s"],
+        lane=values["lane"],
+        unique=values["unique"],
+    )
+    job_id = await context.jobs.enqueue(job)
+    return f"job {job_id} is in queue {values['queue']}"
+
+
+async def drain_host(context: ViewContext, values: dict[str, Any]) -> str:
+    """Drain a host."""
+    await context.jobs.fleet.drain(values["host"])
+    return f"host {values['host']} is draining: running jobs finish, no new jobs start"
+
+
+async def undrain_host(context: ViewContext, values: dict[str, Any]) -> str:
+    """Stop draining a host."""
+    await context.jobs.fleet.undrain(values["host"])
+    return f"host {values['host']} accepts jobs again"
+
+
+def _bounds(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.get(name) for name in BOUNDS}
+
+
+def _job(values: dict[str, Any]) -> dict[str, Any]:
+    given = {name: values.get(name) for name in ("after_s", "priority", "lane", "unique")}
+    rest = {name: value for name, value in given.items() if value is not None}
+    return {"payload": values.get("payload"), **rest}
+
+
+QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="jobs.pause_queue",
+        title="Pause queue",
+        scope=WRITE,
+        what="Stops starting jobs of queue {queue}. Running jobs continue, waiting jobs stay.",
+        command="headrace queues pause {queue}",
+        method="PUT",
+        path="/v1/queues/{queue}",
+        body=lambda _: {"paused": True},
+        fields=(QUEUE,),
+        run=pause_queue,
+    ),
+    Action(
+        name="jobs.resume_queue",
+        title="Resume queue",
+        scope=WRITE,
+        what="Starts jobs of queue {queue} again.",
+        command="headrace queues resume {queue}",
+        method="PUT",
+        path="/v1/queues/{queue}",
+        body=lambda _: {"paused": False},
+        fields=(QUEUE,),
+        run=resume_queue,
+    ),
+    Action(
+        name="jobs.set_queue",
+        title="Override settings",
+        scope=WRITE,
+        what="Overrides the settings that code declares for queue {queue}. Empty fields follow"
+        " the code.",
+        command="headrace queues set {queue} --importance {importance|none} --slots-min"
+        " {slots_min|none}"
+        " --slots-max {slots_max|none} --retries {retries|none}",
+        method="PUT",
+        path="/v1/queues/{queue}",
+        body=_bounds,
+        fields=(
+            QUEUE,
+            Field(
+                name="importance",
+                label="Importance",
+                kind="number",
+                required=False,
+                hint=f"0 to {IMPORTANCE_LAST}; higher importance gets slots first.",
+                numbers=(0, IMPORTANCE_LAST),
+            ),
+            *(
+                Field(name=name, label=label, kind="number", required=False, numbers=(0, SLOTS_MAX))
+                for name, label in (("slots_min", "Minimum slots"), ("slots_max", "Maximum slots"))
+            ),
+            Field(
+                name="retries",
+                label="Retries",
+                kind="number",
+                required=False,
+                hint="Number of retries of a failed job.",
+                numbers=(0, RETRIES_MAX),
+            ),
+        ),
+        run=set_queue,
+    ),
+    Action(
+        name="jobs.add_job",
+        title="Enqueue job",
+        scope=WRITE,
+        what="Enqueues one job into queue {queue}.",
+        command="headrace jobs add {queue} {payload} [--after {after_s}s] [--priority {priority}]"
+        " [--lane {lane}] [--unique {unique}]",
+        method="POST",
+        path="/v1/queues/{queue}/jobs",
+        body=_job,
+        fields=(
+            QUEUE,
+            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
+            Field(
+                name="after_s",
+                label="Delay in seconds",
+                kind="number",
+                required=False,
+                numbers=(0, int(AT_AWAY_S_MAX)),
+            ),
+            Field(
+                name="priority",
+                label="Priority",
+                kind="number",
+                required=False,
+                hint=f"0 (first) to {PRIORITY_LAST} (last); default 5.",
+                numbers=(0, PRIORITY_LAST),
+            ),
+            Field(name="lane", label="Lane", required=False),
+            Field(
+                name="unique",
+                label="Unique key",
+                required=False,
+                hint="At most one unfinished job of the queue has this key.",
+            ),
+        ),
+        run=add_job,
+    ),
+    Action(
+        name="jobs.drain_host",
+        title="Drain host",
+        scope=WRITE,
+        what="Host {host} finishes its jobs and accepts no new ones, until it restarts or is used"
+        " again.",
+        command="headrace fleet drain {host}",
+        method="POST",
+        path="/v1/fleet/hosts/{host}/drain",
+        fields=(HOST,),
+        is_danger=True,
+        run=drain_host,
+    ),
+    Action(
+        name="jobs.undrain_host",
+        title="Use host again",
+        scope=WRITE,
+        what="Host {host} accepts jobs again. The plan assigns its slots within seconds.",
+        command="headrace fleet undrain {host}",
+        method="POST",
+        path="/v1/fleet/hosts/{host}/undrain",
+        fields=(HOST,),
+        run=undrain_host,
+    ),
+)

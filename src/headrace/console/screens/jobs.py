@@ -1,0 +1,269 @@
+"""The jobs room: job lists and pages, limiters and lanes, crons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from headrace.console.screens.fleet import (
+    view_alerts,
+    view_decisions,
+    view_fleet,
+    view_hosts,
+    view_queue,
+)
+from headrace.console.screens.job_actions import JOB_ACTIONS, QUEUE_ACTIONS, job_number
+from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
+from headrace.console.views import PanelData, Room, Screen, ViewContext, attempt
+from headrace.jobs.crons import Cron
+from headrace.jobs.model import STATES_BY_ENDING, Job, JobPage, JobState, Lane, Limiter, Why
+
+JOBS_SHOWN: Final = 100
+STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsView:
+    """A page of matching jobs; bulk actions use the same `filter`."""
+
+    page: PanelData[JobPage]
+    queues: Sequence[str]
+    filter: dict[str, str]
+    next_url: str | None
+    first_url: str | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the filter excludes any job."""
+        return any(self.filter[name] for name in ("queue", "state", "lane"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """An entry of a job's timeline; `at` is None if its time is not recorded."""
+
+    at: datetime | None
+    tone: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """Data of a job's page."""
+
+    job: Job
+    why: PanelData[Why]
+    moments: Sequence[Moment]
+    is_retriable: bool
+    is_waiting: bool
+
+
+async def view_jobs(context: ViewContext) -> JobsView:
+    """Jobs that match the filter in the URL."""
+    jobs = context.jobs
+    wanted = {name: context.query.text(name).strip() for name in ("queue", "state", "lane", "q")}
+    before = context.query.number("before", 0)
+    given: dict[str, Any] = {name: text or None for name, text in wanted.items()}
+    page, queues = await asyncio.gather(
+        attempt(jobs.find(**given, before=before or None, jobs_max=JOBS_SHOWN)),
+        attempt(jobs.queues.all()),
+    )
+    following = page.value.next_before if page.value is not None else None
+    return JobsView(
+        page=page,
+        queues=[queue.queue for queue in queues.value or ()],
+        filter=wanted,
+        next_url=None if following is None else context.url(before=following),
+        first_url=context.url(before=None) if before else None,
+    )
+
+
+async def view_job(context: ViewContext) -> JobView:
+    """The page of a job, in any state. Raises: JobUnknown."""
+    jobs = context.jobs
+    job = await jobs.job(job_number(context.params["job"]))
+    return JobView(
+        job=job,
+        why=await attempt(jobs.why(job.id)),
+        moments=list(moments_of(job)),
+        is_retriable=job.state.value in STATES_BY_ENDING,
+        is_waiting=job.state in (JobState.READY, JobState.SCHEDULED),
+    )
+
+
+def moments_of(job: Job) -> list[Moment]:
+    """Known events of a job, in order."""
+    found = []
+    if job.run_at is not None:
+        is_later = job.state is JobState.SCHEDULED
+        text = "scheduled" if is_later else "due" if job.attempt == 0 else "due for retry"
+        found.append(Moment(at=job.run_at, tone="warn" if is_later else "", text=text))
+    if job.attempt:
+        runs = "run" if job.attempt == 1 else "runs"
+        found.append(Moment(at=None, tone="bad", text=f"{job.attempt} {runs} failed"))
+    if job.losses:
+        died = "once" if job.losses == 1 else f"{job.losses} times"
+        found.append(Moment(at=None, tone="bad", text=f"worker crashed {died}"))
+    if job.state is JobState.LEASED:
+        found.append(
+            Moment(
+                at=None, tone="good", text=f"in progress: lease {job.lease_id} on host {job.host}"
+            )
+        )
+    if job.progress is not None:
+        told = f"{job.progress.ratio * 100:.0f} %: {job.progress.text}"
+        found.append(Moment(at=job.progress.at, tone="good", text=told))
+    if job.ended_at is not None:
+        tone = "good" if job.state is JobState.DONE else "bad"
+        found.append(Moment(at=job.ended_at, tone=tone, text=job.state.value))
+    if job.state is JobState.GONE:
+        found.append(Moment(at=None, tone="", text="finished, not kept"))
+    return found
+
+
+LANES_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitersView:
+    """Data of the limiters page."""
+
+    limiters: Sequence[Limiter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterView:
+    """A limiter with a page of its lanes, by name."""
+
+    limiter: Limiter
+    lanes: Sequence[Lane]
+    after: str
+    next_url: str | None
+    first_url: str | None
+
+
+async def view_limiters(context: ViewContext) -> LimitersView:
+    """Every limiter, sorted by name."""
+    return LimitersView(limiters=await context.jobs.lanes.limiters())
+
+
+async def view_limiter(context: ViewContext) -> LimiterView:
+    """A limiter with its lanes after the name in the URL. Raises: LimiterUnknown."""
+    lanes = context.jobs.lanes
+    limiter = await lanes.get_limiter(context.params["limiter"])
+    after = context.query.text("after")
+    found = await lanes.list(limiter.limiter, after=after, lanes_max=LANES_SHOWN + 1)
+    has_more = len(found) > LANES_SHOWN
+    shown = found[:LANES_SHOWN]
+    return LimiterView(
+        limiter=limiter,
+        lanes=shown,
+        after=after,
+        next_url=context.url(after=shown[-1].lane) if has_more else None,
+        first_url=context.url(after=None) if after else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronsView:
+    """Data of the crons page."""
+
+    crons: Sequence[Cron]
+
+
+async def view_crons(context: ViewContext) -> CronsView:
+    """Every cron, sorted by name."""
+    return CronsView(crons=await context.jobs.crons.all())
+
+
+READ: Final = "jobs:read"
+
+ROOM: Final = Room(
+    name="jobs",
+    title="Jobs",
+    key="j",
+    screens=(
+        Screen(
+            path="/jobs",
+            title="Fleet",
+            tab="Fleet",
+            template="jobs/fleet.html",
+            scope=READ,
+            view=view_fleet,
+        ),
+        Screen(
+            path="/jobs/hosts",
+            title="Hosts",
+            tab="Hosts",
+            template="jobs/hosts.html",
+            scope=READ,
+            view=view_hosts,
+        ),
+        Screen(
+            path="/jobs/decisions",
+            title="Why slots moved",
+            tab="Decisions",
+            template="jobs/decisions.html",
+            scope=READ,
+            view=view_decisions,
+        ),
+        Screen(
+            path="/jobs/jobs",
+            title="Jobs",
+            tab="Jobs",
+            template="jobs/jobs.html",
+            scope=READ,
+            view=view_jobs,
+            live=False,
+        ),
+        Screen(
+            path="/jobs/lanes",
+            title="Lanes",
+            tab="Lanes",
+            template="jobs/limiters.html",
+            scope=READ,
+            view=view_limiters,
+        ),
+        Screen(
+            path="/jobs/crons",
+            title="Crons",
+            tab="Crons",
+            template="jobs/crons.html",
+            scope=READ,
+            view=view_crons,
+        ),
+        Screen(
+            path="/jobs/alerts",
+            title="Alerts",
+            tab="Alerts",
+            template="jobs/alerts.html",
+            scope=READ,
+            view=view_alerts,
+        ),
+        Screen(
+            path="/jobs/queues/{queue:str}",
+            title="Queue",
+            template="jobs/queue.html",
+            scope=READ,
+            view=view_queue,
+        ),
+        Screen(
+            path="/jobs/jobs/{job:str}",
+            title="Job",
+            template="jobs/job.html",
+            scope=READ,
+            view=view_job,
+        ),
+        Screen(
+            path="/jobs/lanes/{limiter:str}",
+            title="Limiter",
+            template="jobs/limiter.html",
+            scope=READ,
+            view=view_limiter,
+        ),
+    ),
+    actions=(*QUEUE_ACTIONS, *JOB_ACTIONS, *LANE_ACTIONS, *CRON_ACTIONS),
+)

@@ -1,0 +1,345 @@
+"""Actions on limiters, lanes and crons."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headrace.console.actions import Action, Field
+from headrace.console.views import ViewContext
+from headrace.jobs.crons import NewCron
+from headrace.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
+from headrace.jobs.service.lanes import SLACK_S
+from headrace.jobs.validation import LIMIT_MAX
+
+WRITE: Final = "jobs:write"
+WINDOW_S_MIN: Final = 0.001
+"""Shortest window that the service accepts."""
+LIMITER: Final = Field(name="limiter", label="Limiter", kind="fixed")
+LANE: Final = Field(name="lane", label="Lane", kind="fixed")
+LIMITS: Final = (
+    Field(
+        name="starts_max",
+        label="Starts per window",
+        kind="number",
+        required=False,
+        hint="Empty: no limit.",
+        numbers=(1, LIMIT_MAX),
+    ),
+    Field(
+        name="window_s",
+        label="Window in seconds",
+        kind="decimal",
+        required=False,
+        numbers=(WINDOW_S_MIN, int(WINDOW_S_MAX)),
+    ),
+    Field(
+        name="concurrency",
+        label="Concurrency",
+        kind="number",
+        required=False,
+        hint="Empty: no limit.",
+        numbers=(1, LIMIT_MAX),
+    ),
+)
+RATE: Final = "[--rate {starts_max}/{window_s}s] [--concurrency {concurrency}]"
+
+
+async def set_lane(context: ViewContext, values: dict[str, Any]) -> str:
+    """Set the limits of a lane."""
+    lanes = context.jobs.lanes
+    await lanes.set(
+        values["limiter"],
+        values["lane"],
+        starts_max=values["starts_max"],
+        window_s=values["window_s"],
+        concurrency=values["concurrency"],
+        weight=1 if values["weight"] is None else values["weight"],
+        paused=values["paused"],
+        create=False,
+    )
+    return f"lane {values['lane']} has new limits"
+
+
+async def pause_lane(context: ViewContext, values: dict[str, Any]) -> str:
+    """Pause a lane."""
+    await context.jobs.lanes.pause(values["limiter"], values["lane"])
+    return f"lane {values['lane']} is paused"
+
+
+async def resume_lane(context: ViewContext, values: dict[str, Any]) -> str:
+    """Resume a lane."""
+    await context.jobs.lanes.resume(values["limiter"], values["lane"])
+    return f"lane {values['lane']} is resumed"
+
+
+async def reset_lane(context: ViewContext, values: dict[str, Any]) -> str:
+    """Remove a lane's own limits."""
+    await context.jobs.lanes.reset(values["limiter"], values["lane"])
+    return f"lane {values['lane']} follows limiter {values['limiter']} again"
+
+
+async def set_limiter(context: ViewContext, values: dict[str, Any]) -> str:
+    """Set the limits of lanes without their own."""
+    slack_s = SLACK_S if values["slack_s"] is None else values["slack_s"]
+    await context.jobs.lanes.set_limiter(
+        values["limiter"],
+        starts_max=values["starts_max"],
+        window_s=values["window_s"],
+        concurrency=values["concurrency"],
+        slack_s=slack_s,
+    )
+    return f"limiter {values['limiter']} has new limits, which apply to its lanes"
+
+
+async def reset_limiter(context: ViewContext, values: dict[str, Any]) -> str:
+    """Restore the declared limits of a limiter."""
+    await context.jobs.lanes.reset_limiter(values["limiter"])
+    return f"limiter {values['limiter']} has its declared limits again"
+
+
+def _limits(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.get(name) for name in ("starts_max", "window_s", "concurrency")}
+
+
+def _lane_body(values: dict[str, Any]) -> dict[str, Any]:
+    weight = values.get("weight")
+    return {
+        **_limits(values),
+        "weight": 1 if weight is None else weight,
+        "paused": bool(values.get("paused")),
+    }
+
+
+def _limiter_body(values: dict[str, Any]) -> dict[str, Any]:
+    slack_s = values.get("slack_s")
+    return {**_limits(values), **({} if slack_s is None else {"slack_s": slack_s})}
+
+
+LANE_PATH: Final = "/v1/limiters/{limiter}/lanes/{lane}"
+LANE_ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="jobs.set_lane",
+        title="Set lane limits",
+        scope=WRITE,
+        what="Sets all limits of lane {lane} of limiter {limiter}. The lane no longer follows its"
+        " limiter.",
+        command=f"headrace lanes set {{limiter}} {{lane}} {RATE} [--weight {{weight}}] [--paused"
+        " ?paused]",
+        method="PUT",
+        path=LANE_PATH,
+        body=_lane_body,
+        fields=(
+            LIMITER,
+            Field(name="lane", label="Lane"),
+            *LIMITS,
+            Field(
+                name="weight",
+                label="Weight",
+                kind="number",
+                required=False,
+                hint=f"Share relative to other lanes, 1 to {WEIGHT_MAX}.",
+                numbers=(1, WEIGHT_MAX),
+            ),
+            Field(name="paused", label="Paused", kind="check", required=False),
+        ),
+        run=set_lane,
+    ),
+    Action(
+        name="jobs.pause_lane",
+        title="Pause lane",
+        scope=WRITE,
+        what="Stops starting jobs of lane {lane}. Running jobs continue; its limits stay.",
+        command="headrace lanes pause {limiter} {lane}",
+        method="POST",
+        path=f"{LANE_PATH}/pause",
+        fields=(LIMITER, LANE),
+        run=pause_lane,
+    ),
+    Action(
+        name="jobs.resume_lane",
+        title="Resume lane",
+        scope=WRITE,
+        what="Starts jobs of lane {lane} again, within its limits.",
+        command="headrace lanes resume {limiter} {lane}",
+        method="POST",
+        path=f"{LANE_PATH}/resume",
+        fields=(LIMITER, LANE),
+        run=resume_lane,
+    ),
+    Action(
+        name="jobs.reset_lane",
+        title="Reset lane",
+        scope=WRITE,
+        what="Removes limits, pause and weight of lane {lane}. It follows limiter {limiter} again.",
+        command="headrace lanes reset {limiter} {lane}",
+        method="DELETE",
+        path=LANE_PATH,
+        fields=(LIMITER, LANE),
+        run=reset_lane,
+    ),
+    Action(
+        name="jobs.set_limiter",
+        title="Set default limits",
+        scope=WRITE,
+        what="Sets the limits of all lanes of limiter {limiter} without their own limits. Limits"
+        " declared in"
+        " code no longer apply.",
+        command=f"headrace lanes limiter {{limiter}} {RATE} [--slack {{slack_s}}s]"
+        " [--unlimited !starts_max,concurrency,slack_s]",
+        method="PUT",
+        path="/v1/limiters/{limiter}",
+        body=_limiter_body,
+        fields=(
+            LIMITER,
+            *LIMITS,
+            Field(
+                name="slack_s",
+                label="Slack in seconds",
+                kind="decimal",
+                required=False,
+                hint="Maximum delay between claim and start of a job; default 0.25.",
+            ),
+        ),
+        run=set_limiter,
+    ),
+    Action(
+        name="jobs.reset_limiter",
+        title="Restore declared limits",
+        scope=WRITE,
+        what="Removes the overrides of limiter {limiter}. The limits declared in code apply again.",
+        command="headrace lanes limiter {limiter} --as-declared",
+        method="DELETE",
+        path="/v1/limiters/{limiter}",
+        fields=(LIMITER,),
+        run=reset_limiter,
+    ),
+)
+
+
+CRON: Final = Field(name="name", label="Cron", kind="fixed")
+
+
+async def add_cron(context: ViewContext, values: dict[str, Any]) -> str:
+    """Add a cron."""
+    cron = await context.jobs.crons.add(
+        NewCron(
+            name=values["name"],
+            spec=values["spec"],
+            queue=values["queue"],
+            payload=values["payload"],
+            tz=values["tz"] or "UTC",
+        )
+    )
+    return f"cron {cron.name} runs first at {cron.next_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def run_cron(context: ViewContext, values: dict[str, Any]) -> str:
+    """Enqueue a cron's job now."""
+    job_id = await context.jobs.crons.run(values["name"])
+    return f"cron {values['name']} enqueued job {job_id}"
+
+
+async def pause_cron(context: ViewContext, values: dict[str, Any]) -> str:
+    """Pause a cron."""
+    await context.jobs.crons.pause(values["name"])
+    return f"cron {values['name']} is paused"
+
+
+async def resume_cron(context: ViewContext, values: dict[str, Any]) -> str:
+    """Resume a cron."""
+    cron = await context.jobs.crons.resume(values["name"])
+    return f"cron {cron.name} runs next at {cron.next_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def remove_cron(context: ViewContext, values: dict[str, Any]) -> str:
+    """Delete a cron."""
+    await context.jobs.crons.remove(values["name"])
+    return f"cron {values['name']} is deleted"
+
+
+def _new(values: dict[str, Any]) -> dict[str, Any]:
+    given = {name: values.get(name) for name in ("name", "spec", "queue", "tz")}
+    rest = {name: value for name, value in given.items() if value is not None}
+    return {**rest, "payload": values.get("payload")}
+
+
+def _simple(
+    name: str, title: str, what: str, run: Any, *, call: tuple[str, str], **more: Any
+) -> Action:
+    verb = name.removesuffix("_cron")
+    method, path = call
+    return Action(
+        name=f"jobs.{name}",
+        title=title,
+        scope=WRITE,
+        what=what,
+        command=f"headrace crons {'rm' if verb == 'remove' else verb} {{name}}",
+        method=method,
+        path=path,
+        fields=(CRON,),
+        run=run,
+        **more,
+    )
+
+
+ONE: Final = "/v1/crons/{name}"
+CRON_ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="jobs.add_cron",
+        title="Add cron",
+        scope=WRITE,
+        what="Adds a cron that enqueues a job on a schedule.",
+        command="headrace crons add {name} {spec} {queue} {payload} [--tz {tz}]",
+        method="POST",
+        path="/v1/crons",
+        body=_new,
+        fields=(
+            Field(name="name", label="Name"),
+            Field(
+                name="spec",
+                label="Schedule",
+                hint="Minute, hour, day, month, weekday; 0 4 * * * is every day at 04:00.",
+            ),
+            Field(name="queue", label="Queue"),
+            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
+            Field(
+                name="tz",
+                label="Time zone",
+                required=False,
+                hint="Such as Europe/Moscow; default UTC.",
+            ),
+        ),
+        run=add_cron,
+    ),
+    _simple(
+        "run_cron",
+        "Run now",
+        "Enqueues the job of cron {name} now. Its schedule does not change.",
+        run_cron,
+        call=("POST", f"{ONE}/run"),
+    ),
+    _simple(
+        "pause_cron",
+        "Pause cron",
+        "Pauses cron {name}. Missed runs are not repeated.",
+        pause_cron,
+        call=("PUT", ONE),
+        body=lambda _: {"paused": True},
+    ),
+    _simple(
+        "resume_cron",
+        "Resume cron",
+        "Resumes cron {name} from its next scheduled time.",
+        resume_cron,
+        call=("PUT", ONE),
+        body=lambda _: {"paused": False},
+    ),
+    _simple(
+        "remove_cron",
+        "Remove cron",
+        "Deletes cron {name}. Crons declared by running code cannot be deleted.",
+        remove_cron,
+        call=("DELETE", ONE),
+        is_danger=True,
+    ),
+)

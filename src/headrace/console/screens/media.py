@@ -1,0 +1,331 @@
+"""The media room: this machine's node, objects, the cluster, traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.utils import floatToGoString
+
+from headrace.console.rates import Rates
+from headrace.console.screens.media_actions import ACTIONS
+from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, no_data
+from headrace.kernel.metrics import FINE_BUCKETS_S
+from headrace.media.model import SOURCES, STAGES, STATUSES, MediaObject
+from headrace.media.service.local_node import Disk, HotObject
+from headrace.media.service.nodes import NodeInfo, Ownership, Plan
+from headrace.media.tracing import Watch
+
+NAMES_MAX: Final = 512
+HOTTEST_MAX: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """Configuration of the media node."""
+
+    is_cache: bool
+    """True: caches blocks on disks. False: serves files from a folder."""
+    node: str
+    """Name in the cluster; empty without a cluster."""
+    signed: str
+    origin: str
+    """Origin for browsers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """Data of the node page."""
+
+    mode: Mode
+    figures: NodeFigures | None
+    disks: PanelData[Sequence[Disk]]
+    hottest: PanelData[Sequence[HotObject]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """Data of the cluster page, with a failure simulation."""
+
+    mode: Mode
+    nodes: PanelData[Sequence[NodeInfo]]
+    lost: str
+    plan: PanelData[Plan] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesView:
+    """Data of the traces page."""
+
+    watches: PanelData[Sequence[Watch]]
+
+
+async def view_node(context: ViewContext) -> NodeView:
+    """Metrics, disks and hottest objects of this machine's node."""
+    media = context.media
+    mode = mode_of(context)
+    figures, disks, hottest = await asyncio.gather(
+        read_figures(context.rates),
+        attempt(media.disks.list()) if mode.is_cache else no_data(),
+        attempt(media.hottest.list(objects_max=HOTTEST_MAX)),
+    )
+    return NodeView(mode=mode, figures=figures, disks=disks, hottest=hottest)
+
+
+async def view_cluster(context: ViewContext) -> ClusterView:
+    """Nodes with their shares, and the load of each if some are lost."""
+    media, mode = context.media, mode_of(context)
+    lost = context.query.text("lost", most=NAMES_MAX).strip()
+    nodes = await attempt(media.nodes.list())
+    names = [name for name in lost.replace(",", " ").split() if name]
+    plan = await attempt(media.partitions.plan(lost=names)) if names else None
+    return ClusterView(mode=mode, nodes=nodes, lost=lost, plan=plan)
+
+
+async def view_traces(context: ViewContext) -> TracesView:
+    """Active traces."""
+    return TracesView(watches=await attempt(context.media.traces.list()))
+
+
+def mode_of(context: ViewContext) -> Mode:
+    """Configuration of the media node."""
+    config = context.media.config
+    return Mode(
+        is_cache=bool(config.disks),
+        node=config.node or "",
+        signed=config.signed,
+        origin=context.media_origin,
+    )
+
+
+OBJECTS_SHOWN: Final = 200
+KEY_CHARACTERS_MAX: Final = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLine:
+    """An object and its preview kind: image, audio, video or empty."""
+
+    object: MediaObject
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsView:
+    """Data of the objects page."""
+
+    prefix: str
+    parents: Sequence[tuple[str, str]]
+    """Name and prefix of each parent folder."""
+    objects: PanelData[list[ObjectLine]]
+    folders: Sequence[tuple[str, str]]
+    """Name and prefix of each subfolder of the shown objects."""
+    size_bytes: int
+    is_cut: bool
+    shown_max: int = OBJECTS_SHOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectView:
+    """Data of an object's page, or of the empty search form."""
+
+    key: str
+    line: PanelData[ObjectLine] = NO_DATA
+    owners: PanelData[Ownership] = NO_DATA
+    is_alone: bool = True
+    """No cluster: this node serves all keys."""
+    is_signed: bool = False
+
+
+async def view_objects(context: ViewContext) -> ObjectsView:
+    """Objects in a folder."""
+    prefix = context.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
+    found = await attempt(context.media.objects.ls(prefix, objects_max=OBJECTS_SHOWN + 1))
+    lines, size_bytes = None, 0
+    if found.value is not None:
+        shown = sorted(found.value, key=lambda one: one.key)[:OBJECTS_SHOWN]
+        lines = [ObjectLine(one, kind_of(one.content_type)) for one in shown]
+        size_bytes = sum(one.size_bytes for one in shown)
+    return ObjectsView(
+        prefix=prefix,
+        parents=parents_of(prefix),
+        objects=PanelData(lines, found.error),
+        folders=folders_of(prefix, [one.object.key for one in lines or ()]),
+        size_bytes=size_bytes,
+        is_cut=found.value is not None and len(found.value) > OBJECTS_SHOWN,
+    )
+
+
+async def view_object(context: ViewContext) -> ObjectView:
+    """The page of an object."""
+    media, key = context.media, context.query.text("key", most=KEY_CHARACTERS_MAX).strip()
+    if not key:
+        return ObjectView(key=key)
+    is_alone = media.config.node is None
+    found, owners = await asyncio.gather(
+        attempt(media.objects.info(key)),
+        no_data() if is_alone else attempt(media.partitions.show(key)),
+    )
+    seen = found.value
+    line = None if seen is None else ObjectLine(seen, kind_of(seen.content_type))
+    return ObjectView(
+        key=key,
+        line=PanelData(line, found.error),
+        owners=owners,
+        is_alone=is_alone,
+        is_signed=media.config.signed == "required",
+    )
+
+
+def kind_of(content_type: str) -> str:
+    """Preview kind of a content type; empty for SVG, which may contain scripts."""
+    kind = content_type.partition("/")[0]
+    return kind if kind in ("image", "audio", "video") and "svg" not in content_type else ""
+
+
+def parents_of(prefix: str) -> list[tuple[str, str]]:
+    """`a/b` -> (a, a), (b, a/b)."""
+    parts = [part for part in prefix.split("/") if part]
+    return [(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
+
+
+def folders_of(prefix: str, keys: Sequence[str]) -> list[tuple[str, str]]:
+    """`a`, `a/b/c` -> (b, a/b): direct subfolders of `prefix` with keys."""
+    above = f"{prefix}/" if prefix else ""
+    below = [key.removeprefix(above).partition("/") for key in keys if key.startswith(above)]
+    return [(name, above + name) for name in sorted({name for name, slash, _ in below if slash})]
+
+
+OF_NODE: Final = 'role="media"'
+"""Selects the media role; the API process declares the same series at 0."""
+QUANTILES: Final = {"p50": 0.5, "p75": 0.75, "p99": 0.99}
+CUTS: Final = ("client", "source", "stalled", "stop")
+OUTCOMES: Final = ("hit", "miss", "pass")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFigures:
+    """Metrics of the node; None is unknown, for rates also while `is_measuring`."""
+
+    is_measuring: bool
+    connections: float | None
+    requests_per_s: float | None
+    bytes_per_s: Mapping[str, float | None]
+    """By source."""
+    bytes_by_source: Mapping[str, float]
+    blocks: Mapping[str, float]
+    hit_ratio: float | None
+    statuses: Mapping[str, float]
+    ttfb_s: Mapping[str, float | None]
+    stages_s: Mapping[str, float | None]
+    """p99 of each stage, as a bucket bound."""
+    cuts: Mapping[str, float]
+    stalls: float | None
+    deaths: float
+
+
+async def read_figures(rates: Rates) -> NodeFigures | None:
+    """Current metrics; None if no media node on this machine wrote any recently."""
+    await rates.read()
+    if rates.total("media_requests_total", OF_NODE) is None:
+        return None
+    blocks = _by(rates, "media_blocks_total", "outcome", OUTCOMES)
+    begun = sum(blocks.values())
+    return NodeFigures(
+        is_measuring=rates.is_measuring,
+        connections=rates.total("media_connections", OF_NODE),
+        requests_per_s=rates.rate_per_s("media_requests_total", OF_NODE),
+        bytes_per_s={
+            source: rates.rate_per_s("media_bytes_total", OF_NODE, f'source="{source}"')
+            for source in SOURCES
+        },
+        bytes_by_source=_by(rates, "media_bytes_total", "source", SOURCES),
+        blocks=blocks,
+        hit_ratio=blocks.get("hit", 0.0) / begun if begun else None,
+        statuses=_by(rates, "media_requests_total", "status", map(str, STATUSES)),
+        ttfb_s={
+            name: bound_s(rates, "media_ttfb_seconds", share) for name, share in QUANTILES.items()
+        },
+        stages_s={
+            stage: bound_s(rates, "media_stage_seconds", 0.99, f'stage="{stage}"')
+            for stage in STAGES
+        },
+        cuts=_by(rates, "media_cuts_total", "reason", CUTS),
+        stalls=rates.total("media_demand_stalls_total", OF_NODE),
+        # This series starts with the first death.
+        deaths=rates.total("media_child_deaths_total", OF_NODE) or 0.0,
+    )
+
+
+def bound_s(rates: Rates, name: str, share: float, *labels: str) -> float | None:
+    """Smallest bucket bound that covers `share` of a histogram; None if there is none."""
+    count = rates.total(f"{name}_count", OF_NODE, *labels)
+    if not count:
+        return None
+    for bound in FINE_BUCKETS_S:
+        least = floatToGoString(bound)  # type: ignore[no-untyped-call]
+        within = rates.total(f"{name}_bucket", OF_NODE, f'le="{least}"', *labels)
+        if within is not None and within >= share * count:
+            return bound
+    return None
+
+
+def _by(rates: Rates, name: str, label: str, values: Iterable[str]) -> dict[str, float]:
+    """A series by the values of a label, without zeros."""
+    found = {value: rates.total(name, OF_NODE, f'{label}="{value}"') for value in values}
+    return {value: total for value, total in found.items() if total}
+
+
+READ: Final = "media:read"
+
+ROOM: Final = Room(
+    name="media",
+    title="Media",
+    key="m",
+    screens=(
+        Screen(
+            path="/media",
+            title="Node",
+            tab="Node",
+            template="media/node.html",
+            scope=READ,
+            view=view_node,
+        ),
+        Screen(
+            path="/media/objects",
+            title="Objects",
+            tab="Objects",
+            template="media/objects.html",
+            scope=READ,
+            view=view_objects,
+            live=False,
+        ),
+        Screen(
+            path="/media/object",
+            title="Object",
+            template="media/object.html",
+            scope=READ,
+            view=view_object,
+            live=False,
+        ),
+        Screen(
+            path="/media/cluster",
+            title="Cluster",
+            tab="Cluster",
+            template="media/cluster.html",
+            scope=READ,
+            view=view_cluster,
+        ),
+        Screen(
+            path="/media/traces",
+            title="Traces",
+            tab="Traces",
+            template="media/traces.html",
+            scope=READ,
+            view=view_traces,
+        ),
+    ),
+    actions=ACTIONS,
+)

@@ -1,0 +1,372 @@
+"""Overview of the five systems with their health issues, and the audit log.
+
+Each system has a card with a live rate and key facts. Rates cover the roles of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from headrace.console.format import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_short,
+    pluralize,
+)
+from headrace.console.model import PREFIX
+from headrace.console.rates import Rates
+from headrace.console.screens import health
+from headrace.console.screens.health import Issue
+from headrace.console.views import Chart, Line, PanelData, Room, Screen, ViewContext, attempt
+from headrace.jobs.fleet.state import FleetLoad, FleetState
+from headrace.jobs.model import QueueStatus
+from headrace.web.http import checks_of
+from headrace.web.sessions import AuditLine
+
+MEASURING: Final = "measuring"
+OF_FLUSHER: Final = 'role="flusher"'
+OF_NODE: Final = 'role="media"'
+"""Selects the role that counts; every role declares these series."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A card; `facts` are label and text, `error` explains missing data."""
+
+    name: str
+    title: str
+    href: str
+    what: str
+    """The flow through the system."""
+    rate: str
+    unit: str
+    recent: Sequence[float | None]
+    """Recent rates, as read by viewers of the overview."""
+    facts: Sequence[tuple[str, str]]
+    error: str | None = None
+    is_installed: bool = True
+
+
+def jobs_card(
+    rates: Rates, queues: PanelData[list[QueueStatus]], fleet: PanelData[FleetState]
+) -> System:
+    """Jobs; the counts cover the whole fleet."""
+    per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
+    facts = [("waiting", UNKNOWN), ("in progress", UNKNOWN), ("slots", UNKNOWN)]
+    if queues.value is not None:
+        capped = any(queue.ready_is_capped for queue in queues.value)
+        waiting = format_count(sum(queue.ready for queue in queues.value))
+        facts[0] = ("waiting", f"over {waiting}" if capped else waiting)
+        facts[1] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
+    if fleet.value is not None:
+        slots = [slot for host in fleet.value.hosts if not host.is_silent for slot in host.slots]
+        busy = sum(slot.busy_s > 0 for slot in slots)
+        facts[2] = ("slots busy", f"{busy:,} of {len(slots):,}")
+    return System(
+        name="jobs",
+        title="Jobs",
+        href=f"{PREFIX}/jobs",
+        what="your code → queues → slots on all hosts",
+        rate=_rate(rates, per_s),
+        recent=rates.note("jobs", per_s),
+        unit="done/s",
+        facts=facts,
+        error=queues.error or fleet.error,
+    )
+
+
+def fetch_card(rates: Rates, runs: PanelData[list[Any]] | None) -> System:
+    """Fetch: photo rate and active runs."""
+    per_s = rates.rate_per_s("fetch_photos_total")
+    under_way = UNKNOWN
+    if runs is not None and runs.value is not None:
+        under_way = format_count(sum(run.ended_at is None for run in runs.value))
+    return System(
+        name="fetch",
+        title="Fetch",
+        href=f"{PREFIX}/fetch",
+        what="sellers' catalogues and photos → items",
+        rate=_rate(rates, per_s),
+        recent=rates.note("fetch", per_s),
+        unit="photos/s",
+        facts=[
+            ("received", _bytes(rates, rates.rate_per_s("fetch_received_bytes_total"))),
+            ("active runs", under_way),
+        ],
+        error=None if runs is None else runs.error,
+        is_installed=runs is not None,
+    )
+
+
+def views_card(rates: Rates, lag: PanelData[list[Any]]) -> System:
+    """Views: hit rate and flush lag."""
+    per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
+    oldest, pending = UNKNOWN, UNKNOWN
+    if lag.value is not None:
+        oldest = format_duration(max((shard.oldest_s for shard in lag.value), default=0.0))
+        pending = format_count(sum(shard.pending for shard in lag.value))
+    return System(
+        name="views",
+        title="Views",
+        href=f"{PREFIX}/views",
+        what="visitors → totals, series, tops",
+        rate=_rate(rates, per_s),
+        recent=rates.note("views", per_s),
+        unit="hits/s",
+        facts=[("flush lag", oldest), ("unflushed calls", pending)],
+        error=lag.error,
+    )
+
+
+def feed_card(rates: Rates, shards: PanelData[Any]) -> System:
+    """Feed: page rate, change rate and sweep lag."""
+    per_s = rates.rate_per_s("feed_pages_total")
+    return System(
+        name="feed",
+        title="Feed",
+        href=f"{PREFIX}/feed",
+        what="authors' posts → followers' pages",
+        rate=_rate(rates, per_s),
+        recent=rates.note("feed", per_s),
+        unit="pages/s",
+        facts=[
+            ("changes", _per_s(rates, rates.rate_per_s("feed_changes_total"))),
+            ("sweep lag", format_duration(sweep_lag_s(rates))),
+        ],
+        error=shards.error,
+    )
+
+
+def media_card(rates: Rates, *, is_installed: bool) -> System:
+    """Media: request rate, bytes sent, connections."""
+    per_s = rates.rate_per_s("media_requests_total", OF_NODE)
+    return System(
+        name="media",
+        title="Media",
+        href=f"{PREFIX}/media",
+        what="stored objects → players, by range",
+        rate=_rate(rates, per_s),
+        recent=rates.note("media", per_s),
+        unit="requests/s",
+        facts=[
+            ("sent", _bytes(rates, rates.rate_per_s("media_bytes_total", OF_NODE))),
+            ("connections", format_count(rates.total("media_connections", OF_NODE))),
+        ],
+        is_installed=is_installed,
+    )
+
+
+def sweep_lag_s(rates: Rates) -> float | None:
+    """Age of the oldest unswept feed change; None without a flusher on this machine."""
+    return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
+
+
+def _rate(rates: Rates, per_s: float | None) -> str:
+    if per_s is None:
+        return MEASURING if rates.is_measuring else UNKNOWN
+    return format_short(round(per_s, 1) if per_s < 100 else round(per_s))
+
+
+def _per_s(rates: Rates, per_s: float | None) -> str:
+    return _rate(rates, per_s) + ("" if per_s is None else "/s")
+
+
+def _bytes(rates: Rates, per_s: float | None) -> str:
+    return _rate(rates, None) if per_s is None else f"{format_bytes(per_s)}/s"
+
+
+MINUTE_S: Final = 60
+MINUTES: Final = 60
+RUNS_LOOKED_AT: Final = 50
+ISSUES_SHOWN: Final = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewView:
+    """Data of the overview."""
+
+    systems: Sequence[System]
+    health: tuple[str, str]
+    """Text and tone for the whole deployment."""
+    issues: Sequence[Issue]
+    issues_left: int
+    """Number of issues that are not shown."""
+    engines: dict[str, str | None]
+    load: PanelData[FleetLoad]
+    ended: Chart
+    waits: Chart
+
+
+async def view_overview(context: ViewContext) -> OverviewView:
+    """The overview, read from all sources concurrently."""
+    jobs, views, feed = context.jobs, context.views, context.feed
+    fetch = context.services.fetch
+    engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
+        _engines(context),
+        asyncio.gather(
+            _seen(context, "jobs:read", jobs.queues.all),
+            _seen(context, "jobs:read", jobs.fleet.state),
+            _seen(context, "jobs:read", jobs.fleet.load),
+            _seen(context, "jobs:read", jobs.fleet.failures),
+            _seen(context, "jobs:read", jobs.crons.all),
+            _seen(context, "views:read", views.analytics.lag),
+            _seen(context, "feed:read", feed.index.stats),
+        ),
+        _runs(context, fetch),
+        context.rates.read(),
+    )
+    rates = context.rates
+    issues = [
+        *health.engine_issues(engines),
+        *health.unreadable_issues(
+            {
+                "Jobs": ("/jobs", queues),
+                "Hosts": ("/jobs/hosts", fleet),
+                "Load": ("/jobs", load),
+                "Failed jobs": ("/jobs/jobs?state=failed", failures),
+                "Crons": ("/jobs/crons", crons),
+                "Fetch": ("/fetch", runs),
+                "Views": ("/views/lag", lag),
+                "Feed": ("/feed", shards),
+            }
+        ),
+        *health.failure_issues(failures),
+        *health.role_issues(rates.gone()),
+        *health.fleet_issues(fleet),
+        *health.queue_issues(queues),
+        *health.cron_issues(crons),
+        *health.run_issues(runs),
+        *health.lag_issues(lag, sweep_lag_s(rates)),
+    ]
+    return OverviewView(
+        systems=[
+            jobs_card(rates, queues, fleet),
+            fetch_card(rates, runs),
+            views_card(rates, lag),
+            feed_card(rates, shards),
+            media_card(rates, is_installed=True),
+        ],
+        health=health_of(issues),
+        issues=issues[:ISSUES_SHOWN],
+        issues_left=len(issues[ISSUES_SHOWN:]),
+        engines=engines,
+        load=load,
+        ended=_chart(
+            context, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))
+        ),
+        waits=_chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
+    )
+
+
+def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
+    """Text and tone of the health: bad with any problem, warn with warnings only."""
+    bad = sum(one.tone == "bad" for one in problems)
+    if bad:
+        return pluralize(bad, "problem", "problems"), "bad"
+    if problems:
+        return pluralize(len(problems), "warning", "warnings"), "warn"
+    return "no problems detected", "good"
+
+
+async def _engines(context: ViewContext) -> dict[str, str | None]:
+    """Error of each engine; None if it is up."""
+    checks = checks_of(context.house)
+    found = await asyncio.gather(*(attempt(check()) for check in checks.values()))
+    return {name: one.error for name, one in zip(checks, found, strict=True)}
+
+
+async def _runs(context: ViewContext, fetch: Any) -> PanelData[list[Any]] | None:
+    if fetch is None:
+        return None
+    return await _seen(context, "fetch:read", partial(fetch.runs.newest, runs_max=RUNS_LOOKED_AT))
+
+
+async def _seen(
+    context: ViewContext, scope: str, call: Callable[[], Awaitable[Any]]
+) -> PanelData[Any]:
+    """The result of `call`, if the caller has `scope`."""
+    if not context.may(scope):
+        return PanelData(error=f"your token lacks the scope {scope}", is_hidden=True)
+    return await attempt(call())
+
+
+def _chart(
+    context: ViewContext,
+    load: PanelData[FleetLoad],
+    unit: str,
+    lines: Sequence[tuple[str, str, str]],
+    *,
+    idle: int | None = 0,
+) -> Chart:
+    """The last hour by minute; minutes without a row have the value `idle`."""
+    # The current minute is incomplete and would look like a drop.
+    this = int(context.now_at.timestamp()) // MINUTE_S * MINUTE_S
+    xs = [this - MINUTE_S * back for back in range(MINUTES, 0, -1)]
+    if load.value is None:
+        return Chart(xs=[], lines=[Line(label, [], tone) for label, _, tone in lines], unit=unit)
+    found = {int(one.minute.timestamp()): one for one in load.value.minutes}
+    return Chart(
+        xs=xs,
+        lines=[
+            Line(label, [getattr(found[x], name) if x in found else idle for x in xs], tone)
+            for label, name, tone in lines
+        ],
+        unit=unit,
+    )
+
+
+LINES_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditView:
+    """A page of audit entries, newest first."""
+
+    lines: list[AuditLine]
+    next_url: str | None
+    first_url: str | None
+
+
+async def view_audit(context: ViewContext) -> AuditView:
+    """Audit entries before the one in the URL."""
+    before = context.query.number("before", 0)
+    lines = await context.audit.lines(before=before or None, lines_max=LINES_SHOWN + 1)
+    has_more = len(lines) > LINES_SHOWN
+    shown = lines[:LINES_SHOWN]
+    return AuditView(
+        lines=shown,
+        next_url=context.url(before=shown[-1].id) if has_more else None,
+        first_url=context.url(before=None) if before else None,
+    )
+
+
+ROOM: Final = Room(
+    name="overview",
+    title="Overview",
+    key="o",
+    screens=(
+        Screen(
+            path="/",
+            title="Overview",
+            tab="Overview",
+            template="overview/now.html",
+            scope=None,
+            view=view_overview,
+        ),
+        Screen(
+            path="/audit",
+            title="Audit log",
+            tab="Audit",
+            template="overview/audit.html",
+            scope="*",
+            view=view_audit,
+            live=False,
+        ),
+    ),
+)

@@ -1,0 +1,394 @@
+"""The views room: top lists, one entity over time, flush lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from headrace.console.actions import Action, Field
+from headrace.console.format import pluralize
+from headrace.console.views import (
+    NO_DATA,
+    Chart,
+    Line,
+    PanelData,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+    choices,
+)
+from headrace.kernel.terminal import parse_moment
+from headrace.views.errors import InvalidSpan
+from headrace.views.model import (
+    CLASSES,
+    DayViewers,
+    SeriesPoint,
+    ShardLag,
+    TopEntry,
+    Total,
+    Traffic,
+)
+
+WINDOWS: Final[dict[str, float]] = {
+    "1h": 3_600.0,
+    "24h": 86_400.0,
+    "7d": 7 * 86_400.0,
+    "31d": 31 * 86_400.0,
+}
+LIMITS: Final = ("20", "50", "100")
+SPANS: Final[dict[str, tuple[str, timedelta]]] = {
+    "2d": ("hour", timedelta(days=2)),
+    "7d": ("hour", timedelta(days=7)),
+    "31d": ("day", timedelta(days=31)),
+    "1y": ("day", timedelta(days=365)),
+}
+TONES: Final = {
+    Traffic.HUMAN: "",
+    Traffic.BOT: "warn",
+    Traffic.OWNER: "good",
+    Traffic.STAFF: "",
+}
+LATE_S: Final = 60.0
+"""A flush lag above this is an issue; usual values are a second or two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """Flush lag over all shards."""
+
+    pending: int
+    oldest_s: float
+    shards: int
+    alone: int
+    """Shards without a flusher."""
+
+    @property
+    def tone(self) -> str:
+        """Tone of the state."""
+        return "bad" if self.alone or self.oldest_s > LATE_S else "good"
+
+    @property
+    def word(self) -> str:
+        """State in one or two words."""
+        if self.tone == "bad":
+            return "flush is late"
+        return "flushing" if self.pending else "flushed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopView:
+    """Data of the top list."""
+
+    window: str
+    windows: Sequence[tuple[str, str]]
+    traffic: str
+    classes: Sequence[tuple[str, str]]
+    limit: str
+    limits: Sequence[tuple[str, str]]
+    top: PanelData[list[TopEntry]]
+    most: int
+    totals: dict[str, Total]
+    """Current totals, where known."""
+    flush: PanelData[Flush]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityView:
+    """Data of an entity's page, or of the empty search form."""
+
+    entity: str
+    span: str
+    spans: Sequence[tuple[str, str]] = tuple(choices(SPANS))
+    total: PanelData[Total] = NO_DATA
+    by: str = ""
+    chart: Chart | None = None
+    error: str | None = None
+    sums: Sequence[tuple[str, int]] = ()
+    zone: str = ""
+    viewers: PanelData[list[DayViewers]] = NO_DATA
+    """By day, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagView:
+    """Data of the flush page."""
+
+    shards: PanelData[list[ShardLag]]
+    flush: PanelData[Flush]
+    durability: str
+    late_s: float
+
+
+async def view_top(context: ViewContext) -> TopView:
+    """The most viewed entities of a time window."""
+    views = context.views
+    window = context.query.choice("window", tuple(WINDOWS), "24h")
+    traffic = context.query.choice("class", CLASSES, Traffic.HUMAN)
+    limit = context.query.choice("limit", LIMITS, LIMITS[0])
+    top, lag = await asyncio.gather(
+        attempt(views.analytics.top(WINDOWS[window], int(limit), traffic=traffic)),
+        attempt(views.analytics.lag()),
+    )
+    found = top.value or []
+    totals = await attempt(views.totals([entry.id for entry in found])) if found else PanelData([])
+    return TopView(
+        window=window,
+        windows=choices(WINDOWS),
+        traffic=traffic,
+        classes=choices(CLASSES),
+        limit=limit,
+        limits=choices(LIMITS),
+        top=top,
+        most=max((entry.views for entry in found), default=0),
+        totals={total.id: total for total in totals.value or ()},
+        flush=flush_of(lag),
+    )
+
+
+async def view_entity(context: ViewContext) -> EntityView:
+    """Totals of an entity and its views over time."""
+    views, entity = context.views, context.query.text("id", most=128).strip()
+    span = context.query.choice("span", tuple(SPANS), "7d")
+    if not entity:
+        return EntityView(entity=entity, span=span)
+    by, length = SPANS[span]
+    from_at = context.now_at - length
+    total, series, viewers = await asyncio.gather(
+        _total(views, entity),
+        attempt(views.analytics.series(entity, by, from_at=from_at)),
+        attempt(views.analytics.viewers(entity)),
+    )
+    zone = ZoneInfo(views.config.time_zone)
+    points = series.value
+    chart = None if points is None else chart_of(points, by, from_at, context.now_at, zone=zone)
+    sums = [(str(each), sum(getattr(p, each.value) for p in points or ())) for each in Traffic]
+    return EntityView(
+        entity=entity,
+        total=total,
+        span=span,
+        by=by,
+        chart=chart,
+        error=series.error,
+        sums=sums,
+        zone=views.config.time_zone,
+        viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
+    )
+
+
+async def view_lag(context: ViewContext) -> LagView:
+    """Flush lag by shard."""
+    views = context.views
+    lag = await attempt(views.analytics.lag())
+    return LagView(
+        shards=lag,
+        flush=flush_of(lag),
+        durability=views.config.durability,
+        late_s=LATE_S,
+    )
+
+
+def flush_of(lag: PanelData[list[ShardLag]]) -> PanelData[Flush]:
+    """Flush lag over all shards."""
+    shards = lag.value
+    if shards is None:
+        return PanelData(error=lag.error)
+    flush = Flush(
+        pending=sum(shard.pending for shard in shards),
+        oldest_s=max((shard.oldest_s for shard in shards), default=0.0),
+        shards=len(shards),
+        alone=sum(shard.flusher is None for shard in shards),
+    )
+    return PanelData(flush)
+
+
+def chart_of(
+    points: Sequence[SeriesPoint], by: str, from_at: datetime, to_at: datetime, *, zone: ZoneInfo
+) -> Chart:
+    """Views by class over time; missing hours and days count as 0."""
+    known = {point.start_at: point for point in points}
+    starts = list(_hours(from_at, to_at) if by == "hour" else _days(from_at, to_at, zone))
+    starts = sorted({*starts, *known})
+    lines = [
+        Line(
+            label=traffic.value,
+            values=[getattr(known[at], traffic.value) if at in known else 0 for at in starts],
+            tone=TONES[traffic],
+        )
+        for traffic in Traffic
+        if traffic is Traffic.HUMAN or any(getattr(point, traffic.value) for point in points)
+    ]
+    return Chart(xs=[at.timestamp() for at in starts], lines=lines, unit="views", kind="bars")
+
+
+async def _total(views: Any, entity: str) -> PanelData[Total]:
+    fields = ("total", "today", "unique", "classes")
+    found = await attempt(views.totals([entity], fields=fields))
+    return PanelData(found.value[0] if found.value else None, found.error)
+
+
+def _hours(from_at: datetime, to_at: datetime) -> Iterator[datetime]:
+    at = from_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    while at <= to_at:
+        yield at
+        at += timedelta(hours=1)
+
+
+def _days(from_at: datetime, to_at: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+    """Midnights of the deployment's time zone; its days have 23 to 25 hours."""
+    day = from_at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    while day <= to_at:
+        yield day.astimezone(UTC)
+        day = (day.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
+
+
+READ: Final = "views:read"
+WRITE: Final = "views:write"
+ENTITY: Final = Field(name="id", label="Entity")
+CHOICES: Final = tuple((name.value, name.value) for name in CLASSES)
+
+
+async def delete_entity(context: ViewContext, given: dict[str, Any]) -> str:
+    """Delete the counts of an entity."""
+    found = await context.views.delete(given["id"])
+    until = f"{found.until_at:%Y-%m-%d %H:%M} UTC"
+    gone = pluralize(found.total, f"view of {found.id} is", f"views of {found.id} are")
+    return f"{gone} deleted; it is not counted until {until}"
+
+
+async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
+    """Number of views that would be deleted."""
+    [total] = await context.views.totals([given["id"]])
+    known = "an unknown number of views"
+    if total.total is not None:
+        known = pluralize(total.total, "view", "views")
+    return f"{known} of {given['id']} and their series would be deleted."
+
+
+async def reclassify(context: ViewContext, given: dict[str, Any]) -> str:
+    """Move views to another traffic class."""
+    job = await context.views.corrections.reclassify(
+        given["id"],
+        from_at=_moment("from", given["from"]),
+        to_at=_moment("to", given["to"]),
+        source=given["source"],
+        target=given["target"],
+    )
+    return f"job {job} moves the views"
+
+
+def reclassify_body(given: dict[str, Any]) -> Any:
+    """The body of the call."""
+    return {
+        "id": given["id"],
+        "from_at": given["from"],
+        "to_at": given["to"],
+        "source": given["source"],
+        "target": given["target"],
+    }
+
+
+async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
+    """Check that totals equal the sums of their hours."""
+    found = await context.views.analytics.verify()
+    all_of_it = f"{found.entities:,} totals of {found.views:,} views"
+    if not found.differences:
+        return f"{all_of_it}: all match their hourly counts"
+    first = found.differences[0]
+    return (
+        f"{all_of_it}: {len(found.differences)} differ from their hourly counts, such as {first.id}"
+        f" ({first.traffic}): total {first.total:,}, hours {first.hours:,}"
+    )
+
+
+def _moment(name: str, text: str) -> Any:
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        raise InvalidSpan(f"{name}: expected a moment such as 2026-11-21T10:00Z") from error
+
+
+ACTIONS: Final = (
+    Action(
+        name="views-verify",
+        title="Verify totals",
+        scope=READ,
+        what="Compares every total with the sum of its hourly counts in one snapshot. Changes"
+        " nothing.",
+        command="headrace views verify",
+        method="GET",
+        path="/v1/views/verify",
+        run=verify,
+    ),
+    Action(
+        name="views-delete",
+        title="Delete views",
+        scope=WRITE,
+        what="Deletes totals and series of {id}. It is not counted for 30 days. This cannot be"
+        " undone.",
+        command="headrace views rm {id}",
+        method="DELETE",
+        path="/v1/views/items/{id}",
+        run=delete_entity,
+        fields=(ENTITY,),
+        is_danger=True,
+        preview=preview_delete,
+    ),
+    Action(
+        name="views-reclassify",
+        title="Reclassify views",
+        scope=WRITE,
+        what="Moves views of {id} in full hours from one traffic class to another, in a job.",
+        command="headrace views reclassify {id} --from {from} --to {to} --source {source}"
+        " --target {target}",
+        method="POST",
+        path="/v1/views/reclassify",
+        run=reclassify,
+        body=reclassify_body,
+        fields=(
+            ENTITY,
+            Field(name="from", label="From", hint="A full hour in UTC, such as 2026-11-21T10:00Z."),
+            Field(name="to", label="To", hint="A full hour in UTC, exclusive."),
+            Field(name="source", label="From class", kind="select", options=CHOICES),
+            Field(name="target", label="To class", kind="select", options=CHOICES),
+        ),
+    ),
+)
+
+
+ROOM: Final = Room(
+    name="views",
+    title="Views",
+    key="v",
+    screens=(
+        Screen(
+            path="/views",
+            title="Top",
+            tab="Top",
+            template="views/top.html",
+            scope=READ,
+            view=view_top,
+        ),
+        Screen(
+            path="/views/entity",
+            title="Views of an entity",
+            tab="Entity",
+            template="views/entity.html",
+            scope=READ,
+            view=view_entity,
+        ),
+        Screen(
+            path="/views/lag",
+            title="Flush",
+            tab="Flush",
+            template="views/lag.html",
+            scope=READ,
+            view=view_lag,
+        ),
+    ),
+    actions=ACTIONS,
+)

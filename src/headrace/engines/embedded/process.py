@@ -1,0 +1,209 @@
+"""Engine processes through the launcher, and orphans that an earlier run left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.engines.embedded.data_folder import (
+    EngineMissing,
+    MainThreadRequired,
+    OrphanAlive,
+    StartFailed,
+)
+from headrace.kernel.errors import installing
+
+LOG_LINES_SHOWN: Final = 12
+_LOG_TAIL_BYTES: Final = 4096
+ENGINE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
+"""The complete environment of engines: PGDATA or PGPORT of a shell would change them."""
+
+
+def launcher_command(death_signal: signal.Signals, identity: str = "same") -> list[str]:
+    """The launcher's part of a command line, to be followed by `--` and the program.
+
+    The program receives `death_signal` when the main thread of this process ends. The parent-death
+    signal belongs to the thread that forks, and the main thread ends last. Raises:
+    MainThreadRequired.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise MainThreadRequired(
+            f"thread {threading.current_thread().name!r} cannot start engines or workers, which end"
+            " with their thread: start them in the main thread"
+        )
+    program = str(Path(__file__).with_name("launcher.py"))
+    return [sys.executable, "-I", "-S", program, str(os.getpid()), str(int(death_signal)), identity]
+
+
+def packaged_file(package: str, *parts: str) -> Path:
+    """A file of an installed wheel, found without an import. Raises: EngineMissing."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder).joinpath(*parts)
+        if path.is_file():
+            return path
+    raise EngineMissing(
+        f"{'/'.join((package, *parts))} is not installed, so embedded engines cannot start: run"
+        f" {installing('embedded')}; or set HEADRACE_POSTGRES_URL and HEADRACE_VALKEY_URL"
+    )
+
+
+class EngineProcess:
+    """A running engine with its log file, in its own session.
+
+    The session keeps Ctrl-C of a terminal from the engine, so the parent stops engines in order.
+    """
+
+    def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self._log = log
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        log: Path,
+        environment: Mapping[str, str] = ENGINE_ENVIRONMENT,
+    ) -> EngineProcess:
+        """Start `command` in `folder` and append its output to `log`."""
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=folder,
+                env=dict(environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return cls(name, log, process)
+
+    @property
+    def pid(self) -> int:
+        """The pid of the engine; the launcher replaces itself by the engine."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine runs."""
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit code, negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(
+        self, steps: Sequence[tuple[signal.Signals, float]], hurry: asyncio.Event
+    ) -> None:
+        """Send each signal and wait its seconds for the end; `hurry` shortens the waits."""
+        for number, timeout_s in steps:
+            if not self.is_alive:
+                return
+            self._process.send_signal(number)
+            await self._wait_end(timeout_s, hurry)
+
+    async def _wait_end(self, timeout_s: float, hurry: asyncio.Event) -> None:
+        ended = asyncio.ensure_future(self.wait())
+        hurried = asyncio.ensure_future(hurry.wait())
+        waits = {ended} if hurry.is_set() else {ended, hurried}
+        try:
+            await asyncio.wait(
+                waits,
+                timeout=min(timeout_s, 2.0) if hurry.is_set() else timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            ended.cancel()
+            hurried.cancel()
+
+    def failure(self, what: str) -> StartFailed:
+        """A start error of this engine with the end of its log."""
+        return start_failure(self.name, what, self._log)
+
+
+def start_failure(name: str, what: str, log: Path) -> StartFailed:
+    """A start error of the engine `name` with the last lines of its log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    return StartFailed(
+        f"{name} {what}; the end of its log, {log}:\n  " + "\n  ".join(lines or ["(nothing)"]),
+        retry_after_s=5,
+    )
+
+
+ENGINE_PROGRAMS: Final = frozenset({"postgres", "initdb", "valkey-server"})
+ENDING_S: Final = 10.0
+"""An orphaned PostgreSQL kills its children after 5 s; an orphaned Valkey ends sooner."""
+KILLED_S: Final = 10.0
+_POLL_S: Final = 0.02
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Pids of live engine processes with a working directory in `folder`.
+
+    Executable and working directory are read from /proc. `kill_engine` opens a pidfd before it
+    reads them, so it never hits another process that reuses the pid. PostgreSQL itself only checks
+    whether any process has the pid of its lock file, and then refuses to start.
+    """
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if _is_engine_in(pid, folder)]
+
+
+def _is_engine_in(pid: int, folder: Path) -> bool:
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink()
+        folder_of_pid = Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return False  # ended, a zombie, or of another user
+    # After an upgrade of the wheel the name is `postgres (deleted)`.
+    return folder_of_pid.is_relative_to(folder) and program.name.split(" ")[0] in ENGINE_PROGRAMS
+
+
+async def end_orphans(folder: Path, *, timeout_s: float = ENDING_S) -> None:
+    """Wait for engine processes of an earlier run, then kill the rest. Raises: OrphanAlive."""
+    if await _wait_none(folder, timeout_s):
+        return
+    for pid in processes_in(folder):
+        kill_engine(pid, folder)
+    if not await _wait_none(folder, KILLED_S):
+        raise OrphanAlive(
+            f"data folder {folder}: processes {processes_in(folder)} of an earlier run survive"
+            " SIGKILL, which points to a hanging disk: repair it, or restart the machine"
+        )
+
+
+def kill_engine(pid: int, folder: Path) -> None:
+    """Kill `pid` if it is an engine process with a working directory in `folder`."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _is_engine_in(pid, folder):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(pidfd)
+
+
+async def _wait_none(folder: Path, timeout_s: float) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while processes_in(folder):
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True

@@ -1,0 +1,199 @@
+"""A connection that reopens itself, and the address it leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from libvalkey import pack_command
+from valkey.asyncio.connection import SSLConnection, parse_url
+
+from headrace.engines.multiplex.connection import (
+    Bounds,
+    Connection,
+    ValkeyBusy,
+    count_failure,
+    down,
+)
+from headrace.engines.valkey import ValkeyDown
+from headrace.kernel.resilience import Backoff
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """One node, with its password; never logged."""
+
+    host: str
+    port: int
+    path: str | None
+    """A unix socket, which replaces host and port."""
+    tls: ssl.SSLContext | None
+    greeting: tuple[tuple[str, ...], ...]
+    """Commands that must succeed before any other is sent."""
+
+    async def connect(self, make: Any) -> Any:
+        """Open a connection with the protocol of `make()`; return the protocol. Raises: OSError."""
+        loop = asyncio.get_running_loop()
+        if self.path is not None:
+            _, protocol = await loop.create_unix_connection(make, self.path)
+        else:
+            _, protocol = await loop.create_connection(make, self.host, self.port, ssl=self.tls)
+        return protocol
+
+
+def address_of(url: str) -> Address:
+    """The address of `url`, read by the stock client's parser."""
+    options: dict[str, Any] = dict(parse_url(url))
+    words: list[tuple[str, ...]] = []
+    if options.get("password"):
+        user = (options["username"],) if options.get("username") else ()
+        words.append(("AUTH", *user, options["password"]))
+    if int(options.get("db") or 0):
+        words.append(("SELECT", str(options["db"])))
+    is_tls = issubclass(options.get("connection_class", object), SSLConnection)
+    return Address(
+        host=options.get("host") or "localhost",
+        port=int(options.get("port") or 6379),
+        path=options.get("path"),
+        tls=_tls_of(options) if is_tls else None,
+        greeting=(*words, ("PING",)),
+    )
+
+
+def _tls_of(options: dict[str, Any]) -> ssl.SSLContext:
+    """The TLS context that the stock client would create for the URL's `ssl_...` parameters."""
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    wanted = str(options.get("ssl_cert_reqs") or "required").lower()
+    if wanted in ("none", "optional") or options.get("ssl_check_hostname") in (False, "False"):
+        context.check_hostname = False
+    if wanted in ("none", "optional"):
+        context.verify_mode = ssl.CERT_NONE if wanted == "none" else ssl.CERT_OPTIONAL
+    if options.get("ssl_certfile"):
+        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    return context
+
+
+BACKOFF: Final = Backoff(first_s=0.02, max_s=1.0)
+SHORT_LIFE_S: Final = 1.0
+"""A shorter connection counts as a failed attempt, so that the backoff grows."""
+
+
+class ReconnectingConnection:
+    """The connection of one event loop to one server, reopened with backoff when it ends.
+
+    `connection` is the open connection, or None.
+    """
+
+    def __init__(self, seeds: tuple[Address, ...], server: str, bounds: Bounds) -> None:
+        self.connection: Connection | None = None
+        self.seeds, self.address = seeds, seeds[0]
+        """The seed that was connected last; each attempt starts there and tries all."""
+        self._server, self._bounds = server, bounds
+        self._loop = asyncio.get_running_loop()
+        self._failure: str | None = None
+        """Why the last attempt failed; None during the first attempt after a good connection."""
+        self._decided = self._loop.create_future()
+        self._waiting = 0
+        self._reconnector = self._start_reconnector()
+
+    async def wait_connected(self) -> Connection:
+        """The open connection, after the first attempt. Raises: ValkeyDown, ValkeyBusy."""
+        if self._reconnector.done():
+            self._reconnector = self._start_reconnector()
+        if self._failure is None:
+            if self._waiting >= self._bounds.waiting_max:
+                count_failure("busy")
+                raise ValkeyBusy(
+                    f"{self._waiting} commands wait for a connection to Valkey at {self._server}:"
+                    " try again in a moment",
+                    retry_after_s=1,
+                )
+            self._waiting += 1
+            try:
+                await asyncio.shield(self._decided)
+            finally:
+                self._waiting -= 1
+        connection = self.connection
+        if connection is None:
+            raise down(self._server, self._failure or "the connection just closed")
+        return connection
+
+    async def close(self) -> None:
+        """Close the connection and stop reconnecting."""
+        self._reconnector.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reconnector
+        self._settle("it was closed here")
+        if self.connection is not None:
+            self.connection.end("it was closed here")
+
+    def _start_reconnector(self) -> asyncio.Task[None]:
+        reconnector = self._loop.create_task(self._reconnect())
+        # After an unexpected error waiters fail, and the next caller starts it again.
+        reconnector.add_done_callback(lambda _: self._settle("the connection failed"))
+        return reconnector
+
+    async def _reconnect(self) -> None:
+        attempts = 0
+        while True:
+            ended = asyncio.Event()
+            try:
+                connection = await self._connect_any(ended)
+            except (OSError, TimeoutError, ValkeyDown) as error:
+                self._settle(_reason(error))
+                attempts += 1
+                await asyncio.sleep(BACKOFF.delay_s(attempts))
+                continue
+            began_s = self._loop.time()
+            self.connection = connection
+            self._settle(None)
+            await ended.wait()
+            if self._loop.time() - began_s >= SHORT_LIFE_S:
+                attempts = 0
+                continue
+            self._settle("the connection closed at once")
+            attempts += 1
+            await asyncio.sleep(BACKOFF.delay_s(attempts))
+
+    async def _connect_any(self, ended: asyncio.Event) -> Connection:
+        """A connection to one of the seeds. Raises: the last seed's error of `_connect`."""
+        at = self.seeds.index(self.address)
+        *others, last = (*self.seeds[at:], *self.seeds[:at])
+        for seed in others:
+            with suppress(OSError, TimeoutError, ValkeyDown):
+                return await self._connect(seed, ended)
+        return await self._connect(last, ended)
+
+    async def _connect(self, address: Address, ended: asyncio.Event) -> Connection:
+        """A connection after its greeting. Raises: OSError, TimeoutError, ValkeyDown."""
+
+        def on_end() -> None:
+            if self.connection is connection:
+                self.connection = None
+                self._failure, self._decided = None, self._loop.create_future()
+            ended.set()
+
+        connection = Connection(self._server, self._bounds, on_end)
+        try:
+            async with asyncio.timeout(self._bounds.timeout_s):
+                await address.connect(lambda: connection)
+                for words in address.greeting:
+                    await connection.send(pack_command(words))
+        except BaseException:
+            connection.end("it was not opened")
+            raise
+        self.address = address
+        return connection
+
+    def _settle(self, failure: str | None) -> None:
+        """Report the outcome of an attempt to all waiting callers."""
+        self._failure = failure
+        if not self._decided.done():
+            self._decided.set_result(None)
+
+
+def _reason(error: Exception) -> str:
+    return error.text if isinstance(error, ValkeyDown) else type(error).__name__

@@ -1,0 +1,297 @@
+"""Commands of the feed: `headrace feed post|rm|follow|page|...`. Each calls one verb and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import click
+
+from headrace.feed.file_import import import_lines, moment_of
+from headrace.feed.follows import Follows
+from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
+from headrace.feed.service import Feed
+from headrace.kernel.errors import Corrupt
+from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.terminal import Terminal, table
+
+Verb = Callable[..., Awaitable[int]]
+ListVerb = Callable[..., Awaitable[People]]
+Command = TypeVar("Command", bound=Callable[..., Any])
+_AUTHORS: Final = click.argument("authors", nargs=-1, required=True, metavar="AUTHOR...")
+_CURSOR: Final = click.option("--cursor", default=None, help="Cursor of the next page.")
+
+
+def _limit(most: int, usual: int) -> Callable[[Command], Command]:
+    number = click.IntRange(1, most)
+    return click.option(
+        "--limit", type=number, default=usual, show_default=True, help="Number of rows."
+    )
+
+
+class Moment(click.ParamType[datetime]):
+    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; UTC without an offset."""
+
+    name = "moment"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click's signature
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> datetime:
+        """Parse a moment."""
+        return value if isinstance(value, datetime) else moment_of(str(value), where="--at")
+
+
+@click.group("feed")
+def feed() -> None:
+    """Write, read and check feeds of followed authors."""
+
+
+@feed.command("post", short_help="Add a post.")
+@click.argument("author")
+@click.argument("id")
+@click.option("--at", type=Moment(), default=None, help="Its time; a later one delays the post.")
+@click.option("--ref", default=None, help="Passed to handlers of its deletion.")
+@click.pass_obj
+def add_post(
+    terminal: Terminal,
+    author: str,
+    id: str,  # noqa: A002 - public
+    *,
+    at: datetime | None,
+    ref: str | None,
+) -> None:
+    """Add post ID of AUTHOR to the feeds of all followers."""
+    found = terminal.run(Feed, lambda feed: feed.post(author, id, at=at, ref=ref))
+    when = f"{found.at:%Y-%m-%d %H:%M:%S} UTC"
+    terminal.show(found, f"post {found.id} {'waits until' if found.is_waiting else 'at'} {when}")
+
+
+@feed.command("show", short_help="Show a post.")
+@click.argument("id")
+@click.pass_obj
+def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
+    """Show post ID as stored, also while it waits."""
+    found = terminal.run(Feed, lambda feed: feed.posts.find(id))
+    state = ", waiting" if found.is_waiting else ""
+    lines = [f"post    {found.id}", f"author  {found.author}"]
+    lines.append(f"at      {found.at:%Y-%m-%d %H:%M:%S} UTC{state}")
+    if found.ref is not None:
+        lines.append(f"ref     {found.ref}")
+    terminal.show(found, "\n".join(lines))
+
+
+@feed.command("rm", short_help="Delete posts.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.pass_obj
+def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
+    """Delete posts from all pages and run the handlers of deletions."""
+    deleted = terminal.run(Feed, lambda feed: feed.delete(ids))
+    terminal.show({"deleted": deleted}, f"{deleted} deleted")
+
+
+@feed.command("follow", short_help="Follow authors.")
+@click.argument("viewer")
+@_AUTHORS
+@click.pass_obj
+def follow(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
+    """Let VIEWER follow authors, all or none."""
+    changed = terminal.run(Feed, lambda feed: feed.follow(viewer, authors))
+    terminal.show({"changed": changed}, f"{changed} new")
+
+
+@feed.command("unfollow", short_help="Unfollow authors, or everyone.")
+@click.argument("viewer")
+@click.argument("authors", nargs=-1, metavar="AUTHOR...")
+@click.option("--all", "is_all", is_flag=True, help="Unfollow everyone.")
+@click.pass_obj
+def unfollow(terminal: Terminal, viewer: str, authors: tuple[str, ...], *, is_all: bool) -> None:
+    """Let VIEWER unfollow authors, or everyone."""
+    if is_all == bool(authors):
+        raise click.UsageError("give either authors or --all")
+
+    async def unfollow(feed: Feed) -> int:
+        if is_all:
+            return await feed.follows.unfollow_all(viewer)
+        return await feed.unfollow(viewer, authors)
+
+    changed = terminal.run(Feed, unfollow)
+    terminal.show({"changed": changed}, f"{changed} unfollowed")
+
+
+def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
+    @feed.command(name, short_help=f"{name.title()} authors.", help=help_text)
+    @click.argument("viewer")
+    @_AUTHORS
+    @click.pass_obj
+    def command(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
+        changed = terminal.run(Feed, lambda feed: verb(feed.follows, viewer, authors))
+        terminal.show({"changed": changed}, f"{changed} changed")
+
+
+_mute_block_command("mute", Follows.mute, "Hide authors from VIEWER without notifying them.")
+_mute_block_command("unmute", Follows.unmute, "End mutes of VIEWER.")
+_mute_block_command("block", Follows.block, "Hide VIEWER and authors from each other.")
+_mute_block_command("unblock", Follows.unblock, "End blocks set by VIEWER.")
+
+
+def _list_command(name: str, of: str, verb: ListVerb, what: str) -> None:
+    @feed.command(name, short_help=f"List {what}.", help=f"List {what}, latest first.")
+    @click.argument("entity", metavar=of)
+    @_limit(PAGE_ROWS_MAX, 100)
+    @_CURSOR
+    @click.pass_obj
+    def command(terminal: Terminal, entity: str, *, limit: int, cursor: str | None) -> None:
+        found = terminal.run(Feed, lambda feed: verb(feed.follows, entity, limit, cursor=cursor))
+        terminal.show(feed_people(found), describe_people(found))
+
+
+_list_command("following", "VIEWER", Follows.following, "the authors that a viewer follows")
+_list_command("followers", "AUTHOR", Follows.followers, "the followers of an author")
+_list_command("muted", "VIEWER", Follows.muted, "the authors that a viewer mutes")
+_list_command("blocked", "VIEWER", Follows.blocked, "the authors that a viewer blocks")
+
+
+@feed.command("page", short_help="Show a page of a feed.")
+@click.argument("viewer")
+@_limit(PAGE_MAX, 20)
+@_CURSOR
+@click.option("--since", default=None, help="Show only posts newer than this position.")
+@click.pass_obj
+def show_page(
+    terminal: Terminal, viewer: str, *, limit: int, cursor: str | None, since: str | None
+) -> None:
+    """Show the newest posts of the authors that VIEWER follows."""
+    found = terminal.run(Feed, lambda feed: feed.page(viewer, limit, cursor=cursor, since=since))
+    terminal.show(feed_page(found), describe_page(found))
+
+
+@feed.command("author", short_help="Show an author's posts.")
+@click.argument("author")
+@_limit(PAGE_MAX, 20)
+@_CURSOR
+@click.pass_obj
+def list_author_posts(terminal: Terminal, author: str, *, limit: int, cursor: str | None) -> None:
+    """Show the newest posts of AUTHOR."""
+    found = terminal.run(Feed, lambda feed: feed.pages.author_posts(author, limit, cursor=cursor))
+    terminal.show(feed_page(found), describe_page(found))
+
+
+@feed.command("unread", short_help="Count unread posts.")
+@click.argument("viewer")
+@click.pass_obj
+def count_unread(terminal: Terminal, viewer: str) -> None:
+    """Count the posts that are newer than VIEWER's read marker."""
+    found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer))
+    terminal.show(found, f"{found.count}{' or more' if found.has_more else ''} unread")
+
+
+@feed.command("marker", short_help="Show or set the read marker.")
+@click.argument("viewer")
+@click.argument("position", required=False)
+@click.pass_obj
+def show_marker(terminal: Terminal, viewer: str, position: str | None) -> None:
+    """Show VIEWER's read marker, or move it forward to POSITION."""
+
+    async def read_or_set(feed: Feed) -> Any:
+        if position is None:
+            return await feed.pages.marker(viewer)
+        return await feed.pages.set_marker(viewer, position)
+
+    found = terminal.run(Feed, read_or_set)
+    text = "no marker"
+    if found.at is not None:
+        text = f"read up to {found.post} of {found.at:%Y-%m-%d %H:%M:%S} UTC"
+    terminal.show(found, text)
+
+
+@feed.command("rebuild", short_help="Rebuild the index.")
+@click.pass_obj
+def rebuild(terminal: Terminal) -> None:
+    """Rebuild the index in Valkey from PostgreSQL, as a job. Pages continue meanwhile."""
+    job = terminal.run(Feed, lambda feed: feed.index.rebuild())
+    terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
+
+
+@feed.command("verify", short_help="Compare the index with PostgreSQL.")
+@click.option("--all", "is_all", is_flag=True, help="Compare all viewers and authors.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    help="Number of viewers and of authors.",
+)
+@click.pass_obj
+def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
+    """Compare the index in Valkey with PostgreSQL. Exit code 8 if anything differs."""
+    found = terminal.run(Feed, lambda feed: feed.index.verify(sample=None if is_all else sample))
+    viewers = f"{found.viewers} viewers with {found.follows} follows"
+    lines = [f"{viewers}, {found.authors} authors with {found.posts} posts"]
+    if found.differences:
+        rows = [(row.kind, row.entity, row.missing, row.extra) for row in found.differences]
+        lines.append(table(("kind", "id", "missing", "extra"), rows))
+    else:
+        lines.append("the index equals PostgreSQL")
+    terminal.show(found, "\n".join(lines))
+    return Corrupt.exit_code if found.differences else 0
+
+
+@feed.command("stats", short_help="Show the state of the index.")
+@click.pass_obj
+def show_stats(terminal: Terminal) -> None:
+    """Show state, oldest and newest post of each shard of the index."""
+    found = terminal.run(Feed, lambda feed: feed.index.stats())
+    rows = [
+        (
+            row.shard,
+            row.state,
+            f"{row.floor_at:%Y-%m-%d %H:%M}" if row.floor_at else "all",
+            f"{row.newest_at:%Y-%m-%d %H:%M:%S}" if row.newest_at else "-",
+        )
+        for row in found
+    ]
+    terminal.show(found, table(("shard", "state", "since", "newest"), rows))
+
+
+@feed.command("why", short_help="Explain why a viewer sees a post or not.")
+@click.argument("viewer")
+@click.argument("post")
+@click.pass_obj
+def show_why(terminal: Terminal, viewer: str, post: str) -> None:
+    """Show whether VIEWER's pages have POST, and all reasons."""
+    found = terminal.run(Feed, lambda feed: feed.pages.why(viewer, post))
+    lines = [f"post {found.post} {'is' if found.is_shown else 'is not'} in the feed of {viewer}"]
+    lines += [f"  {reason.text}" for reason in found.reasons]
+    if found.is_slow:
+        lines.append("  pages read it from PostgreSQL")
+    terminal.show(found, "\n".join(lines))
+
+
+feed.add_command(import_lines)
+
+
+def describe_page(page: Page) -> str:
+    """A page as a table, with the cursor of the next one."""
+    rows = [(f"{post.at:%Y-%m-%d %H:%M:%S}", post.author, post.id) for post in page.posts]
+    lines = [table(("at", "author", "post"), rows) if rows else "no posts"]
+    if page.next is not None:
+        lines.append(f"more: --cursor {page.next}")
+    return "\n".join(lines)
+
+
+def describe_people(people: People) -> str:
+    """A list as a table, with its total and the cursor of the next page."""
+    rows = [(f"{one.since_at:%Y-%m-%d %H:%M:%S}", one.id) for one in people.people]
+    lines = [f"{people.total} in total"]
+    if rows:
+        lines.append(table(("since", "id"), rows))
+    if people.next is not None:
+        lines.append(f"more: --cursor {people.next}")
+    return "\n".join(lines)
+
+
+COMMANDS: Final[list[click.Command]] = [feed]

@@ -1,0 +1,265 @@
+"""Reads of a viewer: pages, an author's posts, live updates, marker, unread count."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headrace.engines.postgres import Postgres, Row
+from headrace.feed import store
+from headrace.feed.id_map import FEED, Cursors, IdMap, require_no_cursor
+from headrace.feed.index import Index
+from headrace.feed.merge import PageMerger
+from headrace.feed.model import (
+    PAGE_MAX,
+    TICKS,
+    UNREAD_MAX,
+    FeedId,
+    Marker,
+    Page,
+    PagePost,
+    Position,
+    Unread,
+    moment_of,
+    require_feed_id,
+    require_limit,
+    require_post_ids,
+)
+from headrace.feed.valkey_store import Found
+from headrace.feed.why import PostWhy, is_behind, why_shown
+from headrace.kernel.signing import CursorInvalid
+
+AUTHOR: Final = "feed.author"
+OVERLAP_MS: Final = 2_000
+"""How far each poll of a live feed reaches back."""
+NOBODY: Final = 0
+"""The number of a viewer with an unknown text id: no entity has it, and it follows nobody."""
+JUST_AFTER: Final = "!"
+"""Sorts before every character of an id, so `id!` is the position right after `id`."""
+
+
+class Pages:
+    """Read posts in order."""
+
+    def __init__(
+        self, postgres: Postgres, ids: IdMap, index: Index, merger: PageMerger, *, cursors: Cursors
+    ) -> None:
+        self._postgres = postgres
+        self._ids = ids
+        self._index = index
+        self._merger = merger
+        self._cursors = cursors
+
+    async def page(
+        self,
+        viewer: FeedId,
+        limit: int = 20,
+        *,
+        cursor: str | None = None,
+        since: str | None = None,
+    ) -> Page:
+        """The newest posts of followed authors, newest first, up to 200.
+
+        `cursor` is `next` of the previous page. `since` is `newest` of an earlier page or the
+        `position` of a marker, and selects newer posts only. `next` is None on the last page. While
+        Valkey is down the page comes from PostgreSQL, more slowly. Raises: InvalidFeedId,
+        InvalidLimit, CursorInvalid, SlowPagesBusy; PostgresDown if no engine has the page.
+        """
+        if not self._index.is_open:
+            await self._index.open()
+        given, _ = require_feed_id("viewer", viewer), require_limit(limit, PAGE_MAX)
+        number = given if isinstance(given, int) else await self._ids.find(given)
+        if number is None:
+            require_no_cursor(cursor, since)
+            return Page(posts=[])
+        before = self._cursors.read(FEED, number, cursor) if cursor is not None else None
+        after = self._cursors.read(FEED, number, since) if since is not None else None
+        merged = await self._merger.page(number, limit=limit, before=before, after=after)
+        found = merged.posts
+        if not found:
+            return Page(posts=[], is_slow=merged.is_slow)
+        last = None
+        if not merged.is_end:
+            last = self._cursors.sign(FEED, number, _position_of(found[-1]))
+        return Page(
+            posts=await external_posts(found, self._ids),
+            next=last,
+            newest=self._cursors.sign(FEED, number, _position_of(found[0])),
+            is_slow=merged.is_slow,
+        )
+
+    async def author_posts(
+        self, author: FeedId, limit: int = 20, *, cursor: str | None = None
+    ) -> Page:
+        """An author's visible posts, newest first, independent of any viewer.
+
+        Raises: InvalidFeedId, InvalidLimit, CursorInvalid, PostgresDown.
+        """
+        given, _ = require_feed_id("author", author), require_limit(limit, PAGE_MAX)
+        number = await self._ids.find(given)
+        if number is None:
+            require_no_cursor(cursor)
+            return Page(posts=[])
+        before = self._cursors.read(AUTHOR, number, cursor)
+        rows = await store.author_posts(self._postgres, number, before=before, rows_max=limit)
+        is_full = len(rows) == limit
+        last = Position(rows[-1].score, rows[-1].id) if is_full else None
+        return Page(
+            posts=[PagePost(row.id, given, row.score) for row in rows],
+            next=self._cursors.sign(AUTHOR, number, last) if last else None,
+        )
+
+    async def watch(self, viewer: FeedId, *, since: str | None = None) -> LiveFeed:
+        """Start a live feed now, or after a position; call its `poll` repeatedly.
+
+        Raises: InvalidFeedId, CursorInvalid, PostgresDown.
+        """
+        await self._index.ready()
+        number = await self._number_of(require_feed_id("viewer", viewer), since)
+        at = self._cursors.read(FEED, number, since)
+        if at is None:
+            newest = (await self._merger.page(number, limit=1)).posts
+            at = _position_of(newest[0]) if newest else Position(0, "")
+        live = LiveFeed(number, self._merger, self._ids, self._cursors, at=at)
+        await live.poll()
+        return live
+
+    async def marker(self, viewer: FeedId) -> Marker:
+        """The read marker of a viewer. Raises: InvalidFeedId, PostgresDown."""
+        number = await self._ids.find(require_feed_id("viewer", viewer))
+        found = None if number is None else await store.marker(self._postgres, number)
+        if number is None or found is None:
+            return Marker()
+        position, set_at = found
+        return Marker(
+            position=self._cursors.sign(FEED, number, position),
+            post=position.id,
+            at=moment_of(position.score),
+            set_at=set_at,
+        )
+
+    async def set_marker(self, viewer: FeedId, position: str | None = None) -> Marker:
+        """Move the read marker forward to a position, by default to the newest post.
+
+        `newest` and `next` of a page are positions. Raises: InvalidFeedId, CursorInvalid,
+        PostgresDown.
+        """
+        await self._index.ready()
+        given = require_feed_id("viewer", viewer)
+        number = await self._number_of(given, position)
+        at = self._cursors.read(FEED, number, position)
+        if at is None:
+            newest = (await self._merger.page(number, limit=1)).posts
+            at = _position_of(newest[0]) if newest else None
+        if at is not None:
+            await store.set_marker(self._postgres, number, at)
+        return await self.marker(given)
+
+    async def unread(self, viewer: FeedId) -> Unread:
+        """Number of posts newer than the marker, counted to 100.
+
+        Raises: InvalidFeedId, PostgresDown.
+        """
+        await self._index.ready()
+        number = await self._ids.find(require_feed_id("viewer", viewer))
+        if number is None:
+            return Unread(count=0)
+        found = await store.marker(self._postgres, number)
+        merged = await self._merger.page(
+            number, limit=UNREAD_MAX + 1, after=found[0] if found else None
+        )
+        count = len(merged.posts)
+        return Unread(count=min(count, UNREAD_MAX), has_more=count > UNREAD_MAX)
+
+    async def why(self, viewer: FeedId, post_id: str) -> PostWhy:
+        """Whether a viewer's pages show a post, and why. Raises: InvalidFeedId, PostgresDown."""
+        await self._index.ready()
+        who, [wanted] = require_feed_id("viewer", viewer), require_post_ids([post_id])
+        number = await self._ids.find(who) or NOBODY
+        facts, page = await self._facts_and_page(number, wanted)
+        if facts is not None and is_behind(facts, is_shown=page[0]):
+            # A change between both reads looks the same, so read again.
+            facts, page = await self._facts_and_page(number, wanted)
+        author = None
+        if facts is not None:
+            author = (await self._ids.external_ids([facts["author"]]))[facts["author"]]
+        return why_shown(who, wanted, facts, author=author, page=page)
+
+    async def _facts_and_page(
+        self, viewer: int, post_id: str
+    ) -> tuple[Row | None, tuple[bool, bool]]:
+        facts = await store.why_post(self._postgres, viewer, post_id)
+        if facts is None or viewer == NOBODY:
+            return facts, (False, False)
+        here = Position(facts["score"], post_id + JUST_AFTER)
+        merged = await self._merger.page(viewer, limit=1, before=here)
+        is_shown = any(found.id == post_id for found in merged.posts)
+        return facts, (is_shown, merged.is_slow and is_shown)
+
+    async def _number_of(self, viewer: FeedId, cursor: str | None) -> int:
+        """The number of a viewer, created if missing without a cursor. Raises: CursorInvalid."""
+        if cursor is not None and await self._ids.find(viewer) is None:
+            raise CursorInvalid
+        [number] = await self._ids.find_or_create([viewer])
+        return number
+
+
+class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Posts since the last poll, newest first. `is_cut`: there were more, so read the page."""
+
+    posts: list[PagePost]
+    is_cut: bool = False
+
+
+class LiveFeed:
+    """New posts for one viewer.
+
+    A post gets its time before its transaction commits, so it may appear after a newer one. Each
+    poll therefore reaches back by OVERLAP_MS and omits posts that were already returned.
+    """
+
+    def __init__(
+        self, viewer: int, merger: PageMerger, ids: IdMap, cursors: Cursors, *, at: Position
+    ) -> None:
+        self._viewer = viewer
+        self._merger = merger
+        self._ids = ids
+        self._cursors = cursors
+        self._at = at
+        self._returned: set[str] | None = None
+        """Ids within the overlap; None before the first poll, which only records them."""
+
+    @property
+    def position(self) -> str:
+        """The newest returned post, to continue with `since=`."""
+        return self._cursors.sign(FEED, self._viewer, self._at)
+
+    async def poll(self) -> LiveUpdate:
+        """New posts. Raises: PostgresDown."""
+        merged = await self._merger.page(
+            self._viewer,
+            limit=PAGE_MAX,
+            after=Position(max(0, self._at.score - OVERLAP_MS * TICKS), ""),
+        )
+        if self._returned is None:
+            self._returned = {p.id for p in merged.posts if (p.score, p.id) <= self._at}
+            return LiveUpdate(posts=[])
+        new = [post for post in merged.posts if post.id not in self._returned]
+        if new:
+            self._at = max(self._at, Position(new[0].score, new[0].id))
+        since = self._at.score - OVERLAP_MS * TICKS
+        self._returned = {post.id for post in merged.posts if post.score >= since}
+        return LiveUpdate(posts=await external_posts(new, self._ids), is_cut=not merged.is_end)
+
+
+async def external_posts(found: list[Found], ids: IdMap) -> list[PagePost]:
+    """Posts with the external ids of their authors."""
+    if all(post.author > 0 for post in found):
+        return [PagePost(post.id, post.author, post.score) for post in found]
+    names = await ids.external_ids([post.author for post in found])
+    return [PagePost(post.id, names[post.author], post.score) for post in found]
+
+
+def _position_of(post: Found) -> Position:
+    return Position(post.score, post.id)

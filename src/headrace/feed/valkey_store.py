@@ -1,0 +1,332 @@
+"""The feed's index in Valkey. Only this module calls `lua/feed_v1.lua`.
+
+All of it can be rebuilt from PostgreSQL. A shard without its key `m` is empty or lost: pages come
+from PostgreSQL, and changes are not applied, because the later build reads them. A shard that may
+lack changes after a server restart is not read either (`index_recovery.py`).
+
+A missing function is loaded and called again, because an unknown function has no effect.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from headrace.engines.functions import Functions
+from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
+from headrace.engines.valkey import Valkey
+from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Position
+
+PACKAGE: Final = "headrace.feed"
+POSTS_AT_ONCE: Final = 5_000
+"""Posts per call; Valkey serves no other client during a call."""
+SPLITS_PER_CHANGE: Final = 8
+"""Crowded buckets that a writer splits after its change; the sweep splits the others."""
+_CHANGE: Final = {
+    Kind.POSTS: "headrace_feed_change_posts_v1",
+    Kind.FOLLOWS: "headrace_feed_change_follows_v1",
+}
+_PUT: Final = {
+    Kind.POSTS: "headrace_feed_put_posts_v1",
+    Kind.FOLLOWS: "headrace_feed_put_follows_v1",
+}
+
+
+class Found(NamedTuple):
+    """A post of a page, with the number of its author."""
+
+    score: int
+    id: str
+    author: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPage:
+    """The page of one shard."""
+
+    floor: int
+    """Lowest score in the index."""
+    posts: list[Found]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """State of a shard."""
+
+    state: str | None
+    floor: int
+    fine: int
+    newest: int
+    oldest: int
+    run: str | None
+    """Run id of the server on which the shard was last known to be complete."""
+    recovering: str | None
+    """Run id of the server on which its changes were marked for another sweep."""
+    swept: int
+    """Id of the last swept change."""
+    server_run: str
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the server was restarted since, so that recent changes may be missing."""
+        return self.state == "ready" and self.run != self.server_run
+
+
+class ValkeyStore:
+    """Functions and keys of the feed in Valkey."""
+
+    def __init__(self, valkey: Valkey, multiplexer: Multiplexer, shards: int) -> None:
+        self.shards = shards
+        self._connection = multiplexer
+        self._functions = Functions(multiplexer, PACKAGE)
+        self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
+
+    def shard_of(self, author: int) -> int:
+        """The shard of an author's posts."""
+        return author % self.shards
+
+    async def page(
+        self,
+        shard: int,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None,
+        after: Position | None,
+    ) -> ShardPage | None:
+        """The newest posts between two positions; None: not ready. Raises: ValkeyDown."""
+        start = self._starts[shard]
+        arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
+        keys = [f"{start}f:{viewer}", f"{start}m"]
+        reply = await self._functions.call("headrace_feed_page_v1", keys, arguments, reads=True)
+        if reply is None:
+            return None
+        words = iter(reply[1:])
+        posts = [
+            Found(score, word.decode(), int(author))
+            for word, score, author in zip(words, words, words, strict=True)
+        ]
+        return ShardPage(int(reply[0]), posts)
+
+    async def change(self, shard: int, change: Change) -> tuple[str, int]:
+        """Apply a change: `ok`, `old`, `gap` or `unready`, and the previous version."""
+        return await self._send(_CHANGE[change.kind], shard, change)
+
+    async def apply(self, shard: int, change: Change) -> tuple[str, int]:
+        """Apply a change, or put a snapshot. The replies are the same."""
+        return await (self.put if change.is_snapshot else self.change)(shard, change)
+
+    async def put(self, shard: int, snapshot: Change) -> tuple[str, int]:
+        """Replace an entity. Return `ok`, `old` or `unready`, and the previous version.
+
+        An author with many posts takes several calls.
+        """
+        if snapshot.kind is Kind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
+            return await self._put_in_parts(shard, snapshot)
+        # Newest first: each insertion into a listpack scans from the oldest, so this is faster.
+        newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
+        return await self._send(_PUT[snapshot.kind], shard, newest_first)
+
+    def parts(self, change: Change) -> list[tuple[int, Change]]:
+        """Split a change by shard: an author is in one shard, a viewer's follows are in all."""
+        if change.kind is Kind.POSTS:
+            return [(self.shard_of(change.entity), change)]
+        if self.shards == 1:
+            return [(0, change)]
+        items: list[list[str]] = [[] for _ in range(self.shards)]
+        scores: list[list[int]] = [[] for _ in range(self.shards)]
+        for item, score in zip(change.items, change.scores, strict=True):
+            shard = self.shard_of(int(item))
+            items[shard].append(item)
+            scores[shard].append(score)
+        return [
+            (
+                shard,
+                Change(
+                    change.kind,
+                    change.entity,
+                    change.version,
+                    items[shard],
+                    scores[shard],
+                    change.id,
+                    change.is_snapshot,
+                ),
+            )
+            for shard in range(self.shards)
+        ]
+
+    async def begin(
+        self, shard: int, token: str, *, floor: int, fine: int, swept: int
+    ) -> tuple[str, str]:
+        """Start building a missing shard. Return its state and token."""
+        keys = [f"{self._starts[shard]}m"]
+        state, found = await self._functions.call(
+            "headrace_feed_begin_v1", keys, [token, floor, fine, swept]
+        )
+        return state.decode(), found.decode()
+
+    async def finish(self, shard: int, token: str) -> bool:
+        """Mark a shard as ready. Return False if it was lost during the build."""
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._functions.call("headrace_feed_finish_v1", keys, [token]))
+
+    async def split_all(self, shard: int) -> None:
+        """Split all crowded buckets of a shard. Raises: ValkeyDown."""
+        while await self._split(shard):
+            pass
+
+    async def status(self, shard: int) -> ShardStatus:
+        """The state of a shard."""
+        keys = [f"{self._starts[shard]}m"]
+        reply = await self._functions.call("headrace_feed_status_v1", keys, [], reads=True)
+        words = [None if word is None else word.decode() for word in reply]
+        state, floor, fine, newest, oldest, run, recovering, swept, server_run = words
+        return ShardStatus(
+            state=state,
+            floor=int(floor or 0),
+            fine=int(fine or 0),
+            newest=int(newest or 0),
+            oldest=int(oldest or 0),
+            run=run,
+            recovering=recovering,
+            swept=int(swept or 0),
+            server_run=server_run or "",
+        )
+
+    async def note_swept(self, shard: int, *, run: str, swept: int) -> bool:
+        """Record that the shard is complete on a run of its server; False: another run."""
+        return await self._note(shard, "run", run, swept)
+
+    async def note_recovering(self, shard: int, *, run: str, swept: int) -> bool:
+        """Record that changes are marked for another sweep on a run; False: another run."""
+        return await self._note(shard, "recovering", run, swept)
+
+    async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
+        """Version (-1: changed during the read), missing bucket entries and posts of an author."""
+        start = self._starts[self.shard_of(author)]
+        keys = [f"{start}p:{author}", f"{start}m"]
+        found: dict[str, int] = {}
+        versions, unhinted, score, limit = set[int](), 0, 0, POSTS_AT_ONCE
+        while True:
+            arguments = [author, score, limit]
+            reply = await self._functions.call(
+                "headrace_feed_posts_v1", keys, arguments, reads=True
+            )
+            versions.add(reply[0])
+            unhinted += reply[1]
+            ids, scores = [word.decode() for word in reply[2::2]], reply[3::2]
+            found.update(zip(ids, scores, strict=True))
+            if len(scores) < limit:
+                return versions.pop() if len(versions) == 1 else -1, unhinted, found
+            if scores[-1] == score:
+                limit *= 2
+            score = scores[-1]
+
+    async def follows(self, shard: int, viewer: int) -> tuple[int, set[str]]:
+        """A viewer's version and visible authors in a shard."""
+        start = self._starts[shard]
+        keys = [f"{start}f:{viewer}", f"{start}m"]
+        arguments = [viewer, viewer % VERSION_SLOTS]
+        reply = await self._functions.call("headrace_feed_follows_v1", keys, arguments, reads=True)
+        return reply[0], {word.decode() for word in reply[1:]}
+
+    async def trim(self, shard: int, *, floor: int, fine: int, buckets_max: int) -> bool:
+        """Raise floor and fine and delete older buckets. Return whether more remain."""
+        keys = [f"{self._starts[shard]}m"]
+        return bool(
+            await self._functions.call("headrace_feed_trim_v1", keys, [floor, fine, buckets_max])
+        )
+
+    async def trim_posts(self, cursor: bytes) -> bytes:
+        """Delete some authors' posts below the floor. Return the next cursor; `0`: complete."""
+        cursor, found = await scan(self._connection, self._keys("p:"), cursor)
+        for key in found:
+            meta = key.partition("}:")[0] + "}:m"
+            await self._functions.call("headrace_feed_trim_posts_v1", [key, meta], [])
+        return cursor
+
+    async def drop(self) -> int:
+        """Delete the whole index. Return the number of keys."""
+        for start in self._starts:
+            await self._connection.command("UNLINK", f"{start}m")
+        dropped = 0
+        async for keys in scan_all(self._connection, self._keys("")):
+            for key in keys:
+                dropped += await self._connection.command("UNLINK", key)
+        return dropped
+
+    def _keys(self, letter: str) -> Keys:
+        pattern = self._starts[0].replace("{f:0}", "{f:*}") + f"{letter}*"
+        return Keys(pattern, [start + letter for start in self._starts])
+
+    async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
+
+    async def _put_in_parts(self, shard: int, snapshot: Change) -> tuple[str, int]:
+        start = self._starts[shard]
+        keys = [f"{start}p:{snapshot.entity}", f"{start}m"]
+        reply = ("ok", 0)
+        for part in parts_of(snapshot):
+            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
+            arguments.append(int(part.last == SCORE_MAX))
+            for score, post in part.posts:
+                arguments += (score, post)
+            reply = await self._call("headrace_feed_put_posts_part_v1", shard, keys, arguments)
+            if reply[0] != "ok":
+                break
+        return reply
+
+    async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
+        start = self._starts[shard]
+        arguments: list[Any] = [change.entity, change.version]
+        if change.kind is Kind.FOLLOWS:
+            arguments.append(change.entity % VERSION_SLOTS)
+        for item, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, item)
+        letter = "p" if change.kind is Kind.POSTS else "f"
+        keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
+        return await self._call(function, shard, keys, arguments)
+
+    async def _call(
+        self, function: str, shard: int, keys: list[str], arguments: list[Any]
+    ) -> tuple[str, int]:
+        """Call a function that changes a shard, then split some crowded buckets."""
+        state, version, *crowded = await self._functions.call(function, keys, arguments)
+        if crowded == [1]:
+            for _ in range(SPLITS_PER_CHANGE):
+                if not await self._split(shard):
+                    break
+        return state.decode(), version
+
+    async def _split(self, shard: int) -> int:
+        """Split one crowded bucket. Return how many remain."""
+        keys = [f"{self._starts[shard]}m"]
+        return int(await self._functions.call("headrace_feed_split_v1", keys, []))
+
+
+class Part(NamedTuple):
+    """An author's posts between two scores, both included."""
+
+    first: int
+    last: int
+    posts: list[tuple[int, str]]
+
+
+def parts_of(snapshot: Change) -> Iterator[Part]:
+    """Split an author's posts into parts, oldest first, that cover all scores.
+
+    Posts of one score are in one part.
+    """
+    posts = sorted(zip(snapshot.scores, snapshot.items, strict=True))
+    first = begin = 0
+    while begin < len(posts):
+        end = begin + POSTS_AT_ONCE
+        if end < len(posts):
+            end = bisect_right(posts, posts[end - 1][0], key=itemgetter(0))
+        last = posts[end - 1][0] if end < len(posts) else SCORE_MAX
+        yield Part(first, last, posts[begin:end])
+        first, begin = last + 1, end

@@ -1,0 +1,315 @@
+"""Host statistics per customer: measured in the worker, stored in PostgreSQL, cached for seconds.
+
+    download ended -> recorded here -> every second ONE statement for all hosts -> fetch_host
+    enqueue a page -> one read of its hosts -> `routing` selects the queue of each photo
+
+A worker learns from its own downloads at once and from those of others within REFRESH_S. A killed
+worker loses the measurements of its last second; nothing depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.fetch.batching import Batcher
+from headrace.fetch.routing import RECENT, Classes, TimeClass, decayed, host_of
+from headrace.fetch.sql import SQL
+from headrace.kernel.errors import HeadraceError
+from headrace.kernel.logs import logger
+
+FORGOTTEN_AT_ONCE: Final = 1000
+FLUSH_S: Final = 1.0
+REFRESH_S: Final = 5.0
+"""Age at which cached statistics are read again, in the background."""
+STALE_S: Final = 30.0
+"""Age up to which they are used meanwhile: a token may expire during a wait."""
+HOSTS_MAX: Final = 20_000
+FORGET_EVERY_S: Final = 3600.0
+HOST_KEPT_S: Final = 90 * 86_400.0
+_LOG: Final = logger(__name__)
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Measurements of a host since the last flush."""
+
+    requests: int = 0
+    photos: int = 0
+    seconds: float = 0.0
+    pause_s: float = 0.0
+    needed: Counter[float] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class HostState:
+    """Cached statistics of a host."""
+
+    read_s: float
+    weights: dict[float, float] = field(default_factory=dict)
+    paused_until_s: float = 0.0
+    """By `time.monotonic`."""
+
+    @property
+    def pause_s(self) -> float:
+        """Remaining pause of the host; 0 if none."""
+        return max(0.0, self.paused_until_s - time.monotonic())
+
+
+class HostStats:
+    """Measures hosts and selects the class in which their photos start."""
+
+    def __init__(self, postgres: Postgres, classes: Classes, *, half_life_s: float) -> None:
+        self.classes = classes
+        self._postgres = postgres
+        self._half_life_s = half_life_s
+        self._measured: dict[tuple[str, str], Measurements] = {}
+        self._known: OrderedDict[tuple[str, str], HostState] = OrderedDict()
+        self._reading: Batcher[tuple[str, str], HostState] = Batcher(self._read)
+        self._renewing: dict[tuple[str, str], asyncio.Task[HostState]] = {}
+        self._flushing: asyncio.Task[None] | None = None
+        self._forgot_s = time.monotonic()
+
+    def prefetch(self, customer: str, host: str) -> None:
+        """Start to read the statistics of a host that will be needed."""
+        known = self._known.get((customer, host))
+        if known is None or time.monotonic() - known.read_s > REFRESH_S:
+            self._renew((customer, host))
+
+    async def get(self, customer: str, host: str) -> HostState:
+        """Statistics of a host; refreshed after REFRESH_S, awaited only after STALE_S."""
+        key = (customer, host)
+        known = self._known.get(key)
+        age_s = math.inf if known is None else time.monotonic() - known.read_s
+        if age_s > REFRESH_S:
+            renewed = self._renew(key)
+            if known is None or age_s > STALE_S:
+                known = await asyncio.shield(renewed)
+        assert known is not None
+        return known
+
+    def _renew(self, key: tuple[str, str]) -> asyncio.Task[HostState]:
+        task = self._renewing.get(key)
+        if task is None:
+            task = self._renewing[key] = asyncio.create_task(self._read_one(key))
+            task.add_done_callback(lambda ended: self._renewed(key, ended))
+        return task
+
+    async def _read_one(self, key: tuple[str, str]) -> HostState:
+        known = self._known[key] = await self._reading.submit(key)
+        if len(self._known) > HOSTS_MAX:
+            self._known.popitem(last=False)
+        return known
+
+    def _renewed(self, key: tuple[str, str], task: asyncio.Task[HostState]) -> None:
+        del self._renewing[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A waiting caller gets the error; without one the cached state is used for a while.
+            _LOG.info("host_stats_not_read", host=key[1], error=str(error))
+
+    def first_class(self, known: HostState) -> TimeClass:
+        """The class in which a photo of the host starts."""
+        return self.classes.starting(known.weights)
+
+    def record(
+        self,
+        customer: str,
+        host: str,
+        *,
+        outcome: str,
+        requests: int,
+        took_s: float,
+        needed_s: float | None,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Record a download.
+
+        `needed_s`: length of the class that it needed; None: no evidence.
+        """
+        measured = self._measured.setdefault((customer, host), Measurements())
+        measured.requests += requests
+        measured.outcomes[outcome] += 1
+        measured.pause_s = max(measured.pause_s, pause_s)
+        known = self._known.get((customer, host))
+        if needed_s is not None:
+            measured.photos += 1
+            measured.seconds += took_s
+            measured.needed[needed_s] += 1
+            if known is not None:
+                _learn(known, needed_s, half_life_s=self._half_life_s)
+        if known is not None and pause_s > 0:
+            known.paused_until_s = max(known.paused_until_s, time.monotonic() + pause_s)
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush_soon())
+
+    async def queues(self, runner: Runner, customer: str, urls: Iterable[str]) -> Mapping[str, str]:
+        """The queue in which a photo starts, per URL; one statement."""
+        hosts = {url: host_of(url) for url in urls}
+        names = sorted(set(hosts.values()))
+        states = await host_states(runner, [(customer, name) for name in names])
+        queue_of = {
+            name: self.classes.starting(self._weights(states.get(index))).queue
+            for index, name in enumerate(names)
+        }
+        return {url: queue_of[host] for url, host in hosts.items()}
+
+    async def flush(self) -> None:
+        """Write the measurements to PostgreSQL; keep them on errors.
+
+        Raises: PostgresDown, PostgresBusy.
+        """
+        measured, self._measured = self._measured, {}
+        if not measured:
+            return
+        try:
+            await note_hosts(self._postgres, measured, half_life_s=self._half_life_s)
+        except BaseException:
+            for key, one in self._measured.items():
+                measured[key] = _sum(measured[key], one) if key in measured else one
+            self._measured = measured
+            raise
+
+    async def close(self) -> None:
+        """Write the remaining measurements if PostgreSQL is available."""
+        await asyncio.gather(*self._renewing.values(), return_exceptions=True)
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.gather(self._flushing, return_exceptions=True)
+        try:
+            await self.flush()
+        except HeadraceError as error:
+            _LOG.info("host_stats_lost", hosts=len(self._measured), error=error.text)
+
+    async def _flush_soon(self) -> None:
+        try:
+            while self._measured:
+                await asyncio.sleep(FLUSH_S)
+                try:
+                    await self.flush()
+                    await self._forget()
+                except HeadraceError as error:
+                    _LOG.info("host_stats_delayed", hosts=len(self._measured), error=error.text)
+        finally:
+            self._flushing = None
+
+    async def _forget(self) -> None:
+        """Delete hosts without recent requests, once per FORGET_EVERY_S."""
+        if time.monotonic() - self._forgot_s > FORGET_EVERY_S:
+            self._forgot_s = time.monotonic()
+            await forget_hosts(self._postgres, kept_s=HOST_KEPT_S)
+
+    async def _read(self, keys: list[tuple[str, str]]) -> list[HostState]:
+        unique = list(dict.fromkeys(keys))
+        states = await host_states(self._postgres, unique)
+        now_s = time.monotonic()
+        found = {
+            key: HostState(
+                now_s,
+                self._weights(states.get(index)),
+                now_s + (states[index]["paused_s"] or 0.0) if index in states else 0.0,
+            )
+            for index, key in enumerate(unique)
+        }
+        for key, known in found.items():
+            for needed_s, photos in self._measured.get(key, Measurements()).needed.items():
+                for _ in range(photos):
+                    _learn(known, needed_s, half_life_s=self._half_life_s)
+        return [found[key] for key in keys]
+
+    def _weights(self, state: Any) -> dict[float, float]:
+        if state is None:
+            return {}
+        return {
+            class_s: decayed(weight, age_s=state["age_s"], half_life_s=self._half_life_s, new=0)
+            for class_s, weight in zip(state["classes_s"], state["weights"], strict=True)
+        }
+
+
+def _learn(known: HostState, needed_s: float, *, half_life_s: float) -> None:
+    for class_s, weight in known.weights.items():
+        known.weights[class_s] = decayed(weight, age_s=0.0, half_life_s=half_life_s, new=1)
+    known.weights[needed_s] = known.weights.get(needed_s, 0.0) + 1
+
+
+def _sum(one: Measurements, other: Measurements) -> Measurements:
+    return Measurements(
+        one.requests + other.requests,
+        one.photos + other.photos,
+        one.seconds + other.seconds,
+        max(one.pause_s, other.pause_s),
+        one.needed + other.needed,
+        one.outcomes + other.outcomes,
+    )
+
+
+async def note_hosts(
+    runner: Runner, measured: Mapping[tuple[str, str], Measurements], *, half_life_s: float
+) -> None:
+    """Add the measurements per (customer, host), in one statement."""
+    needs = [(*key, s, n) for key, one in measured.items() for s, n in one.needed.items()]
+    outcomes = [(*key, o, n) for key, one in measured.items() for o, n in one.outcomes.items()]
+    await runner.run(
+        SQL.note_hosts,
+        customers=[customer for customer, _ in measured],
+        hosts=[host for _, host in measured],
+        requests=[one.requests for one in measured.values()],
+        photos=[one.photos for one in measured.values()],
+        seconds=[one.seconds for one in measured.values()],
+        pauses_s=[one.pause_s for one in measured.values()],
+        speed_customers=[row[0] for row in needs],
+        speed_hosts=[row[1] for row in needs],
+        speed_classes_s=[row[2] for row in needs],
+        speed_photos=[row[3] for row in needs],
+        outcome_customers=[row[0] for row in outcomes],
+        outcome_hosts=[row[1] for row in outcomes],
+        outcomes=[row[2] for row in outcomes],
+        outcome_photos=[row[3] for row in outcomes],
+        half_life_s=half_life_s,
+        recent=float(RECENT),
+    )
+
+
+async def host_states(runner: Runner, keys: Sequence[tuple[str, str]]) -> dict[int, Row]:
+    """Stored state per (customer, host), by position in `keys`; unknown hosts are omitted."""
+    rows = await runner.all(
+        SQL.host_states, customers=[key[0] for key in keys], hosts=[key[1] for key in keys]
+    )
+    return {int(row["position"]) - 1: row for row in rows}
+
+
+async def find_hosts(
+    runner: Runner,
+    *,
+    customer: str | None,
+    host: str | None,
+    after: tuple[str, str],
+    rows_max: int,
+    half_life_s: float,
+) -> list[tuple[Row, dict[str, int]]]:
+    """A page of hosts behind (host, customer), each with its photos by outcome."""
+    rows = await runner.all(
+        SQL.hosts,
+        customer=customer,
+        host=host,
+        after_host=after[0],
+        after_customer=after[1],
+        rows_max=rows_max,
+        half_life_s=half_life_s,
+    )
+    decoded = [msgspec.json.decode(row["by_outcome"] or "{}", type=dict[str, int]) for row in rows]
+    return list(zip(rows, decoded, strict=True))
+
+
+async def forget_hosts(runner: Runner, *, kept_s: float) -> int:
+    """Delete a batch of hosts without requests for `kept_s`; return the number."""
+    rows: list[Any] = await runner.all(SQL.forget_hosts, kept_s=kept_s, rows_max=FORGOTTEN_AT_ONCE)
+    return len(rows)

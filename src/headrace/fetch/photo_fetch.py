@@ -1,0 +1,313 @@
+"""The photo job: check the limits, fetch one photo, store it, record its outcome under the lease.
+
+    link state -> host paused? -> class long enough? -> robots.txt -> download -> check
+    -> store bytes -> ONE transaction under the lease: photo row, link, need, count
+
+Each photo is a job of its own, so a host that hangs occupies one place of a worker and delays no
+other photo. Reads and writes of PostgreSQL are batched over a few milliseconds
+(`store/outcomes.py`).
+
+Bytes are stored before their row, so a stored row always has its bytes. After a crash in between,
+the next attempt finds or rewrites them. The transaction locks the lease: a worker that lost it
+writes nothing, and a repeated job finds its need decided.
+
+A condition that prevents a request is not an outcome: the job returns to the queue of the next
+class, to its own queue after a delay, or to its own queue with its unused rate-limit token. A
+timeout in a class that is not the longest moves the job to the next class and costs no attempt.
+After a Retry-After, all photos of the customer leave the host alone until then. Temporary failures
+are retried with backoff; a link that failed last time gets one attempt. While our own engines are
+down, jobs are snoozed, which costs no attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headrace.fetch.blob_writer import BlobWriter
+from headrace.fetch.curl import Bounds, Validators
+from headrace.fetch.download import Download, Downloader
+from headrace.fetch.host_pool import JAMMED_S, HostQuota
+from headrace.fetch.host_stats import HostStats
+from headrace.fetch.images import NotAPhoto
+from headrace.fetch.model import PHOTO_RETRIES
+from headrace.fetch.outcomes import is_temporary
+from headrace.fetch.rate_tokens import RateTokens, TokenDebts, TokenExpired
+from headrace.fetch.robots import Robots
+from headrace.fetch.routing import Classes, TimeClass, host_of
+from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
+from headrace.jobs import JobContext, Snooze
+from headrace.jobs.errors import LaneExhausted
+from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import Backoff
+
+RETRY: Final = Backoff(first_s=5, max_s=300)
+RATE_LIMITED_S: Final = 10.0
+"""Pause of a host that responds 429 without a Retry-After."""
+LATE_JOBS_MAX: Final = 10_000
+LATE_MAX: Final = 3
+"""A job whose token expired so often in this process uses its next one in any case."""
+LATE_S: Final = 0.25
+
+
+class PhotoJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Payload: a photo of an item of a run."""
+
+    run: int
+    customer: str
+    item: str
+    url: str
+
+
+class PhotoTask:
+    """Handler of the photo queues."""
+
+    def __init__(self, store: OutcomeStore, fetcher: PhotoFetcher) -> None:
+        self._store = store
+        self._fetcher = fetcher
+        self._in_flight: dict[tuple[str, str], asyncio.Future[Fetched | Requeue]] = {}
+
+    async def handle(self, job: JobContext[PhotoJob]) -> None:
+        """Decide one photo, or requeue its job."""
+        try:
+            await self._handle(job)
+        except Unavailable as error:
+            raise Snooze(error.retry_after_s or 5.0) from error
+
+    async def _handle(self, job: JobContext[PhotoJob]) -> None:
+        photo_job = job.payload
+        self._fetcher.prefetch(photo_job.customer, photo_job.url)
+        state = await self._store.state(
+            photo_job.run, photo_job.customer, photo_job.item, photo_job.url
+        )
+        if state["decided"] is not None or not state["is_needed"]:
+            return
+        if state["link_run_id"] == photo_job.run:
+            # Another item of this run has the same link: one request is enough.
+            outcome = "known" if state["outcome"] in ("stored", "unchanged") else state["outcome"]
+            decision = _decision(photo_job, outcome, touches_link=False)
+            await self._store.record(job.lease_id, decision)
+            return
+        link = (photo_job.customer, photo_job.url)
+        retries = 0 if state["failures"] else PHOTO_RETRIES
+        shared = self._in_flight.get(link)
+        if shared is not None:
+            await self._settle(job, await asyncio.shield(shared), retries)
+            return
+        # Single-flight: jobs of the same link share one request until its outcome is written.
+        future = self._in_flight[link] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(await self._fetcher.fetch(job, *link, state))
+            await self._settle(job, future.result(), retries)
+        except Unavailable as error:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+            raise
+        finally:
+            future.cancel()
+            del self._in_flight[link]
+
+    async def _settle(
+        self, job: JobContext[PhotoJob], found: Fetched | Requeue, retries: int
+    ) -> None:
+        """Record the outcome, or requeue the job."""
+        if isinstance(found, Requeue):
+            found.apply(job)
+            return
+        if is_temporary(found.outcome) and job.attempt <= retries:
+            delay_s = max(found.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
+            job.retry(delay_s, f"{found.outcome}: {found.text}")
+            return
+        decision = _decision(job.payload, found.outcome, found)
+        await self._store.record(job.lease_id, decision)
+
+
+def _decision(
+    payload: PhotoJob, outcome: str, found: Fetched | None = None, *, touches_link: bool = True
+) -> Decision:
+    return Decision(
+        payload.run,
+        payload.customer,
+        payload.item,
+        payload.url,
+        outcome,
+        found.photo if found else None,
+        found.etag if found else None,
+        found.last_modified if found else None,
+        touches_link,
+    )
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Outcome of one request for a link."""
+
+    outcome: str
+    text: str
+    photo: NewPhoto | None = None
+    etag: str | None = None
+    last_modified: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """No outcome yet: move the job to `queue`, or retry it after `after_s`.
+
+    0: retry at once, with the unused token.
+    """
+
+    after_s: float = 0.0
+    queue: str | None = None
+
+    def apply(self, job: JobContext[Any]) -> None:
+        """Apply this to the job."""
+        if self.queue is not None and self.queue != job.queue:
+            job.send_to(self.queue)
+        elif self.after_s > 0:
+            job.snooze(self.after_s)
+        else:
+            job.unstart()
+
+
+class PhotoFetcher:
+    """Fetches photos within the limits of hosts and customers."""
+
+    def __init__(
+        self,
+        downloader: Downloader,
+        blob_writer: BlobWriter,
+        host_stats: HostStats,
+        robots: Robots,
+        *,
+        quota: HostQuota,
+        photo_max_bytes: int,
+    ) -> None:
+        self._downloader = downloader
+        self._blob_writer = blob_writer
+        self._host_stats = host_stats
+        self._robots = robots
+        self._quota = quota
+        self._photo_max_bytes = photo_max_bytes
+        self._debts = TokenDebts()
+        self._late_count: OrderedDict[int, int] = OrderedDict()
+        """How often the token of a job expired before it was used."""
+
+    @property
+    def _classes(self) -> Classes:
+        return self._host_stats.classes
+
+    async def close(self) -> None:
+        """Drop the tokens that lanes still owe."""
+        await self._debts.close()
+
+    def prefetch(self, customer: str, url: str) -> None:
+        """Start to read the host statistics, concurrently with the state of the photo."""
+        self._host_stats.prefetch(customer, host_of(url))
+
+    async def fetch(
+        self, job: JobContext[Any], customer: str, url: str, link: Any
+    ) -> Fetched | Requeue:
+        """Fetch `url`, whose link row is `link`. Raises: Unavailable, for our own engines only."""
+        await self._blob_writer.require_up()
+        self._quota.refresh_soon()
+        here = self._classes.of_queue(job.queue)
+        host = host_of(url)
+        known = await self._host_stats.get(customer, host)
+        if known.pause_s > 0:
+            return Requeue(after_s=known.pause_s * (1 + random.random() / 10))
+        start = self._host_stats.first_class(known)
+        if start.time_s > here.time_s:
+            return Requeue(queue=start.queue)
+        found = await self._download(job, url, host, link)
+        if isinstance(found, Requeue):
+            return found
+        fetched = await self._stored(found, link["sha256"])
+        self._record(customer, host, found, fetched, here=here)
+        following = self._classes.after(here)
+        if found.outcome == "failed:timeout" and following is not None:
+            return Requeue(queue=following.queue)
+        return fetched
+
+    async def _download(
+        self, job: JobContext[Any], url: str, host: str, link: Any
+    ) -> Download | Requeue:
+        is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
+        tokens = RateTokens(
+            job.lane, job.start_before_s, may_return=not is_often_late, debts=self._debts
+        )
+        try:
+            wait_s = await self._robots.wait_s(url, host, tokens)
+            if wait_s > 0:
+                return Requeue(after_s=wait_s)
+            return await self._downloader.download(
+                url,
+                Validators(link["etag"], link["last_modified"]) if link["sha256"] else Validators(),
+                bounds=Bounds(self._classes.of_queue(job.queue).time_s, self._photo_max_bytes),
+                tokens=tokens,
+            )
+        except TokenExpired as expired:
+            return await self._requeue(job, tokens, expired.after_s)
+        except LaneExhausted as refused:
+            return Requeue(refused.retry_after_s or RATE_LIMITED_S)
+
+    async def _requeue(self, job: JobContext[Any], tokens: RateTokens, after_s: float) -> Requeue:
+        """Requeue a job whose token expired before a request was sent.
+
+        A token is returned only with a job that returns at once, so a short wait is spent here. So
+        is the wait after this process was too slow: claimed again at once, the job would delay the
+        others.
+        """
+        if after_s == 0:
+            self._count_late(job.id)
+            after_s = LATE_S * (0.5 + random.random() / 2)
+        if tokens.sent or after_s > JAMMED_S:
+            return Requeue(after_s)
+        await asyncio.sleep(after_s)
+        return Requeue()
+
+    async def _stored(self, found: Download, last_sha256: str | None) -> Fetched:
+        """Check and store a received body."""
+        if found.body is None:
+            return Fetched(found.outcome, found.text, retry_after_s=found.retry_after_s)
+        with found.body:
+            try:
+                photo = await self._blob_writer.write(found)
+            except NotAPhoto as refused:
+                return Fetched(refused.outcome, refused.text)
+        outcome = "unchanged" if photo.sha256 == last_sha256 else "stored"
+        return Fetched(outcome, found.text, photo, found.etag, found.last_modified)
+
+    def _record(
+        self, customer: str, host: str, found: Download, fetched: Fetched, *, here: TimeClass
+    ) -> None:
+        self._host_stats.record(
+            customer,
+            host,
+            outcome=fetched.outcome,
+            requests=found.requests,
+            took_s=found.took_s,
+            needed_s=self._classes.needed(found.outcome, found.took_s, here),
+            pause_s=pause_s(fetched),
+        )
+
+    def _count_late(self, job_id: int) -> None:
+        """Count an expired token; after LATE_MAX the job sends late and pays a second token."""
+        self._late_count[job_id] = self._late_count.get(job_id, 0) + 1
+        if len(self._late_count) > LATE_JOBS_MAX:
+            self._late_count.popitem(last=False)
+
+
+def pause_s(fetched: Fetched) -> float:
+    """Pause of the host for all photos of the customer after this outcome."""
+    if fetched.outcome == "failed:rate_limited":
+        return fetched.retry_after_s or RATE_LIMITED_S
+    if fetched.outcome == "failed:http_503":
+        return fetched.retry_after_s or 0.0
+    return 0.0

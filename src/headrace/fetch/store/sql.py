@@ -1,9 +1,0 @@
-"""The room's named queries."""
-
-from __future__ import annotations
-
-from typing import Any, Final
-
-from headrace.engines.sql import load_queries
-
-SQL: Final[Any] = load_queries("headrace.fetch")

@@ -1,0 +1,213 @@
+"""Lists of jobs, and actions on many jobs at once.
+
+A list is a bounded search: each statement reads a bounded number of rows in the order of an index,
+and a page that took `SEARCH_S` is returned short, with the id to continue from. A bulk action
+applies such a search in transactions of `JOBS_PER_STEP`, so it never holds many locks and is safe
+to interrupt and rerun.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from headrace.engines.postgres import Postgres, Row
+from headrace.jobs import store
+from headrace.jobs.errors import (
+    InvalidFilter,
+    JobNotWaiting,
+    QueueUnknown,
+)
+from headrace.jobs.model import (
+    JOB_ID_LAST,
+    JOBS_PER_CALL_MAX,
+    STATES_BY_ENDING,
+    BulkDone,
+    Job,
+    JobFilter,
+    JobPage,
+    JobState,
+)
+from headrace.jobs.store.jobs import SearchCriteria
+from headrace.jobs.validation import is_name, is_storable, require_page
+from headrace.kernel.errors import FieldProblem
+
+WINDOW_ROWS: Final = 20_000
+SEARCH_S: Final = 1.0
+JOBS_PER_STEP: Final = 1_000
+JOBS_PER_COUNT: Final = 10_000
+BULK_S: Final = 5.0
+AHEAD_MAX: Final = 10_000
+"""Jobs before another one are counted up to this."""
+TEXT_CHARACTERS_MAX: Final = 200
+LISTED: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
+CHANGEABLE: Final = {
+    "retry": STATES_BY_ENDING,
+    "cancel": ("scheduled", "ready"),
+    "delete": tuple(state for state in LISTED if state != JobState.LEASED),
+}
+"""The actions of `bulk`, and the states that each can change."""
+ListRows = Callable[..., Awaitable[list[Row]]]
+
+
+class BulkActions:
+    """Searches and bulk actions behind `Jobs.find` and `Jobs.bulk`."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+
+    async def find(self, job_filter: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
+        """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
+        require_page("jobs_max", jobs_max)
+        criteria = await self._criteria(job_filter, LISTED)
+        rows, left = await self._search(store.jobs.list_jobs, criteria, before, jobs_max)
+        return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
+
+    async def apply(
+        self, action: str, job_filter: JobFilter, *, dry_run: bool, before: int | None
+    ) -> BulkDone:
+        """Apply one bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
+        _require_action(action, job_filter)
+        criteria = await self._criteria(
+            job_filter, CHANGEABLE[action], f"which {action} can change"
+        )
+        ends_s = time.monotonic() + BULK_S
+        matched = changed = 0
+        step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
+        left = before
+        while True:
+            rows, left = await self._search(store.jobs.list_ids, criteria, left, step)
+            matched += len(rows)
+            if rows and not dry_run:
+                changed += await self._change(action, [row["id"] for row in rows], criteria.states)
+            if left is None or time.monotonic() >= ends_s:
+                break
+        return BulkDone(
+            action=action,
+            dry_run=dry_run,
+            matched=matched,
+            changed=changed,
+            skipped=0 if dry_run else matched - changed,
+            more=left is not None,
+            next_before=left,
+        )
+
+    async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:
+        """Change jobs that are still in `states`. Return how many."""
+        if action == "retry":
+            retried, _ = await store.jobs.retry_jobs(self._postgres, ids, states)
+            return len(retried)
+        if action == "cancel":
+            return len(await store.jobs.cancel_jobs(self._postgres, ids))
+        return len(await store.jobs.delete_jobs(self._postgres, ids, states))
+
+    async def _search(
+        self, list_rows: ListRows, criteria: SearchCriteria, before: int | None, rows_max: int
+    ) -> tuple[list[Row], int | None]:
+        """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
+        found: list[Row] = []
+        left = JOB_ID_LAST if before is None else max(0, min(before, JOB_ID_LAST))
+        ends_s = time.monotonic() + SEARCH_S
+        while True:
+            room = rows_max - len(found)
+            rows = await list_rows(
+                self._postgres, criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
+            )
+            cut = max((row["id"] for row in rows if row["state"] is None), default=0)
+            hits = [row for row in rows if row["state"] is not None and row["id"] >= cut]
+            hits.sort(key=lambda row: row["id"], reverse=True)
+            found += hits[:room]
+            if len(hits) > room:
+                return found, found[-1]["id"]
+            if not cut:
+                return found, None
+            left = cut
+            if len(found) == rows_max or time.monotonic() >= ends_s:
+                return found, left
+
+    async def _criteria(
+        self, job_filter: JobFilter, states: Sequence[str], whose: str = "of a job"
+    ) -> SearchCriteria:
+        """The criteria of `job_filter`. Raises: InvalidFilter, with every fault; QueueUnknown."""
+        _refuse(_faults(job_filter, states, whose))
+        queue_id = None
+        if job_filter.queue is not None:
+            queues: list[Any] = []
+            if is_storable(job_filter.queue):
+                queues = await store.queues.find_queues(self._postgres, [job_filter.queue])
+            if not queues:
+                raise QueueUnknown(job_filter.queue)
+            queue_id = queues[0].id
+        if job_filter.state is not None:
+            states = (job_filter.state,)
+        elif job_filter.q is not None:
+            states = [state for state in states if state in STATES_BY_ENDING]
+        return SearchCriteria(
+            queue_id=queue_id,
+            states=tuple(states),
+            lane=job_filter.lane,
+            q=job_filter.q,
+            older_than_s=job_filter.older_than_s,
+            ids=None if job_filter.ids is None else tuple(job_filter.ids),
+        )
+
+
+def not_waiting(job: Job, action: str) -> JobNotWaiting:
+    """The error of an action on a job that does not wait, with advice for its state."""
+    match job.state:
+        case JobState.LEASED:
+            advice = f"{job.host} runs it: wait for its end, or let its handler end it"
+        case JobState.GONE:
+            advice = "it ended and nothing is kept of it"
+        case _:
+            advice = "only a job that is scheduled or ready can be"
+    return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {action}: {advice}")
+
+
+def _require_action(action: str, job_filter: JobFilter) -> None:
+    """Refuse unknown actions and filters that match every job. Raises: InvalidFilter."""
+    if action not in CHANGEABLE:
+        _refuse([("action", f"expected one of {', '.join(CHANGEABLE)}, got {str(action)[:40]!r}")])
+    if (job_filter.queue, job_filter.state, job_filter.lane, job_filter.ids) == (
+        None,
+        None,
+        None,
+        None,
+    ):
+        _refuse(
+            [("filter", "expected a queue, a state, a lane or ids: this filter matches every job")]
+        )
+
+
+def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tuple[str, str]]:
+    found = []
+    if job_filter.state is not None and job_filter.state not in states:
+        expected = f"expected a state {whose}: {', '.join(states)}"
+        found.append(("state", f"{expected}; got {job_filter.state[:40]!r}"))
+    if job_filter.q is not None:
+        if not 1 <= len(job_filter.q) <= TEXT_CHARACTERS_MAX or not is_storable(job_filter.q):
+            found.append(("q", f"expected 1 to {TEXT_CHARACTERS_MAX} characters of an error"))
+        if not set(STATES_BY_ENDING) & set(
+            states if job_filter.state is None else [job_filter.state]
+        ):
+            found.append(("q", f"only jobs with errors have them: {', '.join(STATES_BY_ENDING)}"))
+    if job_filter.lane is not None and not is_name(job_filter.lane):
+        found.append(("lane", "expected the name of a lane"))
+    older_than_s = job_filter.older_than_s
+    if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
+        found.append(("older_than_s", "expected seconds of at least 0"))
+    if job_filter.ids is not None:
+        if len(job_filter.ids) > JOBS_PER_CALL_MAX:
+            found.append(("ids", f"expected at most {JOBS_PER_CALL_MAX} ids"))
+        if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in job_filter.ids):
+            found.append(("ids", "expected ids that enqueue returned"))
+    return found
+
+
+def _refuse(found: Sequence[tuple[str, str]]) -> None:
+    if found:
+        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidFilter(f"which jobs: {lines}", problems=problems)

@@ -1,0 +1,224 @@
+-- name: enqueue
+-- Insert jobs. Return their ids in order; for a taken key the id of the job that has it.
+SELECT headrace.enqueue_v1(
+    :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
+    :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
+    :payloads::bytea[], :versions::smallint[], :traceparent, :is_hinted);
+
+-- name: enqueue_one
+-- Insert one job without lane, key and group, at half the server time of enqueue.
+WITH added AS (
+    INSERT INTO headrace.job_ready (id, queue, run_at, priority, traceparent, payload, version)
+    VALUES (nextval('headrace.job_id'), :queue::integer,
+            greatest(coalesce((:run_ats::timestamptz[])[1],
+                              now() + (:delays_s::double precision[])[1] * interval '1 s'), now()),
+            :priority::smallint, :traceparent::text, :payload::bytea, :version::smallint)
+    RETURNING id, queue
+)
+SELECT id, CASE WHEN :is_hinted::boolean THEN pg_notify('headrace_jobs', queue::text) END
+    FROM added;
+
+-- name: enqueue_alike
+-- Insert jobs without lane, key and group that differ only in payload. Return their ids in order.
+WITH added AS (
+    INSERT INTO headrace.job_ready (id, queue, run_at, priority, traceparent, payload, version)
+    SELECT nextval('headrace.job_id'), :queue::integer,
+           greatest(coalesce((:run_ats::timestamptz[])[1],
+                              now() + (:delays_s::double precision[])[1] * interval '1 s'), now()),
+           :priority::smallint, :traceparent::text, r.payload, :version::smallint
+    FROM unnest(:payloads::bytea[]) AS r(payload)
+    RETURNING id
+)
+SELECT array_agg(id ORDER BY id),
+       CASE WHEN :is_hinted::boolean THEN pg_notify('headrace_jobs', :queue::integer::text) END
+FROM added;
+
+-- name: add_groups
+-- Insert groups with their callbacks. A group without members calls back at once.
+SELECT headrace.add_groups_v1(
+    :pending::integer[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
+    :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
+    :versions::smallint[], :traceparent);
+
+-- name: move_due
+-- Move up to :jobs_max due jobs of lanes from job_ready into their lanes.
+WITH due AS (
+    DELETE FROM headrace.job_ready WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM headrace.job_ready WHERE lane IS NOT NULL AND run_at <= now()
+        ORDER BY run_at LIMIT :jobs_max FOR UPDATE SKIP LOCKED))
+    RETURNING *
+), moved AS (
+    INSERT INTO headrace.lane_job
+        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+            payload,
+         version, last_error)
+    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+        payload,
+           version, last_error
+    FROM due RETURNING queue, lane
+), journaled AS (
+    INSERT INTO headrace.lane_event (limiter, lane, queue, k)
+    SELECT q.limiter, m.lane, m.queue, count(*)
+    FROM moved m JOIN headrace.queue q ON q.id = m.queue GROUP BY 1, 2, 3
+)
+SELECT count(*) FROM moved;
+
+-- name: add_members
+-- Insert jobs as members of existing groups. Return their ids in order; NULL if a group does not
+-- exist.
+SELECT headrace.add_members_v1(
+    :groups::bigint[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
+    :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
+    :versions::smallint[], :traceparent, :is_hinted);
+
+-- name: seal_groups
+-- Remove the extra member that each open group counts. A group without other members calls back.
+SELECT headrace.finish_members_v1(
+    :groups::bigint[], array_fill('sealed'::text, ARRAY[cardinality(:groups::bigint[])]));
+
+-- name: drop_group
+-- Delete a group with its callback. Its members run on alone.
+DELETE FROM headrace.job_group WHERE id = :group;
+
+-- name: mark_group_open
+-- Record when a group's block was opened.
+UPDATE headrace.job_group SET opened_at = now() WHERE id = :group;
+
+-- name: mark_group_closed
+-- Record the end of a group's block. No row: the group does not exist any more.
+UPDATE headrace.job_group SET opened_at = NULL WHERE id = :group RETURNING id;
+
+-- name: drop_abandoned_groups
+-- Delete up to :groups_max groups whose block never ended. Their members run on alone.
+DELETE FROM headrace.job_group WHERE id = ANY(ARRAY(
+    SELECT id FROM headrace.job_group
+    WHERE opened_at < now() - :open_s::double precision * interval '1 s'
+    ORDER BY opened_at LIMIT :groups_max FOR UPDATE SKIP LOCKED));
+
+-- name: drop_failed
+-- Delete up to :jobs_max ended jobs older than :kept_s.
+DELETE FROM headrace.job_failed WHERE id IN (
+    SELECT id FROM headrace.job_failed
+    WHERE ended_at < now() - :kept_s::double precision * interval '1 s'
+    ORDER BY ended_at LIMIT :jobs_max);
+
+-- name: find_job
+-- A waiting or failed job by id. Its state follows from its table and the clock.
+SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
+       q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id,
+       NULL::text AS host, NULL::bigint AS lease_id, NULL::timestamptz AS ended_at,
+       r.last_error AS error, NULL::text AS traceback, r.payload
+FROM headrace.job_ready r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
+UNION ALL
+SELECT r.id, 'ready', q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+       r.group_id, NULL, NULL, NULL, r.last_error, NULL, r.payload
+FROM headrace.lane_job r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
+UNION ALL
+SELECT r.id, r.state, q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+       r.group_id, NULL, NULL, r.ended_at, r.error, r.traceback, r.payload
+FROM headrace.job_failed r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job;
+
+-- name: find_leased_job
+-- A leased job by id. It scans the lease rows, one per batch.
+SELECT r.id, 'leased' AS state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane,
+       r.unique_key, r.group_id, coalesce(h.name, 'a removed host') AS host, l.id AS lease_id,
+       NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload
+FROM headrace.job_lease l
+JOIN headrace.queue q ON q.id = l.queue
+LEFT JOIN headrace.host h ON h.id = l.host
+CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
+    l.lanes,
+                     l.unique_keys, l.payloads)
+    AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload)
+WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job;
+
+-- name: newest_job
+-- The greatest id assigned so far; 0 before the first.
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM headrace.job_id;
+
+-- name: why_waiting
+-- What keeps a due job waiting: pauses, limits, hosts, slots and jobs before it, up to :count_max.
+SELECT * FROM headrace.why_waiting_v1(:job, :count_max);
+
+-- name: retries_of
+-- Retries of a queue's failed jobs.
+SELECT coalesce(o.retries, q.retries) FROM headrace.queue q
+LEFT JOIN headrace.queue_override o ON o.queue = q.id WHERE q.name = :queue;
+
+-- name: list_jobs
+-- Matching jobs, at most :jobs_max per table. A row without a state holds the id where a search
+-- was cut off.
+SELECT s.*, q.name AS queue_name, coalesce(h.name, CASE WHEN l.id IS NOT NULL
+    THEN 'a removed host' END)
+           AS host
+FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s,
+    :ids::bigint[],
+                           :before, :jobs_max, :window) s
+LEFT JOIN headrace.queue q ON q.id = s.queue
+LEFT JOIN headrace.job_lease l ON l.id = s.lease_id
+LEFT JOIN headrace.host h ON h.id = l.host;
+
+-- name: list_ids
+-- The ids and states of list_jobs.
+SELECT s.id, s.state
+FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s,
+    :ids::bigint[],
+                           :before, :jobs_max, :window) s;
+
+-- name: find_done
+-- A done job that its queue keeps.
+SELECT d.id, 'done' AS state, q.name AS queue, d.priority, d.run_at, d.attempt, d.losses, d.lane,
+    d.unique_key,
+       d.group_id, NULL::text AS host, NULL::bigint AS lease_id, d.ended_at, NULL::text AS error,
+       NULL::text AS traceback, d.payload, d.result, d.version
+FROM headrace.job_done d JOIN headrace.queue q ON q.id = d.queue WHERE d.id = :job;
+
+-- name: maintain_done_partitions
+-- Create partitions of done jobs ahead of need and drop expired ones. Return how many of both.
+SELECT headrace.tend_kept_v1();
+
+-- name: drop_expired_done
+-- Delete up to :jobs_max expired done jobs that lie in no partition of their own.
+DELETE FROM headrace.job_done_rest WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM headrace.job_done_rest WHERE drop_at <= now() ORDER BY drop_at
+        LIMIT :jobs_max));
+
+-- name: write_progress
+-- Store the progress of jobs still open under these leases. The lock keeps an ack from passing
+-- between check and write. Leases that are being settled are skipped.
+WITH open AS MATERIALIZED (
+    SELECT l.id, l.settled FROM headrace.job_lease l WHERE l.id = ANY(:leases::bigint[])
+        ORDER BY l.id
+    FOR KEY SHARE SKIP LOCKED
+)
+INSERT INTO headrace.job_progress AS p (job_id, lease_id, ratio, text)
+SELECT r.job_id, o.id, r.ratio, r.text
+FROM unnest(:ids::bigint[], :leases::bigint[], :ratios::real[], :texts::text[]) AS r(job_id,
+    lease_id, ratio, text)
+JOIN open o ON o.id = r.lease_id AND r.job_id <> ALL (o.settled) ORDER BY r.job_id
+ON CONFLICT (job_id) DO UPDATE SET lease_id = excluded.lease_id, ratio = excluded.ratio,
+    text = excluded.text, at = now();
+
+-- name: find_progress
+-- The progress that a job reported last.
+SELECT ratio, text, at FROM headrace.job_progress WHERE job_id = :job;
+
+-- name: find_ending
+-- How a job ended, if that is kept, with its result.
+SELECT 'done' AS state, ''::text AS error, d.result FROM headrace.job_done d WHERE d.id = :job
+UNION ALL
+SELECT f.state, f.error, NULL FROM headrace.job_failed f WHERE f.id = :job
+LIMIT 1;
+
+-- name: end_waiting
+-- Remove waiting jobs, stored as cancelled if :is_kept. Return the ids of those that waited.
+SELECT headrace.end_waiting_v1(:ids::bigint[], :is_kept);
+
+-- name: retry_jobs
+-- Make jobs that ended in :states ready again. Return which, and which stay since their key is
+-- taken.
+SELECT retried, taken FROM headrace.retry_jobs_v1(:ids::bigint[], :states::text[]);
+
+-- name: delete_jobs
+-- Delete jobs in :states. Return the ids of those that existed.
+SELECT headrace.delete_jobs_v1(:ids::bigint[], :states::text[]);

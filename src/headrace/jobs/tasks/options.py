@@ -1,0 +1,285 @@
+"""Options of queues, tasks, limiters and crons: names, bounds and checked values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, TypedDict, get_type_hints
+
+from headrace.jobs.crons import next_moment
+from headrace.jobs.errors import InvalidCron, InvalidTask
+from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.ids import USER_ID
+
+TIMEOUT_S_MAX: Final = 7 * 86_400.0
+RETRIES_MAX: Final = 1_000
+CONCURRENCY_MAX: Final = 10_000
+SLOTS_MAX: Final = 100_000
+KEEP_S_MAX: Final = 366 * 86_400.0
+SLACK_S_MAX: Final = 60.0
+OWN_OPTIONS: Final = ("unique", "tx")
+"""Further options of `enqueue`; a handler must not have fields with these names."""
+SLACK: Final = "250ms"
+RESULT_KEPT: Final = "1h"
+"""Default time for which results are kept."""
+CRON_PREFIX: Final = "cron."
+
+
+class QueueOptions(TypedDict, total=False):
+    """Options of a queue."""
+
+    batch: int | None
+    """Jobs per call; None: one."""
+    timeout: str
+    """Time limit of one call."""
+    retries: int
+    limiter: str | None
+    """The limiter of its lanes; None: a limiter of its own."""
+    lane: str
+    """`required`: refuse jobs without a lane; `optional`: they are not limited.
+
+    The default is `required` with `limiter`.
+    """
+    importance: int
+    """0 to 9: the plan serves higher ones first."""
+    slots: tuple[int, int]
+    """Minimum and maximum of slots in the fleet."""
+    tag: str | None
+    """Only hosts with this tag work it."""
+    keep_done: str | None
+    """How long done jobs are kept, such as 24h; None: they are deleted."""
+    keep_result: bool | str
+    """Keep results: as long as `keep_done`, by default an hour; or for this duration."""
+    aliases: Sequence[str]
+    """Former names, under which older code still reaches it."""
+
+
+class JobOptions(TypedDict, total=False):
+    """Options that all jobs of one call share."""
+
+    at: datetime | None
+    """Time at which they are due."""
+    after_s: float | None
+    priority: int
+    lane: str | None
+    spread: str | None
+    """Delay each by a random time up to this duration."""
+
+
+class TaskOptions(QueueOptions, total=False):
+    """Options of a task."""
+
+    concurrency: int
+    """Concurrent calls per slot."""
+    payload: Any
+    """The payload's type, if the handler has no annotation for it."""
+    version: int
+    """Version of the payload's shape, from 1; stored with each job."""
+    upgrade: Mapping[int, Callable[[Any], Any]]
+    """By version: the function that converts a payload to the next version."""
+
+
+class LimiterOptions(TypedDict, total=False):
+    """Options of a limiter, for every lane without limits of its own."""
+
+    rate: str | None
+    """Starts per window, such as 600/m or 10/30s."""
+    concurrency: int | None
+    """Concurrent jobs."""
+    slack: str
+    """How late after its grant a job may still start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDeclared:
+    """A queue as code declares it. Overrides by operators win."""
+
+    name: str
+    limiter: str
+    batch: int
+    retries: int
+    timeout_s: float
+    importance: int
+    slots_min: int
+    slots_max: int
+    tag: str | None
+    keep_done_s: float | None
+    keep_result: bool
+    aliases: tuple[str, ...]
+    needs_lane: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterDeclared:
+    """Declared limits of lanes without limits of their own. None: no limit."""
+
+    name: str
+    starts_max: int | None
+    window_s: float | None
+    concurrency: int | None
+    slack_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronDeclared:
+    """A job of `queue` with `payload` at every moment of `spec` in the time zone `tz`."""
+
+    name: str
+    spec: str
+    tz: str
+    queue: str
+    payload: Any = None
+
+
+def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
+    """The options of queue `name`, checked. Raises: InvalidTask."""
+    limiter, tag = options.get("limiter") or name, options.get("tag")
+    aliases, slots = options.get("aliases", ()), options.get("slots", (0, SLOTS_MAX))
+    if isinstance(aliases, str):
+        raise InvalidTask(f"task {name!r}: aliases: expected a list of names, got {aliases!r}")
+    if not isinstance(slots, tuple | list) or len(slots) != 2:
+        raise InvalidTask(
+            f"task {name!r}: slots: expected the fewest and the most such as (2, 40), got {slots!r}"
+        )
+    _require_names(name, (name, limiter, *aliases, *([] if tag is None else [tag])))
+    batch = options.get("batch")
+    slots_min, slots_max = slots
+    keep_s, keeps_result = _kept(name, options)
+    declared = QueueDeclared(
+        name=name,
+        limiter=limiter,
+        batch=1 if batch is None else batch,
+        retries=options.get("retries", 5),
+        timeout_s=_duration_s(name, "timeout", options.get("timeout", "2h")),
+        importance=options.get("importance", 5),
+        slots_min=slots_min,
+        slots_max=slots_max,
+        tag=tag,
+        keep_done_s=keep_s,
+        keep_result=keeps_result,
+        aliases=tuple(aliases),
+        needs_lane=_needs_lane(name, options),
+    )
+    for what, value, least, most in (
+        ("timeout", declared.timeout_s, 0.001, TIMEOUT_S_MAX),
+        ("batch", declared.batch, 1, JOBS_PER_CALL_MAX),
+        ("retries", declared.retries, 0, RETRIES_MAX),
+        ("importance", declared.importance, 0, IMPORTANCE_LAST),
+        ("the fewest slots", slots_min, 0, SLOTS_MAX),
+        ("the most slots", slots_max, slots_min, SLOTS_MAX),
+        ("keep_done", declared.keep_done_s or 0.0, 0.0, KEEP_S_MAX),
+    ):
+        require_within(name, what, value, (least, most))
+    return declared
+
+
+def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
+    """A limiter's options, checked. Raises: InvalidTask."""
+    require_known(name, options, LimiterOptions)
+    _require_names(name, (name,))
+    starts_max, window_s = parse_rate(name, options.get("rate"))
+    slack_s = _duration_s(name, "slack", options.get("slack", SLACK))
+    concurrency = options.get("concurrency")
+    require_within(name, "slack", slack_s, (0.001, SLACK_S_MAX))
+    if concurrency is not None:
+        require_within(name, "concurrency", concurrency, (1, 10**9))
+    return LimiterDeclared(
+        name=name,
+        starts_max=starts_max,
+        window_s=window_s,
+        concurrency=concurrency,
+        slack_s=slack_s,
+    )
+
+
+def declared_cron(name: str, spec: str, tz: str) -> CronDeclared:
+    """A cron's options, checked. Raises: InvalidTask."""
+    _require_names(name, (name,))
+    try:
+        next_moment(spec, tz, datetime.now(UTC))
+    except InvalidCron as error:
+        raise InvalidTask(f"cron {name!r}: {error.text}") from error
+    return CronDeclared(name=name, spec=spec, tz=tz, queue=CRON_PREFIX + name)
+
+
+def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
+    """Starts and window in seconds of `600/m` or `10/30s`; None: no limits.
+
+    Raises: InvalidTask.
+    """
+    if text is None:
+        return None, None
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)(ms|s|m|h|d)", text.replace(" ", ""))
+    if match is None or int(match[1]) == 0:
+        raise InvalidTask(
+            f"limiter {name!r}: rate: expected a rate such as 600/m or 10/30s, got {text!r}"
+        )
+    window_s = _duration_s(name, "rate", f"{match[2] or 1}{match[3]}")
+    require_within(name, "the window of its rate", window_s, (0.001, WINDOW_S_MAX))
+    return int(match[1]), window_s
+
+
+def require_known(name: str, options: Mapping[str, Any], kind: type) -> None:
+    """Refuse unknown options. Raises: InvalidTask."""
+    known = get_type_hints(kind)
+    unknown = sorted(options.keys() - known.keys())
+    if unknown:
+        raise InvalidTask(
+            f"task {name!r}: unknown options {unknown}: expected some of {sorted(known)}"
+        )
+
+
+def require_within(name: str, what: str, value: float, bounds: tuple[float, float]) -> None:
+    """Refuse values that are no number within `bounds`. Raises: InvalidTask."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not bounds[0] <= value <= bounds[1]:
+        raise InvalidTask(
+            f"task {name!r}: {what} {value!r} is not within {bounds[0]} and {bounds[1]}"
+        )
+
+
+def _needs_lane(name: str, options: QueueOptions) -> bool:
+    """Whether jobs must have a lane: option `lane`, else whether a limiter is named.
+
+    Raises: InvalidTask.
+    """
+    lane = options.get("lane")
+    if lane not in (None, "required", "optional"):
+        raise InvalidTask(
+            f"task {name!r}: lane: expected 'required' or 'optional', got {lane!r}; a job's lane is"
+            " given to enqueue"
+        )
+    return lane == "required" or (lane is None and options.get("limiter") is not None)
+
+
+def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
+    """How long done jobs are kept, and whether results are kept."""
+    keep_done, keep_result = options.get("keep_done"), options.get("keep_result", False)
+    kept_s = [
+        _duration_s(name, what, text)
+        for what, text in (("keep_done", keep_done), ("keep_result", keep_result))
+        if isinstance(text, str)
+    ]
+    if not kept_s and keep_result:
+        kept_s = [parse_duration_s(RESULT_KEPT)]
+    return max(kept_s, default=None), bool(keep_result)
+
+
+def _duration_s(name: str, what: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except (ValueError, AttributeError) as error:
+        raise InvalidTask(
+            f"task {name!r}: {what}: expected a duration such as 30s, 10m or 2h, got {text!r}"
+        ) from error
+
+
+def _require_names(owner: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(name, str) or USER_ID.fullmatch(name) is None:
+            raise InvalidTask(
+                f"task {owner!r}: names such as {name!r} are 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
+            )

@@ -1,0 +1,353 @@
+"""Validation of enqueue calls: check everything, then build columns for one statement. No I/O.
+
+Either every job of a call passes or nothing is enqueued. One error reports up to a hundred faults.
+Each payload is encoded once; the bytes are then decoded by the task that will run it, if this
+process has that task, so that the caller gets the error.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from headrace.jobs.errors import (
+    BatchTooLarge,
+    InvalidFilter,
+    InvalidJob,
+    JobUnknown,
+    PayloadTooLarge,
+)
+from headrace.jobs.model import (
+    AT_AWAY_S_MAX,
+    BYTES_PER_CALL_MAX,
+    JOB_ID_LAST,
+    JOBS_PER_CALL_MAX,
+    NAME_CHARACTERS_MAX,
+    PRIORITY_LAST,
+    VERSION_LAST,
+    WEIGHT_MAX,
+    WINDOW_S_MAX,
+    JobColumns,
+    NewGroup,
+    NewJob,
+)
+from headrace.jobs.tasks import Registry, Task
+from headrace.kernel.errors import FieldProblem
+from headrace.kernel.routes import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
+
+PROBLEMS_MAX: Final = 100
+LIMIT_MAX: Final = 10**9
+"""Greatest limit of a lane."""
+
+
+def _plain(value: Any) -> Any:
+    """The plain value of a `JobRef` or of a lane's name. Raises: TypeError for other types."""
+    for kind in (int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def too_many_jobs(count: int) -> BatchTooLarge:
+    """The error of a call with `count` jobs."""
+    return BatchTooLarge(f"{count} jobs in one call: send at most {JOBS_PER_CALL_MAX} at a time")
+
+
+def prepare_jobs(jobs: Sequence[NewJob], registry: Registry | None = None) -> JobColumns:
+    """Check `jobs`, encode each payload once, and decode it against its task in `registry`.
+
+    Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
+    """
+    if len(jobs) > JOBS_PER_CALL_MAX:
+        raise too_many_jobs(len(jobs))
+    rows = _to_columns(jobs)
+    if rows.size_bytes > BYTES_PER_CALL_MAX:
+        raise BatchTooLarge(
+            f"{rows.size_bytes} bytes of payload in one call: send at most {BYTES_PER_CALL_MAX}"
+        )
+    if registry is not None:
+        _require_decodable(rows, registry)
+    return rows
+
+
+def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobColumns, JobColumns]:
+    """Check `groups`; return the columns of their callbacks and of all members, in order.
+
+    Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
+    """
+    callbacks = prepare_jobs([group.on_done for group in groups])
+    for index, payload in enumerate(callbacks.payloads):
+        if payload == b"null":
+            callbacks.payloads[index] = b"{}"
+        elif not payload.startswith(b"{") or _has_group(payload):
+            raise InvalidJob(
+                f"group {index}: the payload of on_done is an object without the key 'group',"
+                " which is added"
+            )
+    _require_decodable(callbacks, registry, has_group=True)
+    members = _to_columns([member for group in groups for member in group.members])
+    _require_decodable(members, registry)
+    return callbacks, members
+
+
+def _has_group(payload: bytes) -> bool:
+    """Whether the JSON object has the key `group`."""
+    return b'"group"' in payload and "group" in msgspec.json.decode(payload)
+
+
+def refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
+    """Refuse a call with `problems`. Raises: InvalidJob."""
+    if problems:
+        lines = "; ".join(f"{p.pointer}: {what}{p.text}" for p in problems[:3])
+        raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
+
+
+def _to_columns(jobs: Sequence[NewJob]) -> JobColumns:
+    problems: list[FieldProblem] = []
+    latest = datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)
+    for index, job in enumerate(jobs):
+        found = _faults(job, latest)
+        if found and len(problems) < PROBLEMS_MAX:
+            problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
+    refuse(problems)
+    rows = JobColumns(
+        queues=[job.queue for job in jobs],
+        priorities=[job.priority for job in jobs],
+        run_ats=[job.at for job in jobs],
+        delays_s=[job.after_s for job in jobs],
+        lanes=[job.lane for job in jobs],
+        keys=[job.unique for job in jobs],
+        payloads=[_encoded(index, job.payload) for index, job in enumerate(jobs)],
+        versions=[job.version for job in jobs],
+    )
+    rows.size_bytes = sum(map(len, rows.payloads))
+    for index, job in enumerate(jobs):
+        if job.spread_s:
+            _spread(rows, index, random.random() * job.spread_s)
+    return rows
+
+
+def _spread(rows: JobColumns, index: int, late_s: float) -> None:
+    """Delay a job by `late_s` after it would be due."""
+    at = rows.run_ats[index]
+    if at is None:
+        rows.delays_s[index] = (rows.delays_s[index] or 0.0) + late_s
+    else:
+        rows.run_ats[index] = max(at, datetime.now(UTC)) + timedelta(seconds=late_s)
+
+
+def _encoded(index: int, payload: Any) -> bytes:
+    try:
+        encoded = _encoder.encode(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"expected what JSON can hold: {error}"
+        raise InvalidJob(
+            f"nothing was enqueued: /{index}/payload: {text}",
+            problems=(FieldProblem(f"/{index}/payload", "invalid", text),),
+        ) from error
+    if len(encoded) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"/{index}/payload: {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX} are allowed: put"
+            " the bytes into the object store and their key into the payload"
+        )
+    # JSON has neither NaN nor Infinity, and the encoder writes null for them.
+    if payload is not None and b"null" in encoded:
+        _require_finite(index, payload)
+    return encoded
+
+
+def _require_finite(index: int, payload: Any) -> None:
+    """Raises: InvalidJob, with the path of the first NaN or Infinity."""
+    place = _place_of_infinite(msgspec.to_builtins(payload, enc_hook=_plain_or_raw))
+    if place is not None:
+        text = "expected a finite number: JSON has neither NaN nor Infinity"
+        refuse([FieldProblem(f"/{index}/payload{place}", "invalid", text)])
+
+
+def _plain_or_raw(value: Any) -> Any:
+    return None if isinstance(value, msgspec.Raw) else _plain(value)
+
+
+def _place_of_infinite(value: Any) -> str | None:
+    """The JSON pointer of the first NaN or Infinity."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    for name, one in inner:
+        place = _place_of_infinite(one)
+        if place is not None:
+            return f"/{str(name).replace('~', '~0').replace('/', '~1')}{place}"
+    return None
+
+
+def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
+    """The faults of one job as (field, text)."""
+    found = []
+    if type(job.priority) is not int or not 0 <= job.priority <= PRIORITY_LAST:
+        found.append(("priority", f"expected a whole number 0 to {PRIORITY_LAST}"))
+    if type(job.version) is not int or not 1 <= job.version <= VERSION_LAST:
+        found.append(("version", f"expected a whole number 1 to {VERSION_LAST}"))
+    if job.at is not None and (fault := _fault_of_moment(job, latest)):
+        found.append(("at", fault))
+    if job.spread_s is not None:
+        found += _spread_faults(job, job.spread_s, latest)
+    if job.after_s is not None and not is_number(job.after_s, 0, AT_AWAY_S_MAX):
+        found.append(("after_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}"))
+    for name, value in (("unique", job.unique), ("lane", job.lane)):
+        if value is not None and not is_name(value):
+            found.append((name, f"expected 1 to {NAME_CHARACTERS_MAX} printable characters"))
+    return found
+
+
+def _fault_of_moment(job: NewJob, latest: datetime) -> str:
+    """The fault of a job's `at`; empty if it has none."""
+    if not isinstance(job.at, datetime) or not _has_utc(job.at):
+        return "expected a moment with its time zone, from year 1 on in UTC"
+    if job.after_s is not None:
+        return "expected `at` or `after_s`, not both"
+    return "expected a moment within a year" if job.at > latest else ""
+
+
+def _spread_faults(job: NewJob, spread_s: float, latest: datetime) -> list[tuple[str, str]]:
+    """The faults of `spread_s`. The last moment of the spread must be within a year."""
+    if not is_number(spread_s, 0, AT_AWAY_S_MAX):
+        return [("spread_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")]
+    first = datetime.now(UTC)
+    if isinstance(job.at, datetime) and _has_utc(job.at) and job.at <= latest:
+        first = max(first, job.at)
+    elif is_number(job.after_s, 0, AT_AWAY_S_MAX):
+        first += timedelta(seconds=job.after_s or 0.0)
+    if first + timedelta(seconds=spread_s) > latest + timedelta(seconds=1):
+        return [("spread_s", "expected to end within a year")]
+    return []
+
+
+def _has_utc(moment: datetime) -> bool:
+    """Whether `moment` can be converted to UTC."""
+    try:
+        return moment.utcoffset() is not None and moment.astimezone(UTC) is not None
+    except (OverflowError, ValueError):
+        return False
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can store `text`: no NUL, no lone surrogates."""
+    try:
+        return "\0" not in text.encode().decode()
+    except UnicodeEncodeError:
+        return False
+
+
+def is_name(value: Any) -> bool:
+    """Whether `value` is a valid name of a lane, limiter or key."""
+    return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS_MAX and value.isprintable()
+
+
+def is_row_id(value: Any) -> bool:
+    """Whether `value` is a possible row id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= JOB_ID_LAST
+
+
+def require_job_id(job_id: int) -> None:
+    """Refuse an impossible id. Raises: JobUnknown."""
+    if not is_row_id(job_id):
+        raise JobUnknown(job_id)
+
+
+def require_page(name: str, rows_max: int) -> None:
+    """Refuse a page size out of range. Raises: InvalidFilter."""
+    if type(rows_max) is not int or not 1 <= rows_max <= PAGE_ROWS_MAX:
+        text = f"expected a whole number 1 to {PAGE_ROWS_MAX}"
+        raise InvalidFilter(
+            f"a page: /{name}: {text}", problems=(FieldProblem(f"/{name}", "invalid", text),)
+        )
+
+
+def require_lane(
+    limiter: str,
+    lane: str,
+    *,
+    starts_max: int | None,
+    window_s: float | None,
+    concurrency: int | None,
+    weight: int,
+) -> None:
+    """Check a lane's limits. Raises: InvalidJob, with every fault."""
+    found = []
+    if not is_name(limiter) or not is_name(lane):
+        found.append(("lane", f"expected names of 1 to {NAME_CHARACTERS_MAX} printable characters"))
+    if (starts_max is None) != (window_s is None):
+        found.append(("starts_max", "expected together with window_s, or both left out"))
+    if starts_max is not None and not is_number(starts_max, 1, LIMIT_MAX):
+        found.append(("starts_max", f"expected 1 to {LIMIT_MAX}"))
+    if window_s is not None and not is_number(window_s, 0.001, WINDOW_S_MAX):
+        found.append(("window_s", f"expected seconds over 0, up to {WINDOW_S_MAX:.0f}"))
+    if concurrency is not None and not is_number(concurrency, 1, LIMIT_MAX):
+        found.append(("concurrency", f"expected 1 to {LIMIT_MAX}; to stop a lane set paused"))
+    if not is_number(weight, 1, WEIGHT_MAX):
+        found.append(("weight", f"expected 1 to {WEIGHT_MAX}"))
+    if found:
+        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidJob(f"lane {str(lane)[:160]!r}: {lines}", problems=problems)
+
+
+def is_number(value: Any, least: float, most: float) -> bool:
+    """Whether `value` is a number from `least` to `most`; NaN is none."""
+    is_any = isinstance(value, int | float) and not isinstance(value, bool)
+    # No `isfinite`: it fails for integers that no float can hold.
+    return is_any and least <= value <= most
+
+
+COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
+"""End of a group callback's payload, as added when it is enqueued."""
+UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
+
+
+def _require_decodable(rows: JobColumns, registry: Registry, *, has_group: bool = False) -> None:
+    """Refuse payloads that the tasks of `registry` cannot decode.
+
+    `has_group`: check them as group callbacks. Jobs without a task here, or of another version, are
+    skipped. Raises: InvalidJob.
+    """
+    problems: list[FieldProblem] = []
+    tasks = {queue: registry.get(queue) for queue in set(rows.queues)}
+    for index, payload in enumerate(rows.payloads):
+        task = tasks[rows.queues[index]]
+        if task is None or rows.versions[index] != task.version:
+            continue
+        misfit = _decoding_error(task, _with_counts(payload) if has_group else payload)
+        if misfit is not None:
+            if has_group and misfit == UNKNOWN_GROUP:
+                misfit = "the callback gets the field `group`: add the parameter to its handler"
+            problems.append(FieldProblem(f"/{index}/payload", "invalid", misfit))
+            if len(problems) == PROBLEMS_MAX:
+                break
+    refuse(problems, "on_done: " if has_group else "")
+
+
+def _decoding_error(task: Task, payload: bytes) -> str | None:
+    """The error of decoding `payload` for the task; None if it fits."""
+    try:
+        task.payloads.decode(payload)
+    except msgspec.ValidationError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a type's own code, which may only work where handlers run
+        return None
+    return None
+
+
+def _with_counts(payload: bytes) -> bytes:
+    return payload[:-1] + (b"," if len(payload) > len(b"{}") else b"") + COUNTS

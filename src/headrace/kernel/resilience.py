@@ -1,0 +1,80 @@
+"""Retry delays, cancellations that drivers swallow, and crash points for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+CRASH_ENV: Final = "HEADRACE_CRASH_AT"
+_crash_name, _, _crash_pass = os.environ.get(CRASH_ENV, "").partition(":")
+_passes_left: Final = {_crash_name: int(_crash_pass or 1)} if _crash_name else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter: `first_s` doubles with each attempt up to `max_s`.
+
+    Jitter spreads retries of many callers (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
+    Half of the delay is a floor, so that a single retry is never immediate.
+    """
+
+    first_s: float
+    max_s: float
+
+    def delay_s(self, attempt: int, *, draw: float | None = None) -> float:
+        """Seconds to wait after `attempt` failures (from 1); `draw` in [0, 1) fixes the jitter."""
+        cap_s = min(self.max_s, self.first_s * 2.0 ** min(max(attempt, 1) - 1, 62))
+        jitter = random.random() if draw is None else draw
+        return cap_s * (0.5 + 0.5 * jitter)
+
+
+def require_not_cancelled() -> None:
+    """Raise CancelledError if a driver swallowed the cancellation of this task.
+
+    Call it at the start of a loop that continues after errors.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() > 0:
+        raise asyncio.CancelledError
+
+
+@contextmanager
+def preserve_cancellation() -> Iterator[None]:
+    """Raise CancelledError after the block if the task was cancelled inside it.
+
+    On Python 3.11 `asyncio.wait_for` drops a cancellation that arrives together with a result, and
+    valkey-py sends each command through it. asyncpg replaces a cancellation by its own error.
+    asyncio counts requests to cancel a task, which reveals these cases.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+def crash_point(name: str) -> None:
+    """Kill this process with SIGKILL if HEADRACE_CRASH_AT is `name`, or `name:3` at pass 3.
+
+    Without the variable it costs one dictionary lookup. It lets a test break the promise of the
+    released program at an exact line.
+    """
+    left = _passes_left.get(name)
+    if left is None:
+        return
+    _passes_left[name] = left - 1
+    if left == 1:
+        os.kill(os.getpid(), signal.SIGKILL)

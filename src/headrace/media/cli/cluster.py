@@ -1,0 +1,408 @@
+"""Commands about nodes, partitions and the disks of this machine's node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from headrace.kernel.config import parse_size_bytes
+from headrace.kernel.errors import require_extra
+from headrace.kernel.terminal import Terminal, table
+from headrace.media.errors import InvalidDiskSize, InvalidSimulation
+from headrace.media.service import Media
+from headrace.media.service.local_node import OBJECTS_MAX, Disk
+from headrace.media.service.nodes import NodeInfo, Plan
+from headrace.media.simulate.cluster import Cluster, Simulation, simulate
+from headrace.media.simulate.plot import lines_svg, loads_svg
+
+SIZES: Final = (10_000, 50_000, 150_000, 500_000)
+SCALE: Final = 100
+"""Divides tracks and cache size alike, which keeps the hit ratios."""
+POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
+
+
+@click.group("nodes")
+def nodes() -> None:
+    """The cache nodes of the cluster."""
+
+
+@nodes.command("ls", short_help="List the nodes.")
+@click.pass_obj
+def list_nodes(terminal: Terminal) -> None:
+    """List all nodes with address, data center, weight, state and share of partitions."""
+    found = terminal.run(Media, lambda media: media.nodes.list())
+    head = ("node", "address", "data center", "weight", "state", "share", "ramp-up since")
+    terminal.show(
+        found,
+        table(head, map(_node_row, found)) if found else "no nodes: set media.node to register one",
+    )
+
+
+@nodes.command("rm", short_help="Remove a node from the cluster.")
+@click.argument("node")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.pass_obj
+def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
+    """Remove NODE from the cluster: drain it and stop it first.
+
+    A node that still runs registers again at its next start.
+    """
+
+    async def remove(media: Media) -> NodeInfo:
+        found = await media.nodes.get(node)
+        if not dry_run:
+            await media.nodes.remove(node)
+        return found
+
+    found = terminal.run(Media, remove)
+    word = "would remove" if dry_run else "removed"
+    text = f"{word} {found.name}, {found.share * 100:.1f} % of partitions"
+    terminal.show({"node": found.name, "removed": not dry_run}, text)
+
+
+@click.command("drain", short_help="Stop assigning partitions to a node.")
+@click.argument("node")
+@click.pass_obj
+def drain(terminal: Terminal, node: str) -> None:
+    """Stop assigning partitions to NODE, for a restart or a repair. It still serves requests.
+
+    See the effect on the other nodes with `headrace media partitions plan --drain NODE`.
+    """
+    _change_node(terminal, lambda media: media.nodes.drain(node))
+
+
+@click.command("undrain", short_help="Assign partitions to a node again.")
+@click.argument("node")
+@click.pass_obj
+def undrain(terminal: Terminal, node: str) -> None:
+    """Assign partitions to NODE again. Its share ramps up to its weight."""
+    _change_node(terminal, lambda media: media.nodes.undrain(node))
+
+
+@click.command("weight", short_help="Set a node's share of partitions.")
+@click.argument("node")
+@click.argument("weight", type=float)
+@click.pass_obj
+def set_weight(terminal: Terminal, node: str, weight: float) -> None:
+    """Give NODE a share of partitions of WEIGHT times that of a node of weight 1."""
+    _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
+
+
+def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeInfo]]) -> None:
+    found = terminal.run(Media, verb)
+    text = (
+        f"{found.name}: {found.state}, weight {found.weight:g},"
+        f" {found.share * 100:.1f} % of partitions"
+    )
+    terminal.show(found, text)
+
+
+def _node_row(node: NodeInfo) -> tuple[str, ...]:
+    share = f"{node.share * 100:.1f} %"
+    since = f"{node.started_at:%Y-%m-%d %H:%M:%S}" if node.started_at else ""
+    return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)
+
+
+@click.group("partitions")
+def partitions() -> None:
+    """The 131,072 partitions of all keys, and the nodes that own them."""
+
+
+@partitions.command("show", short_help="Show who owns a key.")
+@click.argument("key")
+@click.pass_obj
+def show_owners(terminal: Terminal, key: str) -> None:
+    """Show the partition of KEY and its owners in the order of requests. KEY need not be stored."""
+    found = terminal.run(Media, lambda media: media.partitions.show(key))
+    rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
+    text = f"{found.key}: partition {found.partition}"
+    terminal.show(found, f"{text}\n{table(('node', 'address', 'data center', 'state'), rows)}")
+
+
+@partitions.command("plan", short_help="Show what a change of the cluster would do.")
+@click.option("--lose", "lost", multiple=True, help="A node or data center that dies.")
+@click.option("--drain", "drained", multiple=True, help="A node or data center that is drained.")
+@click.option("--weight", "weights", multiple=True, metavar="NODE=WEIGHT", help="Another weight.")
+@click.pass_obj
+def plan(
+    terminal: Terminal,
+    lost: tuple[str, ...],
+    drained: tuple[str, ...],
+    weights: tuple[str, ...],
+) -> None:
+    """Show each node's share of all requests now and after a change. No changes are made."""
+    heavier = dict(map(_parse_weight, weights))
+    found = terminal.run(
+        Media,
+        lambda media: media.partitions.plan(lost=lost, drained=drained, weights=heavier),
+    )
+    terminal.show(found, _describe_plan(found))
+
+
+@partitions.command("simulate", short_help="Show what losses do to an invented cluster.")
+@click.option("--centres", default=3, show_default=True, help="Data centers.")
+@click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
+@click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
+@click.option(
+    "--replicas",
+    default=0,
+    show_default=True,
+    help="Replicas of a key; 0: two in each data center.",
+)
+@click.option("--lose", "lost", multiple=True, help="A node (c1-n1) or data center (c1) that dies.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
+)
+@click.pass_obj
+def simulate_losses(
+    terminal: Terminal,
+    *,
+    centres: int,
+    nodes: int,
+    gbit: float,
+    replicas: int,
+    lost: tuple[str, ...],
+    plot: Path | None,
+) -> None:
+    """Show the load of each node of an invented cluster: complete, with losses, in a roll-out.
+
+    Without --lose: one data center lost, one node of each data center lost, both, and all nodes
+    drained in turn. Contacts no server.
+    """
+    cluster = Cluster(centres=centres, nodes=nodes, load_gbit=gbit, replicas=replicas)
+    found = simulate(cluster, lost=lost)
+    if plot is not None:
+        plot.write_text(loads_svg(found))
+    terminal.show(found, _describe_simulation(found))
+
+
+def _parse_weight(text: str) -> tuple[str, float]:
+    """Raises: InvalidSimulation."""
+    name, _, weight = text.partition("=")
+    try:
+        heavy = float(weight)
+    except ValueError:
+        heavy = 0.0
+    if not name or not 0 < heavy < float("inf"):
+        raise InvalidSimulation(f"--weight {text!r}: expected NODE=WEIGHT such as n1=0.5")
+    return name, heavy
+
+
+def _describe_plan(found: Plan) -> str:
+    head = ("node", "data center", "now", "then", "fair", "times fair")
+    rows = [
+        (
+            one.name,
+            one.dc,
+            *(
+                f"{share * 100:.2f} %"
+                for share in (one.share_before, one.share_after, one.fair_share)
+            ),
+            f"{one.over_fair:.3f}" if one.is_up else "lost",
+        )
+        for one in found.nodes
+    ]
+    return (
+        f"{table(head, rows)}\n{found.filled_share * 100:.1f} % of cached blocks are read again by"
+        f" new owners; {found.unowned_share * 100:.2f} % of requests find no live owner and use the"
+        " object store"
+    )
+
+
+def _describe_simulation(found: Simulation) -> str:
+    head = ("node", *(step.name for step in found.steps))
+    rows = []
+    for column in zip(*(step.nodes for step in found.steps), strict=True):
+        cells = [
+            f"{one.serves_gbit:.2f} / {one.sends_gbit:.2f}" if one.is_up else "lost"
+            for one in column
+        ]
+        rows.append((column[0].name, *cells))
+    for name, cells in (
+        ("times fair, most", [f"{step.over_fair_max:.3f}" for step in found.steps]),
+        ("object store", [f"{step.origin_gbit:.2f}" for step in found.steps]),
+        ("read again", [f"{step.filled_share * 100:.1f} %" for step in found.steps]),
+    ):
+        rows.append((name, *cells))
+    return (
+        f"Gbit/s that each node serves from its cache / sends in total, of {found.load_gbit:g} in"
+        f" total; {found.replicas} replicas\n"
+        f"{table(head, rows)}"
+    )
+
+
+@click.group("disks")
+def disks() -> None:
+    """The disks of the node that uses this data folder."""
+
+
+@disks.command("ls", short_help="List the disks.")
+@click.pass_obj
+def list_disks(terminal: Terminal) -> None:
+    """List all disks with id, size, frames, stored and corrupt blocks, and state."""
+    found = terminal.run(Media, lambda media: media.disks.list())
+    head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
+    terminal.show(found, table(head, map(_disk_row, found)) if found else "no disks")
+
+
+@disks.command("add", short_help="Add a disk.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("size")
+@click.pass_obj
+def add_disk(terminal: Terminal, path: Path, size: str) -> None:
+    """Add the folder or block device PATH with SIZE, such as 900GiB, while the node runs.
+
+    The node keeps the disk for its next starts.
+    """
+    try:
+        size_bytes = parse_size_bytes(size)
+    except ValueError as error:
+        raise InvalidDiskSize(f"size {size!r}: expected {error}") from error
+    _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size_bytes))
+
+
+@disks.command("drain", short_help="Stop placing blocks on a disk.")
+@click.argument("disk")
+@click.pass_obj
+def drain_disk(terminal: Terminal, disk: str) -> None:
+    """Stop placing blocks on DISK (its id or path). Its blocks are still served."""
+    _change_disk(terminal, lambda media: media.disks.drain(disk))
+
+
+@disks.command("undrain", short_help="Resume placing blocks on a disk.")
+@click.argument("disk")
+@click.pass_obj
+def undrain_disk(terminal: Terminal, disk: str) -> None:
+    """Resume placing blocks on DISK (its id or path)."""
+    _change_disk(terminal, lambda media: media.disks.undrain(disk))
+
+
+@disks.command("retire", short_help="Retire a disk.")
+@click.argument("disk")
+@click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
+@click.pass_obj
+def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
+    """Take DISK (its id or path) out of use, so that it can be removed. Its blocks become misses.
+
+    This also removes a failed or refused disk from the list and ends alerts about it. While the
+    settings name it, the next start tries it again.
+    """
+    if dry_run:
+        found = terminal.run(Media, lambda media: media.disks.get(disk))
+        terminal.show(found, f"would retire {_name_of(found)}: {found.used} blocks become misses")
+        return
+    _change_disk(terminal, lambda media: media.disks.retire(disk))
+
+
+@disks.command("simulate", short_help="Show hit ratios by cache size.")
+@click.option(
+    "--tracks",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(min=1600),
+    help="Number of tracks that fit.",
+)
+@click.option("--plays", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
+)
+@click.pass_obj
+def simulate_hits(
+    terminal: Terminal, *, sizes: tuple[int, ...], plays: int, plot: Path | None
+) -> None:
+    """Show the hit ratio of plays for a cache size: this cache, LRU, and the best without
+    foresight.
+
+    The popularity is that of a large music site: 140 of 10 million tracks get a tenth of all plays,
+    500,000 get nine tenths. Contacts no server; takes some seconds for each size.
+    """
+    require_extra("media", "xxhash")
+    from headrace.media.simulate.eviction import simulate
+
+    rows = simulate(sizes or SIZES, requests=plays, scale=SCALE)
+    shares = [(row.sieve_sets, row.lru, row.sieve_global, row.best_static) for row in rows]
+    if plot is not None:
+        lines = {
+            name: [(row.frames, text[place]) for row, text in zip(rows, shares, strict=True)]
+            for place, name in enumerate(POLICIES)
+        }
+        plot.write_text(lines_svg(f"hits by the number of tracks that fit, {plays:,} plays", lines))
+    cells = [
+        (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in text))
+        for row, text in zip(rows, shares, strict=True)
+    ]
+    terminal.show(rows, table(("tracks", *POLICIES), cells))
+
+
+@click.command("verify", short_help="Verify stored blocks.")
+@click.option(
+    "--share",
+    default=1.0,
+    type=click.FloatRange(0, 1, min_open=True),
+    show_default=True,
+    help="The share of all blocks, picked at random.",
+)
+@click.pass_obj
+def verify(terminal: Terminal, share: float) -> None:
+    """Compare the stored blocks of this node with their checksums and drop the wrong ones.
+
+    Exits with 8 if some were wrong or could not be read.
+    """
+    found = terminal.run(Media, lambda media: media.disks.verify(share))
+    text = (
+        f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong,"
+        f" {found.unread} unreadable"
+    )
+    terminal.show(found, text)
+    if found.wrong or found.unread:
+        raise click.exceptions.Exit(8)
+
+
+def _change_disk(terminal: Terminal, verb: Callable[[Media], Awaitable[Disk]]) -> None:
+    found = terminal.run(Media, verb)
+    terminal.show(found, f"{_name_of(found)}: {found.state}")
+
+
+def _name_of(disk: Disk) -> str:
+    return f"disk {disk.id} at {disk.path}" if disk.id else f"disk {disk.path}"
+
+
+def _disk_row(disk: Disk) -> tuple[str, ...]:
+    size = f"{disk.size_bytes / 2**30:.1f}"
+    counts = (str(disk.frames), str(disk.used), str(disk.rotten))
+    return (disk.id, disk.path, size, *counts, disk.state, disk.fault)
+
+
+@click.command("hottest", short_help="List the most requested objects.")
+@click.option(
+    "--max",
+    "objects_max",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, OBJECTS_MAX),
+    help="The most to list.",
+)
+@click.pass_obj
+def hottest(terminal: Terminal, objects_max: int) -> None:
+    """List the objects requested most from the node of this data folder, in requests per second.
+
+    The rates are sampled; the last minutes count most.
+    """
+    found = terminal.run(Media, lambda media: media.hottest.list(objects_max=objects_max))
+    rows = [(one.key, f"{one.requests_per_s:,.1f}") for one in found]
+    terminal.show(found, table(("object", "requests/s"), rows) if rows else "no requests")
+
+
+COMMANDS: Final[list[click.Command]] = [
+    nodes,
+    drain,
+    undrain,
+    set_weight,
+    partitions,
+    disks,
+    verify,
+    hottest,
+]

@@ -1,0 +1,188 @@
+"""Reports of child processes to the supervisor: readiness and metrics.
+
+Only the parent writes the role's metrics file (docs/decisions/0004). Counters and histograms are
+reported as increments, so the counts of a dead worker remain. Gauges are reported as values:
+clients of all workers are summed; of other gauges the highest value counts, since all workers see
+the same peers and only the filler sees the disks.
+
+Each child has a socket pair. The parent sends one line, the configuration; the child sends reports.
+The end of one process is visible to the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.kernel.logs import logger
+from headrace.kernel.metrics import (
+    REGISTRY,
+    WRITE_EVERY_S,
+    Delta,
+    add_deltas,
+    take_deltas,
+)
+from headrace.media.hottest import HOTTEST, Row, merge_rows, write_hottest
+
+log = logger(__name__)
+LINE_BYTES_MAX: Final = 2**20
+SUMMED: Final = frozenset({"media_connections"})
+GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class ChildConfig(msgspec.Struct, kw_only=True):
+    """The configuration of a child. `settings` are those of the sections `blobs` and `media`.
+
+    The listeners are inherited descriptors. `store_record` is the file that identifies the folder
+    of objects.
+    """
+
+    settings: dict[str, str]
+    blobs_url: str
+    store_record: str = ""
+    data_folder: str
+    run_folder: str
+    log_level: str
+    boot: str = ""
+    number: int = 0
+    workers: int = 0
+    listener: int | None = None
+    tls_listener: int | None = None
+
+
+class Report(msgspec.Struct, array_like=True):
+    """One line of a child."""
+
+    is_ready: bool
+    grown: list[Delta]
+    gauges: list[tuple[str, dict[str, str], float]]
+    hottest: list[Row] = []
+    """Its most requested objects."""
+
+
+class ReportSender:
+    """The child's side. `run` ends when the parent has ended."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._is_ready = False
+        self._writer: asyncio.StreamWriter | None = None
+
+    def read_config(self) -> ChildConfig:
+        """Wait for the configuration. Raises: EOFError if the parent has ended."""
+        with self._control.makefile("rb") as lines:
+            line = lines.readline(LINE_BYTES_MAX)
+        if not line.endswith(b"\n"):
+            raise EOFError("the parent of this process ended before it sent the configuration")
+        return msgspec.json.decode(line, type=ChildConfig)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Report every two seconds until cancelled; set `stop` when the parent has ended."""
+        reader, self._writer = await asyncio.open_connection(sock=self._control)
+        gone = asyncio.ensure_future(_wait_end(reader))
+        try:
+            while not gone.done():
+                await self._tell()
+                await asyncio.wait({gone}, timeout=WRITE_EVERY_S)
+            stop.set()
+        except OSError:
+            stop.set()
+        finally:
+            gone.cancel()
+
+    def report_ready(self) -> None:
+        """Report that this child serves."""
+        self._is_ready = True
+        if self._writer is not None:
+            self._write()
+
+    async def close(self) -> None:
+        """Send a last report."""
+        with suppress(OSError):
+            await self._tell()
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _tell(self) -> None:
+        self._write()
+        if self._writer is not None:
+            await self._writer.drain()
+
+    def _write(self) -> None:
+        report = Report(self._is_ready, take_deltas(), _gauges(), HOTTEST.top())
+        if self._writer is not None:
+            self._writer.write(msgspec.json.encode(report) + b"\n")
+
+
+class ReportCollector:
+    """The parent's side of all children: combines their reports."""
+
+    def __init__(self) -> None:
+        self._hottest: dict[str, list[Row]] = {}
+        self._gauges: dict[str, dict[GaugeKey, float]] = {}
+        self._shown: dict[GaugeKey, float] = {}
+
+    def take(self, child: str, report: Report) -> None:
+        """Add a report of `child`."""
+        add_deltas(report.grown)
+        self._hottest[child] = report.hottest
+        self._gauges[child] = {
+            (name, tuple(sorted(labels.items()))): value for name, labels, value in report.gauges
+        }
+        self._show()
+
+    def forget(self, child: str) -> None:
+        """Remove the gauges of a child that has ended."""
+        self._hottest.pop(child, None)
+        if self._gauges.pop(child, None) is not None:
+            self._show()
+
+    def hottest(self) -> list[Row]:
+        """The objects that clients of all children request most."""
+        return merge_rows(self._hottest.values())
+
+    def _show(self) -> None:
+        keys = {key for gauges in self._gauges.values() for key in gauges} | self._shown.keys()
+        changes: list[Delta] = []
+        for key in keys:
+            name, labels = key
+            values = [gauges[key] for gauges in self._gauges.values() if key in gauges]
+            value = sum(values) if name in SUMMED else max(values, default=0.0)
+            change = value - self._shown.get(key, 0.0)
+            self._shown[key] = value
+            if change:
+                changes.append((name, "gauge", name, dict(labels), change))
+        add_deltas(changes)
+
+
+async def keep_hottest_file(folder: Path, rows: Callable[[], list[Row]]) -> None:
+    """Write the most requested objects to the node's folder until cancelled."""
+    while True:
+        await asyncio.sleep(WRITE_EVERY_S)
+        try:
+            await asyncio.to_thread(write_hottest, folder, rows())
+        except OSError as error:
+            log.warning("hottest_not_written", error=str(error))
+
+
+def _gauges() -> list[tuple[str, dict[str, str], float]]:
+    return list(_gauge_samples(REGISTRY.collect()))
+
+
+def _gauge_samples(families: Iterable[Any]) -> Iterable[tuple[str, dict[str, str], float]]:
+    for family in families:
+        if family.type == "gauge":
+            for sample in family.samples:
+                yield sample.name, sample.labels, sample.value
+
+
+async def _wait_end(reader: asyncio.StreamReader) -> None:
+    """Wait until the other side closes or resets the connection."""
+    with suppress(ConnectionError):
+        await reader.read()

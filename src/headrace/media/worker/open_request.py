@@ -1,0 +1,301 @@
+"""From an admitted request to its answer: shapes, the decision, the first bytes.
+
+`now` answers within the epoch that read the request, if all is available: a file, or a cached shape
+and a block on the node's disks. Otherwise `later` is awaited, without an epoch. If the object turns
+out to be another version before the head is sent, it is read again once; after that it is an error
+of the store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.kernel.logs import onward
+from headrace.media.answers import HIT, MISS
+from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
+from headrace.media.model import Shape
+from headrace.media.ranges import Decision, decide
+from headrace.media.requests import Request
+from headrace.media.sources import CacheSource, Source, Span, open_object, store_down
+from headrace.media.worker.bodies import BlockBody, Body, FileBody
+from headrace.media.worker.request_context import Admitted, RequestContext
+
+_OWN: Final = {
+    "hit": HIT,
+    "miss": "headrace; fwd=miss; stored",
+    "pass": MISS,
+}
+PEER: Final = "headrace; fwd=miss; detail=peer"
+"""The Cache-Status of bytes from another node."""
+_OTHERS: Final = {"peer": PEER, "origin": "headrace; fwd=bypass"}
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to a request. `bodies` are sent in order, each a span of an object."""
+
+    shape: Shape
+    decision: Decision
+    bodies: list[Body]
+    cache_status: str
+    begins: tuple[str, Shape]
+    """Key and shape of the object of the first byte."""
+
+    def close(self) -> None:
+        """Release what was opened for the answer."""
+        for body in self.bodies:
+            body.close()
+
+
+class OpenRequest:
+    """Finds the answer to one request. Nothing stays open when it raises or is closed."""
+
+    __slots__ = (
+        "_admitted",
+        "_answer",
+        "_context",
+        "_request",
+        "_source",
+        "_trace_fields",
+        "_wake",
+    )
+
+    def __init__(
+        self,
+        context: RequestContext,
+        request: Request,
+        admitted: Admitted,
+        *,
+        wake: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._request = request
+        self._admitted = admitted
+        self._wake = wake
+        self._trace_fields = context.trace_fields(admitted)
+        self._source: Source | None = None
+        self._answer: Answer | None = None
+
+    def now(self) -> Answer | None:
+        """The answer if it can start in this epoch. Raises: as `later`."""
+        if self._context.folder is not None:
+            try:
+                return self._open_files(self._context.folder)
+            except ObjectUnknown:
+                self._context.require_store()
+                raise
+        source = self._source = self._context.source(self._admitted.key, self._admitted)
+        shape = source.shape_now(self._admitted.key)
+        if shape is None or self._admitted.grant.tag is not None:
+            return None
+        answer = self._plan(shape)
+        if self._is_doubted(answer):
+            return None
+        self._answer = answer
+        return answer if self._is_ready(answer) else None
+
+    async def later(self) -> Answer:
+        """The answer with its first bytes ready. Raises: ObjectUnknown, StoreUnavailable."""
+        # In the request's own task: reads of the object store carry its trace fields.
+        onward.set(self._trace_fields)
+        try:
+            try:
+                return await self._wait()
+            except SourceCut:
+                # The cached shape is outdated: read it again once.
+                self.close()
+                return await self._wait(is_fresh=True)
+        except SourceCut as error:
+            self.close()
+            raise store_down(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release what was opened and not handed out."""
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    async def _wait(self, *, is_fresh: bool = False) -> Answer:
+        source, tag = self._source, self._admitted.grant.tag
+        assert source is not None, "now comes first"
+        if self._answer is None:
+            key = self._admitted.key
+            coming = self._context.fresh_shape(source, key) if is_fresh else source.shape(key)
+            shape = await coming
+            if tag is None:
+                self._answer = self._plan(shape)
+            else:
+                self._answer = self._plan_tagged(await self._tagged(source, shape, tag))
+            if not is_fresh and self._is_doubted(self._answer):
+                raise SourceCut("a node of the cluster has another version of the object")
+            with self._context.epoch():
+                is_ready = self._is_ready(self._answer)
+            if is_ready:
+                return self._hand_out()
+        first = self._answer.bodies[0]
+        assert isinstance(first, BlockBody)
+        await first.wait_ready()
+        self._answer.cache_status = self._cache_status(first)
+        return self._hand_out()
+
+    def _hand_out(self) -> Answer:
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        return answer
+
+    def _is_ready(self, answer: Answer) -> bool:
+        """Whether the answer can start in this epoch; if not, what is missing is requested."""
+        if not answer.bodies:
+            answer.cache_status = self._bodiless_status(answer)
+            return True
+        first = answer.bodies[0]
+        assert isinstance(first, BlockBody)
+        is_ready = first.is_ready()
+        if is_ready:
+            answer.cache_status = self._cache_status(first)
+        return is_ready
+
+    def _is_doubted(self, answer: Answer) -> bool:
+        """Whether a peer names another version. Either may be newer, so read the shape first."""
+        return self._admitted.hop is not None and answer.decision.status == 412
+
+    def _cache_status(self, first: BlockBody) -> str:
+        assert self._source is not None
+        return _OTHERS.get(self._source.name) or _OWN[first.outcome]
+
+    def _bodiless_status(self, answer: Answer) -> str:
+        """The Cache-Status of an answer without a body, as for a GET. Call it within an epoch."""
+        source = self._source
+        assert source is not None
+        key, shape = answer.begins
+        if not isinstance(source, CacheSource) or not shape.size_bytes:
+            return answer.cache_status
+        stored = source.store.stored_frame(source.store.key(key, shape, 0))
+        return HIT if stored is not None else MISS
+
+    # What is sent
+
+    def _plan(self, shape: Shape) -> Answer:
+        decision = self._decide(shape)
+        answer = self._of_blocks(shape, decision, (), begins=(self._admitted.key, shape))
+        if self._has_body(decision):
+            assert self._source is not None
+            body = BlockBody(
+                self._source,
+                self._admitted.key,
+                shape,
+                start=decision.start,
+                length_bytes=decision.length_bytes,
+                wake=self._wake,
+                trace_fields=self._trace_fields,
+            )
+            answer.bodies.append(body)
+        return answer
+
+    def _plan_tagged(self, tagged: TaggedTrack) -> Answer:
+        shape = tagged.shape
+        decision = self._decide(shape)
+        begins = (tag_key(tagged.tag_id), tagged.tag)
+        return self._of_blocks(shape, decision, tagged.pieces(decision), begins=begins)
+
+    def _decide(self, shape: Shape) -> Decision:
+        return decide(self._request.method, self._request.fields, shape)
+
+    def _has_body(self, decision: Decision) -> bool:
+        return decision.length_bytes > 0 and self._request.method != "HEAD"
+
+    def _of_blocks(
+        self,
+        shape: Shape,
+        decision: Decision,
+        pieces: Sequence[Piece],
+        *,
+        begins: tuple[str, Shape],
+    ) -> Answer:
+        assert self._source is not None
+        bodies: list[Body] = []
+        for piece in pieces if self._has_body(decision) else ():
+            body = BlockBody(
+                self._source_of(piece.key),
+                piece.key,
+                piece.shape,
+                start=piece.start,
+                length_bytes=piece.length_bytes,
+                wake=self._wake,
+                trace_fields=self._trace_fields,
+            )
+            bodies.append(body)
+        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT), begins)
+
+    def _source_of(self, key: str) -> Source:
+        """Other nodes may keep the tag than keep its track."""
+        assert self._source is not None
+        is_track = key == self._admitted.key
+        return self._source if is_track else self._context.source(key, self._admitted)
+
+    async def _tagged(self, source: Source, shape: Shape, tag: str) -> TaggedTrack:
+        context, key = self._context, self._admitted.key
+        tag_shape = await context.source(tag_key(tag), self._admitted).shape(tag_key(tag))
+        skipped = context.own_tags.find(key, shape)
+        if skipped is None:
+            span = Span(0, min(START_BYTES, shape.size_bytes))
+            start = await source.block(key, shape, 0, span) if span.end else b""
+            skipped = context.own_tags.keep(key, shape, start)
+        return TaggedTrack(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
+
+    # Files of a local store
+
+    def _open_files(self, folder: Path) -> Answer:
+        key, tag = self._admitted.key, self._admitted.grant.tag
+        opened: dict[str, int] = {}
+        try:
+            shape = _open_into(opened, folder, key)
+            if tag is None:
+                decision = self._decide(shape)
+                pieces: tuple[Piece, ...] = (
+                    Piece(key, shape, decision.start, decision.length_bytes),
+                )
+            else:
+                tagged = self._tagged_file(opened, folder, shape, tag)
+                shape = tagged.shape
+                decision = self._decide(shape)
+                pieces = tagged.pieces(decision)
+            wanted = pieces if self._has_body(decision) else ()
+            bodies: list[Body] = [
+                FileBody(
+                    opened.pop(piece.key),
+                    piece.start,
+                    piece.length_bytes,
+                    readers=self._context.readers,
+                    wake=self._wake,
+                )
+                for piece in wanted
+            ]
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+        return Answer(shape, decision, bodies, HIT, (key, shape))
+
+    def _tagged_file(
+        self, opened: dict[str, int], folder: Path, shape: Shape, tag: str
+    ) -> TaggedTrack:
+        key = self._admitted.key
+        tag_shape = _open_into(opened, folder, tag_key(tag))
+        skipped = self._context.own_tags.find(key, shape)
+        if skipped is None:
+            start = os.pread(opened[key], START_BYTES, 0)
+            skipped = self._context.own_tags.keep(key, shape, start)
+        return TaggedTrack(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
+
+
+def _open_into(opened: dict[str, int], folder: Path, key: str) -> Shape:
+    opened[key], shape = open_object(folder, key)
+    return shape

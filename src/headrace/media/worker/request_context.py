@@ -1,0 +1,263 @@
+"""The state shared by all requests of a worker, and the decisions before an object is read.
+
+First hop or signature are checked (a forged one costs one HMAC), then the key, then the source is
+chosen: files of a local store, the node's disks, a peer, or the object store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from headrace.engines.blobs import BlobsDown
+from headrace.kernel.signing import Key, derive_key
+from headrace.media import signing, tracing
+from headrace.media.answers import Cors
+from headrace.media.cache import BlockCache
+from headrace.media.cluster import Cluster, Generations, Hop
+from headrace.media.cluster.cluster_config import FollowedDocument, is_reserved
+from headrace.media.cluster.hop import KEY_USE, HopGate
+from headrace.media.cluster.routing import Router
+from headrace.media.errors import ObjectUnknown
+from headrace.media.hottest import HOTTEST
+from headrace.media.id3 import OwnTags
+from headrace.media.model import Shape
+from headrace.media.requests import Request, key_of
+from headrace.media.service import Media
+from headrace.media.sources import CacheSource, OriginSource, Source, store_down
+from headrace.media.worker.socket_io import Channel
+
+READERS: Final = 4
+GRANTED_MAX: Final = 4096
+DISKS_WAIT_S: Final = 2.0
+"""How long a worker waits for its filler to open the disks before it serves without them."""
+_ADDRESS_MARK: Final = "&a="
+
+
+class Admitted(NamedTuple):
+    """A request that may be answered."""
+
+    key: str
+    grant: signing.Grant
+    hop: Hop | None
+    trace: tracing.TraceTag | None
+
+
+class RequestContext:
+    """Settings, keys and sources of one worker. Made by `open_request_context`."""
+
+    def __init__(
+        self,
+        media: Media,
+        own: Source,
+        *,
+        cluster: Cluster | None = None,
+        traces: tracing.TraceLog | None = None,
+    ) -> None:
+        self.config = media.config
+        self.folder = served_folder(media)
+        self._blobs = media.blobs
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-read")
+        self.own_tags = OwnTags()
+        self.cors = Cors(media.config.cors_origins)
+        self.traces = traces
+        self._gate = signing.Gate(
+            lambda: media.objects.url_keys, is_required=media.config.signed == "required"
+        )
+        self._own = own
+        self._frames = own if isinstance(own, CacheSource) else None
+        self._granted: dict[str, signing.Grant] = {}
+        self._cluster = cluster
+
+    def require_store(self) -> None:
+        """Check that the store's folder is mounted, if an object is missing.
+
+        Raises: StoreUnavailable.
+        """
+        try:
+            self._blobs.require_mounted()
+        except BlobsDown as error:
+            raise store_down(error) from error
+
+    @property
+    def cache_source(self) -> CacheSource | None:
+        """The node's own disks, if there are any."""
+        return self._frames
+
+    @property
+    def placement(self) -> object:
+        """The partition table; another object after every change."""
+        return self._cluster.router.table if self._cluster is not None else None
+
+    def is_replica(self, key: str) -> bool:
+        """Whether this node is a replica of `key`."""
+        return self._cluster is None or self._cluster.router.is_replica(key)
+
+    @property
+    def router(self) -> Router | None:
+        """The router; None without a cluster."""
+        return self._cluster.router if self._cluster is not None else None
+
+    @property
+    def gate(self) -> HopGate | None:
+        """The gate for requests of other nodes; None without a cluster."""
+        return self._cluster.gate if self._cluster is not None else None
+
+    def admit(self, request: Request, channel: Channel | None) -> Admitted:
+        """Check hop or signature, then the key. Without `channel` the client's address is unknown.
+
+        Raises: HopRefused, SignatureInvalid, ObjectUnknown.
+        """
+        hop = self._cluster.gate.hop_of(request) if self._cluster is not None else None
+        grant = signing.OPEN
+        if hop is None:
+            grant = self._grant(request.target, channel)
+        key = key_of(request.target)
+        if hop is None and is_reserved(key):
+            raise ObjectUnknown("no object of this key is stored")
+        if hop is None:
+            HOTTEST.note(key)
+        return Admitted(key, grant, hop, self._trace(request, key, grant))
+
+    def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
+        """The permissions of a target, cached because players repeat it for many ranges."""
+        now_s = int(time.time())
+        grant = self._granted.get(target)
+        if grant is not None and (grant.expires_at is None or now_s < grant.expires_at):
+            return grant
+        is_bound = _ADDRESS_MARK in target
+        address = channel.peer() if is_bound and channel is not None else ""
+        grant = self._gate.admit(target, now_s=now_s, address=address)
+        if not is_bound:
+            if len(self._granted) >= GRANTED_MAX:
+                self._granted.clear()
+            self._granted[target] = grant
+        return grant
+
+    def source(self, key: str, admitted: Admitted) -> Source:
+        """The source of `key` for an admitted request."""
+        if self._cluster is None:
+            return self._own
+        onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
+        return self._cluster.router.source(key, admitted.hop, onward=onward)
+
+    def trace_fields(self, admitted: Admitted) -> tuple[tuple[str, str], ...]:
+        """The trace fields for reads of the object store."""
+        tag = admitted.trace
+        is_wanted = self.traces is not None and tag is not None and self.traces.is_wanted(tag)
+        return tracing.onward_fields(tag) if is_wanted and tag is not None else ()
+
+    def proof(
+        self, hop: Hop | None, etag: str, start: int, length_bytes: int
+    ) -> tuple[tuple[str, str], ...]:
+        """The fields that sign an answer to another node; none for a client."""
+        if hop is None or self._cluster is None:
+            return ()
+        return self._cluster.gate.reply_fields(hop, etag, start, length_bytes)
+
+    async def fresh_shape(self, source: Source, key: str) -> Shape:
+        """The shape read from the object store now, after the cached one was outdated.
+
+        Raises: ObjectUnknown, StoreUnavailable.
+        """
+        if isinstance(source, CacheSource):
+            return await source.store.shape_now(key)
+        return await source.shape(key)
+
+    def enter_epoch(self) -> None:
+        """Begin an epoch, in which frames may be looked up and sent."""
+        if self._frames is not None:
+            self._frames.enter_epoch()
+
+    def leave_epoch(self) -> None:
+        """End the epoch. No frame of it may be used after it."""
+        if self._frames is not None:
+            self._frames.leave_epoch()
+
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """An epoch for work outside the epoll's batch."""
+        self.enter_epoch()
+        try:
+            yield
+        finally:
+            self.leave_epoch()
+
+    def close(self) -> None:
+        """End the reading threads."""
+        self.readers.shutdown(wait=False)
+
+    def _trace(self, request: Request, key: str, grant: signing.Grant) -> tracing.TraceTag | None:
+        is_carried = "traceparent" in request.fields or "baggage" in request.fields or grant.trace
+        if not is_carried and (self.traces is None or not self.traces.is_on):
+            return None
+        tag = tracing.read_trace(request.fields, key, grant.trace)
+        return tag if self.traces is None else self.traces.follow(tag)
+
+
+@asynccontextmanager
+async def open_request_context(
+    media: Media, *, number: int, run: Path | None, boot: str, listen: tuple[str, int]
+) -> AsyncIterator[RequestContext]:
+    """Open the context of worker `number` of a node.
+
+    `run` is the node's folder, `listen` its address, and `boot` identifies this start of the node.
+    Without `run` there are neither disks nor a cluster. Raises: OSError, WeakSecret.
+    """
+    config = media.config
+    own: Source = OriginSource(media.blobs, timeout_s=config.origin_timeout_s)
+    if run is None:
+        context = RequestContext(media, own)
+        try:
+            yield context
+        finally:
+            context.close()
+        return
+    generations, watched = Generations(), FollowedDocument(tracing.TRACE)
+    store: BlockCache | None = None
+    if config.disks:
+        store = BlockCache.open(
+            run,
+            worker=number,
+            boot=boot,
+            timeout_s=config.origin_timeout_s,
+            generation=generations.generation,
+        )
+        own = CacheSource(store)
+    cluster = Cluster(
+        config,
+        media.blobs,
+        own=own,
+        keys=_hop_keys(media),
+        folder=run,
+        also=[watched],
+        generations=generations,
+    )
+    traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
+    context = RequestContext(media, own, cluster=cluster, traces=traces)
+    try:
+        await cluster.start(listen)
+        if store is not None:
+            await store.wait_for_disks(within_s=DISKS_WAIT_S)
+        yield context
+    finally:
+        await cluster.close()
+        if store is not None:
+            await store.close()
+        context.close()
+
+
+def served_folder(media: Media) -> Path | None:
+    """The folder whose files are sent directly; None with disks or a cluster, or a remote store."""
+    is_plain = not media.config.disks and media.config.node is None
+    return media.blobs.folder if is_plain else None
+
+
+def _hop_keys(media: Media) -> list[Key]:
+    assert media.secret is not None, "a node of a cluster is given the root secret"
+    secrets = [media.secret(), *media.config.accepted_secrets]
+    return [derive_key(secret, KEY_USE) for secret in secrets]

@@ -1,0 +1,317 @@
+"""A client's socket, plain or TLS, with the same interface; and listening sockets.
+
+`is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
+`is_drained` reports the same for a read. Both are unknown for TLS.
+
+With TLS the bytes pass through this process: a block is read and encrypted in pieces of
+PIECE_BYTES. A piece that OpenSSL has begun is offered again until it is taken completely, since it
+must be the same bytes (SSL_write(3)).
+
+Each worker has a listening socket of its own on the same address (SO_REUSEPORT). The supervisor
+makes them all and keeps them. So an address in use is reported before anything starts, and clients
+in the queue of a dead worker are served by its successor.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from headrace.kernel.logs import logger
+from headrace.media.errors import ListenFailed
+from headrace.media.model import WORKERS_MAX, MediaConfig
+
+log = logger(__name__)
+
+PIECE_BYTES: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)
+BACKLOG: Final = 1024
+FILES_KEPT_BACK: Final = 128
+"""Descriptors reserved for engines, logs, disks and temporary files."""
+UNEVEN: Final = 1.25
+"""The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
+
+
+class Channel(Protocol):
+    """A client's socket.
+
+    Methods except the last two raise BlockingIOError, or OSError if it is closed.
+    """
+
+    fd: int
+    is_full: bool
+    is_drained: bool
+
+    def receive(self, bytes_max: int) -> bytes:
+        """The received bytes; empty at the end."""
+        ...
+
+    def send(self, data: memoryview, *, is_more: bool = False) -> int:
+        """Send as much as fits; `is_more`: other bytes follow at once."""
+        ...
+
+    def send_both(self, head: bytes, first_bytes: memoryview) -> int:
+        """Send as much as fits of both, or of the head only."""
+        ...
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> int:
+        """Send as much as fits of a file; 0 at the file's end."""
+        ...
+
+    def end(self) -> None:
+        """Shut down the sending side."""
+        ...
+
+    def peer(self) -> str:
+        """The client's address; empty if it disconnected, which no signature allows."""
+        ...
+
+    def reset(self) -> None:
+        """Close so that the client receives an error instead of an end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PlainChannel:
+    """Plain TCP."""
+
+    __slots__ = ("_socket", "fd", "is_drained", "is_full")
+
+    def __init__(self, client: socket.socket) -> None:
+        self._socket = client
+        self.fd = client.fileno()
+        self.is_full = self.is_drained = False
+
+    def receive(self, bytes_max: int) -> bytes:
+        """See `Channel`."""
+        data = self._socket.recv(bytes_max)
+        self.is_drained = 0 < len(data) < bytes_max
+        return data
+
+    def send(self, data: memoryview, *, is_more: bool = False) -> int:
+        """See `Channel`."""
+        # MSG_MORE joins the head and the first bytes of the body in one segment.
+        sent = self._socket.send(data, socket.MSG_MORE if is_more else 0)
+        self.is_full = sent < len(data)
+        return sent
+
+    def send_both(self, head: bytes, first_bytes: memoryview) -> int:
+        """See `Channel`."""
+        sent = os.writev(self.fd, (head, first_bytes))
+        self.is_full = sent < len(head) + len(first_bytes)
+        return sent
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> int:
+        """See `Channel`."""
+        sent = os.sendfile(self.fd, descriptor, offset, count)
+        self.is_full = 0 < sent < count
+        return sent
+
+    def end(self) -> None:
+        """See `Channel`."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def peer(self) -> str:
+        """See `Channel`."""
+        return address_of(self._socket)
+
+    def reset(self) -> None:
+        """See `Channel`."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._socket.close()
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._socket.close()
+
+
+class TlsChannel:
+    """TLS over TCP. The handshake happens within the first `receive`."""
+
+    __slots__ = ("_begun", "_socket", "fd", "is_drained", "is_full")
+
+    def __init__(self, client: ssl.SSLSocket) -> None:
+        self._socket = client
+        self.fd = client.fileno()
+        self.is_full = self.is_drained = False
+        self._begun: bytes | memoryview = b""
+        """The piece that OpenSSL was offered and has not taken."""
+
+    def receive(self, bytes_max: int) -> bytes:
+        """See `Channel`."""
+        try:
+            return self._socket.recv(bytes_max)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def send(self, data: memoryview, *, is_more: bool = False) -> int:  # noqa: ARG002 - a record is a record
+        """See `Channel`."""
+        return self._offer(data[:PIECE_BYTES])
+
+    def send_both(self, head: bytes, first_bytes: memoryview) -> int:  # noqa: ARG002 - what was offered is offered again
+        """See `Channel`."""
+        return self._offer(head)
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> int:
+        """See `Channel`."""
+        if self._begun:
+            return self._offer(self._begun)
+        data = os.pread(descriptor, min(count, PIECE_BYTES), offset)
+        return self._offer(data) if data else 0
+
+    def end(self) -> None:
+        """See `Channel`."""
+        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            # Sends close_notify without waiting for the client's.
+            self._socket.unwrap()
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def peer(self) -> str:
+        """See `Channel`."""
+        return address_of(self._socket)
+
+    def reset(self) -> None:
+        """See `Channel`."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._socket.close()
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._socket.close()
+
+    def _offer(self, data: bytes | memoryview) -> int:
+        # Whatever the quantum allows now, offer the same piece again.
+        data = self._begun or data
+        self._begun = data
+        try:
+            sent = self._socket.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        self._begun = b""
+        return sent
+
+
+class Certificate:
+    """The node's certificate for TLS 1.2 and newer, reloaded after a change."""
+
+    def __init__(self, cert: str, key: str | None) -> None:
+        self._cert, self._key = cert, key
+        self._seen = self._state()
+        self.context = self._load()
+
+    def renew(self) -> None:
+        """Load the files again if they changed.
+
+        Raises: OSError (also ssl.SSLError) if they do not match.
+        """
+        state = self._state()
+        if state != self._seen:
+            self.context = self._load()
+            self._seen = state
+
+    def wrap(self, client: socket.socket) -> TlsChannel:
+        """Wrap `client` before its handshake. Raises: OSError."""
+        wrapped = self.context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        return TlsChannel(wrapped)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(self._cert, self._key)
+        return context
+
+    def _state(self) -> tuple[tuple[int, int], ...]:
+        files = [self._cert, self._key] if self._key else [self._cert]
+        found = [Path(file).stat() for file in files]
+        return tuple((status.st_mtime_ns, status.st_ino) for status in found)
+
+
+def address_of(client: socket.socket) -> str:
+    """The client's address; empty if it disconnected."""
+    try:
+        return str(client.getpeername()[0])
+    except OSError:
+        return ""
+
+
+def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:
+    """`count` sockets that listen on one address; port 0: any free port. Raises: ListenFailed."""
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made: list[socket.socket] = []
+    try:
+        if port:
+            # SO_REUSEPORT would share the port with another node of the same user, which is an
+            # error.
+            socket.create_server((host, port), family=family).close()
+        for _ in range(count):
+            made.append(_listening(family, host, port))
+            port = made[0].getsockname()[1]
+    except OSError as error:
+        for listener in made:
+            listener.close()
+        raise ListenFailed(
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}):"
+            f" choose another {setting}"
+        ) from error
+    return made
+
+
+def raise_file_limit() -> int:
+    """Raise the limit of open files to its maximum and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def clients_per_process(files_max: int, *, files_per_client: int) -> int:
+    """The number of clients that a process with `files_max` descriptors can hold."""
+    if files_max == resource.RLIM_INFINITY:
+        return 2**31
+    return max(16, (files_max - FILES_KEPT_BACK) // files_per_client)
+
+
+def workers_wanted(
+    config: MediaConfig, *, cores: int, files_max: int, files_per_client: int
+) -> int:
+    """The configured number, or one for each core, or more if the file limit requires it."""
+    if config.workers:
+        return min(config.workers, WORKERS_MAX)
+    held = clients_per_process(files_max, files_per_client=files_per_client)
+    needed = (
+        -(-int(config.connections_max * UNEVEN) // held) if config.connections_max > held else 1
+    )
+    return min(WORKERS_MAX, max(cores, needed))
+
+
+def connections_of_worker(
+    wished: int, *, workers: int, files_max: int, files_per_client: int
+) -> int:
+    """The number of `wished` clients that one of `workers` processes may hold."""
+    share = wished if workers == 1 else min(wished, int(wished / workers * UNEVEN) + 16)
+    held = clients_per_process(files_max, files_per_client=files_per_client)
+    if held < share:
+        log.warning("connections_limited", wished=share, allowed=held, files_max=files_max)
+    return min(share, held)
+
+
+def _listening(family: int, host: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

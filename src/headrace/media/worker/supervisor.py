@@ -1,0 +1,320 @@
+"""The supervisor of a node's processes: one filler if there are disks, and N workers.
+
+Before anything is opened, `require_servable` checks what depends on this machine, such as files of
+certificates. Errors in the settings themselves are found by every command when it reads them. A
+missing disk is no error of the settings: the node serves without it.
+
+All processes are started at once. The filler is stopped last, since answers in progress may need
+it. A dead process is restarted with backoff under its number. A new worker takes over the listening
+socket with its waiting clients; a new filler takes over the cache, and blocks stay verified
+(`boot`). Only clients of a dead worker notice, and clients that wait for a block during a restart
+of the filler.
+
+A child that ends before it was ready ends the node: a retry would not help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engines.embedded.process import launcher_command
+from headrace.kernel.config import InvalidConfig
+from headrace.kernel.errors import FieldProblem, Unavailable
+from headrace.kernel.logs import logger
+from headrace.kernel.metrics import bound
+from headrace.kernel.resilience import Backoff
+from headrace.media.cluster.membership import member_of
+from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
+from headrace.media.service import Media
+from headrace.media.worker.ipc_reports import (
+    LINE_BYTES_MAX,
+    ChildConfig,
+    Report,
+    ReportCollector,
+    keep_hottest_file,
+)
+from headrace.media.worker.serving import files_per_client, serve
+from headrace.media.worker.socket_io import (
+    Certificate,
+    listening_sockets,
+    raise_file_limit,
+    workers_wanted,
+)
+
+log = logger(__name__)
+RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
+"""Short, because clients wait in the socket of a dead worker."""
+HEALTHY_S: Final = 60.0
+STOP_MARGIN_S: Final = 2.0
+"""Time for a worker beyond the time for its answers."""
+CHILD: Final = "headrace.media.child"
+"""The module that children run. It imports little, so that a node restarts fast."""
+FILLER_STOP_S: Final = 8.0
+"""Time for the filler to write its blocks. If it is killed, blocks must be verified again."""
+
+
+def require_servable(config: MediaConfig) -> None:
+    """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
+    problems = [
+        *_problems_of_tls(config),
+        *(problem for disk in config.disks for problem in _problems_of_disk(disk)),
+    ]
+    if problems:
+        lines = "; ".join(f"{one.pointer}: {one.text}" for one in problems)
+        raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
+    # A port chosen by the kernel is available only after the node listens.
+    if config.node is not None and (config.advertise or config.listen[1]):
+        member_of(config, config.listen)
+
+
+def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
+    if config.listen_tls is None:
+        return []
+    if config.tls_cert is None:
+        text = "expected a file with a certificate, since media.listen_tls is set, got none"
+        return [FieldProblem("media.tls_cert", "missing", text)]
+    try:
+        Certificate(config.tls_cert, config.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
+        why = error.strerror or str(error)
+        text = f"expected a certificate and its private key, PEM, got {files}: {why}"
+        return [FieldProblem("media.tls_cert", "invalid", text)]
+    return []
+
+
+def _problems_of_disk(disk: DiskConfig) -> list[FieldProblem]:
+    try:
+        mode = disk.path.stat().st_mode
+    except OSError:
+        return []
+    if stat.S_ISDIR(mode) or stat.S_ISBLK(mode):
+        return []
+    text = f"expected a folder or a block device, got {disk.path}, which is neither"
+    return [FieldProblem("media.disks", "invalid", text)]
+
+
+class ChildFailed(Unavailable):
+    """A process of the node ended before it was ready."""
+
+    code = "media.child_failed"
+
+
+async def run_node(
+    media: Media,
+    stop: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+    *,
+    child_config: ChildConfig,
+) -> None:
+    """Serve as a whole node until `stop`, with child processes where they are needed.
+
+    `child_config` is the configuration of all children. Raises: InvalidConfig, InvalidNode,
+    ListenFailed, ChildFailed.
+    """
+    require_servable(media.config)
+    supervisor = Supervisor(media, child_config)
+    if supervisor.workers == 1 and not media.config.disks:
+        await serve(media, stop, on_ready, run=media.folder)
+    else:
+        await supervisor.run(stop, on_ready)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A process to keep running: its configuration and the running process."""
+
+    name: str
+    kind: str
+    child_config: ChildConfig
+    files: Sequence[int] = ()
+    process: asyncio.subprocess.Process | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Keeps a node's processes running; see `run_node`."""
+
+    def __init__(self, media: Media, child_config: ChildConfig) -> None:
+        self._config: MediaConfig = media.config
+        self._folder = media.folder
+        self._child_config = msgspec.structs.replace(child_config, boot=secrets.token_hex(16))
+        self._reports = ReportCollector()
+        self._stopping = asyncio.Event()
+        self.workers = workers_wanted(
+            media.config,
+            cores=len(os.sched_getaffinity(0)),
+            files_max=raise_file_limit(),
+            files_per_client=files_per_client(media),
+        )
+        self._listeners: list[socket.socket] = []
+        self._children: list[Child] = []
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids of running processes by name."""
+        return {c.name: c.process.pid for c in self._children if c.process is not None}
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str, int], None]) -> None:
+        """Serve until `stop`. Raises: ListenFailed, ChildFailed."""
+        plain = listening_sockets(self._config.listen, self.workers, "media.listen")
+        tls: list[socket.socket] = []
+        self._listeners = plain
+        if self._config.listen_tls is not None:
+            tls = listening_sockets(self._config.listen_tls, self.workers, "media.listen_tls")
+            self._listeners = [*plain, *tls]
+        fillers = [self._filler()] if self._config.disks else []
+        workers = [self._worker(n, plain, tls) for n in range(self.workers)]
+        self._children = [*fillers, *workers]
+        stopping = asyncio.create_task(stop.wait())
+        keeping = [asyncio.create_task(self._keep(child)) for child in self._children]
+        assert self._folder is not None, "a node of several processes has a folder"
+        leaving = asyncio.create_task(keep_hottest_file(self._folder, self._reports.hottest))
+        try:
+            if await self._wait_ready([*keeping, stopping]):
+                on_ready(*plain[0].getsockname()[:2])
+                await asyncio.wait([*keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            leaving.cancel()
+            await self._end(fillers, workers)
+            ended = await asyncio.gather(*keeping, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _wait_ready(self, ends: Sequence[asyncio.Task[Any]]) -> bool:
+        """Wait until all children are ready. Return False if anything in `ends` finished before."""
+        waits = [asyncio.ensure_future(child.ready.wait()) for child in self._children]
+        try:
+            while not all(wait.done() for wait in waits):
+                left = [wait for wait in waits if not wait.done()]
+                await asyncio.wait([*left, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if any(end.done() for end in ends):
+                    return False
+            return True
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _filler(self) -> Child:
+        return Child("filler", "filler", self._child_config)
+
+    def _worker(
+        self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
+    ) -> Child:
+        files = [sockets[number].fileno() for sockets in (plain, tls) if sockets]
+        child_config = msgspec.structs.replace(
+            self._child_config,
+            number=number,
+            workers=self.workers,
+            listener=files[0],
+            tls_listener=files[1] if tls else None,
+        )
+        return Child(f"worker-{number}", "worker", child_config, files)
+
+    # One child
+
+    async def _keep(self, child: Child) -> None:
+        loop, deaths = asyncio.get_running_loop(), 0
+        while True:
+            began_s = loop.time()
+            exit_code = await self._run(child)
+            if self._stopping.is_set():
+                return
+            if not child.ready.is_set():
+                raise ChildFailed(
+                    f"the {child.name} of this node ended with exit code {exit_code} before it was"
+                    " ready: see its last lines above"
+                )
+            bound(CHILD_DEATHS, "media_child_deaths_total", child=child.kind).inc()
+            deaths = 1 if loop.time() - began_s > HEALTHY_S else deaths + 1
+            delay_s = round(RESTARTS.delay_s(deaths), 2)
+            log.warning("child_died", name=child.name, exit_code=exit_code, restart_in_s=delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return
+
+    async def _run(self, child: Child) -> int:
+        """Run it once until it ends. Return the exit code."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
+            process = await asyncio.create_subprocess_exec(
+                *launcher_command(signal.SIGTERM),
+                "--",
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *child.files),
+                # Ctrl-C in a terminal is for the parent only, which stops the children in order.
+                process_group=0,
+            )
+        child.process = process
+        if self._stopping.is_set():
+            process.terminate()
+        hearing = asyncio.create_task(self._on_response(child, ours))
+        try:
+            return await process.wait()
+        finally:
+            child.process = None
+            # Read its last reports from the socket.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await hearing
+            self._reports.forget(child.name)
+
+    async def _on_response(self, child: Child, control: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
+        try:
+            writer.write(msgspec.json.encode(child.child_config) + b"\n")
+            while line := await reader.readline():
+                report = msgspec.json.decode(line, type=Report)
+                self._reports.take(child.name, report)
+                if report.is_ready and not child.ready.is_set():
+                    child.ready.set()
+        except ConnectionError:
+            # It died before it read its configuration; its exit code is reported.
+            return
+        except ValueError as error:
+            log.warning("child_message_invalid", name=child.name, error=str(error))
+        finally:
+            writer.close()
+
+    # The end
+
+    async def _end(self, fillers: Sequence[Child], workers: Sequence[Child]) -> None:
+        self._stopping.set()
+        for listener in self._listeners:
+            listener.close()
+        await self._end_group(workers, self._config.stop_timeout_s + STOP_MARGIN_S)
+        await self._end_group(fillers, FILLER_STOP_S)
+
+    async def _end_group(self, group: Sequence[Child], timeout_s: float) -> None:
+        running = [child.process for child in group if child.process is not None]
+        for process in running:
+            with suppress(ProcessLookupError):
+                process.terminate()
+        if not running:
+            return
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        if late:
+            log.warning("children_killed_at_stop", count=len(late))
+        for process in running:
+            with suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.gather(*waits)

@@ -1,0 +1,57 @@
+"""What a connection uses of its worker: settings, clock, scheduling; and its states."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from headrace.media.model import MediaConfig
+    from headrace.media.worker.connection import Connection
+    from headrace.media.worker.fast_path import FastPath
+    from headrace.media.worker.request_context import RequestContext
+    from headrace.media.worker.timing import Exchange
+
+
+class State(enum.Enum):
+    """A connection's state; see `connection` for the transitions."""
+
+    READING = "reading"
+    OPENING = "opening"
+    SENDING = "sending"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+# Module constants: access to members of an enumeration is slow, and each request needs ten.
+READING, OPENING, SENDING, LINGERING, CLOSED = State
+
+
+class WorkerApi(Protocol):
+    """What a connection uses of its worker."""
+
+    @property
+    def config(self) -> MediaConfig: ...
+
+    @property
+    def context(self) -> RequestContext: ...
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+    def now_s(self) -> float: ...
+
+    @property
+    def fast_path(self) -> FastPath | None: ...
+
+    def begin_exchange(self, began_s: float) -> Exchange: ...
+
+    def watch(self, connection: Connection, delay_s: float) -> None: ...
+
+    def resume_later(self, connection: Connection) -> None: ...
+
+    def resume_after(self, connection: Connection, delay_s: float) -> None: ...
+
+    def resume(self, connection: Connection) -> None: ...
+
+    def forget(self, connection: Connection) -> None: ...

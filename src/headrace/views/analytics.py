@@ -1,0 +1,311 @@
+"""Analytics (series, viewers, top lists, checks) and corrections (deletion, reclassification)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from headrace.engines.postgres import Postgres
+from headrace.engines.valkey import ValkeyDown
+from headrace.jobs import Jobs, NewJob, Registry, Task
+from headrace.views import store
+from headrace.views.breaker import CircuitBreaker
+from headrace.views.counting import Shards
+from headrace.views.errors import InvalidSpan, describe_value
+from headrace.views.model import (
+    TOMBSTONE_S,
+    TOP_MAX,
+    DayViewers,
+    Deleted,
+    Reclassify,
+    SeriesPoint,
+    ShardLag,
+    TopEntry,
+    Traffic,
+    Verified,
+    require_ids,
+    require_traffic,
+    shard_of,
+)
+from headrace.views.valkey_store import ValkeyStore
+
+RECLASSIFY_QUEUE: Final = "views.reclassify"
+HOURS_MAX: Final = timedelta(days=100)
+DAYS_MAX: Final = timedelta(days=3_660)
+HOURS_DEFAULT: Final = timedelta(days=2)
+DAYS_DEFAULT: Final = timedelta(days=30)
+WINDOW_S_MAX: Final = 31 * 86_400.0
+TOP_CACHED_S: Final = 5.0
+"""How long a process caches a top list, which reads every hour row of its window."""
+ANSWER_S: Final = 3.0
+"""Wait limit of an indexed read."""
+TOP_S_MAX: Final = 10.0
+"""Wait limit of a top list. Its timeout does not open the breaker of other reads."""
+DIFFERENCES_MAX: Final = 100
+VERIFY_S_MAX: Final = 600.0
+_EPOCH: Final = date(1970, 1, 1)
+
+
+class Analytics:
+    """Reads over hours and days, and the state of the flush."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        valkey: ValkeyStore,
+        shards: Shards,
+        breaker: CircuitBreaker,
+        *,
+        time_zone: str,
+    ) -> None:
+        self._breaker = breaker
+        self._top_breaker = CircuitBreaker()
+        self._postgres = postgres
+        self._valkey = valkey
+        self._shards = shards
+        self._time_zone = time_zone
+        self._zone = ZoneInfo(time_zone)
+        self._tops: dict[tuple[float, int, Traffic], tuple[float, list[TopEntry]]] = {}
+
+    async def series(
+        self,
+        entity: str,
+        by: str = "hour",
+        *,
+        from_at: datetime | None = None,
+        to_at: datetime | None = None,
+    ) -> list[SeriesPoint]:
+        """Views by `hour` (UTC) or `day` (configured time zone), oldest first, without zeros.
+
+        The default span is two days for hours, and today and the 30 days before it for days.
+        Raises: InvalidHit, InvalidSpan, PostgresDown.
+        """
+        require_ids([entity])
+        if by not in ("hour", "day"):
+            raise InvalidSpan(f"series by {describe_value(by)}: expected hour or day")
+        default, longest = (HOURS_DEFAULT, HOURS_MAX) if by == "hour" else (DAYS_DEFAULT, DAYS_MAX)
+        zone = None if by == "hour" else self._zone
+        since_at, until_at = _span(from_at, to_at, default=default, longest=longest, days_of=zone)
+        read: Callable[..., Awaitable[list[SeriesPoint]]] = store.hours
+        if by == "day":
+            read = partial(store.days, time_zone=self._time_zone)
+        return await self._breaker.call(
+            lambda: read(self._postgres, entity, from_at=since_at, to_at=until_at), wait_s=ANSWER_S
+        )
+
+    async def viewers(
+        self, entity: str, *, from_day: date | None = None, to_day: date | None = None
+    ) -> list[DayViewers]:
+        """Viewers by day from `from_day` to before `to_day`, oldest first, without zeros.
+
+        The default span is today and the 30 days before it. Each number is an estimate (within 2 %
+        for 95 of 100), kept for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan,
+        PostgresDown.
+        """
+        require_ids([entity])
+        today = datetime.now(self._zone).date()
+        since, until = _days(from_day, to_day, today)
+        await self._shards.ready_for_read()
+        found = await self._breaker.call(
+            lambda: store.uniques_by_day(self._postgres, entity, since=since, until=until),
+            wait_s=ANSWER_S,
+        )
+        if since <= today < until:
+            latest, _ = await self._breaker.call(
+                lambda: self.viewers_today([entity]), wait_s=ANSWER_S
+            )
+            found[today] = max(found.get(today, 0), latest.get(entity, 0))
+        return [DayViewers(day=day, viewers=found[day]) for day in sorted(found) if found[day]]
+
+    async def viewers_today(self, names: list[str]) -> tuple[dict[str, int], bool]:
+        """Viewers today, and whether the numbers are stale because Valkey is down.
+
+        The larger of Valkey's number and the stored one, because Valkey may have been emptied.
+        """
+        today = datetime.now(self._zone).date()
+        stored = await store.day_uniques(self._postgres, names, day=today)
+        by_shard: dict[int, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(shard_of(name, self._shards.count), []).append(name)
+        day = (today - _EPOCH) // timedelta(days=1)
+        try:
+            parts = await asyncio.gather(
+                *[self._valkey.viewers(shard, part, day=day) for shard, part in by_shard.items()]
+            )
+        except ValkeyDown:
+            return stored, True
+        for part in parts:
+            for name, count in part.items():
+                stored[name] = max(count, stored.get(name, 0))
+        return stored, False
+
+    async def top(
+        self, window_s: float = 86_400.0, limit: int = 20, *, traffic: Traffic | str = Traffic.HUMAN
+    ) -> list[TopEntry]:
+        """The most viewed entities of the last `window_s`, in whole hours, most first.
+
+        Raises: InvalidHit, InvalidSpan, PostgresDown.
+        """
+        counted = require_traffic(traffic, counts=False)
+        if not isinstance(window_s, int | float) or not 0 < window_s <= WINDOW_S_MAX:
+            raise InvalidSpan(
+                f"top of {describe_value(window_s)}: expected a window in seconds, up to 31 days"
+            )
+        if not isinstance(limit, int) or not 1 <= limit <= TOP_MAX:
+            raise InvalidSpan(f"top {describe_value(limit)}: expected 1 to {TOP_MAX} rows")
+        key, now_s = (window_s, limit, counted), time.monotonic()
+        cached = self._tops.get(key)
+        if cached is not None and now_s - cached[0] < TOP_CACHED_S:
+            return cached[1]
+        self._breaker.require_closed()
+        found = await self._top_breaker.call(
+            lambda: store.top(self._postgres, window_s=window_s, traffic=counted, rows_max=limit),
+            wait_s=TOP_S_MAX,
+        )
+        self._tops = {k: v for k, v in self._tops.items() if now_s - v[0] < TOP_CACHED_S}
+        self._tops[key] = (now_s, found)
+        return found
+
+    async def verify(self) -> Verified:
+        """Compare every total with the sum of its hours, as of one moment. Raises: PostgresDown."""
+        async with self._postgres.session() as session:
+            await session.allow_long_statements(VERIFY_S_MAX)
+            differences = await store.differences(session, rows_max=DIFFERENCES_MAX)
+            entities, views = await store.counted(session)
+        return Verified(entities=entities, views=views, differences=differences)
+
+    async def lag(self) -> list[ShardLag]:
+        """Progress of each shard's flush. Raises: PostgresDown, ValkeyDown."""
+        await self._shards.ready()
+        found = []
+        for state in await store.all_shards(self._postgres):
+            pending, first_ms = await self._valkey.lag(state.shard, state.through)
+            now_s = await self._valkey.now_s(state.shard) if first_ms else 0.0
+            oldest_s = max(0.0, round(now_s - first_ms / 1000, 3))
+            found.append(
+                ShardLag(
+                    shard=state.shard,
+                    through=state.through,
+                    pending=pending,
+                    oldest_s=oldest_s,
+                    flusher=state.flusher,
+                )
+            )
+        return found
+
+
+class Corrections:
+    """Deletion of counts, and their move between classes."""
+
+    def __init__(self, postgres: Postgres, valkey: ValkeyStore, shards: Shards, jobs: Jobs) -> None:
+        self._postgres = postgres
+        self._valkey = valkey
+        self._shards = shards
+        self._jobs = jobs
+
+    def register(self, registry: Registry) -> None:
+        """Add the task that reclassifies; required in every process that enqueues or works."""
+        registry.add(Task(queue=RECLASSIFY_QUEUE, handler=self.move, retries=20))
+
+    async def delete(self, entity: str) -> Deleted:
+        """Delete an entity's counts, and drop its hits for 30 days from now.
+
+        The returned total is PostgreSQL's; hits not flushed yet are deleted too. On ValkeyDown
+        PostgreSQL has deleted the entity but Valkey has not: delete again. Raises: InvalidHit,
+        PostgresDown, ValkeyDown.
+        """
+        require_ids([entity])
+        await self._shards.ready()
+        shard = shard_of(entity, self._shards.count)
+        deleted = await store.delete(self._postgres, entity, shard, kept_s=TOMBSTONE_S)
+        await self._valkey.mark_deleted(shard, [entity])
+        return deleted
+
+    async def reclassify(
+        self, entity: str, *, from_at: datetime, to_at: datetime, source: str, target: str
+    ) -> int:
+        """Enqueue the move of an entity's views of whole hours to another class. Return the job id.
+
+        Raises: InvalidHit, InvalidSpan, PostgresDown.
+        """
+        request = Reclassify(
+            id=entity,
+            from_at=from_at,
+            to_at=to_at,
+            source=require_traffic(source, counts=False),
+            target=require_traffic(target, counts=False),
+        )
+        require_ids([entity])
+        since_at, until_at = _span(from_at, to_at, default=HOURS_DEFAULT, longest=DAYS_MAX)
+        if request.source == request.target:
+            raise InvalidSpan(
+                f"reclassify {request.source} to {request.target}: expected different classes"
+            )
+        for moment in (since_at, until_at):
+            if moment != moment.replace(minute=0, second=0, microsecond=0):
+                raise InvalidSpan(f"reclassify {moment.isoformat()}: expected a whole hour of UTC")
+        job_id: int = await self._jobs.enqueue(NewJob(queue=RECLASSIFY_QUEUE, payload=request))
+        return job_id
+
+    async def move(self, request: Reclassify) -> None:
+        """Move the views; the handler of the job. A repetition moves nothing more."""
+        await self._shards.ready()
+        shard = shard_of(request.id, self._shards.count)
+        _, corrections = await store.reclassify(self._postgres, request, shard)
+        await self._valkey.correct(shard, request.id, corrections=corrections)
+
+
+def _span(
+    from_at: datetime | None,
+    to_at: datetime | None,
+    *,
+    default: timedelta,
+    longest: timedelta,
+    days_of: ZoneInfo | None = None,
+) -> tuple[datetime, datetime]:
+    """Both ends in UTC; a default beginning is midnight in `days_of`. Raises: InvalidSpan."""
+    try:
+        until_at = _in_utc(to_at) if to_at else datetime.now(UTC) + timedelta(hours=1)
+        since_at = _in_utc(from_at) if from_at else until_at - default
+        if days_of is not None and not from_at:
+            day = since_at.astimezone(days_of).date()
+            since_at = datetime.combine(day, datetime.min.time(), days_of).astimezone(UTC)
+        is_valid = timedelta() < until_at - since_at <= longest
+    except (OverflowError, ValueError) as error:
+        raise InvalidSpan(
+            "from and to: expected moments with a time zone such as 2026-11-21T10:00:00Z"
+        ) from error
+    if not is_valid:
+        raise InvalidSpan(
+            f"from {since_at.isoformat()} to {until_at.isoformat()}: expected a span of at most"
+            f" {longest.days} days that begins before it ends"
+        )
+    return since_at, until_at
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise ValueError(moment)
+    return moment.astimezone(UTC)
+
+
+def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date, date]:
+    """First day, and the day after the last; by default today and 30 days. Raises: InvalidSpan."""
+    for day in (from_day, to_day):
+        if day is not None and (not isinstance(day, date) or isinstance(day, datetime)):
+            raise InvalidSpan(f"viewers of {describe_value(day)}: expected days such as 2026-11-21")
+    try:
+        until = to_day or today + timedelta(days=1)
+        since = from_day or min(today, until) - DAYS_DEFAULT
+    except OverflowError as error:
+        raise InvalidSpan("viewers: expected days such as 2026-11-21") from error
+    if not 0 < (until - since).days <= DAYS_MAX.days:
+        raise InvalidSpan(
+            f"viewers from {since} to {until}: expected a span of 1 to {DAYS_MAX.days} days"
+        )
+    return since, until

@@ -1,0 +1,262 @@
+"""Commands of views: `headrace views hit|get|series|viewers|top|rm|verify|reclassify|lag`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any, Final
+
+import click
+
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.errors import Corrupt
+from headrace.kernel.terminal import Terminal, parse_moment, table
+from headrace.views.errors import InvalidSpan
+from headrace.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Total, Traffic
+from headrace.views.service import Views
+
+CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
+
+
+class Moment(click.ParamType[datetime]):
+    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; UTC without an offset."""
+
+    name = "moment"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> datetime:
+        """Parse a moment."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_moment(str(value))
+        except ValueError as error:
+            raise InvalidSpan(
+                f"{param.opts[0] if param else 'moment'}: expected a moment such as"
+                f" 2026-11-21T10:00Z, got {str(value)[:40]!r}"
+            ) from error
+
+
+class Day(click.ParamType[date]):
+    """`2026-11-21`."""
+
+    name = "day"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> date:
+        """Parse a day."""
+        if isinstance(value, date):
+            return value
+        try:
+            return date.fromisoformat(str(value))
+        except ValueError as error:
+            raise InvalidSpan(
+                f"{param.opts[0] if param else 'day'}: expected a day such as 2026-11-21, got"
+                f" {str(value)[:40]!r}"
+            ) from error
+
+
+@click.group("views")
+def views() -> None:
+    """Count, read and check views of items."""
+
+
+@views.command("hit", short_help="Count views.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("-n", "n", type=int, default=1, show_default=True, help="Views of each item.")
+@click.option("--viewer", default=None, help="Name of the viewer, for viewers per day.")
+@click.option("--event", default=None, help="Event id; counts once in 24 hours.")
+@click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
+@click.pass_obj
+def hit_items(
+    terminal: Terminal,
+    ids: tuple[str, ...],
+    *,
+    n: int,
+    viewer: str | None,
+    event: str | None,
+    traffic: str,
+) -> None:
+    """Count a view of each ID and show the totals."""
+    hits = [Hit(id=one, n=n, viewer=viewer, event=event, traffic=Traffic(traffic)) for one in ids]
+    found = terminal.run(Views, lambda views: views.hits(hits))
+    terminal.show(found, describe_totals(found))
+
+
+@views.command("get", short_help="Show totals.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--fields",
+    default="total",
+    show_default=True,
+    help=f"Comma-separated list of {', '.join(FIELDS)}.",
+)
+@click.pass_obj
+def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None:
+    """Show the totals of each ID."""
+    names = tuple(part.strip() for part in fields.split(","))
+    found = terminal.run(Views, lambda views: views.totals(ids, fields=names))
+    terminal.show(found, describe_totals(found))
+
+
+@views.command("series", short_help="Show views by hour or day.")
+@click.argument("id")
+@click.option("--by", type=click.Choice(["hour", "day"]), default="day", show_default=True)
+@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.pass_obj
+def show_series(
+    terminal: Terminal,
+    id: str,  # noqa: A002 - public
+    *,
+    by: str,
+    from_at: datetime | None,
+    to_at: datetime | None,
+) -> None:
+    """Show views of ID by hour or day.
+
+    The default span is 2 days for hours, and today and the 30 days before it for days.
+    """
+    found = terminal.run(
+        Views, lambda views: views.analytics.series(id, by, from_at=from_at, to_at=to_at)
+    )
+    rows = [
+        (f"{row.start_at:%Y-%m-%d %H:%M}", row.human, row.bot, row.owner, row.staff)
+        for row in found
+    ]
+    terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
+
+
+@views.command("viewers", short_help="Show viewers by day.")
+@click.argument("id")
+@click.option("--from", "from_day", type=Day(), default=None, help="First day.")
+@click.option("--to", "to_day", type=Day(), default=None, help="End, not included.")
+@click.pass_obj
+def show_viewers(
+    terminal: Terminal,
+    id: str,  # noqa: A002 - public
+    *,
+    from_day: date | None,
+    to_day: date | None,
+) -> None:
+    """Show the estimated viewers of ID by day. The default span is today and 30 days before it."""
+    found = terminal.run(
+        Views, lambda views: views.analytics.viewers(id, from_day=from_day, to_day=to_day)
+    )
+    rows = [(row.day.isoformat(), row.viewers) for row in found]
+    terminal.show(found, table(("day", "viewers"), rows) if found else "no viewers")
+
+
+@views.command("top", short_help="Show the most viewed items.")
+@click.option("--window", default="24h", show_default=True, help="Length of time, such as 7d.")
+@click.option(
+    "--max",
+    "limit",
+    type=click.IntRange(1, TOP_MAX),
+    default=20,
+    show_default=True,
+    help="Number of items.",
+)
+@click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
+@click.pass_obj
+def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> None:
+    """Show the items with the most views, most first."""
+    try:
+        window_s = parse_duration_s(window)
+    except ValueError as error:
+        raise InvalidSpan(f"--window: expected {error}, got {window[:40]!r}") from error
+    found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
+    rows = [(row.views, row.id) for row in found]
+    terminal.show(found, table(("views", "id"), rows) if found else "no views")
+
+
+@views.command("rm", short_help="Delete all views of an item.")
+@click.argument("id")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+@click.pass_obj
+def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa: A002 - public
+    """Delete totals and series of ID, and drop its hits for 30 days."""
+    if dry_run:
+        found = terminal.run(Views, lambda views: views.totals([id], fields=("total", "classes")))
+        terminal.show(found[0], f"would delete\n{describe_totals(found)}")
+        return
+    deleted = terminal.run(Views, lambda views: views.delete(id))
+    until = f"{deleted.until_at:%Y-%m-%d %H:%M} UTC"
+    terminal.show(
+        deleted, f"deleted {deleted.id} with {deleted.total} views; hits are dropped until {until}"
+    )
+
+
+@views.command("verify", short_help="Compare totals with the sums of their hours.")
+@click.pass_obj
+def verify(terminal: Terminal) -> int:
+    """Compare every total with the sum of its hours. Exit code 8 if any differs."""
+    found = terminal.run(Views, lambda views: views.analytics.verify())
+    lines = [f"{found.entities} items with {found.views} views"]
+    if found.differences:
+        rows = [(row.id, row.traffic.value, row.total, row.hours) for row in found.differences]
+        lines.append(table(("id", "class", "total", "hours"), rows))
+    else:
+        lines.append("every total is the sum of its hours")
+    terminal.show(found, "\n".join(lines))
+    return Corrupt.exit_code if found.differences else 0
+
+
+@views.command("reclassify", short_help="Move views between classes.")
+@click.argument("id")
+@click.option("--from", "from_at", type=Moment(), required=True, help="First hour.")
+@click.option("--to", "to_at", type=Moment(), required=True, help="End, not included.")
+@click.option("--source", type=CLASS, required=True, help="Class to take views from.")
+@click.option("--target", type=CLASS, required=True, help="Class to add them to.")
+@click.pass_obj
+def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa: A002 - public
+    """Move the views of ID in whole hours between classes, as a job."""
+    job = terminal.run(Views, lambda views: views.corrections.reclassify(id, **options))
+    terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
+
+
+@views.command("lag", short_help="Show the flush lag.")
+@click.pass_obj
+def show_lag(terminal: Terminal) -> None:
+    """Show for each shard the entries that are not in PostgreSQL yet."""
+    found = terminal.run(Views, lambda views: views.analytics.lag())
+    rows = [
+        (row.shard, row.pending, f"{row.oldest_s:.1f} s", row.through, row.flusher or "none")
+        for row in found
+    ]
+    terminal.show(found, table(("shard", "pending", "oldest", "through", "flusher"), rows))
+
+
+def describe_totals(totals: Sequence[Total]) -> str:
+    """Totals as a table of the fields that any of them has."""
+    names = [
+        name
+        for name in ("total", "today", "unique")
+        if name == "total" or any(getattr(row, name) is not None for row in totals)
+    ]
+    classes = sorted({name for row in totals for name in row.classes or ()})
+    rows = [
+        [
+            row.id,
+            *(_number(getattr(row, name)) for name in names),
+            *(_number((row.classes or {}).get(name)) for name in classes),
+            "stale" if row.stale else "",
+        ]
+        for row in totals
+    ]
+    return table(["id", *names, *classes, ""], rows)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+COMMANDS: Final[list[click.Command]] = [views]

@@ -1,0 +1,393 @@
+"""HTTP API of views. Each route parses, calls one verb and answers.
+
+Single hits and reads of totals also have a fast path (`kernel.hot`), which answers plain requests
+without Litestar. Both paths call the same verbs and encode the same values. Pages may call the
+routes that count with a publishable key: `navigator.sendBeacon(url, text)` sends `text/plain`,
+which needs no preflight request and is parsed as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode
+from datetime import date, datetime
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax
+from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
+from headrace.views.model import (
+    CLASSES,
+    HITS_PER_CALL_MAX,
+    TOP_MAX,
+    VIEWS_OF_HIT_MAX,
+    DayViewers,
+    Deleted,
+    Hit,
+    Reclassify,
+    SeriesPoint,
+    ShardLag,
+    TopEntry,
+    Total,
+    Traffic,
+    Verified,
+    traffic_of_user_agent,
+)
+from headrace.views.service import Views
+
+HIT: Final = {"scope": "views:hit", "for_pages": True}
+"""A publishable key (`?k=`) is sufficient."""
+READ: Final = {"scope": "views:read"}
+WRITE: Final = {"scope": "views:write"}
+PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
+"""A GIF of one transparent pixel, 43 bytes."""
+WEIGHT_DIGITS_MAX: Final = 7
+_HIT_PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "k"})
+_READ_PARAMETERS: Final = frozenset({"ids", "fields"})
+_ENCODER: Final = msgspec.json.Encoder()
+_CACHE_HEADERS: Final = {"cache-control": "private, no-cache"}
+"""Clients may store a response and must revalidate it, which the ETag makes cheap."""
+_CACHE_PAIRS: Final = tuple(
+    (name.encode(), value.encode()) for name, value in _CACHE_HEADERS.items()
+)
+
+
+class NewHit(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"traffic": "class"},
+):
+    """A hit: `n` views, a `viewer` to count per day, an `event` that counts once in 24 hours."""
+
+    id: str
+    n: int = 1
+    viewer: str | None = None
+    event: str | None = None
+    traffic: Traffic | None = None
+    """human, bot, owner or staff; by default derived from the User-Agent."""
+
+
+class ReclassifyJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that moves the views."""
+
+    job: int
+
+
+async def _hit_fast(views: Views, request: FastRequest) -> FastResponse | None:
+    query = request.query
+    n, traffic = query.get("n", "1"), query.get("class")
+    if not query.keys() <= _HIT_PARAMETERS or traffic not in (None, *CLASSES):
+        return None
+    if not is_whole(n) or len(n) > WEIGHT_DIGITS_MAX:
+        return None
+    total = await views.hit(
+        request.name,
+        n=require_weight(int(n), from_page=request.is_from_page),
+        viewer=query.get("viewer"),
+        event=event_of(query.get("event"), from_page=request.is_from_page),
+        traffic=traffic_of(traffic, request.user_agent),
+    )
+    return FastResponse(_ENCODER.encode(total))
+
+
+@post(
+    "/v1/views/items/{id:str}",
+    operation_id="hitItem",
+    summary="Count a view",
+    status_code=200,
+    opt={**HIT, FAST_PATH: _hit_fast},
+)
+async def hit_item(
+    request: Request[Any, Any, Any],
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    n: FromQuery[int] = 1,
+    viewer: FromQuery[str | None] = None,
+    event: FromQuery[str | None] = None,
+    traffic: Annotated[Traffic | None, QueryParameter(name="class")] = None,
+) -> Total:
+    """Count one view of an item, or `n` views, and return its total."""
+    require_whole(request.query_params.get("n"))
+    from_page = is_from_page(request)
+    return await views.hit(
+        id,
+        n=require_weight(n, from_page=from_page),
+        viewer=viewer,
+        event=event_of(event, from_page=from_page),
+        traffic=traffic_of(traffic, request.headers.get("user-agent")),
+    )
+
+
+@post(
+    "/v1/views",
+    operation_id="hitItems",
+    summary="Count many views",
+    status_code=200,
+    opt={
+        **HIT,
+        "items_max": ItemsMax(
+            HITS_PER_CALL_MAX, lambda count: TooManyHits(count, HITS_PER_CALL_MAX)
+        ),
+    },
+)
+async def hit_items(
+    request: Request[Any, Any, Any],
+    views: NamedDependency[Views],
+    data: JSONBody[list[NewHit | str]],
+) -> list[Total]:
+    """Count up to 1,000 hits, each an id or an object, and return the totals in their order.
+
+    The hits of one shard are counted together. If a shard is unreachable the call fails, and hits
+    of other shards stay counted. Use an `event` in hits of a call that may be repeated.
+    """
+    from_page, user_agent = is_from_page(request), request.headers.get("user-agent")
+    hits = [_hit_of(one, from_page=from_page, user_agent=user_agent) for one in data]
+    return await views.hits(hits)
+
+
+@get(
+    "/v1/views/items/{id:str}/pixel",
+    operation_id="getPixel",
+    summary="Count a view by an image",
+    media_type="image/gif",
+    opt=HIT,
+)
+async def get_pixel(
+    request: Request[Any, Any, Any],
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    viewer: FromQuery[str | None] = None,
+    event: FromQuery[str | None] = None,
+    traffic: Annotated[Traffic | None, QueryParameter(name="class")] = None,
+) -> Response[bytes]:
+    """Count a view of an item and return an uncacheable image of one pixel. HEAD does not count."""
+    if not request.scope.get("is_head"):
+        counted = traffic_of(traffic, request.headers.get("user-agent"))
+        event_id = event_of(event, from_page=is_from_page(request))
+        await views.hit(id, viewer=viewer, event=event_id, traffic=counted)
+    return Response(PIXEL, media_type="image/gif", headers={"cache-control": "no-store"})
+
+
+async def _totals_fast(views: Views, request: FastRequest) -> FastResponse | None:
+    query = request.query
+    if "ids" not in query or not query.keys() <= _READ_PARAMETERS:
+        return None
+    fields = tuple(query.get("fields", "total").split(","))
+    body = _ENCODER.encode(await views.totals(query["ids"].split(","), fields=fields))
+    etag = etag_of(body)
+    headers = ((b"etag", etag.encode()), *_CACHE_PAIRS)
+    if matches_etag(etag, request.if_none_match):
+        return FastResponse(b"", 304, headers)
+    return FastResponse(body, 200, headers)
+
+
+@get(
+    "/v1/views",
+    operation_id="getTotals",
+    summary="Read totals",
+    media_type="application/json",
+    opt={**READ, FAST_PATH: _totals_fast},
+)
+async def get_totals(
+    request: Request[Any, Any, Any],
+    views: NamedDependency[Views],
+    ids: FromQuery[list[str]],
+    fields: FromQuery[str] = "total",
+) -> Response[list[Total]]:
+    """Read the totals of up to 1,000 items in order: `ids=a,b,c` or `ids=a&ids=b`.
+
+    `fields` selects from `total,today,unique,classes`. If-None-Match with the ETag of an unchanged
+    answer returns 304. `total` is null while it is unavailable. `stale` means that the most recent
+    hits may be missing.
+    """
+    names = [name for part in ids for name in part.split(",")]
+    body = _ENCODER.encode(await views.totals(names, fields=fields.split(",")))
+    etag = etag_of(body)
+    headers = {"etag": etag, **_CACHE_HEADERS}
+    is_same = matches_etag(etag, request.headers.get("if-none-match"))
+    answer: Response[Any] = Response(
+        b"" if is_same else body,
+        status_code=304 if is_same else 200,
+        media_type="application/json",
+        headers=headers,
+    )
+    return answer
+
+
+@get(
+    "/v1/views/items/{id:str}/series",
+    operation_id="getSeries",
+    summary="Views by hour or day",
+    opt=READ,
+)
+async def get_series(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    by: FromQuery[Literal["hour", "day"]] = "day",
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+) -> list[SeriesPoint]:
+    """Views of an item by hour or day from `from` to before `to` (RFC 3339), oldest first.
+
+    Hours and days without views are omitted. Days begin at midnight in the deployment's time zone.
+    By default `to` is now, and `from` is 2 days before (hours) or the beginning of the day 30 days
+    before (days).
+    """
+    return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
+
+
+@get(
+    "/v1/views/items/{id:str}/viewers",
+    operation_id="getViewers",
+    summary="Viewers by day",
+    opt=READ,
+)
+async def get_viewers(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    from_day: Annotated[date | None, QueryParameter(name="from")] = None,
+    to_day: Annotated[date | None, QueryParameter(name="to")] = None,
+) -> list[DayViewers]:
+    """Estimated viewers of an item by day from `from` to before `to` (dates), oldest first.
+
+    Days without viewers are omitted. Days follow the deployment's time zone. The default span is
+    today and the 30 days before it.
+    """
+    return await views.analytics.viewers(id, from_day=from_day, to_day=to_day)
+
+
+@get("/v1/views/top", operation_id="getTop", summary="The most viewed items", opt=READ)
+async def get_top(
+    views: NamedDependency[Views],
+    window: FromQuery[str] = "24h",
+    limit: Annotated[int, QueryParameter(ge=1, le=TOP_MAX)] = 20,
+    traffic: Annotated[Traffic, QueryParameter(name="class")] = Traffic.HUMAN,
+) -> list[TopEntry]:
+    """The items with the most views of a class within `window` (`24h`, `7d`), most first."""
+    try:
+        window_s = parse_duration_s(window)
+    except ValueError as error:
+        raise InvalidSpan(f"window: expected {error}, got {window[:40]!r}") from error
+    return await views.analytics.top(window_s, limit, traffic=traffic)
+
+
+@delete(
+    "/v1/views/items/{id:str}",
+    operation_id="deleteItem",
+    summary="Delete all views of an item",
+    status_code=200,
+    opt=WRITE,
+)
+async def delete_item(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+) -> Deleted:
+    """Delete totals and series of an item, and drop its hits for 30 days."""
+    return await views.delete(id)
+
+
+@post(
+    "/v1/views/reclassify",
+    operation_id="reclassifyViews",
+    summary="Move views between classes",
+    status_code=202,
+    opt=WRITE,
+)
+async def reclassify(views: NamedDependency[Views], data: JSONBody[Reclassify]) -> ReclassifyJob:
+    """Enqueue the move of an item's views of whole hours to another class. Safe to repeat."""
+    job = await views.corrections.reclassify(
+        data.id, from_at=data.from_at, to_at=data.to_at, source=data.source, target=data.target
+    )
+    return ReclassifyJob(job=job)
+
+
+@get("/v1/views/verify", operation_id="verifyViews", summary="Check the totals", opt=READ)
+async def verify(views: NamedDependency[Views]) -> Verified:
+    """Compare every total with the sum of its hours. Empty `differences` means that all match."""
+    return await views.analytics.verify()
+
+
+@get("/v1/views/lag", operation_id="getViewsLag", summary="Show the flush lag", opt=READ)
+async def get_lag(views: NamedDependency[Views]) -> list[ShardLag]:
+    """Entries of each shard that are counted in Valkey and not yet in PostgreSQL."""
+    return await views.analytics.lag()
+
+
+def is_from_page(request: Any) -> bool:
+    """Whether the request has a publishable key."""
+    return bool(getattr(request.scope.get("auth"), "is_publishable", False))
+
+
+def event_of(event: str | None, *, from_page: bool) -> str | None:
+    """The stored event id. A prefix keeps events of pages apart from those of servers."""
+    return f"page:{event}" if from_page and event else event
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text has decimal digits only; Python and JSON also accept `1e3`."""
+    return text.isascii() and text.isdecimal()
+
+
+def require_whole(n: str | None) -> None:
+    """Validate the text of a weight. Raises: InvalidHit."""
+    if n is not None and not is_whole(n):
+        raise InvalidHit("n", n, f"a whole number from 1 to {VIEWS_OF_HIT_MAX}")
+
+
+def require_weight(n: int, *, from_page: bool) -> int:
+    """Validate a weight: pages may only count 1 per hit. Raises: InvalidHit."""
+    if from_page and n != 1:
+        raise InvalidHit("n", n, "1 with a publishable key: other weights require a secret token")
+    return n
+
+
+def traffic_of(given: str | None, user_agent: str | None) -> Traffic:
+    """The given class, by default the class of the User-Agent."""
+    return traffic_of_user_agent(user_agent) if given is None else Traffic(given)
+
+
+def etag_of(body: bytes) -> str:
+    """The ETag of a response body."""
+    return f'"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+
+
+def matches_etag(etag: str, if_none_match: str | None) -> bool:
+    """Whether If-None-Match has `etag`, weak or strong (RFC 9110, section 13.1.2)."""
+    return if_none_match is not None and (etag in if_none_match or if_none_match.strip() == "*")
+
+
+def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> Hit:
+    new = NewHit(id=given) if isinstance(given, str) else given
+    return Hit(
+        id=new.id,
+        n=require_weight(new.n, from_page=from_page),
+        viewer=new.viewer,
+        event=event_of(new.event, from_page=from_page),
+        traffic=traffic_of(new.traffic, user_agent),
+    )
+
+
+ROUTES: Final[list[Any]] = [
+    hit_item,
+    hit_items,
+    get_pixel,
+    get_totals,
+    get_series,
+    get_viewers,
+    get_top,
+    delete_item,
+    reclassify,
+    verify,
+    get_lag,
+]

@@ -1,0 +1,207 @@
+"""The public verbs of views: `await app.views.hit("ad:1")`, `await app.views.totals(["ad:1"])`.
+
+Totals are read from Valkey in one command, and the missing ones from PostgreSQL in one statement. A
+read does not write the cache, so entities that are only read do not displace those that are hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from headrace.engines import Engines
+from headrace.engines.multiplex import ValkeyPartlyDown
+from headrace.engines.valkey import ValkeyDown
+from headrace.jobs import Jobs, Registry
+from headrace.kernel.errors import Unavailable
+from headrace.views import store
+from headrace.views.analytics import ANSWER_S, Analytics, Corrections
+from headrace.views.breaker import CircuitBreaker
+from headrace.views.counting import CacheFiller, HitBatcher, Shards
+from headrace.views.durability_wait import DurabilityWait
+from headrace.views.errors import FieldUnknown, TooManyIds
+from headrace.views.model import (
+    FIELDS,
+    IDS_PER_READ_MAX,
+    Hit,
+    Total,
+    Traffic,
+    require_ids,
+    require_traffic,
+    shard_of,
+)
+from headrace.views.settings import ViewsConfig, totals_unavailable
+from headrace.views.valkey_store import ValkeyStore
+
+KEYS_CACHED_MAX: Final = 100_000
+"""Cached keys of entities, about 25 MB; then the cache is cleared."""
+
+
+class Views:
+    """Counting and reading; creation opens no connection.
+
+    `analytics` has series, viewers, top lists, `verify` and `lag`. `corrections` has `reclassify`
+    and `delete`. `hits` and `delete` are bound methods of the objects that implement them.
+    """
+
+    def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:
+        self.config = config
+        postgres, zone = engines.postgres, config.time_zone
+        valkey, breaker = ValkeyStore(engines.valkey, engines.multiplexer), CircuitBreaker()
+        shards = Shards(postgres, valkey, config.shards, breaker)
+        durability = None
+        if config.durability == "durable":
+            durability = DurabilityWait(
+                engines.valkey,
+                replicas=config.durable_replicas,
+                timeout_s=config.durable_timeout_s,
+            )
+        filler = CacheFiller(postgres, valkey, shards, breaker)
+        batcher = HitBatcher(valkey, shards, filler, time_zone=zone, durability=durability)
+        self.analytics = Analytics(postgres, valkey, shards, breaker, time_zone=zone)
+        self.corrections = Corrections(postgres, valkey, shards, jobs)
+        self.hits = batcher.hits
+        self.delete = self.corrections.delete
+        self._postgres, self._valkey = postgres, valkey
+        self._breaker, self._shards = breaker, shards
+        self._zone = ZoneInfo(zone)
+        self._keys: dict[str, str] = {}
+
+    def register(self, registry: Registry) -> None:
+        """Add the tasks of views; required in every process that enqueues or works."""
+        self.corrections.register(registry)
+
+    async def hit(
+        self,
+        entity: str,
+        n: int = 1,
+        *,
+        viewer: str | None = None,
+        event: str | None = None,
+        traffic: Traffic | str = Traffic.HUMAN,
+    ) -> Total:
+        """Count `n` views of an entity. Return its new total.
+
+        Once answered, the views are counted exactly once. After ValkeyLost their state is unknown;
+        with an `event` id the call may be repeated for 24 hours. Raises: InvalidHit, ValkeyDown,
+        NotCounting, NotDurable.
+        """
+        plain = n == 1 and viewer is None and event is None and traffic == Traffic.HUMAN
+        hit: Hit | str = entity
+        if not plain:
+            hit = Hit(id=entity, n=n, viewer=viewer, event=event, traffic=require_traffic(traffic))
+        [total] = await self.hits([hit])
+        return total
+
+    async def totals(
+        self, ids: Sequence[str], *, fields: Sequence[str] = ("total",)
+    ) -> list[Total]:
+        """Totals of up to 1,000 entities, in order; 0 for an entity without hits.
+
+        `fields` may add `today` (human views since midnight), `unique` (viewers today) and
+        `classes` (totals of all classes). These lag behind like the series, and are None in a
+        stale answer while PostgreSQL is down. Raises: InvalidHit, TooManyIds, FieldUnknown;
+        PostgresDown if Valkey is down as well.
+        """
+        for field in fields:
+            if field not in FIELDS:
+                raise FieldUnknown(field, FIELDS)
+        names = ids if isinstance(ids, list) else require_ids(ids)
+        keys = self._keys_of(names)
+        if not keys:
+            return []
+        if not self._shards.is_ready:
+            await self._shards.ready_for_read()
+        found = await self._totals(names, keys)
+        extra = [field for field in fields if field != "total"]
+        if not extra:
+            return found
+        try:
+            return await self._breaker.call(
+                lambda: self._with_fields(found, extra), wait_s=ANSWER_S
+            )
+        except Unavailable:
+            totals_unavailable.labels(reason="postgres").inc(len(found))
+            return [msgspec.structs.replace(total, stale=True) for total in found]
+
+    def _keys_of(self, ids: Sequence[str]) -> list[str]:
+        """Keys of cached totals. The first use of an id validates it and caches its key."""
+        cached = self._keys
+        try:
+            keys = [cached[entity] for entity in ids]
+        except (KeyError, TypeError):
+            names, count = require_ids(ids), self._shards.count
+            keys = self._valkey.total_keys(names, [shard_of(name, count) for name in names])
+            if len(cached) > KEYS_CACHED_MAX:
+                cached.clear()
+            cached.update(zip(names, keys, strict=True))
+        if len(keys) > IDS_PER_READ_MAX:
+            raise TooManyIds(len(keys), IDS_PER_READ_MAX)
+        return keys
+
+    async def _totals(self, names: list[str], keys: list[str]) -> list[Total]:
+        try:
+            cached = await self._valkey.totals(keys)
+        except ValkeyPartlyDown as error:
+            totals_unavailable.labels(reason="valkey").inc(len(error.lost))
+            return await self._with_missing(names, error.found, error.lost)
+        except ValkeyDown:
+            totals_unavailable.labels(reason="valkey").inc(len(names))
+            stored = await self._stored(names)
+            return [Total(id=name, total=stored.get(name, 0), stale=True) for name in names]
+        if None not in cached:
+            return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
+        return await self._with_missing(names, cached)
+
+    async def _with_missing(
+        self, names: list[str], cached: list[int | None], lost: Collection[int] = ()
+    ) -> list[Total]:
+        """Add PostgreSQL's totals of missing entities; `lost`: positions to return as stale."""
+        missing = [name for name, total in zip(names, cached, strict=True) if total is None]
+        stored: dict[str, int] | None = None
+        try:
+            stored = await self._stored(missing)
+        except Unavailable:
+            totals_unavailable.labels(reason="postgres").inc(len(missing))
+        answer = []
+        for place, (name, total) in enumerate(zip(names, cached, strict=True)):
+            if total is not None:
+                answer.append(Total(id=name, total=total))
+            elif stored is not None:
+                answer.append(Total(id=name, total=stored.get(name, 0), stale=place in lost))
+            else:
+                answer.append(Total(id=name, total=None, stale=True))
+        return answer
+
+    async def _stored(self, names: list[str]) -> dict[str, int]:
+        return await self._breaker.call(
+            lambda: store.totals(self._postgres, names), wait_s=ANSWER_S
+        )
+
+    async def _with_fields(self, totals: list[Total], fields: Sequence[str]) -> list[Total]:
+        """Add the requested fields to totals. Raises: PostgresDown."""
+        names = list(dict.fromkeys(total.id for total in totals))
+        added: dict[str, dict[str, object]] = {name: {} for name in names}
+        if "today" in fields:
+            views = await store.day_totals(self._postgres, names, since_at=self._midnight_at())
+            for name in names:
+                added[name]["today"] = views.get(name, 0)
+        if "classes" in fields:
+            classes = await store.class_totals(self._postgres, names)
+            for name in names:
+                added[name]["classes"] = classes.get(name, {})
+        if "unique" in fields:
+            viewers, is_stale = await self.analytics.viewers_today(names)
+            for name in names:
+                added[name]["unique"] = viewers.get(name, 0)
+                if is_stale:
+                    added[name]["stale"] = True
+        return [msgspec.structs.replace(total, **added[total.id]) for total in totals]
+
+    def _midnight_at(self) -> datetime:
+        now_at = datetime.now(self._zone)
+        return datetime.combine(now_at.date(), datetime.min.time(), self._zone).astimezone(UTC)

@@ -1,0 +1,118 @@
+-- name: ensure_shards
+-- Create the shards if there are none. Return how many exist.
+SELECT headrace.ensure_view_shards_v1(:shards::integer);
+
+-- name: shards
+-- Offset, corrections and current flusher of every shard.
+SELECT s.shard, s.through, s.corrections,
+    CASE WHEN l.expires_at > now() THEN l.flusher END AS flusher
+FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard) ORDER BY s.shard;
+
+-- name: shard
+-- Offset and corrections of one shard.
+SELECT through, corrections FROM headrace.views_shard WHERE shard = :shard;
+
+-- name: lease_shards
+-- Renew a flusher. Return its shards with their offsets.
+SELECT shard, through, corrections FROM headrace.lease_view_shards_v1(:name::text, :lease_s);
+
+-- name: leave_shards
+-- Release a flusher's shards.
+SELECT headrace.leave_view_shards_v1(:name::text);
+
+-- name: flush
+-- Count a part of a stream and move the offset. NULL: another flusher moved the offset first.
+SELECT headrace.flush_views_v1(
+    :shard::integer, :from_id::text, :to_id::text,
+    :ids::text[], :classes::smallint[], :hours::timestamptz[], :views::bigint[]);
+
+-- name: write_uniques
+-- Store viewer counts. They only grow, so an emptied Valkey lowers none.
+INSERT INTO headrace.views_unique AS u (id, day, viewers)
+SELECT DISTINCT ON (g.id, g.day) g.id, g.day, g.viewers
+FROM unnest(:ids::text[], :days::date[], :viewers::bigint[]) g (id, day, viewers)
+WHERE NOT EXISTS (
+    SELECT FROM headrace.views_tombstone t WHERE t.id = g.id AND t.until_at > now())
+ORDER BY g.id, g.day, g.viewers DESC
+ON CONFLICT (id, day) DO UPDATE SET viewers = greatest(u.viewers, excluded.viewers);
+
+-- name: drop_tombstones
+-- Delete expired tombstones.
+DELETE FROM headrace.views_tombstone WHERE until_at < now();
+
+-- name: drop_uniques
+-- Delete some viewer counts of days before a date.
+DELETE FROM headrace.views_unique WHERE (id, day) IN (
+    SELECT id, day FROM headrace.views_unique WHERE day < :before::date
+    ORDER BY day LIMIT :rows_max);
+
+-- name: totals_to_fill
+-- Human totals and the offset of their shard, in one snapshot.
+SELECT g.id, s.shard, s.through, s.corrections, coalesce(t.total, 0) AS total,
+    d.id IS NOT NULL AS is_deleted
+FROM unnest(:ids::text[], :shards::integer[]) g (id, shard)
+JOIN headrace.views_shard s ON s.shard = g.shard
+LEFT JOIN headrace.views_total t ON t.id = g.id AND t.class = 0
+LEFT JOIN headrace.views_tombstone d ON d.id = g.id AND d.until_at > now();
+
+-- name: totals
+-- Human totals of the entities that have any.
+SELECT id, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND class = 0;
+
+-- name: class_totals
+-- Totals of entities in every class.
+SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]);
+
+-- name: day_totals
+-- Human views since a moment.
+SELECT id, sum(views)::bigint AS views FROM headrace.views_hour
+WHERE id = ANY (:ids::text[]) AND class = 0 AND hour >= :since_at GROUP BY id;
+
+-- name: day_uniques
+-- Stored viewers of one day.
+SELECT id, viewers FROM headrace.views_unique WHERE id = ANY (:ids::text[]) AND day = :day;
+
+-- name: uniques_by_day
+-- Stored viewers of an entity by day.
+SELECT day, viewers FROM headrace.views_unique
+WHERE id = :id AND day >= :since::date AND day < :until::date;
+
+-- name: hours
+-- Views of an entity by hour and class.
+SELECT hour AS start_at, class, views FROM headrace.views_hour
+WHERE id = :id AND hour >= :from_at AND hour < :to_at ORDER BY 1, 2;
+
+-- name: days
+-- Views of an entity by class and day of a time zone.
+SELECT date_trunc('day', hour, :time_zone::text) AS start_at, class, sum(views)::bigint AS views
+FROM headrace.views_hour
+WHERE id = :id AND hour >= :from_at AND hour < :to_at GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: top
+-- Entities with the most views of a class in a window of whole hours.
+SELECT id, sum(views)::bigint AS views FROM headrace.views_hour
+WHERE hour >= date_trunc('hour', now() - :window_s * interval '1 second') AND class = :class
+GROUP BY id ORDER BY 2 DESC, 1 LIMIT :rows_max;
+
+-- name: differences
+-- Totals that differ from the sum of their hours.
+SELECT id, class, coalesce(t.total, 0) AS total, coalesce(h.views, 0) AS hours
+FROM headrace.views_total t
+FULL JOIN (
+    SELECT id, class, sum(views)::bigint AS views FROM headrace.views_hour GROUP BY 1, 2
+) h USING (id, class)
+WHERE coalesce(t.total, 0) <> coalesce(h.views, 0) ORDER BY 1, 2 LIMIT :rows_max;
+
+-- name: counted
+-- Number of entities and sum of all their views.
+SELECT count(DISTINCT id) AS entities, coalesce(sum(total), 0)::bigint AS views
+FROM headrace.views_total;
+
+-- name: delete
+-- Delete an entity and leave a tombstone.
+SELECT total, until_at FROM headrace.delete_views_v1(:id::text, :shard::integer, :kept_s);
+
+-- name: reclassify
+-- Move views of an entity between classes.
+SELECT views, corrections FROM headrace.reclassify_views_v1(
+    :id::text, :shard::integer, :from_at, :to_at, :source::smallint, :target::smallint);

@@ -1,0 +1,234 @@
+"""Views in PostgreSQL: one function per named query. No function begins a transaction.
+
+Changes that must be atomic (a flush, a deletion, a reclassification) are database functions, each
+one statement. All of them lock the row of the shard, so they run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Final
+
+from headrace.engines.postgres import Row, Runner
+from headrace.engines.sql import load_queries
+from headrace.views.model import (
+    CLASSES,
+    NUMBER,
+    START,
+    Count,
+    Deleted,
+    Difference,
+    Reclassify,
+    SeriesPoint,
+    TopEntry,
+    Traffic,
+    hour_at,
+)
+
+SQL: Final[Any] = load_queries("headrace.views")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Offset and owner of a shard."""
+
+    shard: int
+    through: str
+    corrections: int
+    flusher: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A total and the offset of its shard, read in one snapshot."""
+
+    id: str
+    shard: int
+    through: str
+    corrections: int
+    total: int
+    is_deleted: bool
+
+
+async def ensure_shards(runner: Runner, shards: int) -> int:
+    """Create the shards if there are none. Return how many exist."""
+    return int(await runner.value(SQL.ensure_shards, shards=shards))
+
+
+async def all_shards(runner: Runner) -> list[Shard]:
+    """Every shard, in order."""
+    return [Shard(**dict(row)) for row in await runner.all(SQL.shards)]
+
+
+async def find_shard(runner: Runner, shard: int) -> Shard:
+    """One shard; a missing row means that it was never flushed."""
+    row = await runner.one(SQL.shard, shard=shard)
+    return Shard(shard, row["through"], row["corrections"]) if row else Shard(shard, START, 0)
+
+
+async def lease_shards(runner: Runner, name: str, *, lease_s: float) -> list[Shard]:
+    """Renew flusher `name` for `lease_s`. Return the shards that it owns."""
+    rows = await runner.all(SQL.lease_shards, name=name, lease_s=lease_s)
+    return [Shard(**dict(row)) for row in rows]
+
+
+async def leave_shards(runner: Runner, name: str) -> None:
+    """Release the shards of flusher `name`."""
+    await runner.run(SQL.leave_shards, name=name)
+
+
+async def flush(
+    runner: Runner, shard: int, *, from_id: str, to_id: str, counts: Sequence[Count]
+) -> list[str] | None:
+    """Count, and move the offset from `from_id` to `to_id`, in one transaction.
+
+    Return the deleted entities, whose views were dropped. None: another flusher moved the offset
+    first, and nothing was done.
+    """
+    ids, classes, hours, views = zip(*counts, strict=True) if counts else ((), (), (), ())
+    moments = {hour: hour_at(hour) for hour in set(hours)}
+    dead: list[str] | None = await runner.value(
+        SQL.flush,
+        shard=shard,
+        from_id=from_id,
+        to_id=to_id,
+        ids=ids,
+        classes=classes,
+        hours=[moments[hour] for hour in hours],
+        views=views,
+    )
+    return dead
+
+
+async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int]]) -> None:
+    """Store viewer counts: entity, day, viewers."""
+    await runner.run(
+        SQL.write_uniques,
+        ids=[row[0] for row in rows],
+        days=[row[1] for row in rows],
+        viewers=[row[2] for row in rows],
+    )
+
+
+async def drop_tombstones(runner: Runner) -> int:
+    """Delete expired tombstones. Return their number."""
+    return await runner.run(SQL.drop_tombstones)
+
+
+async def drop_uniques(runner: Runner, *, before: date, rows_max: int) -> int:
+    """Delete up to `rows_max` viewer counts of days before `before`. Return their number."""
+    return await runner.run(SQL.drop_uniques, before=before, rows_max=rows_max)
+
+
+async def totals_to_fill(
+    runner: Runner, ids: Sequence[str], shards: Sequence[int]
+) -> list[Snapshot]:
+    """Human totals and the offsets of the entities' `shards`, in one snapshot."""
+    rows = await runner.all(SQL.totals_to_fill, ids=ids, shards=shards)
+    return [Snapshot(**dict(row)) for row in rows]
+
+
+async def totals(runner: Runner, ids: Sequence[str]) -> dict[str, int]:
+    """Human totals of the entities that have any."""
+    return {row["id"]: row["total"] for row in await runner.all(SQL.totals, ids=ids)}
+
+
+async def class_totals(runner: Runner, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Totals by class of the entities that have any."""
+    found: dict[str, dict[str, int]] = {}
+    for row in await runner.all(SQL.class_totals, ids=ids):
+        found.setdefault(row["id"], {})[CLASSES[row["class"]].value] = row["total"]
+    return found
+
+
+async def day_totals(runner: Runner, ids: Sequence[str], *, since_at: datetime) -> dict[str, int]:
+    """Human views since a moment, of the entities that have any."""
+    rows = await runner.all(SQL.day_totals, ids=ids, since_at=since_at)
+    return {row["id"]: row["views"] for row in rows}
+
+
+async def day_uniques(runner: Runner, ids: Sequence[str], *, day: date) -> dict[str, int]:
+    """Stored viewers of a day, of the entities that have any."""
+    rows = await runner.all(SQL.day_uniques, ids=ids, day=day)
+    return {row["id"]: row["viewers"] for row in rows}
+
+
+async def uniques_by_day(
+    runner: Runner, entity: str, *, since: date, until: date
+) -> dict[date, int]:
+    """Stored viewers of an entity by day, from `since` to before `until`."""
+    rows = await runner.all(SQL.uniques_by_day, id=entity, since=since, until=until)
+    return {row["day"]: row["viewers"] for row in rows}
+
+
+async def hours(
+    runner: Runner, entity: str, *, from_at: datetime, to_at: datetime
+) -> list[SeriesPoint]:
+    """Views by hour, oldest first."""
+    return _points(await runner.all(SQL.hours, id=entity, from_at=from_at, to_at=to_at))
+
+
+async def days(
+    runner: Runner, entity: str, *, from_at: datetime, to_at: datetime, time_zone: str
+) -> list[SeriesPoint]:
+    """Views by day of a time zone, oldest first."""
+    rows = await runner.all(SQL.days, id=entity, from_at=from_at, to_at=to_at, time_zone=time_zone)
+    return _points(rows)
+
+
+async def top(
+    runner: Runner, *, window_s: float, traffic: Traffic, rows_max: int
+) -> list[TopEntry]:
+    """The most viewed entities of the last `window_s`, most first."""
+    rows = await runner.all(
+        SQL.top, window_s=window_s, **{"class": NUMBER[traffic]}, rows_max=rows_max
+    )
+    return [TopEntry(id=row["id"], views=row["views"]) for row in rows]
+
+
+async def differences(runner: Runner, *, rows_max: int) -> list[Difference]:
+    """Totals that differ from the sum of their hours."""
+    return [
+        Difference(
+            id=row["id"], traffic=CLASSES[row["class"]], total=row["total"], hours=row["hours"]
+        )
+        for row in await runner.all(SQL.differences, rows_max=rows_max)
+    ]
+
+
+async def counted(runner: Runner) -> tuple[int, int]:
+    """Number of entities, and the sum of all their views."""
+    row = await runner.one(SQL.counted)
+    assert row is not None
+    return row["entities"], row["views"]
+
+
+async def delete(runner: Runner, entity: str, shard: int, *, kept_s: float) -> Deleted:
+    """Delete an entity and leave a tombstone for `kept_s`."""
+    row = await runner.one(SQL.delete, id=entity, shard=shard, kept_s=kept_s)
+    assert row is not None
+    return Deleted(id=entity, total=row["total"], until_at=row["until_at"])
+
+
+async def reclassify(runner: Runner, request: Reclassify, shard: int) -> tuple[int, int]:
+    """Move views between classes. Return how many moved, and the shard's new corrections."""
+    row = await runner.one(
+        SQL.reclassify,
+        id=request.id,
+        shard=shard,
+        from_at=request.from_at,
+        to_at=request.to_at,
+        source=NUMBER[request.source],
+        target=NUMBER[request.target],
+    )
+    assert row is not None
+    return row["views"], row["corrections"]
+
+
+def _points(rows: list[Row]) -> list[SeriesPoint]:
+    found: dict[datetime, dict[str, int]] = {}
+    for row in rows:
+        found.setdefault(row["start_at"], {})[CLASSES[row["class"]].value] = row["views"]
+    return [SeriesPoint(start_at=start_at, **views) for start_at, views in found.items()]

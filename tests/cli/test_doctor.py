@@ -1,0 +1,112 @@
+"""Doctor checks of root token, Valkey settings for feeds, media URLs and flusher."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from headrace import Headrace
+from headrace.cli.doctor import (
+    check_flusher,
+    check_media_urls,
+    check_token,
+)
+from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
+from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
+
+
+@pytest.fixture
+async def app(running_engines, database_url, tmp_path):
+    """An application on this test's engines."""
+    flags = {
+        "data.folder": str(tmp_path / "data"),
+        "postgres.url": database_url,
+        "valkey.url": running_engines.endpoints.valkey_url,
+        "valkey.prefix": f"test-{tmp_path.name}",
+    }
+    async with Headrace(flags=flags) as app:
+        yield app
+
+
+@pytest.fixture
+def check(postgres, tmp_path):
+    """Run the token check on this test's folder."""
+    app, engines = SimpleNamespace(data_folder=tmp_path), SimpleNamespace(postgres=postgres)
+
+    async def ask():
+        [finding] = await check_token(app, engines)
+        return finding
+
+    return ask
+
+
+async def test_a_valid_or_missing_token_is_ok(check, postgres, tmp_path):
+    assert (await check()).state == "ok"
+    await ensure_root_token(tmp_path, Tokens(postgres))
+    assert (await check()).state == "ok"
+
+
+async def test_a_revoked_token_fails_with_a_fix(check, postgres, tmp_path):
+    tokens = Tokens(postgres)
+    root = await ensure_root_token(tmp_path, tokens)
+    await tokens.revoke(root_name(root.file.read_text().strip()))
+    finding = await check()
+    assert finding.state == "fail"
+    assert "revoked" in finding.text
+    assert f"delete {root.file}" in finding.fix
+    assert "headrace tokens create" in finding.fix
+
+
+async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_path):
+    (tmp_path / "token").write_text(make_token() + "\n")
+    finding = await check()
+    assert finding.state == "warn"
+    assert "unknown to this database" in finding.text
+
+
+async def test_a_file_without_token_fails(check, tmp_path):
+    (tmp_path / "token").write_text("")
+    assert (await check()).state == "fail"
+
+
+@pytest.mark.parametrize("name", FEED_SETTINGS)
+async def test_low_feed_settings_are_a_warning(valkey, name):
+    engines, (least, cost) = SimpleNamespace(valkey=valkey), FEED_SETTINGS[name]
+
+    async def told():
+        return [finding for finding in await check_valkey(engines) if name in finding.text]
+
+    assert await told() == []
+    await valkey.command("CONFIG", "SET", name, 128)
+    try:
+        [finding] = await told()
+    finally:
+        await valkey.command("CONFIG", "SET", name, least)
+    assert finding.state == "warn"
+    assert cost in finding.text
+    assert finding.fix.startswith(f"set {name} {least}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_told"),
+    [
+        ({}, False),
+        ({"media.listen": "0.0.0.0:8081"}, True),
+        ({"media.listen": "[::]:8081"}, True),
+        ({"media.listen": "0.0.0.0:8081", "media.public_url": "https://img.example.com"}, False),
+    ],
+)
+def test_unreachable_media_urls_are_a_warning(flags, is_told):
+    found = check_media_urls(Headrace(flags=flags))
+    assert [finding.state for finding in found] == ["warn"] * is_told
+    assert all("media.public_url" in finding.fix for finding in found)
+
+
+async def test_hits_without_flusher_are_a_warning(app):
+    assert (await check_flusher(app))[0].state == "ok"
+    await app.views.hit("ad:1")
+    [finding] = await check_flusher(app)
+    assert finding.state == "warn"
+    assert "1 calls with hits have no flusher" in finding.text
+    assert "headrace flusher" in finding.fix

@@ -1,0 +1,87 @@
+"""Doctor and metrics on a machine that only serves media."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from headrace import Headrace
+from headrace.cli.app_context import CommandLine
+from headrace.cli.doctor import check_media_disks, check_up, serves_media_alone
+from headrace.cli.roles import media_metrics
+from headrace.kernel import metrics
+from headrace.media.cluster.membership import Member, Roster
+from headrace.media.errors import NodeNotHere
+
+
+@asynccontextmanager
+async def machine(tmp_path, **media):
+    """An application with only media settings."""
+    flags = {
+        "data.folder": str(tmp_path / "data"),
+        "blobs.url": (tmp_path / "store").as_uri(),
+        **{f"media.{name}": value for name, value in media.items()},
+    }
+    async with Headrace(flags=flags) as app:
+        yield app
+
+
+async def found(app) -> dict[str, list[tuple[str, str]]]:
+    lines: dict[str, list[tuple[str, str]]] = {}
+    for finding in await check_up(app, ()):
+        lines.setdefault(finding.subject, []).append((finding.state, finding.text))
+    return lines
+
+
+async def test_without_media_settings_missing_engines_fail(tmp_path):
+    async with machine(tmp_path) as app:
+        assert (await found(app))["engines"][0][0] == "fail"
+
+
+async def test_stopped_engines_of_this_machine_fail(tmp_path):
+    async with machine(tmp_path, node="n1") as app:
+        assert serves_media_alone(app)
+        app.data_folder.mkdir()
+        (app.data_folder / "layout").touch()
+        assert not serves_media_alone(app)
+
+
+async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = unused.getsockname()[1]
+    async with machine(tmp_path, node="n1") as app:
+        assert (await found(app))["media cluster"] == [
+            ("fail", "n1 is not among the 0 nodes of the cluster")
+        ]
+        roster = Roster(app.blobs)
+        await roster.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
+        lines = await found(app)
+        assert lines["engines"][0][0] == lines["blobs"][0][0] == "ok"
+        assert lines["media cluster"] == [("ok", "1 nodes, all respond")]
+        await roster.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
+        [(state, text)] = (await found(app))["media cluster"]
+        assert (state, str(dead) in text) == ("warn", True)
+    server.close()
+
+
+async def test_disks_of_a_stopped_node_fail(tmp_path):
+    async with machine(tmp_path, disks=f"{tmp_path}/disk:16MiB") as app:
+        assert (await found(app))["media disks"][0][0] == "fail"
+        with pytest.raises(NodeNotHere):
+            await check_media_disks(app)
+
+
+def test_the_metrics_of_a_node_are_printed(tmp_path):
+    line = CommandLine(lambda _: Headrace(), ())
+    line.flags["data.folder"] = str(tmp_path)
+    printed = CliRunner().invoke(media_metrics, obj=line)
+    assert (printed.exit_code, printed.output) == (0, "")
+    metrics.write_snapshot(tmp_path / "run" / "metrics", "media")
+    printed = CliRunner().invoke(media_metrics, obj=line)
+    assert 'media_connections{role="media"}' in printed.output

