@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
   tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_bisect.py \
-  tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_names.py tests/views/test_views_counting.py \
+  tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_dns.py tests/views/test_views_counting.py \
   tests/feed/test_feed_pages.py tests/media/test_node_processes.py tests/media/test_media_serving.py
 PEERS_SET_UP := .venv-bench/.set-up
 
