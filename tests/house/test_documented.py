@@ -72,3 +72,12 @@ def test_files_that_are_named_exist():
         return [name for name in re.findall(named, page.read_text()) if not (ROOT / name).exists()]
 
     assert found_on(PAGES, missing) == ""
+
+
+def test_the_short_suite_names_files_that_exist():
+    names = re.search(
+        r"^SHORT := (.*?)\n[A-Z]", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert names
+    paths = [ROOT / name for name in names[1].replace("\\", " ").split()]
+    assert [str(path) for path in paths if not path.exists()] == []
