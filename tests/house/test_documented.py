@@ -46,8 +46,8 @@ def test_an_application_has_no_name_of_the_standard_library():
     assert found_on(TOLD, taken) == ""
 
 
-def test_nobody_is_told_to_install_a_stranger_s_package():
-    """What is called `headrace` in the public index is another project."""
+def test_no_page_installs_from_a_package_index():
+    """Nothing is published yet, so a package of this name there would be another project."""
 
     def strangers(page):
         told = r"pip install [^`\n]*(?<=[ '\"])headrace(?:\[[\w,]+\])?['\"\s`]"
