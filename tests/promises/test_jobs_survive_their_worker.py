@@ -85,12 +85,13 @@ async def test_a_worker_that_was_taken_for_dead_begins_anew(fleet, role):
 @pytest.mark.parametrize("role", ["agent", pytest.param("work", marks=pytest.mark.soak)])
 async def test_workers_killed_at_random_lose_and_double_nothing(fleet, role):
     """Three kills over 200 jobs: each is settled once, and its group calls back once."""
-    members = [NewJob(queue="noted", payload={"key": f"{n}", "hold_s": 0.005}) for n in range(200)]
+    members = [NewJob(queue="noted", payload={"key": f"{n}", "hold_s": 0.02}) for n in range(200)]
     group = NewGroup(members=members, on_done=NewJob(queue="told"))
     await fleet.jobs.enqueue_groups([group])
     for number in range(4):
         process = fleet.start(role, host=f"host-{number}")
-        least = len(fleet.started()) + 20
+        # A busy machine may have let the process before start every job by the time it was killed.
+        least = min(len(fleet.started()) + 20, len(members))
         await wait_true(lambda least=least: len(fleet.started()) >= least)
         if number < 3:
             fleet.kill(process)
