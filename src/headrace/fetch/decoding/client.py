@@ -32,6 +32,7 @@ import msgspec
 from headrace.fetch.images import PIXELS_MAX, ImageInfo, NotAPhoto, is_suspicious
 from headrace.kernel import metrics
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.ipc import receive_frame
 from headrace.kernel.logs import logger
 
 PHOTO_S_MAX: Final = 60.0
@@ -46,7 +47,6 @@ DECODES: Final = metrics.counter(
 )
 _PHOTO_CHILD: Final = Path(__file__).with_name("photo_child.py")
 _HEAD: Final = struct.Struct("!4sI")
-_LENGTH: Final = struct.Struct("!H")
 _LOG: Final = logger(__name__)
 
 
@@ -129,24 +129,14 @@ class _Child:
             self._process.wait(5)
 
     def _receive_answer(self, ends_s: float) -> tuple[str, str]:
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, ends_s))
-        outcome, _, text = self._receive(length, ends_s).decode(errors="replace").partition("\t")
+        try:
+            answer = receive_frame(self._link, until_s=ends_s).decode(errors="replace")
+        except (OSError, EOFError) as error:
+            raise _ChildGone(self._how(error)) from error
+        outcome, _, text = answer.partition("\t")
         return outcome, text
 
-    def _receive(self, length: int, ends_s: float) -> bytes:
-        data = b""
-        while len(data) < length:
-            try:
-                self._link.settimeout(max(0.001, ends_s - time.monotonic()))
-                block = self._link.recv(length - len(data))
-            except OSError as error:
-                raise _ChildGone(self._how(error)) from error
-            if not block:
-                raise _ChildGone(self._how(None))
-            data += block
-        return data
-
-    def _how(self, error: OSError | None) -> str:
+    def _how(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return "the decoder timed out"
         try:

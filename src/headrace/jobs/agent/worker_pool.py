@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from headrace.engines.children import child_pids, end_group
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.agent import capacity, zygote_protocol
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import HostLock
-from headrace.jobs.agent.orphan_cleanup import end_group
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
@@ -346,18 +346,11 @@ class ForkedWorkerPool:
 
     def _reap_orphans(self) -> None:
         """Reap processes that this process inherited because their parents died."""
-        ours = {slot.pid for slot in self._slots.values()} | {self._zygote.pid}
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None or found.si_pid in ours:
-                return
-            if found.si_pid in self._unreaped:
-                self._unreaped.discard(found.si_pid)
-                end_group(found.si_pid)
-            os.waitpid(found.si_pid, 0)
+        for pid in set(child_pids()) - set(self.pids) - {self._zygote.pid}:
+            if pid in self._unreaped:
+                self._unreaped.discard(pid)
+                end_group(pid)
+            os.waitpid(pid, os.WNOHANG)
 
     # Watching slots and the host
 

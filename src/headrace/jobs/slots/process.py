@@ -24,7 +24,6 @@ from setproctitle import setproctitle
 from headrace.jobs.messages import (
     Ack,
     Declared,
-    FramedConnection,
     FromSlot,
     Left,
     Measured,
@@ -42,6 +41,7 @@ from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry
 from headrace.kernel.errors import HeadraceError, InvalidInput
+from headrace.kernel.ipc import FramedConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
 

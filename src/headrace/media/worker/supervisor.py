@@ -25,13 +25,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.embedded.process import launcher_command
+from headrace.engines.children import ChildProcess, RestartDelay, launcher_command
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.errors import FieldProblem, Unavailable
+from headrace.kernel.ipc import FramedConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
 from headrace.kernel.resilience import Backoff
@@ -39,10 +41,10 @@ from headrace.media.cluster.membership import member_of
 from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
 from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import (
-    LINE_BYTES_MAX,
     ChildConfig,
     Report,
     ReportCollector,
+    decode_report,
     keep_hottest_file,
 )
 from headrace.media.worker.serving import files_per_client, serve
@@ -56,9 +58,9 @@ from headrace.media.worker.socket_io import (
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
 """Short, because clients wait in the socket of a dead worker."""
-HEALTHY_S: Final = 60.0
 STOP_MARGIN_S: Final = 2.0
 """Time for a worker beyond the time for its answers."""
+LAST_REPORTS_S: Final = 1.0
 CHILD: Final = "headrace.media.child"
 """The module that children run. It imports little, so that a node restarts fast."""
 FILLER_STOP_S: Final = 8.0
@@ -140,7 +142,7 @@ class Child:
     kind: str
     child_config: ChildConfig
     files: Sequence[int] = ()
-    process: asyncio.subprocess.Process | None = None
+    process: ChildProcess | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -228,9 +230,9 @@ class Supervisor:
     # One child
 
     async def _keep(self, child: Child) -> None:
-        loop, deaths = asyncio.get_running_loop(), 0
+        delay = RestartDelay(RESTARTS)
         while True:
-            began_s = loop.time()
+            delay.note_start()
             exit_code = await self._run(child)
             if self._stopping.is_set():
                 return
@@ -240,8 +242,7 @@ class Supervisor:
                     " ready: see its last lines above"
                 )
             bound(CHILD_DEATHS, "media_child_deaths_total", child=child.kind).inc()
-            deaths = 1 if loop.time() - began_s > HEALTHY_S else deaths + 1
-            delay_s = round(RESTARTS.delay_s(deaths), 2)
+            delay_s = delay.next_s()
             log.warning("child_died", name=child.name, exit_code=exit_code, restart_in_s=delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
@@ -251,48 +252,36 @@ class Supervisor:
 
     async def _run(self, child: Child) -> int:
         """Run it once until it ends. Return the exit code."""
+        lost = asyncio.Event()
+        link = FramedConnection(decode_report, partial(self._take_report, child), lost.set)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
-            process = await asyncio.create_subprocess_exec(
-                *launcher_command(signal.SIGTERM),
-                "--",
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *child.files),
-                # Ctrl-C in a terminal is for the parent only, which stops the children in order.
-                process_group=0,
+            process = await ChildProcess.start(
+                [*launcher_command(), "--", *command],
+                leads_session=False,
+                files=(theirs.fileno(), *child.files),
             )
         child.process = process
+        await link.connect(ours)
+        link.send(child.child_config)
         if self._stopping.is_set():
-            process.terminate()
-        hearing = asyncio.create_task(self._on_response(child, ours))
+            await process.stop([(signal.SIGTERM, FILLER_STOP_S)])
         try:
             return await process.wait()
         finally:
             child.process = None
             # Read its last reports from the socket.
             with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await hearing
+                async with asyncio.timeout(LAST_REPORTS_S):
+                    await lost.wait()
+            link.close()
             self._reports.forget(child.name)
 
-    async def _on_response(self, child: Child, control: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
-        try:
-            writer.write(msgspec.json.encode(child.child_config) + b"\n")
-            while line := await reader.readline():
-                report = msgspec.json.decode(line, type=Report)
-                self._reports.take(child.name, report)
-                if report.is_ready and not child.ready.is_set():
-                    child.ready.set()
-        except ConnectionError:
-            # It died before it read its configuration; its exit code is reported.
-            return
-        except ValueError as error:
-            log.warning("child_message_invalid", name=child.name, error=str(error))
-        finally:
-            writer.close()
+    def _take_report(self, child: Child, report: Report) -> None:
+        self._reports.take(child.name, report)
+        if report.is_ready:
+            child.ready.set()
 
     # The end
 
@@ -305,16 +294,8 @@ class Supervisor:
 
     async def _end_group(self, group: Sequence[Child], timeout_s: float) -> None:
         running = [child.process for child in group if child.process is not None]
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.terminate()
-        if not running:
-            return
-        waits = [asyncio.ensure_future(process.wait()) for process in running]
-        _, late = await asyncio.wait(waits, timeout=timeout_s)
-        if late:
-            log.warning("children_killed_at_stop", count=len(late))
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.kill()
-        await asyncio.gather(*waits)
+        in_time = await asyncio.gather(
+            *(process.stop([(signal.SIGTERM, timeout_s)]) for process in running)
+        )
+        if not all(in_time):
+            log.warning("children_killed_at_stop", count=in_time.count(False))
