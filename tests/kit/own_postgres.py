@@ -21,7 +21,7 @@ from tests.kit.own_cluster import free_ports
 from tests.kit.run_cleanup import postgres_memory
 from tests.kit.waiting import wait_true
 
-from headrace.engines.embedded import launcher
+from headrace.engines import launcher
 from headrace.engines.embedded.identity import choose_identity, give_folder
 from headrace.engines.embedded.process import ENGINE_ENVIRONMENT, packaged_file
 

@@ -16,7 +16,7 @@ from libvalkey import Reader, pack_command
 from tests.kit.own_cluster import free_ports
 from tests.kit.processes import wait_until
 
-from headrace.engines.embedded import launcher
+from headrace.engines import launcher
 from headrace.engines.embedded.process import packaged_file
 
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
