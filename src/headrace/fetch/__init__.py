@@ -29,7 +29,7 @@ A photo's life, from its row in a catalogue to the published item:
 | 3. the job checks limits and fetches | `photo_fetch.py`, `rate_tokens.py`, `robots.py` |
 | 4. the download | `download.py`, `guard.py`, `dns.py`, `host_pool.py`, `curl.py` |
 | 5. the bytes are checked and stored | `images.py`, `blob_writer.py`, `decoding/` |
-| 6. the outcome is recorded under the lease | `store/outcomes.py`, `batching.py` |
+| 6. the outcome is recorded under the lease | `store/outcomes.py` |
 | 7. the item is published and delivered | `publishing.py`, `consumers.py`, `webhook_delivery.py` |
 
 Catalogues: `readers/`, `intake.py`, `schemas.py`, `catalogues.py`, `staging.py`, `applying.py`,

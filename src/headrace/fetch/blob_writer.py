@@ -19,13 +19,13 @@ from typing import Final
 from headrace.engines.blobs import Blobs, BlobsDown
 from headrace.engines.postgres import Postgres
 from headrace.fetch import store
-from headrace.fetch.batching import Batcher
 from headrace.fetch.curl import HELD_BYTES_MAX
 from headrace.fetch.decoding import Decoder
 from headrace.fetch.download import Download
 from headrace.fetch.images import inspect_image
 from headrace.fetch.model import photo_key
 from headrace.fetch.store.outcomes import NewPhoto
+from headrace.kernel.batching import Batcher
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import Backoff
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.postgres import Postgres, Row, Runner
-from headrace.fetch.batching import Batcher
 from headrace.fetch.routing import RECENT, Classes, TimeClass, decayed, host_of
 from headrace.fetch.sql import SQL
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 

@@ -26,7 +26,6 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
-from headrace.fetch.batching import Batcher
 from headrace.fetch.consumers import Consumers, Handler, ItemJob, deliveries
 from headrace.fetch.model import Item, Result
 from headrace.fetch.sql import SQL
@@ -34,6 +33,7 @@ from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import NewResult
 from headrace.fetch.webhook_delivery import WebhookSender
 from headrace.jobs import Batch, JobContext, Jobs, Snooze
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point

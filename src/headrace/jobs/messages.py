@@ -1,4 +1,4 @@
-"""Messages between agent and slot, one frame each (`kernel.ipc`).
+"""Messages between agent and slot (`kernel.ipc`).
 
 The agent never decodes a payload and the slot has no database connection, so PostgreSQL
 connections grow with hosts and not with slots. In `headrace work` the same values pass by plain

@@ -1,9 +1,8 @@
-"""Messages between processes of this product: frames of a 4-byte length and one msgpack value.
+"""Messages between processes of this product: a 4-byte length, then the body, one msgpack value.
 
-Frames pass over stream sockets, because a message can exceed the buffer that a packet must fit in.
-Each side decodes the bodies with a typed decoder of its own. `FramedConnection` serves one end of a
-socket pair in an event loop; `read_frame` is for stream readers, `receive_frame` for code that
-blocks.
+They pass over stream sockets, because a body can exceed the buffer that a packet must fit in. Each
+side decodes bodies with a typed decoder of its own. `MessageConnection` serves one end of a socket
+pair in an event loop; `read_message` is for stream readers, `receive_message` for code that blocks.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: Any) -> bytearray:
-    """One message as a frame."""
-    frame = bytearray(LENGTH_BYTES)
-    _encoder.encode_into(message, frame, LENGTH_BYTES)
-    frame[:LENGTH_BYTES] = (len(frame) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
-    return frame
+def encode_message(message: Any) -> bytearray:
+    """The bytes of a message: its length and its body."""
+    data = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, data, LENGTH_BYTES)
+    data[:LENGTH_BYTES] = (len(data) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return data
 
 
-async def read_frame(reader: asyncio.StreamReader, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The body of the next frame. Raises: EOFError, OSError, ValueError if it is too long."""
+async def read_message(reader: asyncio.StreamReader, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    """The body of the next message. Raises: EOFError, OSError, ValueError if it is too long."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
     if length > bytes_max:
         raise _too_long(length, bytes_max)
     return await reader.readexactly(length)
 
 
-def receive_frame(link: socket.socket, *, until_s: float | None = None) -> bytes:
-    """The body of the next frame of a blocking socket.
+def receive_message(link: socket.socket, *, until_s: float | None = None) -> bytes:
+    """The body of the next message of a blocking socket.
 
     Raises: EOFError, OSError, TimeoutError at `until_s` by `time.monotonic`, ValueError if it is
     too long.
@@ -63,20 +62,20 @@ def _receive_exactly(link: socket.socket, length: int, until_s: float | None) ->
 
 def _too_long(length: int, bytes_max: int) -> ValueError:
     return ValueError(
-        f"frame of {length} bytes exceeds {bytes_max}: the other side uses another protocol"
+        f"message of {length} bytes exceeds {bytes_max}: the other side uses another protocol"
     )
 
 
-class FrameSplitter:
-    """Splits a stream into the bodies of its frames."""
+class MessageSplitter:
+    """Splits a stream into the bodies of its messages."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        """Of an incomplete frame. Joined once it is complete, so that large frames cost O(n)."""
+        """Of an incomplete message; joined once it is complete, as it may arrive in many parts."""
         self._missing = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that `data` completes, in order. Raises: ValueError if a frame is too long."""
+        """The bodies that `data` completes, in order. Raises: ValueError if one is too long."""
         if self._parts:
             self._parts.append(data)
             self._missing -= len(data)
@@ -100,7 +99,7 @@ class FrameSplitter:
         return found
 
 
-class FramedConnection(asyncio.Protocol):
+class MessageConnection(asyncio.Protocol):
     """One end of a socket between two processes. Messages sent before it connects are kept."""
 
     def __init__(
@@ -112,7 +111,7 @@ class FramedConnection(asyncio.Protocol):
         self._decode = decode
         self._on_message = on_message
         self._on_lost = on_lost
-        self._frames = FrameSplitter()
+        self._messages = MessageSplitter()
         self._transport: Any = None
         self._early: list[Any] = []
         self._is_closed = False
@@ -134,7 +133,7 @@ class FramedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        for body in self._frames.feed(data):
+        for body in self._messages.feed(data):
             self._on_message(self._decode(body))
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -155,7 +154,7 @@ class FramedConnection(asyncio.Protocol):
         if self._transport is None:
             self._early.append(message)
         elif not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
+            self._transport.write(encode_message(message))
 
     async def flush(self) -> None:
         """Wait until every message has left this process, or the connection is lost."""

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
+from headrace.kernel.single_flight import SingleFlight
 from headrace.views import store
 from headrace.views.breaker import CircuitBreaker
 from headrace.views.durability_wait import DurabilityWait, FileWriteWait
@@ -65,24 +66,20 @@ class Shards:
         self._postgres = postgres
         self._valkey = valkey
         self._breaker = breaker
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: SingleFlight[None, None] = SingleFlight()
 
     async def ready(self) -> None:
         """Check the configured number of shards once, before the first use.
 
         Raises: ShardsFixed; PostgresDown if neither engine has the number.
         """
-        if self.is_ready:
-            return
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-        await asyncio.shield(self._opening)
+        if not self.is_ready:
+            await self._opening.call(None, self._open)
 
     async def ready_for_read(self) -> None:
         """Check the number of shards if an engine has it; otherwise use the configured one."""
-        if not self.is_ready:
-            with suppress(Unavailable):
-                await self.ready()
+        with suppress(Unavailable):
+            await self.ready()
 
     async def set_up(self, shard: int) -> None:
         """Set up a shard that is new or empty in Valkey at its offset. Raises: NotCounting."""

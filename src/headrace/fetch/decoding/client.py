@@ -32,7 +32,7 @@ import msgspec
 from headrace.fetch.images import PIXELS_MAX, ImageInfo, NotAPhoto, is_suspicious
 from headrace.kernel import metrics
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.ipc import receive_frame
+from headrace.kernel.ipc import receive_message
 from headrace.kernel.logs import logger
 
 PHOTO_S_MAX: Final = 60.0
@@ -130,7 +130,7 @@ class _Child:
 
     def _receive_answer(self, ends_s: float) -> tuple[str, str]:
         try:
-            answer = receive_frame(self._link, until_s=ends_s).decode(errors="replace")
+            answer = receive_message(self._link, until_s=ends_s).decode(errors="replace")
         except (OSError, EOFError) as error:
             raise _ChildGone(self._how(error)) from error
         outcome, _, text = answer.partition("\t")

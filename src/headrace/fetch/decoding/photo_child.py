@@ -4,7 +4,7 @@ It runs by path in an isolated interpreter and imports only the imaging library.
 its limits. Plug-ins and codecs that load lazily are used once before opening files is forbidden.
 
     request:  format (4 bytes), length (4 bytes), the photo
-    response: a frame of `kernel.ipc`: outcome (empty if the photo is sound), a tab, the reason
+    response: a length as in `kernel.ipc`, outcome (empty if the photo is sound), a tab, the reason
 
 CPU time is limited by a timer whose signal is not handled, so a decoder that loops in C is killed.
 """

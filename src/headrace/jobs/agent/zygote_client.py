@@ -21,7 +21,7 @@ from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.errors import ApplicationBroken, NotDeclared
 from headrace.jobs.messages import DECLARING, Declared, Refused
 from headrace.jobs.slots.status_board import StatusBoard
-from headrace.kernel.ipc import read_frame
+from headrace.kernel.ipc import read_message
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import Backoff
 
@@ -183,7 +183,7 @@ async def declared_ids(zygote: ZygoteClient) -> dict[str, int]:
     reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2**22)
     try:
         async with asyncio.timeout(DECLARE_S_MAX):
-            answer = _decode_answer(await read_frame(reader))
+            answer = _decode_answer(await read_message(reader))
     except (TimeoutError, EOFError, ConnectionError) as error:
         raise NotDeclared(f"the declaring process did not answer: {error!r}") from error
     finally:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from headrace.engines.blobs import Blobs
 from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.ipc import encode_frame
+from headrace.kernel.ipc import encode_message
 from headrace.kernel.logs import logger
 from headrace.media.cache.disk import CheckCounts, Disk, DiskState, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
@@ -196,7 +196,7 @@ class Filler:
         if lock is None:
             return
         async with lock:
-            writer.write(encode_frame(reply))
+            writer.write(encode_message(reply))
             try:
                 await writer.drain()
             except OSError:

@@ -1,6 +1,6 @@
 """Messages between workers and filler, the manifest of the disks, and the client of the filler.
 
-On the node's unix socket each message is a frame (`kernel.ipc`). Only misses and shapes use it; a
+On the node's unix socket messages pass as in `kernel.ipc`. Only misses and shapes use it; a
 hit needs no message. Every request may be repeated after the other side died: except for
 commands, requests only change what is cached.
 
@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.ipc import encode_frame, read_frame
+from headrace.kernel.ipc import encode_message, read_message
 from headrace.kernel.logs import logger
 from headrace.media.cache.layout import slot_owners
 from headrace.media.errors import (
@@ -161,12 +161,12 @@ _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).de
 
 async def read_to_filler(reader: asyncio.StreamReader) -> ToFiller:
     """The next message of a worker. Raises: EOFError, OSError, ValueError (malformed)."""
-    return _decode_to_filler(await read_frame(reader, bytes_max=_MESSAGE_BYTES_MAX))
+    return _decode_to_filler(await read_message(reader, bytes_max=_MESSAGE_BYTES_MAX))
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
     """The next message of the filler. Raises: EOFError, OSError, ValueError (malformed)."""
-    return _decode_reply(await read_frame(reader, bytes_max=_MESSAGE_BYTES_MAX))
+    return _decode_reply(await read_message(reader, bytes_max=_MESSAGE_BYTES_MAX))
 
 
 @contextmanager
@@ -271,7 +271,7 @@ class FillerClient:
         self._waiting[call] = message, answer
         try:
             if self._writer is not None:
-                self._writer.write(encode_frame(message))
+                self._writer.write(encode_message(message))
             else:
                 self._begin()
             async with asyncio.timeout(self._timeout_s):
@@ -290,7 +290,7 @@ class FillerClient:
     def notify(self, message: ToFiller) -> None:
         """Send a message that needs no reply, as soon as a filler listens."""
         if self._writer is not None:
-            self._writer.write(encode_frame(message))
+            self._writer.write(encode_message(message))
         elif len(self._unsent) < UNSENT_MAX:
             self._unsent.append(message)
             self._begin()
@@ -330,7 +330,7 @@ class FillerClient:
         try:
             unsent, self._unsent = self._unsent, []
             for message in [*unsent, *(message for message, _ in self._waiting.values())]:
-                writer.write(encode_frame(message))
+                writer.write(encode_message(message))
             while True:
                 reply = await read_reply(reader)
                 _, answer = self._waiting.get(reply.call, (None, None))
@@ -363,7 +363,7 @@ async def _request_once(path: Path, message: Command) -> Reply:
     with socket_address(path) as address:
         reader, writer = await asyncio.open_unix_connection(address, limit=STREAM_BYTES)
     try:
-        writer.write(encode_frame(message))
+        writer.write(encode_message(message))
         return await read_reply(reader)
     finally:
         writer.close()

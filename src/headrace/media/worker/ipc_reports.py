@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.kernel.ipc import FramedConnection, receive_frame
+from headrace.kernel.ipc import MessageConnection, receive_message
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import (
     REGISTRY,
@@ -78,11 +78,11 @@ class ReportSender:
         self._is_ready = False
         self._parent_ended = asyncio.Event()
         # The parent sends nothing after the configuration.
-        self._link = FramedConnection(_decode_config, lambda _: None, self._parent_ended.set)
+        self._link = MessageConnection(_decode_config, lambda _: None, self._parent_ended.set)
 
     def read_config(self) -> ChildConfig:
         """Wait for the configuration. Raises: EOFError if the parent has ended."""
-        return _decode_config(receive_frame(self._control))
+        return _decode_config(receive_message(self._control))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Report every two seconds until cancelled; set `stop` when the parent has ended."""

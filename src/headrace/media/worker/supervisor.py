@@ -33,7 +33,7 @@ import msgspec
 from headrace.engines.children import ChildProcess, RestartDelay, launcher_command
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.errors import FieldProblem, Unavailable
-from headrace.kernel.ipc import FramedConnection
+from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
 from headrace.kernel.resilience import Backoff
@@ -253,7 +253,7 @@ class Supervisor:
     async def _run(self, child: Child) -> int:
         """Run it once until it ends. Return the exit code."""
         lost = asyncio.Event()
-        link = FramedConnection(decode_report, partial(self._take_report, child), lost.set)
+        link = MessageConnection(decode_report, partial(self._take_report, child), lost.set)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]

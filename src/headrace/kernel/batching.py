@@ -1,7 +1,7 @@
-"""Batching: concurrent small requests share one statement.
+"""Batching: concurrent small requests share one execution, such as a statement.
 
-A request waits at most WAIT_S for others. While RUNS_AT_ONCE statements run, it waits until one of
-them ends, so the batches grow with the load of PostgreSQL.
+A request waits a short time for others. While enough executions run, it waits until one of them
+ends, so the batches grow with the load of the server.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ Response = TypeVar("Response")
 class Batcher(Generic[Request, Response]):
     """Calls `run_batch` with the collected requests; it returns responses in their order.
 
-    A response that is an exception is raised to its caller, an exception of `run_batch` to all
-    callers.
+    A request waits at most `wait_s` for others; at most `runs_at_once` batches run. A response that
+    is an exception is raised to its caller, an exception of `run_batch` to all callers.
     """
 
     def __init__(
-        self, run_batch: Callable[[list[Request]], Awaitable[Sequence[Response | Exception]]]
+        self,
+        run_batch: Callable[[list[Request]], Awaitable[Sequence[Response | Exception]]],
+        *,
+        wait_s: float = WAIT_S,
+        runs_at_once: int = RUNS_AT_ONCE,
     ) -> None:
         self._run_batch = run_batch
+        self._wait_s = wait_s
+        self._runs_at_once = runs_at_once
         self._requests: list[tuple[Request, asyncio.Future[Response]]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -40,11 +46,11 @@ class Batcher(Generic[Request, Response]):
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
         self._requests.append((request, response))
-        if len(self._running) < RUNS_AT_ONCE:
+        if len(self._running) < self._runs_at_once:
             if len(self._requests) >= BATCH_MAX:
                 self._start()
             elif self._timer is None:
-                self._timer = loop.call_later(WAIT_S, self._start)
+                self._timer = loop.call_later(self._wait_s, self._start)
         return await response
 
     def _start(self) -> None:
