@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.kit.waiting import wait_true
 
-from headrace.fetch.batching import BATCH_MAX, RUNS_AT_ONCE, Batcher
+from headrace.kernel.batching import BATCH_MAX, RUNS_AT_ONCE, Batcher
 
 
 async def test_questions_asked_together_share_an_answer_and_keep_their_order():
