@@ -33,12 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Final
 
-from headrace.engines.children import (
-    ChildProcess,
-    RestartDelay,
-    adopt_orphans,
-    launcher_command,
-)
+from headrace.engines.children import ChildProcess, RestartDelay, adopt_orphans, launcher_command
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.endpoints import Endpoints
 from headrace.kernel.errors import HeadraceError

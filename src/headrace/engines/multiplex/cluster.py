@@ -22,6 +22,7 @@ from headrace.engines.valkey import (
     parse_cluster_map,
 )
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import wait_event
 from headrace.kernel.single_flight import SingleFlight
 
 REFRESH_S: Final = 1.0
@@ -197,10 +198,7 @@ class ClusterConnections:
 
     async def _refresh_forever(self) -> None:
         while True:
-            # `wait_for` on Python 3.11 loses a cancellation that arrives with the event.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
-                    await self._is_refresh_due.wait()
+            await wait_event(self._is_refresh_due, REFRESH_S)
             self._is_refresh_due.clear()
             await self._refresh()
             await asyncio.sleep(GAP_S)

@@ -31,7 +31,7 @@ from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import add_deltas
-from headrace.kernel.resilience import Backoff
+from headrace.kernel.resilience import Backoff, wait_event
 
 TICK_S: Final = 0.25
 LAST_MESSAGES_S: Final = 0.05
@@ -102,9 +102,7 @@ class ForkedWorkerPool:
             self._watch()
             self._sample()
             await self._scale()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._changed.wait()
+            await wait_event(self._changed, TICK_S)
 
     async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
         """See `WorkerPool`."""

@@ -40,7 +40,7 @@ from headrace.jobs.service import Jobs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter, gauge
-from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.resilience import require_not_cancelled, wait_event
 from headrace.kernel.signing import derive_key
 
 LEAD_PERIODS: Final = 1.5
@@ -330,6 +330,4 @@ async def _repeat(name: str, step: Callable[[], Awaitable[float]], stop: asyncio
             failures += 1
             wait_s = RECONNECT.delay_s(failures)
             _often.warning("scheduler_waits", kind=name, step=name, error=error.text)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await stop.wait()
+        await wait_event(stop, wait_s)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from headrace.kernel.metrics import (
     add_deltas,
     take_deltas,
 )
+from headrace.kernel.resilience import wait_event
 from headrace.media.hottest import HOTTEST, Row, merge_rows, write_hottest
 
 log = logger(__name__)
@@ -90,9 +90,7 @@ class ReportSender:
         while not self._parent_ended.is_set():
             self._send()
             await self._link.flush()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_EVERY_S):
-                    await self._parent_ended.wait()
+            await wait_event(self._parent_ended, WRITE_EVERY_S)
         stop.set()
 
     def report_ready(self) -> None:

@@ -23,7 +23,6 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -36,7 +35,7 @@ from headrace.kernel.errors import FieldProblem, Unavailable
 from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
-from headrace.kernel.resilience import Backoff
+from headrace.kernel.resilience import Backoff, wait_event
 from headrace.media.cluster.membership import member_of
 from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
 from headrace.media.service import Media
@@ -199,17 +198,12 @@ class Supervisor:
 
     async def _wait_ready(self, ends: Sequence[asyncio.Task[Any]]) -> bool:
         """Wait until all children are ready. Return False if anything in `ends` finished before."""
-        waits = [asyncio.ensure_future(child.ready.wait()) for child in self._children]
+        ready = asyncio.gather(*(child.ready.wait() for child in self._children))
         try:
-            while not all(wait.done() for wait in waits):
-                left = [wait for wait in waits if not wait.done()]
-                await asyncio.wait([*left, *ends], return_when=asyncio.FIRST_COMPLETED)
-                if any(end.done() for end in ends):
-                    return False
-            return True
+            await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and not any(end.done() for end in ends)
         finally:
-            for wait in waits:
-                wait.cancel()
+            ready.cancel()
 
     def _filler(self) -> Child:
         return Child("filler", "filler", self._child_config)
@@ -244,10 +238,7 @@ class Supervisor:
             bound(CHILD_DEATHS, "media_child_deaths_total", child=child.kind).inc()
             delay_s = delay.next_s()
             log.warning("child_died", name=child.name, exit_code=exit_code, restart_in_s=delay_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stopping.wait()
-            if self._stopping.is_set():
+            if await wait_event(self._stopping, delay_s):
                 return
 
     async def _run(self, child: Child) -> int:
@@ -271,10 +262,8 @@ class Supervisor:
             return await process.wait()
         finally:
             child.process = None
-            # Read its last reports from the socket.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_REPORTS_S):
-                    await lost.wait()
+            # Until the end of the socket its last reports may be read.
+            await wait_event(lost, LAST_REPORTS_S)
             link.close()
             self._reports.forget(child.name)
 
