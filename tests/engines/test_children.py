@@ -61,7 +61,7 @@ async def started(program: str, *arguments: str, **options) -> ChildProcess:
     """A child that has printed a line."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb") as output:
-        command = [*launcher_command(), "--", sys.executable, "-c", program, *arguments]
+        command = [sys.executable, "-c", program, *arguments]
         child = await ChildProcess.start(command, output=output, **options)
         await asyncio.to_thread(source.readline)
     return child
@@ -160,4 +160,4 @@ def test_the_delay_grows_until_a_process_was_healthy(monkeypatch):
 
 async def test_a_child_is_started_in_the_main_thread_only():
     with pytest.raises(MainThreadRequired, match="main thread"):
-        await asyncio.to_thread(launcher_command)
+        await asyncio.to_thread(launcher_command, signal.SIGTERM, "same")

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Final
 
-from headrace.engines.children import ChildProcess, RestartDelay, adopt_orphans, launcher_command
+from headrace.engines.children import ChildProcess, RestartDelay, adopt_orphans
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.endpoints import Endpoints
 from headrace.kernel.errors import HeadraceError
@@ -209,9 +209,7 @@ class Supervisor:
         own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
         try:
             process = await ChildProcess.start(
-                [*launcher_command(), "--", *role.argv],
-                environment={**os.environ, **role.env, **own},
-                files=(writing,),
+                role.argv, environment={**os.environ, **role.env, **own}, files=(writing,)
             )
         except BaseException:
             ready.cancel()

@@ -45,9 +45,7 @@ class MainThreadRequired(Conflict):
     code = "engines.main_thread_required"
 
 
-def launcher_command(
-    death_signal: signal.Signals = signal.SIGTERM, identity: str = "same"
-) -> list[str]:
+def launcher_command(death_signal: signal.Signals, identity: str) -> list[str]:
     """The launcher's part of a command line, to be followed by `--` and the program.
 
     The program receives `death_signal` when the main thread of this process ends. The parent-death
@@ -103,6 +101,8 @@ class ChildProcess:
         cls,
         command: Sequence[str],
         *,
+        death_signal: signal.Signals = signal.SIGTERM,
+        identity: str = "same",
         leads_session: bool = True,
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -113,7 +113,8 @@ class ChildProcess:
         """Start `command` in `folder`; it inherits the descriptors `files` and reads `source`.
 
         With `leads_session=False` it leads only a process group, and is killed with the session of
-        this process. None for `environment` and `output`: those of this process.
+        this process. None for `environment` and `output`: those of this process. For `death_signal`
+        and `identity` see `launcher_command`. Raises: MainThreadRequired.
         """
         group: dict[str, Any] = (
             {"start_new_session": True} if leads_session else {"process_group": 0}
@@ -121,6 +122,8 @@ class ChildProcess:
         ChildProcess._starts += 1
         try:
             process = await asyncio.create_subprocess_exec(
+                *launcher_command(death_signal, identity),
+                "--",
                 *command,
                 cwd=folder,
                 env=None if environment is None else dict(environment),

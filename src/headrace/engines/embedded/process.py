@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headrace.engines.children import ChildProcess
 from headrace.engines.embedded.data_folder import EngineMissing, OrphanAlive, StartFailed
@@ -34,13 +34,11 @@ def packaged_file(package: str, *parts: str) -> Path:
     )
 
 
-async def start_engine(
-    command: Sequence[str], *, folder: Path, log: Path, source: int = asyncio.subprocess.DEVNULL
-) -> ChildProcess:
-    """Start `command` in `folder`, with input from `source`, and append its output to `log`."""
+async def start_engine(command: Sequence[str], *, log: Path, **options: Any) -> ChildProcess:
+    """Start `command` and append its output to `log`; `options` are those of `ChildProcess`."""
     with log.open("ab") as output:
         return await ChildProcess.start(
-            command, folder=folder, environment=ENGINE_ENVIRONMENT, source=source, output=output
+            command, environment=ENGINE_ENVIRONMENT, output=output, **options
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.engines.children import ChildProcess, launcher_command
+from headrace.engines.children import ChildProcess
 from headrace.engines.embedded.data_folder import WrongVersion, require_space, rotate_log
 from headrace.engines.embedded.identity import (
     Identity,
@@ -87,9 +87,13 @@ class PostgresServer:
         self._write_settings()
         self._remove_stale_files()
         self._set_owner(identity, self._data)
-        command = [*launcher_command(_ORPHANED, identity.launch), "--", str(program)]
-        command += self._arguments()
-        process = await start_engine(command, folder=self._data, log=self._log)
+        process = await start_engine(
+            [str(program), *self._arguments()],
+            log=self._log,
+            folder=self._data,
+            death_signal=_ORPHANED,
+            identity=identity.launch,
+        )
         self.process = process
 
         async def is_ready() -> bool:
@@ -123,7 +127,6 @@ class PostgresServer:
             shutil.rmtree(draft)
         draft.mkdir(mode=0o700)
         self._set_owner(identity, draft)
-        launcher = [*launcher_command(signal.SIGKILL, identity.launch), "--"]
         initdb = [
             str(program.with_name("initdb")),
             "-D",
@@ -135,21 +138,26 @@ class PostgresServer:
         ]
         initdb += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin"]
         initdb += ["--builtin-locale=C.UTF-8", "--no-instructions"]
-        await self._run([*launcher, *initdb, *([] if self._durable else ["--no-sync"])])
+        await self._run([*initdb, *([] if self._durable else ["--no-sync"])], identity)
         single = [str(program), "--single", "-D", str(draft), "-c", "exit_on_error=on"]
         fsync = "on" if self._durable else "off"
         single += ["-c", f"fsync={fsync}", "-c", "dynamic_shared_memory_type=mmap", "postgres"]
-        await self._run([*launcher, *single], b"CREATE DATABASE headrace\n")
+        await self._run(single, identity, b"CREATE DATABASE headrace\n")
         draft.rename(self._data)
         _sync_folder(self._folder)
 
-    async def _run(self, command: list[str], text: bytes = b"") -> None:
+    async def _run(self, command: list[str], identity: Identity, text: bytes = b"") -> None:
         reading, writing = os.pipe()
         os.write(writing, text)
         os.close(writing)
         try:
             process = await start_engine(
-                command, folder=self._folder, log=self._log, source=reading
+                command,
+                log=self._log,
+                folder=self._folder,
+                source=reading,
+                death_signal=signal.SIGKILL,
+                identity=identity.launch,
             )
         finally:
             os.close(reading)
@@ -251,8 +259,8 @@ class ValkeyServer:
         await end_orphans(self._data)
         rotate_log(self._log)
         (self._folder / "run" / VALKEY_SOCKET).unlink(missing_ok=True)
-        command = [*launcher_command(signal.SIGTERM), "--", str(program), *self._arguments()]
-        self.process = await start_engine(command, folder=self._data, log=self._log)
+        command = [str(program), *self._arguments()]
+        self.process = await start_engine(command, log=self._log, folder=self._data)
         await wait_engine_ready(
             self.process,
             self._responds,

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.children import ChildProcess, RestartDelay, launcher_command
+from headrace.engines.children import ChildProcess, RestartDelay
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.errors import FieldProblem, Unavailable
 from headrace.kernel.ipc import MessageConnection
@@ -249,9 +249,7 @@ class Supervisor:
         with theirs:
             command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
             process = await ChildProcess.start(
-                [*launcher_command(), "--", *command],
-                leads_session=False,
-                files=(theirs.fileno(), *child.files),
+                command, leads_session=False, files=(theirs.fileno(), *child.files)
             )
         child.process = process
         await link.connect(ours)
