@@ -78,8 +78,9 @@ class Shards:
 
     async def ready_for_read(self) -> None:
         """Check the number of shards if an engine has it; otherwise use the configured one."""
-        with suppress(Unavailable):
-            await self.ready()
+        if not self.is_ready:
+            with suppress(Unavailable):
+                await self.ready()
 
     async def set_up(self, shard: int) -> None:
         """Set up a shard that is new or empty in Valkey at its offset. Raises: NotCounting."""
