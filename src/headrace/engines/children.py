@@ -198,8 +198,7 @@ class ChildProcess:
 
 def kill_session(leader: int) -> None:
     """Kill a process group, and every process of the session if `leader` leads one."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+    end_group(leader)
     killed: set[int] = set()
     # Members may fork until they receive the signal.
     while members := _session_members(leader) - killed:

@@ -167,8 +167,7 @@ class EmbeddedEngines:
         await server.start()
 
     def _pid(self, name: str) -> int | None:
-        server = self._servers.get(name)
-        process = server.process if server is not None else None
+        process = self._servers[name].process if name in self._servers else None
         return process.pid if process is not None and process.is_alive else None
 
 

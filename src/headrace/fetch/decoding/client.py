@@ -98,9 +98,10 @@ class _Child:
         self._link, self._process = _start_child(python, _PHOTO_CHILD, astuple(limits))
         try:
             self._receive_answer(time.monotonic() + START_S_MAX)
-        except _ChildGone:
+        except (OSError, EOFError) as error:
+            gone = _ChildGone(self._how(error))
             self.end()
-            raise
+            raise gone from error
 
     @property
     def pid(self) -> int:
@@ -117,9 +118,9 @@ class _Child:
             self._link.settimeout(PHOTO_S_MAX)
             self._link.sendall(_HEAD.pack(kind.encode().ljust(4), len(data)))
             self._link.sendall(data)
-        except OSError as error:
+            return self._receive_answer(ends_s)
+        except (OSError, EOFError) as error:
             raise _ChildGone(self._how(error)) from error
-        return self._receive_answer(ends_s)
 
     def end(self) -> None:
         """Kill the child."""
@@ -129,10 +130,7 @@ class _Child:
             self._process.wait(5)
 
     def _receive_answer(self, ends_s: float) -> tuple[str, str]:
-        try:
-            answer = receive_message(self._link, until_s=ends_s).decode(errors="replace")
-        except (OSError, EOFError) as error:
-            raise _ChildGone(self._how(error)) from error
+        answer = receive_message(self._link, until_s=ends_s).decode(errors="replace")
         outcome, _, text = answer.partition("\t")
         return outcome, text
 

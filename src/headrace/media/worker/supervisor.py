@@ -176,7 +176,7 @@ class Supervisor:
         if self._config.listen_tls is not None:
             tls = listening_sockets(self._config.listen_tls, self.workers, "media.listen_tls")
             self._listeners = [*plain, *tls]
-        fillers = [self._filler()] if self._config.disks else []
+        fillers = [Child("filler", "filler", self._child_config)] if self._config.disks else []
         workers = [self._worker(n, plain, tls) for n in range(self.workers)]
         self._children = [*fillers, *workers]
         stopping = asyncio.create_task(stop.wait())
@@ -204,9 +204,6 @@ class Supervisor:
             return ready.done() and not any(end.done() for end in ends)
         finally:
             ready.cancel()
-
-    def _filler(self) -> Child:
-        return Child("filler", "filler", self._child_config)
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
