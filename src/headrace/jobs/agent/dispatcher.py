@@ -23,11 +23,10 @@ from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
 from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.status_board import SlotStatus
-from headrace.jobs.store.leases import Claims
+from headrace.jobs.store.leases import ClaimCursor, Claims
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import require_not_cancelled

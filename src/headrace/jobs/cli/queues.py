@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from headrace.jobs.cli.format import (
+from headrace.jobs.cli.jobs import (
     QUEUE_HEAD,
     describe_lane,
     describe_queue,

@@ -37,7 +37,7 @@ from headrace.jobs.messages import (
     decode_to_slot,
 )
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.executor import hide_from_children
+from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry
