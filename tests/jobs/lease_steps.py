@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headrace.jobs import store
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.store.leases import ClaimCursor
 
 
 async def live_manager(postgres, config, queue_ids, lease_s=30):

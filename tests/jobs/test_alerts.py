@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headrace.jobs import store
-from headrace.jobs.fleet.alert_webhook import USE, AlertSender, WebhookFailed, send_alert
 from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
@@ -25,7 +24,7 @@ from headrace.jobs.fleet.alerts import (
     Limits,
     QueueObservation,
 )
-from headrace.jobs.fleet.scheduler import Scheduler
+from headrace.jobs.fleet.scheduler import USE, AlertSender, Scheduler, WebhookFailed, send_alert
 from headrace.kernel.resilience import Backoff
 from headrace.kernel.signing import derive_key
 

@@ -21,8 +21,8 @@ import pytest
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import JobState, NewJob
-from headrace.jobs.bridge import AwaitInstead, BridgeClosed
 from headrace.jobs.errors import InvalidTask, QueueUnknown
+from headrace.jobs.handle import AwaitInstead, BridgeClosed
 from headrace.jobs.tasks import Task
 from headrace.kernel.logs import current_traceparent, new_traceparent
 

@@ -21,8 +21,8 @@ from tests.kit.waiting import wait_true
 from headrace.engines.caller_transaction import ConnectionUnknown, TransactionUnfit
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
-from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidJob, QueueUnknown
+from headrace.jobs.handle import Bridge
 
 LEFT = [
     "mine",

@@ -11,8 +11,8 @@ import pytest
 from lease_steps import claim_one, live_manager, settle, told
 
 from headrace.jobs import JobState, NewGroup, NewJob
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.outcomes import Outcome
+from headrace.jobs.store.leases import ClaimCursor
 
 
 @pytest.fixture

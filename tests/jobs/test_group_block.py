@@ -12,7 +12,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob, QueueUnknown
 from headrace.jobs.errors import GroupClosed, InvalidJob, InvalidTask
-from headrace.jobs.service.sweep import Sweeper
+from headrace.jobs.service.fleet import Sweeper
 
 
 @pytest.fixture

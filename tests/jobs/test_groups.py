@@ -12,8 +12,7 @@ from lease_steps import claim_one, live_manager, told
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
-from headrace.jobs.acks import outcomes_by_job
-from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.outcomes import DONE, Outcome, outcomes_by_job
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from lease_steps import live_manager, told
 
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import NewJob
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import JobNotWaiting, LaneUnknown
 from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
+from headrace.jobs.store.leases import ClaimCursor
 
 LANES = ("u", "v", "w", "x", None)
 STORM_S = 3.0

@@ -9,9 +9,9 @@ from lease_steps import claim_one, live_manager, settle, told
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobState, LeaseLost, store
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.outcomes import DONE, RETURNED, Outcome
+from headrace.jobs.store.leases import ClaimCursor
 
 
 @pytest.fixture

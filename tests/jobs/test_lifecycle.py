@@ -24,7 +24,7 @@ from headrace.jobs import (
     Snooze,
 )
 from headrace.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
-from headrace.jobs.notify import BURST, GAP_S, Notifier, NotifyRate
+from headrace.jobs.store.jobs import BURST, GAP_S, Notifier, NotifyRate
 from headrace.kernel.logs import current_traceparent, new_traceparent
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import NewJob, QueueUnknown, store
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidSpan, LeaseLost
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import Outcome
+from headrace.jobs.store.leases import ClaimCursor
 
 DAY = timedelta(days=1)
 

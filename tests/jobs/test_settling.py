@@ -10,10 +10,9 @@ from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.jobs import JobState, NewGroup, NewJob
-from headrace.jobs.acks import AckBuffer, InFlightLease
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
-from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.outcomes import DONE, AckBuffer, InFlightLease, Outcome
 
 
 @pytest.fixture

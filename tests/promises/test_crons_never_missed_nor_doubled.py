@@ -154,7 +154,7 @@ async def test_the_server_ends_a_silent_transaction_of_ours(jobs, postgres):
     """The bound that the test above sets by hand is set where a cron is locked."""
     await make_due(postgres)
     async with postgres.transaction() as tx:
-        assert await store.crons.lock_due_cron(tx, forgotten_s=60, idle_s_max=5)
+        assert await store.queues.lock_due_cron(tx, forgotten_s=60, idle_s_max=5)
         show = compile_query("show", "-- The bound.\nSHOW idle_in_transaction_session_timeout")
         assert await tx.value(show) == "5s"
     assert await postgres.value(show) != "5s", "of this transaction alone"

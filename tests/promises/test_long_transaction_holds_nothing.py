@@ -22,9 +22,9 @@ from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
+from headrace.jobs.store.leases import ClaimCursor
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
