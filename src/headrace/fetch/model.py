@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -439,6 +440,20 @@ class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
 def photo_key(sha256: str, extension: str) -> str:
     """The blob key of a photo: `photos/ab/cd/<sha256>.<extension>`."""
     return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
+
+
+@dataclass(slots=True)
+class ValidatedRow:
+    """One row with a valid id; an invalid row has no hash, but keeps its item from removal."""
+
+    number: int
+    line: int
+    item: str
+    fields: bytes = b"{}"
+    photos: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Code of the refusal by URL, for photo links that are not allowed."""
+    hash: bytes | None = None
 
 
 def parse_rate(text: str) -> tuple[int, float]:

@@ -185,6 +185,7 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
     }
     for method, path, handler in handlers_of(app):
         operation = document["paths"][path][method.lower()]
+        operation["summary"] = handler.summary or summary_of(operation["description"])
         _amend(operation, scope_of(handler), for_pages=bool(handler.opt.get(FOR_PAGES)))
     own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
     own["application/json"]["schema"] = {
@@ -193,6 +194,17 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
         "description": "An OpenAPI 3.1 document.",
     }
     return document
+
+
+def operation_id_of(handler: HTTPRouteHandler, *_: Any) -> str:
+    """The handler's name in camel case: `get_job` is `getJob`."""
+    first, *rest = handler.handler_name.split("_")
+    return first + "".join(word.title() for word in rest)
+
+
+def summary_of(description: str) -> str:
+    """The first clause of a handler's docstring."""
+    return re.split(r"[;:.](?:\s|$)", " ".join(description.split()), maxsplit=1)[0]
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

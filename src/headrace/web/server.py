@@ -40,6 +40,7 @@ from headrace.web.problems import render_error
 from headrace.web.routes import (
     Methods,
     describe,
+    operation_id_of,
     require_plain_parameters,
     route_templates,
     routes_of_same_shape,
@@ -135,6 +136,7 @@ def describe_api(app: Application) -> dict[str, Any]:
             version=app.version,
             description="Jobs, photo fetching, view counters, feeds and media for content sites.",
             use_handler_docstrings=True,
+            operation_id_creator=operation_id_of,
         ),
     )
     return describe(_assemble(app, callers, None, None), described)
@@ -183,17 +185,16 @@ def _openapi_route(app: Application) -> Any:
 
     @get(
         "/openapi.json",
-        operation_id="getOpenApi",
         opt=http.AUTHENTICATED,
         sync_to_thread=True,
         tags=["about"],
         media_type="application/json",
     )
-    def get_openapi() -> Response[bytes]:
+    def get_open_api() -> Response[bytes]:
         """Return the OpenAPI 3.1 description of this API."""
         return Response(encoded(), media_type="application/json")
 
-    return get_openapi
+    return get_open_api
 
 
 def _provider(service: Any) -> Callable[[], Any]:

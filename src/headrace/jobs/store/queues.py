@@ -1,5 +1,4 @@
-"""Queues, limiters, lanes and crons in PostgreSQL, whose clock alone decides when a cron is due.
-"""
+"""Queues, limiters, lanes and crons in PostgreSQL, whose clock alone decides when a cron is due."""
 
 from __future__ import annotations
 

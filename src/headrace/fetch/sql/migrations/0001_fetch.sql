@@ -439,7 +439,7 @@ END $$;
 
 -- Add the measurements of a worker: one entry per host (p_), per host and class (s_), per host and
 -- outcome (o_). Host rows are written first and in order, so two workers cannot deadlock. Old
--- weights decay by age and by the number of new downloads, as `decayed` in fetch/routing.py does.
+-- weights decay by age and by the number of new downloads, as `decayed` in host_stats.py does.
 CREATE FUNCTION headrace.fetch_note_hosts_v1(
     p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[],
     p_seconds double precision[], p_pauses_s double precision[],
