@@ -11,8 +11,7 @@ from headrace.engines.sql import compile_query
 from headrace.fetch.guard import Policy
 from headrace.fetch.readers import Fault, RawRow, Truncated
 from headrace.fetch.schemas import FieldRule, Schema
-from headrace.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
-from headrace.fetch.validation import Rules
+from headrace.fetch.validation import BYTES_AT_ONCE, ROWS_AT_ONCE, Rules, Staging, read_raw
 
 HEAD = "id,name,price,photos\n"
 RULES = b"rules"

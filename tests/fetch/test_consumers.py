@@ -9,10 +9,9 @@ import pytest
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.fetch.consumers import Consumers, deliveries
 from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown
 from headrace.fetch.model import RunState
-from headrace.fetch.publishing import absent_wait_s
+from headrace.fetch.publishing import Consumers, absent_wait_s, deliveries
 
 HEAD = "id,name,price,photos\n"
 DUE_NOW = compile_query(

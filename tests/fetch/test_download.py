@@ -16,7 +16,7 @@ from tests.kit.waiting import wait_true
 from headrace.fetch import FetchConfig
 from headrace.fetch.curl import Bounds, Validators
 from headrace.fetch.download import Downloader, _Attempt, _retry_after_s
-from headrace.fetch.rate_tokens import RateTokens
+from headrace.fetch.limits import RateTokens
 
 
 @pytest.fixture

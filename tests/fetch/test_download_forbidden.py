@@ -20,7 +20,7 @@ from headrace.fetch import FetchConfig
 from headrace.fetch.curl import Bounds, Exchange, Validators
 from headrace.fetch.download import Downloader, _Attempt
 from headrace.fetch.guard import Policy, judge_url
-from headrace.fetch.rate_tokens import RateTokens
+from headrace.fetch.limits import RateTokens
 
 BOUNDS = Bounds(5.0, 1_000_000)
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 
-from headrace.fetch.host_pool import HostPool, planned_slots, quota_of
+from headrace.fetch.limits import HostPool, planned_slots, quota_of
 
 
 async def test_places_are_given_in_order_and_never_twice():

@@ -9,8 +9,7 @@ from origin import Answer
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.errors import HostUnknown
-from headrace.fetch.host_stats import HostStats, forget_hosts
-from headrace.fetch.routing import RECENT, Classes, decayed
+from headrace.fetch.host_stats import RECENT, Classes, HostStats, decayed, forget_hosts
 
 CLASSES = Classes((1.0, 5.0, 30.0))
 HALF_LIFE_S = 3600.0

@@ -18,10 +18,10 @@ from tests.kit.waiting import wait_true
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
+from headrace.fetch.host_stats import TimeClass
+from headrace.fetch.limits import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.photo_fetch import Fetched, pause_s
-from headrace.fetch.rate_tokens import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.robots import crawl_delay_s
-from headrace.fetch.routing import TimeClass
 from headrace.jobs.errors import LaneExhausted
 
 DUE = compile_query(

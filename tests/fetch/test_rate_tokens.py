@@ -10,8 +10,8 @@ import pytest
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
+from headrace.fetch.limits import LEAD_S_MAX, LaneClient, RateTokens, TokenDebts, TokenExpired
 from headrace.fetch.photo_fetch import LATE_MAX, Requeue
-from headrace.fetch.rate_tokens import LEAD_S_MAX, LaneClient, RateTokens, TokenDebts, TokenExpired
 from headrace.jobs.errors import LaneExhausted
 
 
@@ -46,17 +46,18 @@ async def test_an_expired_token_is_returned_unless_it_was_before(shop):
         await RateTokens(lane, time.monotonic() - 1, may_return=False).acquire()
 
 
-async def test_a_token_that_would_expire_is_returned_in_time(shop, monkeypatch):
+async def test_a_token_that_would_expire_is_returned_in_time(shop):
     await limit(shop, 1, 60.0)
     lane = (await LaneClient(shop.jobs).tokens("shop", wait_max_s=0))._lane
     ends_s = time.monotonic() + 60
-    monkeypatch.setattr(RateTokens, "lead_s", 120.0)
+    debts = TokenDebts()
+    debts.lead_s = 120.0
     with pytest.raises(TokenExpired):
-        await RateTokens(lane, ends_s).acquire()
-    await RateTokens(lane, ends_s, may_return=False).acquire()
-    tokens = RateTokens(lane, ends_s)
+        await RateTokens(lane, ends_s, debts=debts).acquire()
+    await RateTokens(lane, ends_s, may_return=False, debts=debts).acquire()
+    tokens = RateTokens(lane, ends_s, debts=debts)
     assert tokens.consume(), "the token is still valid"
-    assert RateTokens.lead_s <= LEAD_S_MAX
+    assert debts.lead_s <= LEAD_S_MAX
 
 
 async def test_a_job_that_returns_soon_returns_its_token(shop):

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
+from headrace.fetch.applying import HoldLimits, hold_reason
 from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
 from headrace.fetch.i18n import Texts, languages, placeholders, preferred
 from headrace.fetch.model import (
@@ -43,7 +44,6 @@ from headrace.fetch.reports import (
     page_of,
     safe_cell,
 )
-from headrace.fetch.safety_hold import HoldLimits, hold_reason
 
 SOURCES = Path(__file__).parents[2] / "src" / "headrace" / "fetch"
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")

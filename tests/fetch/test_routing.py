@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.fetch.routing import (
-    FIT,
-    RECENT,
-    Classes,
-    TimeClass,
-    decayed,
-    host_of,
-    parse_classes,
-)
+from headrace.fetch.host_stats import FIT, RECENT, Classes, TimeClass, decayed, host_of
+from headrace.fetch.settings import parse_classes
 
 CLASSES = Classes((1.0, 5.0, 30.0))
 

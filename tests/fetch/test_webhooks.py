@@ -136,7 +136,7 @@ async def hooks(postgres, config):
     """The webhooks, no worker."""
     hooks = Hooks(postgres, config)
     limits = {"starts_max": 10, "window_s": 1, "connections": 1}
-    await store.catalogues.set_customer(postgres, Customer(customer="shop", **limits))
+    await store.runs.set_customer(postgres, Customer(customer="shop", **limits))
     yield hooks
     await hooks.client.close()
 

@@ -21,6 +21,7 @@ from headrace.jobs.fleet.scheduler import Planner
 from headrace.jobs.fleet.state import QueueCounts
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.routes import routes_in
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
@@ -58,7 +59,7 @@ async def api(postgres, jobs, fleet):
         config=dataclasses.replace(loaded, sections={"web": web}),
         engines=SimpleNamespace(postgres=postgres, valkey=None, blobs=None),
         services=lambda: {"jobs": jobs},
-        routes=lambda: [*http.fleet.ROUTES],
+        routes=lambda: routes_in(vars(http.fleet)),
         secret="a root secret of at least thirty-two characters",
     )
     token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))

@@ -13,7 +13,7 @@ import pytest
 from headrace.engines.sql import compile_query
 from headrace.fetch.model import Customer
 from headrace.fetch.sql import SQL
-from headrace.fetch.store.catalogues import set_customer
+from headrace.fetch.store.runs import set_customer
 
 PROGRAM = Path(__file__).with_name("catalogue_process.py")
 ROWS = 9000
