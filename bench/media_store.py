@@ -52,8 +52,8 @@ from headrace.media.cache.layout import (
     pack_superblock,
 )
 from headrace.media.model import BLOCK_BYTES
+from headrace.media.simulate.cluster import lines_svg
 from headrace.media.simulate.eviction import TRACKS, simulate
-from headrace.media.simulate.plot import lines_svg
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0

@@ -48,8 +48,8 @@ from headrace.feed.model import (
     ShardState,
     Unread,
 )
+from headrace.feed.pages import PostWhy, Reason
 from headrace.feed.settings import FeedConfig
-from headrace.feed.why import PostWhy, Reason
 
 if TYPE_CHECKING:
     from headrace.feed.service import Feed as Feed

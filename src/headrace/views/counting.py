@@ -19,7 +19,6 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.views import store
-from headrace.views.breaker import CircuitBreaker
 from headrace.views.durability_wait import DurabilityWait, FileWriteWait
 from headrace.views.errors import NotCounting, ShardsFixed
 from headrace.views.model import (
@@ -32,7 +31,7 @@ from headrace.views.model import (
     shard_of,
 )
 from headrace.views.settings import hits_counted, totals_unavailable
-from headrace.views.valkey_store import Counted, ValkeyStore
+from headrace.views.valkey_store import CircuitBreaker, Counted, ValkeyStore
 
 SET_UP_S: Final = 2.0
 """Wait limit for PostgreSQL when a shard is set up and hits wait."""

@@ -11,7 +11,7 @@ from headrace.console.actions import Action, Field
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt
 from headrace.feed import Feed
 from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
-from headrace.feed.why import PostWhy
+from headrace.feed.pages import PostWhy
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50

@@ -8,7 +8,7 @@ from typing import Any, Final
 from headrace.console.actions import Action, Field
 from headrace.console.format import pluralize
 from headrace.console.views import ViewContext
-from headrace.media.service.local_node import Disk, Disks
+from headrace.media.service.nodes import Disk, Disks
 
 WRITE: Final = "media:write"
 KEY: Final = Field(name="key", label="Object")

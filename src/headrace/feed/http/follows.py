@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.feed.errors import UnclearUnfollow
-from headrace.feed.http.answers import AUTHORS_MAX, READ, WRITE, Changed, with_link
+from headrace.feed.http.posts import AUTHORS_MAX, READ, WRITE, Changed, with_link
 from headrace.feed.model import FeedId, FeedPeople, MuteOrBlock, feed_people
 from headrace.feed.service import Feed
 from headrace.kernel.routes import PAGE_ROWS_MAX

@@ -24,10 +24,10 @@ from headrace.fetch.model import Result, SentItem
 from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal
 
 
-@click.group("item")
+@click.group("item", cls=CommandGroup)
 def item_group() -> None:
     """Items and uploads without a catalogue."""
 
@@ -35,7 +35,6 @@ def item_group() -> None:
 @item_group.command("show", short_help="Show an item with its photos.")
 @click.argument("customer")
 @click.argument("item")
-@click.pass_obj
 def show_item(terminal: Terminal, customer: str, item: str) -> None:
     """Show ITEM of CUSTOMER with its photos; write `--` before an id that starts with `-`."""
     found = terminal.run(Fetch, lambda fetch: fetch.items.get(customer, item))
@@ -44,7 +43,6 @@ def show_item(terminal: Terminal, customer: str, item: str) -> None:
 
 @item_group.command("send", short_help="Upload items without a catalogue.")
 @click.argument("file", type=click.File("rb"))
-@click.pass_obj
 def send_items(terminal: Terminal, file: BinaryIO) -> None:
     """Upload FILE, a JSON list of {customer, item, photos, fields, gone}; `-` is standard input.
 
@@ -94,7 +92,7 @@ def list_results(
     terminal.show(found, "\n".join(lines) or "no results")
 
 
-@click.group("host")
+@click.group("host", cls=CommandGroup)
 def host_group() -> None:
     """Hosts of photos: speed and outcomes."""
 
@@ -102,7 +100,6 @@ def host_group() -> None:
 @host_group.command("ls", short_help="List hosts.")
 @click.option("--customer", help="Only hosts of this customer's links.")
 @click.option("--limit", default=100, show_default=True, help="Maximum number of hosts.")
-@click.pass_obj
 def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
     """List the hosts of photos, each with the class in which its photos start."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
@@ -112,7 +109,6 @@ def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
 
 @host_group.command("show", short_help="Show a host.")
 @click.argument("host")
-@click.pass_obj
 def show_host(terminal: Terminal, host: str) -> None:
     """Show HOST (a name as in the links, or a link) per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
@@ -141,7 +137,7 @@ def why(terminal: Terminal, url: str) -> None:
     terminal.show(found, describe_url(found))
 
 
-@click.group("schema")
+@click.group("schema", cls=CommandGroup)
 def schema_group() -> None:
     """Fields that the rows of a category must have."""
 
@@ -149,7 +145,6 @@ def schema_group() -> None:
 @schema_group.command("set", short_help="Create or replace the schema of a category.")
 @click.argument("category")
 @click.argument("file", type=click.File("rb"))
-@click.pass_obj
 def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
     """Set FILE (TOML or JSON, - for standard input) as the schema of CATEGORY.
 
@@ -164,7 +159,6 @@ def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
 
 
 @schema_group.command("ls", short_help="List schemas.")
-@click.pass_obj
 def list_schemas(terminal: Terminal) -> None:
     """List every category that has a schema."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
@@ -173,7 +167,6 @@ def list_schemas(terminal: Terminal) -> None:
 
 @schema_group.command("show", short_help="Show the schema of a category.")
 @click.argument("category")
-@click.pass_obj
 def show_schema(terminal: Terminal, category: str) -> None:
     """Show the schema of CATEGORY as JSON; `schema set` accepts it."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.get(category))
@@ -182,14 +175,13 @@ def show_schema(terminal: Terminal, category: str) -> None:
 
 @schema_group.command("rm", short_help="Delete the schema of a category.")
 @click.argument("category")
-@click.pass_obj
 def remove_schema(terminal: Terminal, category: str) -> None:
     """Delete the schema of CATEGORY; the default one then applies."""
     terminal.run(Fetch, lambda fetch: fetch.schemas.remove(category))
     terminal.show({"removed": category}, f"the schema of {category} is deleted")
 
 
-@click.group("mapping")
+@click.group("mapping", cls=CommandGroup)
 def mapping_group() -> None:
     """Mappings of the column names of files."""
 
@@ -197,7 +189,6 @@ def mapping_group() -> None:
 @mapping_group.command("set", short_help="Create or replace a mapping.")
 @click.argument("name")
 @click.argument("file", type=click.File("rb"))
-@click.pass_obj
 def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
     """Set FILE (TOML or JSON, - for standard input) as mapping NAME."""
     try:
@@ -209,7 +200,6 @@ def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
 
 
 @mapping_group.command("ls", short_help="List mappings.")
-@click.pass_obj
 def list_mappings(terminal: Terminal) -> None:
     """List every mapping."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
@@ -218,7 +208,6 @@ def list_mappings(terminal: Terminal) -> None:
 
 @mapping_group.command("show", short_help="Show a mapping.")
 @click.argument("name")
-@click.pass_obj
 def show_mapping(terminal: Terminal, name: str) -> None:
     """Show mapping NAME as JSON; `mapping set` accepts it."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.get(name))
@@ -227,7 +216,6 @@ def show_mapping(terminal: Terminal, name: str) -> None:
 
 @mapping_group.command("rm", short_help="Delete a mapping.")
 @click.argument("name")
-@click.pass_obj
 def remove_mapping(terminal: Terminal, name: str) -> None:
     """Delete mapping NAME; sources that use it then fail."""
     terminal.run(Fetch, lambda fetch: fetch.mappings.remove(name))

@@ -22,12 +22,12 @@ from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
 from headrace.kernel.config import parse_duration_s
 from headrace.kernel.errors import InvalidInput
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 
 
-@click.group("jobs")
+@click.group("jobs", cls=CommandGroup)
 def jobs() -> None:
     """Jobs: add, show, list, cancel, retry, take."""
 
@@ -42,7 +42,6 @@ def jobs() -> None:
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
 @click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
-@click.pass_obj
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
     after, spread = options.pop("after"), options.pop("spread")
@@ -63,7 +62,6 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
 
 @jobs.command("show", short_help="Show a job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def show(terminal: Terminal, job_id: int) -> None:
     """Show job JOB_ID in any state."""
     job = terminal.run(Jobs, lambda jobs: jobs.job(job_id))
@@ -72,7 +70,6 @@ def show(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("why", short_help="Explain why a job is in its state.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def why(terminal: Terminal, job_id: int) -> None:
     """Explain why job JOB_ID is in its state, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
@@ -86,7 +83,6 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
     """List jobs in any state, newest first."""
     page = terminal.run(Jobs, lambda jobs: jobs.find(**choice))
@@ -102,7 +98,6 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def cancel(terminal: Terminal, job_id: int) -> None:
     """Cancel job JOB_ID, which must be scheduled or ready."""
     terminal.run(Jobs, lambda jobs: jobs.cancel(job_id))
@@ -111,7 +106,6 @@ def cancel(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("retry", short_help="Retry a failed job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def retry(terminal: Terminal, job_id: int) -> None:
     """Make job JOB_ID ready again; it must have failed or been cancelled or quarantined."""
     terminal.run(Jobs, lambda jobs: jobs.retry(job_id))
@@ -120,7 +114,6 @@ def retry(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("rm", short_help="Delete a job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def remove(terminal: Terminal, job_id: int) -> None:
     """Delete job JOB_ID, which must wait or have ended."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
@@ -138,7 +131,6 @@ def remove(terminal: Terminal, job_id: int) -> None:
 )
 @click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
-@click.pass_obj
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
     """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
     older, ids = choice.pop("older"), choice.pop("ids")
@@ -173,7 +165,6 @@ SEND_TO: Final = "A job and the queue to move it to."
 @click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
 @click.option("--lease", default="5m", show_default=True, help="Duration of the lease.")
 @click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
-@click.pass_obj
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE. They return unless they are acked in time."""
     lease_s = duration_s("--lease", lease, InvalidTake)
@@ -195,7 +186,6 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
 @click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
-@click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
     after = options["after"]
@@ -228,7 +218,6 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
 @jobs.command("extend", short_help="Extend a lease.")
 @click.argument("lease_id", type=int)
 @click.option("--lease", default="5m", show_default=True, help="Duration from now.")
-@click.pass_obj
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
     """Extend LEASE_ID."""
     lease_s = duration_s("--lease", lease, InvalidTake)

@@ -20,16 +20,15 @@ from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 
-@click.group("queues")
+@click.group("queues", cls=CommandGroup)
 def queues() -> None:
     """Queues: show the backlog; pause, resume, set."""
 
 
 @queues.command("ls", short_help="List the queues.")
-@click.pass_obj
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
@@ -38,7 +37,6 @@ def list_queues(terminal: Terminal) -> None:
 
 @queues.command("show", short_help="Show a queue.")
 @click.argument("queue")
-@click.pass_obj
 def show_queue(terminal: Terminal, queue: str) -> None:
     """Show QUEUE with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.get(queue))
@@ -47,7 +45,6 @@ def show_queue(terminal: Terminal, queue: str) -> None:
 
 @queues.command("pause", short_help="Stop leasing jobs of a queue.")
 @click.argument("queue")
-@click.pass_obj
 def pause(terminal: Terminal, queue: str) -> None:
     """Stop leasing jobs of QUEUE; running jobs continue."""
     terminal.run(Jobs, lambda jobs: jobs.queues.pause(queue))
@@ -56,7 +53,6 @@ def pause(terminal: Terminal, queue: str) -> None:
 
 @queues.command("resume", short_help="Lease jobs of a queue again.")
 @click.argument("queue")
-@click.pass_obj
 def resume(terminal: Terminal, queue: str) -> None:
     """Lease jobs of QUEUE again."""
     terminal.run(Jobs, lambda jobs: jobs.queues.resume(queue))
@@ -70,7 +66,6 @@ def resume(terminal: Terminal, queue: str) -> None:
 @click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
 @click.option("--retries", default=None, help="Retries of a failed job.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
-@click.pass_obj
 def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
     """Override settings of QUEUE; `none` restores what its code declares."""
     changes = {name: _setting(name, text) for name, text in options.items() if text is not None}
@@ -92,7 +87,7 @@ def _setting(name: str, text: str) -> int | None:
     return int(text)
 
 
-@click.group("lanes")
+@click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
     """Lanes: limits on the jobs of one customer, host or other key."""
 
@@ -101,7 +96,6 @@ def lanes() -> None:
 @click.argument("limiter")
 @click.option("--after", default="", help="Only names after this one.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
     """List lanes of LIMITER by name."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
@@ -112,7 +106,6 @@ def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None
 @lanes.command("show", short_help="Show a lane.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Show LANE of LIMITER: its limits and current counts."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.get(limiter, lane))
@@ -129,7 +122,6 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 )
 @click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
 @click.option("--create", is_flag=True, help="Allow a new limiter.")
-@click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
     """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
 
@@ -148,7 +140,6 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
 @lanes.command("reset", short_help="Remove a lane's own limits.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Remove the own limits, pause and weight of LANE of LIMITER."""
 
@@ -163,7 +154,6 @@ def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @lanes.command("pause", short_help="Stop leasing jobs of a lane.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
 
@@ -178,7 +168,6 @@ def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @lanes.command("resume", short_help="Lease jobs of a lane again.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Lease jobs of LANE of LIMITER again, within its limits."""
 
@@ -195,7 +184,6 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 @click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
 @click.option("--wait", default="0s", show_default=True, help="Longest wait for them.")
-@click.pass_obj
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
     """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
 
@@ -210,7 +198,6 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str
 
 
 @lanes.command("limiters", short_help="List limiters.")
-@click.pass_obj
 def list_limiters(terminal: Terminal) -> None:
     """List every limiter with its limits and queues."""
     _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
@@ -227,7 +214,6 @@ def list_limiters(terminal: Terminal) -> None:
     is_flag=True,
     help="Restore what its code declares, or no limits.",
 )
-@click.pass_obj
 def limiter_limits(
     terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
 ) -> None:

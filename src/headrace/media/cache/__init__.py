@@ -32,9 +32,9 @@ cache misses only. Five rules ensure this, without a log, a snapshot, a free lis
 from __future__ import annotations
 
 from headrace.media.cache.block_cache import BlockCache
+from headrace.media.cache.disk_files import Frame
 from headrace.media.cache.filler import Filler
 from headrace.media.cache.filler_ipc import control
 from headrace.media.cache.layout import BlockKey
-from headrace.media.cache.read_disk import Frame
 
 __all__ = ["BlockCache", "BlockKey", "Filler", "Frame", "control"]

@@ -14,8 +14,15 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from headrace.media.errors import InvalidSimulation
 from headrace.media.http.objects import READ, WRITE
 from headrace.media.service import Media
-from headrace.media.service.local_node import OBJECTS_MAX, Disk, HotObject, Verified
-from headrace.media.service.nodes import NodeInfo, Ownership, Plan
+from headrace.media.service.nodes import (
+    OBJECTS_MAX,
+    Disk,
+    HotObject,
+    NodeInfo,
+    Ownership,
+    Plan,
+    Verified,
+)
 from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_in_process
 
 NODES_MAX: Final = 100
