@@ -7,12 +7,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from headrace.console.rates import Rates, parse_series
 from headrace.console.screens.fetch import TONES, WORDS, run_number
 from headrace.console.screens.fetch_photos import host_line
 from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
-from headrace.console.views import PanelData
+from headrace.console.views import PanelData, Rates, parse_series
 from headrace.fetch.model import Host, RunState
 from headrace.views import SeriesPoint, ShardLag
 

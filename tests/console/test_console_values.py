@@ -25,7 +25,6 @@ from headrace.console.format import (
     spark_points,
 )
 from headrace.console.model import FieldsInvalid, QueryInvalid
-from headrace.console.rates import Rates, parse_series
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
 from headrace.console.screens.fleet import QueueRow
@@ -38,7 +37,7 @@ from headrace.console.screens.health import (
 )
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
-from headrace.console.views import PanelData, Query
+from headrace.console.views import PanelData, Query, Rates, parse_series
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.kernel.terminal import is_visible

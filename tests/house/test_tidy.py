@@ -23,10 +23,8 @@ BANNED_NAMES = {"utils", "common", "helpers", "manager", "base", "misc"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 SMALL = {
     "headrace/__main__.py": "the command; Python gives the name",
-    "headrace/feed/http/answers.py": "the JSON of several routes",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",
-    "headrace/media/cluster/health.py": "a pure decision with tests of its own",
     "headrace/media/worker/worker_api.py": "a protocol",
 }
 """Modules under the minimum, with the reason."""

@@ -8,8 +8,15 @@ import pytest
 
 from headrace.media.errors import InvalidSimulation
 from headrace.media.partitions import PARTITIONS, Candidate, PartitionTable
-from headrace.media.simulate.cluster import ROLL_OUT, Cluster, Situation, loads_of, simulate
-from headrace.media.simulate.plot import lines_svg, loads_svg
+from headrace.media.simulate.cluster import (
+    ROLL_OUT,
+    Cluster,
+    Situation,
+    lines_svg,
+    loads_of,
+    loads_svg,
+    simulate,
+)
 
 NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
 

@@ -15,7 +15,7 @@ from small_shop import ROUTES, NewThings, Shop
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import LimitExceeded
 from headrace.kernel.routes import Idempotency
-from headrace.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
+from headrace.web.server import KEY_CHARACTERS_MAX, LOCK_WAIT_S
 from headrace.web.tokens import Tokens
 
 PARTS = {"scope": "jobs:write", "idempotent": True}

@@ -12,8 +12,7 @@ from little_nodes import asking, shape_of
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
-from headrace.media.cluster.hop import KEY_USE, HopSigner
-from headrace.media.cluster.peer_messages import parse_answer_head
+from headrace.media.cluster.hop import KEY_USE, HopSigner, parse_answer_head
 from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Purge, PurgeList
 from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX

@@ -10,7 +10,7 @@ from little_nodes import asking
 from tests.kit.waiting import wait_true
 
 from headrace.media import answers
-from headrace.media.cluster.peer_messages import PLAIN_HEAD, parse_answer_head
+from headrace.media.cluster.hop import PLAIN_HEAD, parse_answer_head
 from headrace.media.cluster.routing import BlockRequest, DirectFetch
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision

@@ -12,7 +12,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.media import Media, MediaConfig
-from headrace.media.cluster.duplicate_node import NodeNameTaken, is_local, require_unique_name
+from headrace.media.cluster.cluster import NodeNameTaken, is_local, require_unique_name
 from headrace.media.cluster.hop import HopSigner
 from headrace.media.cluster.membership import Member, Roster
 from headrace.media.worker import serve
