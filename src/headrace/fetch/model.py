@@ -280,7 +280,7 @@ class WebhookTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     customer: str
     url: str
-    is_taken: bool
+    is_accepted: bool
     status: int | None
     text: str
     took_s: float

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -28,8 +26,6 @@ SQL: Final = load_queries("headrace.web")
 OPEN: Final = {"scope": None}
 """The probes need no token and report only up or down."""
 AUTHENTICATED: Final = {"scope": ANY_SCOPE}
-LAZY_ERROR_MODULES: Final = {"headrace.media.errors": "xxhash"}
-"""Modules with errors that are imported on first use, and the library that each needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +161,6 @@ async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
 
 
 def _errors() -> dict[str, type[HeadraceError]]:
-    for module, library in LAZY_ERROR_MODULES.items():
-        if find_spec(library):
-            import_module(module)
     return {**error_table(), UnexpectedError.code: UnexpectedError}
 
 

@@ -178,7 +178,7 @@ def try_webhook(terminal: Terminal, customer: str) -> None:
     """Send a signed test message without results to CUSTOMER's webhook; show the response."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.test(customer))
     terminal.show(found, f"{found.url}: {found.text}, in {found.took_s:.3f} s")
-    if not found.is_taken:
+    if not found.is_accepted:
         raise click.exceptions.Exit(1)
 
 

@@ -137,7 +137,7 @@ class Webhooks:
         return WebhookTrial(
             customer=customer,
             url=hook.shown.url,
-            is_taken=text == "accepted",
+            is_accepted=text == "accepted",
             status=status,
             text=text,
             took_s=round(time.monotonic() - started_s, 4),

@@ -39,7 +39,13 @@ from headrace.media.cluster.hop import (
     ReportInterval,
     target_of,
 )
-from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership, Roster, member_of
+from headrace.media.cluster.membership import (
+    MEMBERSHIP,
+    Member,
+    Membership,
+    MembershipStore,
+    member_of,
+)
 from headrace.media.cluster.peers import PROBE_EVERY_S, Peer
 from headrace.media.cluster.purge import PURGES, Generations
 from headrace.media.cluster.routing import Router
@@ -203,14 +209,14 @@ class Cluster:
 
     async def _register(self, member: Member) -> None:
         """Register this node; retry while the store is unavailable or another node has its name."""
-        roster = Roster(self._blobs)
+        member_store = MembershipStore(self._blobs)
         while True:
             try:
                 async with asyncio.timeout(REGISTER_TIMEOUT_S):
-                    entered = (await roster.read()).member(member.name)
+                    entered = (await member_store.read()).member(member.name)
                     if entered is not None:
                         await require_unique_name(entered, member, self._signer, self._listen)
-                    await roster.register(member, replicas=self._config.replicas)
+                    await member_store.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
                 if self._duplicate_reports.is_due():

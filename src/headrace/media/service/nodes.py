@@ -24,7 +24,7 @@ import msgspec
 from headrace.engines.blobs import BlobMissing, Blobs, require_key
 from headrace.kernel.errors import require_extra
 from headrace.kernel.metrics import STALE_S
-from headrace.media.cluster.membership import Membership, NodeUnknown, Roster
+from headrace.media.cluster.membership import Membership, MembershipStore, NodeUnknown
 from headrace.media.errors import NodeNotHere, NoNodes, ObjectUnknown
 from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.model import BLOCK_BYTES, MediaConfig
@@ -187,12 +187,12 @@ class Nodes:
     """The members of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._roster = Roster(blobs)
+        self._members = MembershipStore(blobs)
         self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
     async def list(self) -> Sequence[NodeInfo]:
         """All nodes by name. Raises: BlobsDown."""
-        membership = await self._roster.read()
+        membership = await self._members.read()
         shares = await asyncio.to_thread((await self.table(membership)).shares)
         return [
             NodeInfo(
@@ -216,12 +216,12 @@ class Nodes:
 
     async def drain(self, name: str) -> NodeInfo:
         """Stop assigning partitions to `name`; it still serves. Raises: NodeUnknown, BlobsDown."""
-        await self._roster.drain(name)
+        await self._members.drain(name)
         return await self.get(name)
 
     async def undrain(self, name: str) -> NodeInfo:
         """Assign partitions to `name` again. Raises: NodeUnknown, BlobsDown."""
-        await self._roster.undrain(name)
+        await self._members.undrain(name)
         return await self.get(name)
 
     async def set_weight(self, name: str, weight: float) -> NodeInfo:
@@ -229,7 +229,7 @@ class Nodes:
 
         Raises: NodeUnknown, InvalidNode, BlobsDown.
         """
-        await self._roster.set_weight(name, weight)
+        await self._members.set_weight(name, weight)
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
@@ -237,11 +237,11 @@ class Nodes:
 
         Raises: NodeUnknown, BlobsDown.
         """
-        await self._roster.remove(name)
+        await self._members.remove(name)
 
     async def membership(self) -> Membership:
         """The membership document. Raises: BlobsDown."""
-        return await self._roster.read()
+        return await self._members.read()
 
     async def table(self, membership: Membership) -> PartitionTable:
         """The current partition table, which is computed again only after a change of nodes."""
