@@ -265,7 +265,7 @@ async def test_rotation_replay_trial_and_removal(hooks, receiver):
     first = await hooks.set(receiver.url)
     second = await hooks.webhooks.rotate("shop")
     trial = await hooks.webhooks.test("shop")
-    assert (trial.is_taken, trial.status) == (True, 204)
+    assert (trial.is_accepted, trial.status) == (True, 204)
     assert receiver.posts[0].is_signed_with(first)
     assert receiver.posts[0].is_signed_with(second.secret)
     assert receiver.posts[0].document["type"] == "fetch.test"

@@ -13,10 +13,10 @@ from headrace.kernel.signing import WeakSecret
 from headrace.media.signing import (
     OPEN,
     Gate,
-    Grant,
     Keys,
     SignatureInvalid,
     UnsignableUrl,
+    UrlRights,
     cache_control,
     check,
     expiry_on_grid,
@@ -54,8 +54,8 @@ def refused(target: str, **options) -> str:
 
 
 def test_a_signed_url_grants_what_was_signed():
-    assert admit(target_of()) == Grant(NOW_S + 60, None, None, None)
-    assert admit(target_of(**FULL)) == Grant(NOW_S + 60, 65_536, TAG, "user=42,request=r7")
+    assert admit(target_of()) == UrlRights(NOW_S + 60, None, None, None)
+    assert admit(target_of(**FULL)) == UrlRights(NOW_S + 60, 65_536, TAG, "user=42,request=r7")
 
 
 def test_it_reads_as_the_module_says():
@@ -257,8 +257,8 @@ def test_whatever_is_signed_passes():
         "trace": "user=" + "u" * 128 + ",request=" + "r" * 128,
     }
     target = target_of(**longest)
-    grant = admit(target, address="2001:db8:1111:2222:3333:4444:5555:1")
-    assert grant == Grant(longest["expires_at"], longest["rate"], TAG, longest["trace"])
+    rights = admit(target, address="2001:db8:1111:2222:3333:4444:5555:1")
+    assert rights == UrlRights(longest["expires_at"], longest["rate"], TAG, longest["trace"])
     assert len(target) < 1_000
 
 
@@ -318,11 +318,11 @@ def test_a_signed_answer_is_kept_by_its_receiver_and_no_longer_than_its_url():
     assert cache_control(OPEN, is_immutable=False, now_s=NOW_S) == "public, max-age=60"
     forever = "public, max-age=31536000, immutable"
     assert cache_control(OPEN, is_immutable=True, now_s=NOW_S) == forever
-    grant = Grant(expires_at=NOW_S + 30)
-    assert cache_control(grant, is_immutable=False, now_s=NOW_S) == "private, max-age=30"
-    later = Grant(expires_at=NOW_S + 3600)
+    rights = UrlRights(expires_at=NOW_S + 30)
+    assert cache_control(rights, is_immutable=False, now_s=NOW_S) == "private, max-age=30"
+    later = UrlRights(expires_at=NOW_S + 3600)
     assert cache_control(later, is_immutable=False, now_s=NOW_S) == "private, max-age=60"
     assert (
         cache_control(later, is_immutable=True, now_s=NOW_S) == "private, max-age=3600, immutable"
     )
-    assert cache_control(grant, is_immutable=False, now_s=NOW_S + 99) == "private, max-age=0"
+    assert cache_control(rights, is_immutable=False, now_s=NOW_S + 99) == "private, max-age=0"

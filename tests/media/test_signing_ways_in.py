@@ -161,8 +161,8 @@ async def test_a_url_is_signed(way):
     signed = await way.do("sign", {"key": KEY, "address": "203.0.113.0/24", **options})
     base, _, query = signed["url"].partition("?")
     assert base == f"http://127.0.0.1:8081/m/{KEY}"
-    grant = check(Keys.derive(SECRET), f"/m/{KEY}", query, now_s=0, address="203.0.113.9")
-    assert (grant.rate, grant.trace, grant.expires_at % 300) == (65_536, "user=42", 0)
+    rights = check(Keys.derive(SECRET), f"/m/{KEY}", query, now_s=0, address="203.0.113.9")
+    assert (rights.rate, rights.trace, rights.expires_at % 300) == (65_536, "user=42", 0)
     assert signed["expires_at"].endswith("Z")
     assert signed == await way.do("sign", {"key": KEY, "address": "203.0.113.0/24", **options})
 
@@ -293,6 +293,6 @@ def test_a_url_is_plain_unless_it_must_be_signed(blobs):
 
 def test_what_a_url_says_of_its_user_is_read_by_nodes(media):
     query = media.objects.url(KEY, ttl_s=60, trace="user=42,request=r7").partition("?")[2]
-    grant = check(media.objects.url_keys, f"/m/{KEY}", query, now_s=0, address="::1")
-    tag = read_trace({"baggage": "user=43"}, KEY, grant.trace)
+    rights = check(media.objects.url_keys, f"/m/{KEY}", query, now_s=0, address="::1")
+    tag = read_trace({"baggage": "user=43"}, KEY, rights.trace)
     assert json.loads(json.dumps(tag)) == [None, "42", "r7", KEY]

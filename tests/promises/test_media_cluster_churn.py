@@ -18,7 +18,7 @@ from media_cluster import Cluster, Node, Traffic, content, running_cluster
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
-from headrace.media.cluster.membership import Roster
+from headrace.media.cluster.membership import MembershipStore
 from headrace.media.cluster.purge import Purges
 
 pytestmark = pytest.mark.soak
@@ -30,7 +30,7 @@ class Churn:
 
     def __init__(self, cluster: Cluster, traffic: Traffic, blobs: Blobs, seed: int) -> None:
         self.cluster, self.traffic = cluster, traffic
-        self.roster, self.purges = Roster(blobs), Purges(blobs)
+        self.member_store, self.purges = MembershipStore(blobs), Purges(blobs)
         self.random = random.Random(seed)
         self.done: list[str] = []
 
@@ -49,20 +49,22 @@ class Churn:
 
     async def weigh(self) -> None:
         node = self.random.choice(self.cluster.nodes)
-        await self.roster.set_weight(node.name, self.random.choice([0.2, 0.5, 1.0, 2.0]))
+        await self.member_store.set_weight(node.name, self.random.choice([0.2, 0.5, 1.0, 2.0]))
 
     async def drain(self) -> None:
         node = self.random.choice(self.cluster.nodes)
-        await self.roster.drain(node.name)
+        await self.member_store.drain(node.name)
         await self.traffic.wait_answers(40)
-        await self.roster.undrain(node.name)
+        await self.member_store.undrain(node.name)
 
     async def grow(self) -> None:
         """One known as a member that never answers, as an address that was given away."""
         ghost = self.cluster.nodes[0].member
-        await self.roster.register(type(ghost)(name="ghost", address="127.0.0.1:9"), replicas=2)
+        await self.member_store.register(
+            type(ghost)(name="ghost", address="127.0.0.1:9"), replicas=2
+        )
         await self.traffic.wait_answers(40)
-        await self.roster.remove("ghost")
+        await self.member_store.remove("ghost")
 
     async def replace(self) -> None:
         key = self.random.choice(self.cluster.keys)

@@ -21,7 +21,7 @@ from tests.kit.waiting import wait_true
 from headrace.engines.blobs import Blobs
 from headrace.media.cache.origin import SHAPE_KEPT_S
 from headrace.media.cluster.cluster_config import POLL_EVERY_S
-from headrace.media.cluster.membership import Roster
+from headrace.media.cluster.membership import MembershipStore
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import partition_of
@@ -147,10 +147,10 @@ async def test_a_store_that_is_away_costs_nobody_what_is_cached(cluster):
 
 
 async def test_a_drained_node_hands_over_while_traffic_runs(cluster, bucket_blobs):
-    roster, drained = Roster(bucket_blobs), cluster.nodes[2]
+    member_store, drained = MembershipStore(bucket_blobs), cluster.nodes[2]
     async with Traffic(cluster) as traffic:
         await traffic.wait_reads(50)
-        await roster.drain(drained.name)
+        await member_store.drain(drained.name)
 
         async def is_drained() -> bool:
             answers = [await cluster.get(drained, key, Range="bytes=0-0") for key in cluster.keys]
@@ -158,7 +158,7 @@ async def test_a_drained_node_hands_over_while_traffic_runs(cluster, bucket_blob
 
         await wait_true(is_drained, what="the drained node keeps nothing")
         await traffic.wait_reads(50)
-        await roster.undrain(drained.name)
+        await member_store.undrain(drained.name)
         await cluster.wait_routing()
         await traffic.wait_reads(50)
     assert traffic.faults == []

@@ -149,7 +149,7 @@ def test_the_head_of_a_part_is_read_by_its_shape_as_field_by_field():
             Decision(206, 100, 50),
             Shape(300, etag, 1_700_000_000, immutable),
             key=KEY,
-            grant=OPEN,
+            rights=OPEN,
             cache_status=answers.HIT,
             keeps_alive=True,
             extra=(("X-Headrace-Reply", "5a" * 32),),
