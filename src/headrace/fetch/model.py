@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -12,7 +11,8 @@ import msgspec
 
 from headrace.fetch.errors import FileFault, InvalidRate
 from headrace.jobs.model import Lane, Why
-from headrace.kernel import metrics
+from headrace.kernel import config, metrics
+from headrace.kernel.config import parse_as
 
 LIMITER: Final = "fetch"
 RESULTS_LIMITER: Final = "fetch.results"
@@ -458,14 +458,4 @@ class ValidatedRow:
 
 def parse_rate(text: str) -> tuple[int, float]:
     """Starts and window in seconds of `600/m`, `10/s`, `20/5s`, `5000/h`. Raises: InvalidRate."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,6}(?:\.[0-9]{1,3})?)?(s|m|h)", text.strip())
-    if match is None:
-        raise InvalidRate(
-            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m,"
-            " or in a window such as 20/5s"
-        )
-    if int(match[1]) == 0:
-        raise InvalidRate(
-            f"rate {text[:40]!r}: the number of requests must be over 0, such as 600/m"
-        )
-    return int(match[1]), float(match[2] or 1) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[3]]
+    return parse_as(config.parse_rate, "rate", text, InvalidRate)

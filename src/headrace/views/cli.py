@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, table
 from headrace.views.errors import InvalidSpan
@@ -164,10 +164,7 @@ def show_viewers(
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
 def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> None:
     """Show the items with the most views, most first."""
-    try:
-        window_s = parse_duration_s(window)
-    except ValueError as error:
-        raise InvalidSpan(f"--window: expected {error}, got {window[:40]!r}") from error
+    window_s = parse_as(parse_duration_s, "--window", window, InvalidSpan)
     found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
     rows = [(row.views, row.id) for row in found]
     terminal.show(found, table(("views", "id"), rows) if found else "no views")

@@ -18,7 +18,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
 from headrace.views.model import (
@@ -245,10 +245,7 @@ async def get_top(
     traffic: Annotated[Traffic, QueryParameter(name="class")] = Traffic.HUMAN,
 ) -> list[TopEntry]:
     """The items with the most views of a class within `window` (`24h`, `7d`), most first."""
-    try:
-        window_s = parse_duration_s(window)
-    except ValueError as error:
-        raise InvalidSpan(f"window: expected {error}, got {window[:40]!r}") from error
+    window_s = parse_as(parse_duration_s, "window", window, InvalidSpan)
     return await views.analytics.top(window_s, limit, traffic=traffic)
 
 

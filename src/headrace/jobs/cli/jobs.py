@@ -20,8 +20,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.config import parse_duration_s
-from headrace.kernel.errors import InvalidInput
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
@@ -53,8 +52,10 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
         raise InvalidJob(
             f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
         ) from error
-    after_s = None if after is None else duration_s("--after", after)
-    spread_s = None if spread is None else duration_s("--spread", spread)
+    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
+    spread_s = (
+        None if spread is None else parse_as(parse_duration_s, "--spread", spread, InvalidJob)
+    )
     job = NewJob(queue=queue, payload=decoded, after_s=after_s, spread_s=spread_s, **options)
     job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(job))
     terminal.show({"id": job_id}, f"job {job_id}")
@@ -134,7 +135,9 @@ def remove(terminal: Terminal, job_id: int) -> None:
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
     """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
     older, ids = choice.pop("older"), choice.pop("ids")
-    older_than_s = None if older is None else duration_s("--older", older, InvalidFilter)
+    older_than_s = (
+        None if older is None else parse_as(parse_duration_s, "--older", older, InvalidFilter)
+    )
     wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
 
     async def run(jobs: Jobs) -> BulkDone:
@@ -167,8 +170,8 @@ SEND_TO: Final = "A job and the queue to move it to."
 @click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE. They return unless they are acked in time."""
-    lease_s = duration_s("--lease", lease, InvalidTake)
-    wait_s = duration_s("--wait", wait, InvalidTake)
+    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
+    wait_s = parse_as(parse_duration_s, "--wait", wait, InvalidTake)
     taken = terminal.run(
         Jobs, lambda jobs: jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
     )
@@ -189,7 +192,7 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
     after = options["after"]
-    after_s = None if after is None else duration_s("--after", after, InvalidTake)
+    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidTake)
     given = {
         "done": TakenOutcome(outcome="done"),
         "retry": TakenOutcome(outcome="retry", after_s=after_s, why=options["why"]),
@@ -220,7 +223,7 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
 @click.option("--lease", default="5m", show_default=True, help="Duration from now.")
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
     """Extend LEASE_ID."""
-    lease_s = duration_s("--lease", lease, InvalidTake)
+    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)
@@ -327,14 +330,6 @@ def describe_taken(taken: Taken) -> str:
     ]
     until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
     return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
-
-
-def duration_s(name: str, text: str, refusal: type[InvalidInput] = InvalidJob) -> float:
-    """Parse a duration such as 30s. Raises: `refusal`, the error of the calling command."""
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise refusal(f"{name}: expected {error}, got {text[:80]!r}") from error
 
 
 def _count(count: int, *, is_capped: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,14 @@ from headrace.jobs.cli.jobs import (
     QUEUE_HEAD,
     describe_lane,
     describe_queue,
-    duration_s,
     queue_row,
 )
 from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel import config
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 
@@ -189,7 +188,7 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str
 
     If they are refused, nothing was consumed.
     """
-    wait_max_s = duration_s("--wait", wait)
+    wait_max_s = parse_as(parse_duration_s, "--wait", wait, InvalidJob)
     wait_s = terminal.run(
         Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
     )
@@ -228,7 +227,11 @@ def limiter_limits(
         _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
         return
     starts_max, window_s = parse_rate(options["rate"])
-    slack_s = SLACK_S if options["slack"] is None else duration_s("--slack", options["slack"])
+    slack_s = (
+        SLACK_S
+        if options["slack"] is None
+        else parse_as(parse_duration_s, "--slack", options["slack"], InvalidJob)
+    )
 
     async def change(jobs: Jobs) -> Limiter:
         await jobs.lanes.set_limiter(
@@ -258,14 +261,7 @@ def parse_rate(text: str | None) -> tuple[int | None, float | None]:
     """Starts and window in seconds of `600/m` or `10/30s`; None: no limits. Raises: InvalidJob."""
     if text is None:
         return None, None
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)([a-z]{1,2})", text)
-    try:
-        if match is not None:
-            return int(match[1]), parse_duration_s(f"{match[2] or 1}{match[3]}")
-        reason = "a rate such as 600/m or 10/30s"
-    except ValueError as error:
-        reason = str(error)
-    raise InvalidJob(f"--rate: expected {reason}, got {text[:80]!r}")
+    return parse_as(config.parse_rate, "--rate", text, InvalidJob)
 
 
 def _lane_row(lane: Lane) -> tuple[Any, ...]:

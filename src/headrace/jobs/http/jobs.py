@@ -16,7 +16,7 @@ from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
 from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, JobFilter, NewJob, Taken, TakenOutcome, Why
 from headrace.jobs.service import Jobs
 from headrace.jobs.validation import is_row_id, too_many_jobs
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
@@ -229,7 +229,10 @@ async def take_jobs(
     wait: FromQuery[str] = "0s",
 ) -> Taken:
     """Take up to `n` due jobs for `lease`; wait up to `wait`, at most 30 s, for the first."""
-    lease_s, wait_s = _duration_s("lease", lease), _duration_s("wait", wait)
+    lease_s, wait_s = (
+        parse_as(parse_duration_s, "lease", lease, InvalidTake),
+        parse_as(parse_duration_s, "wait", wait, InvalidTake),
+    )
     return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
 
 
@@ -254,12 +257,7 @@ async def extend_lease(
 ) -> Extended:
     """Extend a lease to `lease` from now."""
     number = parse_lease_id(lease_id)
-    expires_at = await jobs.takes.extend(number, _duration_s("lease", lease))
+    expires_at = await jobs.takes.extend(
+        number, parse_as(parse_duration_s, "lease", lease, InvalidTake)
+    )
     return Extended(lease_id=number, expires_at=expires_at)
-
-
-def _duration_s(name: str, text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidTake(f"{name}: expected {error}, got {text[:80]!r}") from error
