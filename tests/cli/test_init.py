@@ -12,7 +12,7 @@ import pytest
 
 from headrace.__main__ import main
 from headrace.app import sections
-from headrace.cli.init import NEXT_STEPS, commented_config, starter
+from headrace.cli.setup import NEXT_STEPS, commented_config, starter
 from headrace.kernel.config import load_config, setting_rows
 from headrace.testing import drain
 

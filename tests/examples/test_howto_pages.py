@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app import sections
-from headrace.cli.init import starter
+from headrace.cli.setup import starter
 from headrace.fetch.webhook_delivery import headers_of, new_secret
 from headrace.kernel.config import load_config
 
