@@ -234,9 +234,7 @@ def load_config(
                 else f"{source}: [{row.section}] {row.name}"
             )
             problems.append(FieldProblem(name, "invalid", f"expected {error}, got {shown}"))
-    if problems:
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
+    InvalidConfig.require_none(problems, "configuration")
     return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
 
 

@@ -58,16 +58,12 @@ def _require_plain_query(query_string: bytes, handler: BaseRouteHandler) -> None
             raise ParameterRepeated(
                 f"query parameter {name[:80]!r} is given {count} times: send it once"
             )
-    problems = tuple(
+    problems = [
         FieldProblem(f"query: {name}", "invalid", f"expected a whole number, got {text[:40]!r}")
         for name, text in given
         if name in kinds and _is_integer(kinds[name]) and not INTEGER.fullmatch(text)
-    )
-    if problems:
-        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise BodyInvalid(
-            f"the request has parameters that are not valid: {texts}", problems=problems
-        )
+    ]
+    BodyInvalid.require_none(problems, "the request has parameters that are not valid", shown_max=3)
 
 
 def _is_list(field: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from headrace.jobs.cli.jobs import (
 from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
-from headrace.jobs.service.lanes import SLACK_S
+from headrace.jobs.service.lanes import SLACK_S, Lanes
 from headrace.kernel import config
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, table
@@ -127,12 +127,20 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
     To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
     starts_max, window_s = parse_rate(options.pop("rate"))
+    limits = {"starts_max": starts_max, "window_s": window_s, **options}
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.set(limiter, lane, **limits))
 
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.set(limiter, lane, starts_max=starts_max, window_s=window_s, **options)
+
+def _change_lane(
+    terminal: Terminal, limiter: str, lane: str, change: Callable[[Lanes], Awaitable[None]]
+) -> None:
+    """Change a lane and show it."""
+
+    async def run(jobs: Jobs) -> Lane:
+        await change(jobs.lanes)
         return await jobs.lanes.get(limiter, lane)
 
-    found = terminal.run(Jobs, change)
+    found = terminal.run(Jobs, run)
     terminal.show(found, describe_lane(found))
 
 
@@ -141,13 +149,7 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
 @click.argument("lane")
 def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Remove the own limits, pause and weight of LANE of LIMITER."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.reset(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.reset(limiter, lane))
 
 
 @lanes.command("pause", short_help="Stop leasing jobs of a lane.")
@@ -155,13 +157,7 @@ def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.pause(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.pause(limiter, lane))
 
 
 @lanes.command("resume", short_help="Lease jobs of a lane again.")
@@ -169,13 +165,7 @@ def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Lease jobs of LANE of LIMITER again, within its limits."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.resume(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.resume(limiter, lane))
 
 
 @lanes.command("spend", short_help="Consume starts of a lane.")

@@ -243,10 +243,8 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
         )
         if fewest > most:
             found.append(("slots_min", f"expected at most slots_max, which is {most}"))
-    if found:
-        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidSetting(f"queue {before.queue!r}: {lines}", problems=problems)
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
+    InvalidSetting.require_none(problems, f"queue {before.queue!r}")
 
 
 def _lane_missing(queue: QueueRow) -> str:
