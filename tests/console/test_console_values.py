@@ -119,8 +119,7 @@ ACTION = Action(
     scope="jobs:write",
     what="Moves {item} to {place}.",
     command="headrace shop move {item} [--to {place}] [--n {n}] [--force ?force]",
-    method="PUT",
-    path="/v1/items/{item}",
+    http="PUT /v1/items/{item}",
     body=lambda values: {"n": values["n"], "force": values["force"]},
     fields=(
         Field(name="item", label="Item", kind="fixed"),
