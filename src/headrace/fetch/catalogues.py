@@ -1,7 +1,7 @@
 """Runs of catalogues: read a file, stage its rows, then hold or apply the run.
 
-    read in a thread -> stage rows (`staging`, small transactions) -> hold (`safety_hold`)
-    or apply (`applying`): diff, items, needed photos and all jobs, in ONE transaction
+    read in a thread -> stage rows (`validation`, small transactions) -> hold or apply
+    (`applying`): diff, items, needed photos and all jobs, in ONE transaction
 
 A crash leaves either staged rows, which the next run of the customer deletes, or the whole run
 applied.

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 from headrace.fetch.store import outcomes, results, runs
 
-__all__ = ["catalogues", "outcomes", "results", "runs"]
+__all__ = ["outcomes", "results", "runs"]

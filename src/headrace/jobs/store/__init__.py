@@ -8,4 +8,4 @@ from __future__ import annotations
 
 from headrace.jobs.store import fleet, jobs, leases, queues
 
-__all__ = ["crons", "fleet", "jobs", "leases", "queues"]
+__all__ = ["fleet", "jobs", "leases", "queues"]

@@ -20,12 +20,11 @@ cache misses only. Five rules ensure this, without a log, a snapshot, a free lis
     frame_table    the frames of a disk in shared memory; which frame is evicted (SIEVE)
     epochs         which workers may be sending a frame
     linux          named shared memory; membarrier, fallocate, cachestat
-    disk_files     open and claim a folder or device; probe whether it can be sent in place
+    disk_files     open and claim a folder or device; a disk as a worker reads it
     disk, disks    one disk of the filler; all disks of the node
     origin, fills  read blocks from the object store; fill a frame
     filler         the writing process and its commands
     filler_ipc     messages between workers and filler, the manifest of the disks
-    read_disk      a disk as a worker reads it
     block_cache    `BlockCache`: lookups and block requests of a worker
 """
 
