@@ -14,7 +14,7 @@ publishable key.
 Engines: PostgreSQL stores tokens, console sessions, the audit log and idempotency keys.
 
 model        settings, scopes, errors and the protocol of the served app
-server       the app, Idempotency-Key             http         the routes at the root
+server       the app, Idempotency-Key         http         the routes at the root
 guard        checks and headers of every request, CORS
 auth         authentication and scopes           tokens       API tokens and their store
 sessions     console sessions and the audit log  limits       connection and request limits
