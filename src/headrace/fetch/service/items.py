@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Row, Tx
+from headrace.engines.postgres import Postgres, Row, Tx, from_row
 from headrace.fetch import store
 from headrace.fetch.applying import Applying
 from headrace.fetch.download import Downloader
@@ -168,9 +168,9 @@ class Hosts:
         weights = dict(zip(row["classes_s"], row["weights"], strict=True))
         total = sum(weights.values())
         is_measured = total >= FORGOTTEN and row["photos"] > 0
-        return Host(
-            host=row["host"],
-            customer=row["customer"],
+        return from_row(
+            Host,
+            row,
             starts_in=self._classes.starting(weights).name,
             needs={
                 TimeClass(class_s).name: round(weight / total, 3)
@@ -178,12 +178,7 @@ class Hosts:
                 if is_measured
             },
             mean_s=round(row["seconds"] / row["photos"], 4) if is_measured else None,
-            requests=row["requests"],
             photos_by_outcome=by_outcome,
-            first_seen_at=row["first_seen_at"],
-            last_seen_at=row["last_seen_at"],
-            paused_until=row["paused_until"],
-            crawl_delay_s=row["crawl_delay_s"],
         )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.fetch.errors import CustomerUnknown, FileFault
 from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import (
@@ -213,15 +213,7 @@ async def find_runs(
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
     """A page of a run's changes behind item `after`, by item."""
     rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
-    return [
-        Change(
-            item=row["item"],
-            kind=row["kind"],
-            version=row["version"],
-            fields=_changed_fields(row),
-        )
-        for row in rows
-    ]
+    return [from_row(Change, row, fields=_changed_fields(row)) for row in rows]
 
 
 def _changed_fields(row: Row) -> list[str]:
@@ -254,31 +246,17 @@ def _run(row: Row) -> Run:
         pending=pending,
         rate_per_s=row["rate_per_s"],
     )
-    return Run(
+    return from_row(
+        Run,
+        row,
         run=row["id"],
-        customer=row["customer"],
         state=RunState(row["state"]),
-        file_name=row["file_name"],
-        format=row["format"],
-        reason=row["reason"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
         rows=row["rows_read"],
-        invalid=row["invalid"],
-        new=row["new"],
-        changed=row["changed"],
-        unchanged=row["unchanged"],
-        gone=row["gone"],
-        problems=row["problems"],
-        items_pending=row["items_pending"],
-        photos=row["photos"],
         photos_pending=pending,
         photos_by_outcome=dict(sorted(by_outcome.items())),
         photos_per_s=photos_per_s,
         eta_s=eta_s,
         sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
-        undone_by=row["undone_by"],
-        items_late=row["items_late"],
         fault=_FAULTS.decode(row["fault"]) if row["fault"] else None,
     )
 
@@ -383,13 +361,8 @@ async def row_problems(
     return [
         (
             row["id"],
-            RowProblem(
-                row=row["row_number"],
-                line=row["line"],
-                item=row["item"],
-                field=row["field"],
-                code=row["code"],
-                values=_VALUES.decode(row["parameters"]),
+            from_row(
+                RowProblem, row, row=row["row_number"], values=_VALUES.decode(row["parameters"])
             ),
         )
         for row in rows
@@ -404,12 +377,7 @@ async def photo_problems(
     return [
         (
             row["id"],
-            PhotoProblem(
-                item=row["item"],
-                url=row["url"],
-                outcome=row["outcome"],
-                text="",
-            ),
+            from_row(PhotoProblem, row, text=""),
         )
         for row in rows
     ]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.engines.postgres import Postgres, Row, Runner, from_row
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import Job, JobColumns, JobProgress, JobState
 from headrace.jobs.outcomes import bounded_text
@@ -305,7 +305,7 @@ async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]
 async def find_progress(runner: Runner, job_id: int) -> JobProgress | None:
     """The progress that the job reported last."""
     row: Any = await runner.one(SQL.find_progress, job=job_id)
-    return None if row is None else JobProgress(ratio=row["ratio"], text=row["text"], at=row["at"])
+    return None if row is None else from_row(JobProgress, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.model import Lane, Limiter, QueueSettings, QueueStatus
 from headrace.jobs.sql import SQL
@@ -102,18 +102,11 @@ async def queue_statuses(
     """Every queue, or the one called `queue`, with its backlog counted up to `count_max`."""
     rows = await runner.all(SQL.queue_statuses, queue=queue, count_max=count_max)
     return [
-        QueueStatus(
+        from_row(
+            QueueStatus,
+            row,
             **msgspec.structs.asdict(_settings_of(row)),
             ready=min(row["ready"], count_max),
-            scheduled=row["scheduled"],
-            leased=row["leased"],
-            failed=row["failed"],
-            oldest_ready_age_s=row["oldest_ready_age_s"],
-            ready_is_capped=row["ready_is_capped"],
-            scheduled_is_capped=row["scheduled_is_capped"],
-            failed_is_capped=row["failed_is_capped"],
-            slots=row["slots"],
-            is_known=row["is_known"],
         )
         for row in rows
     ]
@@ -139,20 +132,7 @@ def _settings_of(row: Row) -> QueueSettings:
         name: own.get(name, row[name])
         for name in ("importance", "slots_min", "slots_max", "retries")
     }
-    return QueueSettings(
-        queue=row["name"],
-        limiter=row["limiter"],
-        paused=row["paused"],
-        batch=row["batch"],
-        timeout_s=row["timeout_s"],
-        tag=row["tag"],
-        keep_done_s=row["keep_done_s"],
-        keep_result=row["keep_result"],
-        needs_lane=row["needs_lane"],
-        aliases=row["aliases"],
-        overridden=own,
-        **held,
-    )
+    return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
 
 
 async def set_lane(
@@ -204,19 +184,8 @@ async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int
 
 
 def _lane(row: Row) -> Lane:
-    return Lane(
-        limiter=row["limiter"],
-        lane=row["name"],
-        starts_max=row["starts_max"],
-        window_s=row["window_s"],
-        concurrency=row["concurrency"],
-        paused=row["paused"],
-        weight=row["weight"],
-        waiting=int(row["waiting"]),
-        inflight=row["inflight"],
-        starts_live=row["starts_live"],
-        next_at=row["next_at"],
-        follows_limiter=not row["is_own"],
+    return from_row(
+        Lane, row, lane=row["name"], waiting=int(row["waiting"]), follows_limiter=not row["is_own"]
     )
 
 
@@ -285,18 +254,7 @@ async def unspread_limiters(runner: Runner) -> list[str]:
 async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
     """Every limiter by name, or the one called `limiter`."""
     rows = await runner.all(SQL.find_limiters, limiter=limiter)
-    return [
-        Limiter(
-            limiter=row["name"],
-            starts_max=row["starts_max"],
-            window_s=row["window_s"],
-            slack_s=row["slack_s"],
-            concurrency=row["concurrency"],
-            is_set=row["is_set"],
-            queues=row["queues"],
-        )
-        for row in rows
-    ]
+    return [from_row(Limiter, row, limiter=row["name"]) for row in rows]
 
 
 async def remove_idle_lanes(
@@ -380,14 +338,7 @@ async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float
     row = await runner.one(SQL.lock_due_cron, forgotten_s=forgotten_s)
     if row is None:
         return None
-    cron = NewCron(
-        name=row["name"],
-        spec=row["spec"],
-        tz=row["tz"],
-        queue=row["queue"],
-        payload=msgspec.json.decode(row["payload"]),
-        priority=row["priority"],
-    )
+    cron = from_row(NewCron, row, payload=msgspec.json.decode(row["payload"]))
     return DueCron(cron, row["next_at"], row["now_at"])
 
 
@@ -413,17 +364,4 @@ def _fields(cron: NewCron) -> dict[str, object]:
 
 
 def _cron(row: Row) -> Cron:
-    return Cron(
-        name=row["name"],
-        spec=row["spec"],
-        tz=row["tz"],
-        queue=row["queue"],
-        payload=msgspec.json.decode(row["payload"]),
-        priority=row["priority"],
-        next_at=row["next_at"],
-        last_at=row["last_at"],
-        last_job=row["last_job"],
-        paused=row["paused"],
-        source=row["source"],
-        error=row["error"],
-    )
+    return from_row(Cron, row, payload=msgspec.json.decode(row["payload"]))
