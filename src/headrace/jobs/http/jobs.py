@@ -155,7 +155,7 @@ async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
 BULK_LISTING: Final = "jobs.bulk"
 
 
-class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`retry`, `cancel` or `delete` matching jobs; `dry_run` only counts them."""
 
     action: str
@@ -165,7 +165,7 @@ class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `next_cursor` of the previous response."""
 
 
-class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a step. If `more`, send the request again with `cursor` = `next_cursor`."""
 
     action: str
@@ -179,8 +179,8 @@ class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/v1/jobs/bulk", status_code=200, opt=WRITE)
 async def bulk_jobs(
-    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
-) -> BulkTold:
+    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkRequest]
+) -> BulkResponse:
     """Apply one bounded step of an action to matching jobs, newest first."""
     query = {
         "action": data.action,
@@ -194,7 +194,7 @@ async def bulk_jobs(
     following = None
     if done.next_before is not None:
         following = sign_cursor(cursor_key, BULK_LISTING, query, done.next_before)
-    return BulkTold(
+    return BulkResponse(
         action=done.action,
         dry_run=done.dry_run,
         matched=done.matched,
