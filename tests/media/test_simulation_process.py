@@ -14,7 +14,7 @@ from litestar import Litestar
 from tests.kit.waiting import wait_true
 
 from headrace.media.errors import InvalidSimulation
-from headrace.media.http.cluster import simulate_losses
+from headrace.media.http.cluster import simulate_media
 from headrace.media.simulate.cluster import Cluster, SimulationBusy, simulate, simulate_in_process
 
 SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
@@ -47,7 +47,7 @@ async def test_what_cannot_be_is_refused_before_a_process_is_made():
 @pytest.mark.slow
 async def test_it_ends_when_the_caller_leaves():
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(Litestar([simulate_losses]), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(Litestar([simulate_media]), log_level="error"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     _, writer = await asyncio.open_connection(*listener.getsockname())
     body = b'{"centres": 4, "nodes": 4}'
