@@ -19,7 +19,7 @@ from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
-HOSTS, FLOATS, STEPS = 40, 4, 2000
+HOSTS, FLOATS, STEPS = 40, 4, 1200
 AGE = compile_query(
     "age",
     "-- A host row expired :age_s ago.\nUPDATE headrace.host"
