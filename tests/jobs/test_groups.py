@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from lease_steps import claim_one, told
+from lease_steps import claim_one
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob, QueueUnknown, store
@@ -53,22 +53,6 @@ async def test_settlements_at_once_enqueue_each_callback_once(jobs, manager, que
     assert len(rows) == len(set(ids)) == 60
     assert all('"done":5' in row["payload"] and "\\u0000" in row["payload"] for row in rows)
     assert await sql("SELECT id FROM headrace.job_group") == []
-
-
-async def test_a_callback_counts_members_that_were_removed_in_bulk(jobs, manager, queue_id):
-    for action in ("cancel", "delete"):
-        members = [NewJob(queue="q", lane=lane) for lane in (None, "a", None)]
-        new = NewGroup(members=members, on_done=NewJob(queue="far"))
-        [group_id] = await jobs.enqueue_groups([new])
-        manager.settle(told(await claim_one(manager, queue_id, 1)))
-        await manager.flush()
-        found = [job.id for job in (await jobs.find(queue="q", state="ready")).jobs]
-        for job_id in found:
-            await getattr(jobs, action)(job_id)
-        assert len(found) == 2
-        [callback] = (await jobs.takes.take("far")).jobs
-        counts = {"id": group_id, "done": 1, "failed": 0, "cancelled": 2, "quarantined": 0}
-        assert callback.payload == {"group": counts}
 
 
 async def test_the_callback_waits_for_the_end_of_the_block(jobs, tasks, working, sql, wait_state):

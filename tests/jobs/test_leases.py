@@ -10,7 +10,6 @@ from lease_steps import (
     NO_LIMITS,
     claim_lane_jobs,
     claim_one,
-    live_manager,
     settle,
     told,
 )
@@ -286,18 +285,6 @@ async def test_work_ahead(jobs, manager, queue_ids, fill):
     assert (await manager.queues_with_work(both)).ready == {queue_ids["q"]}
     await jobs.queues.pause("q")
     assert (await manager.queues_with_work(both)).queue_ids == frozenset()
-
-
-async def test_a_host_that_started_again_competes_for_its_leases(
-    jobs, queue_ids, fill, postgres, config
-):
-    """Each host row has leases of its own, also with the same name."""
-    [job_id] = await fill()
-    first, second = [await live_manager(postgres, config, queue_ids.values()) for _ in range(2)]
-    await claim_one(first, queue_ids["q"])
-    for _ in range(2):
-        await second.return_unknown()
-    assert await states(jobs, [job_id]) == ["leased"]
 
 
 def test_batches_of_acks_are_taken_in_order_and_put_back_first():
