@@ -8,11 +8,9 @@ import pytest
 from name_server import NameServer
 from origin import Origin
 from receiver import Receiver
-from room import JOBS, LIMITS, Process, Shop, Terminal, api_client
+from room import LIMITS, Process, Shop, Terminal, api_client, new_room, working
 
-from headrace.fetch import Fetch, FetchConfig, Item
-from headrace.jobs import Jobs, Registry
-from headrace.jobs.worker import Worker
+from headrace.fetch import FetchConfig, Item
 
 
 @pytest.fixture
@@ -70,17 +68,12 @@ def config(origin, request):
 @pytest.fixture
 async def shop(postgres, blobs, config, origin, tmp_path):
     """The room with customer `shop`, no worker."""
-    registry = Registry()
-    jobs = Jobs(postgres, JOBS, registry)
-    registry.bind(lambda: jobs)
-    fetch = Fetch(postgres, blobs, jobs, config)
-    fetch.register(registry)
-    found = Shop(fetch, jobs, postgres, tmp_path, origin)
 
     async def publish(item: Item) -> None:
         found.items.append(item)
 
-    fetch.on_item(publish)
+    fetch, jobs = new_room(postgres, blobs, config, publish)
+    found = Shop(fetch, jobs, postgres, tmp_path, origin)
     await fetch.customers.set("shop", **LIMITS)
     yield found
     await fetch.close()
@@ -94,11 +87,8 @@ async def shop(postgres, blobs, config, origin, tmp_path):
 @pytest.fixture
 async def worker(shop, postgres):
     """A worker on the room's queues."""
-    stop = asyncio.Event()
-    running = asyncio.create_task(Worker(postgres, shop.jobs, JOBS, host_name="test").run(stop))
-    yield running
-    stop.set()
-    await asyncio.wait_for(running, 60)
+    async with working(postgres, shop.jobs) as task:
+        yield task
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ class NameServer(asyncio.DatagramProtocol):
         self.lost: dict[str, int] = {}
         self.broken: dict[str, int] = {}
         self.unanswered: list[tuple[bytes, tuple[str, int]]] = []
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.port = 0
 
     def connection_made(self, transport) -> None:
@@ -32,7 +32,7 @@ class NameServer(asyncio.DatagramProtocol):
 
     def datagram_received(self, data, peer) -> None:
         name, end = self._name(data)
-        self.asked.append(name)
+        self.queries.append(name)
         if name in self.silent:
             self.unanswered.append((data, peer))
             return

@@ -78,7 +78,7 @@ class Origin:
 
     def requests(self, path: str) -> list[int]:
         """The statuses answered for `path`, in order."""
-        return [status for asked, status in self.log if asked == path]
+        return [status for requested, status in self.log if requested == path]
 
     def statuses(self) -> Counter[int]:
         return Counter(status for _, status in self.log)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -63,13 +65,18 @@ class Shop:
     async def wait_done(self, run: Run, *, hurries: bool = False) -> Run:
         """Wait until all items of the run are published and delivered."""
 
+        hurried_s = 0.0
+
         async def is_over() -> Run | None:
-            if hurries:
+            nonlocal hurried_s
+            if hurries and time.monotonic() > hurried_s + 0.1:
                 await self.due_now()
+                hurried_s = time.monotonic()
             found = await self.fetch.runs.get(run.run)
-            rows = await self.jobs.queues.all()
-            is_quiet = not any(q.ready + q.leased + q.scheduled for q in rows)
-            return found if found.state in FINAL_STATES and is_quiet else None
+            if found.state not in FINAL_STATES:
+                return None
+            queues = await self.jobs.queues.all()
+            return None if any(q.ready + q.leased + q.scheduled for q in queues) else found
 
         return await wait_true(is_over, what=f"run {run.run} done and delivered")
 
@@ -105,33 +112,48 @@ class Shop:
         return found
 
 
+def new_room(postgres, blobs, config: FetchConfig, *handlers) -> tuple[Fetch, Jobs]:
+    """A room with its own registry and these handlers of items."""
+    registry = Registry()
+    jobs = Jobs(postgres, JOBS, registry)
+    registry.bind(lambda: jobs)
+    fetch = Fetch(postgres, blobs, jobs, config)
+    fetch.register(registry)
+    for handler in handlers:
+        fetch.on_item(handler)
+    return fetch, jobs
+
+
+@asynccontextmanager
+async def working(postgres, jobs: Jobs, name: str = "test"):
+    """A worker on all queues of `jobs`; yields its task."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(Worker(postgres, jobs, JOBS, host_name=name).run(stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 60)
+
+
 class Process:
-    """Another process of the site: its own registry, handlers and settings; works while entered."""
+    """Another process of the site, with its handlers and settings; works while entered."""
 
     def __init__(self, shop: Shop, blobs, config: FetchConfig, *handlers) -> None:
-        registry = Registry()
-        self.postgres = shop.postgres
-        self.jobs = Jobs(self.postgres, JOBS, registry)
-        registry.bind(lambda: self.jobs)
-        self.fetch = Fetch(self.postgres, blobs, self.jobs, config)
-        self.fetch.register(registry)
-        for handler in handlers:
-            self.fetch.on_item(handler)
-        self._stop = asyncio.Event()
+        self.fetch, jobs = new_room(shop.postgres, blobs, config, *handlers)
+        self._working = working(shop.postgres, jobs, "other")
 
     @property
     def is_working(self) -> bool:
         """Whether its worker runs."""
-        return not self._working.done()
+        return not self._task.done()
 
     async def __aenter__(self) -> Self:
-        worker = Worker(self.postgres, self.jobs, JOBS, host_name="other")
-        self._working = asyncio.create_task(worker.run(self._stop))
+        self._task = await self._working.__aenter__()
         return self
 
     async def __aexit__(self, *_) -> None:
-        self._stop.set()
-        await asyncio.wait_for(self._working, 60)
+        await self._working.__aexit__(None, None, None)
         await self.fetch.close()
 
 

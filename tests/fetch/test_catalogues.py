@@ -162,7 +162,7 @@ async def test_many_customers_run_catalogues_at_once(shop):
     assert [(run.customer, run.new) for run in runs] == [(name, 300) for name in names]
 
 
-async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
+async def test_a_run_without_a_permit_is_refused_with_a_retry_time(shop):
     path = shop.folder / "x.csv"
     path.write_text(HEAD + rows(1))
     line = Catalogues(
@@ -246,7 +246,7 @@ async def test_of_rows_of_one_id_far_apart_the_first_counts(shop):
         assert (await shop.fetch.items.get("shop", "i000")).fields["name"] == "Item 0"
 
 
-async def test_a_fault_that_was_read_ahead_of_a_chunk_that_is_not_stored_is_looked_at(caplog):
+async def test_a_read_ahead_fault_is_retrieved_if_the_chunk_before_fails(caplog):
     """The next chunk is read while one is stored.
 
     Where both fail the first is raised, and the other is no loose end.

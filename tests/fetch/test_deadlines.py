@@ -63,8 +63,12 @@ async def test_an_item_is_published_at_its_deadline_with_the_photos_it_has(shop,
     assert await results_of(shop, "c") == [], "only its publication is missing"
     late = await shop.fetch.runs.get(run.run)
     assert (late.state, late.items_late, late.items_pending) == (RunState.APPLIED, 2, 3)
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
-    assert sorted(told) == [("a", "failed:http_404"), ("a", "failed:late"), ("b", "failed:late")]
+    problems = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
+    assert sorted(problems) == [
+        ("a", "failed:http_404"),
+        ("a", "failed:late"),
+        ("b", "failed:late"),
+    ]
     sheet = await client.get(f"/v1/fetch/runs/{run.run}/errors?format=csv&lang=ru")
     assert "к сроку" in sheet.text
     assert "2 items were published at their deadline" in (await command("run", "show", "1"))[1]
@@ -89,8 +93,8 @@ async def test_late_photos_make_a_further_version_and_faults_do_not(shop, proces
     assert (done.state, done.new, done.changed, done.unchanged) == (RunState.DONE, 3, 0, 0)
     kinds = {change.kind for change in await shop.fetch.runs.changes(run.run)}
     assert kinds == {"new"}
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
-    assert sorted(told) == [("b", "failed:http_404"), ("c", "failed:http_404")]
+    problems = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
+    assert sorted(problems) == [("b", "failed:http_404"), ("c", "failed:http_404")]
     await shop.fetch.upkeep.publish_late()
     assert len(await shop.fetch.items.results(results_max=100)) == 5
     again = await shop.run(f"{HEAD}a,A,5,{good}\nb,B,5,{bad}\nc,C,5,{good}|{bad}\n")

@@ -109,7 +109,7 @@ async def test_concurrent_lookups_of_a_name_share_one_query(downloader, origin, 
     urls = [f"http://shop.example:{origin.port}/photo/{n}" for n in range(30)]
     found = await asyncio.gather(*(downloader.download(url) for url in urls))
     assert {f.outcome for f in found} == {"received"}
-    assert names.asked.count("shop.example") <= 2, "one A and one AAAA"
+    assert names.queries.count("shop.example") <= 2, "one A and one AAAA"
     none = await downloader.download(f"http://none.example:{origin.port}/x")
     assert none.outcome == "failed:dns"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tomllib
 from contextlib import asynccontextmanager
@@ -12,14 +11,12 @@ from typing import Any
 
 import pytest
 from fetch_ways import VERBS, WAYS, CommandWay, HttpWay, PythonWay, Refused
-from room import JOBS, api_client
+from room import api_client, new_room, working
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.fetch import Fetch, FetchConfig, Item
+from headrace.fetch import FetchConfig, Item
 from headrace.fetch.model import RunState
-from headrace.jobs import Jobs, Registry
-from headrace.jobs.worker import Worker
 
 BY_CHANCE = {"at", "secret", "webhook_secret", "needs", "starts_live", "file_name", "sample"}
 STEPS = tomllib.loads(Path(__file__).with_name("scenario_fetch.toml").read_text())["step"]
@@ -30,22 +27,14 @@ async def fresh_room(running_engines, blobs, config: FetchConfig):
     """A room with a worker, on its own database."""
     async with running_engines.database() as url:
         postgres = Postgres(url, PostgresConfig())
-        registry = Registry()
-        jobs = Jobs(postgres, JOBS, registry)
-        registry.bind(lambda: jobs)
-        fetch = Fetch(postgres, blobs, jobs, config)
-        fetch.register(registry)
 
         async def on_item(_item: Item) -> None:
             pass
 
-        fetch.on_item(on_item)
+        fetch, jobs = new_room(postgres, blobs, config, on_item)
         await fetch.declare_consumers()
-        stop = asyncio.Event()
-        working = asyncio.create_task(Worker(postgres, jobs, JOBS, host_name="test").run(stop))
-        yield SimpleNamespace(fetch=fetch, jobs=jobs, postgres=postgres)
-        stop.set()
-        await asyncio.wait_for(working, 60)
+        async with working(postgres, jobs):
+            yield SimpleNamespace(fetch=fetch, jobs=jobs, postgres=postgres)
         await fetch.close()
         await jobs.close()
         await postgres.close()

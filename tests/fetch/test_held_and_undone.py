@@ -217,10 +217,10 @@ async def test_undo_restores_items_as_new_versions_without_a_download(shop, work
     undo = await shop.wait_done(await shop.fetch.runs.undo(bad.run))
     assert await content_of(shop) == before
     assert (undo.format, undo.rows, undo.new, undo.changed, undo.gone) == ("undo", 35, 8, 22, 5)
-    told = shop.published()
-    assert sorted({action for action, _, _ in told}) == ["edit", "publish", "unpublish"]
-    assert len(told) == 35
-    assert all(version == 3 for action, _, version in told if action != "unpublish")
+    delivered = shop.published()
+    assert sorted({action for action, _, _ in delivered}) == ["edit", "publish", "unpublish"]
+    assert len(delivered) == 35
+    assert all(version == 3 for action, _, version in delivered if action != "unpublish")
     assert (await shop.fetch.items.get("shop", "i000")).photos[0].key is not None
     assert shop.origin.requests("/photo/1") == requested
     assert (await shop.fetch.runs.get(bad.run)).undone_by == undo.run

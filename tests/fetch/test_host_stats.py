@@ -57,7 +57,7 @@ async def weights(shop) -> dict[tuple[str, float], float]:
     return {(r["host"], r["class_s"]): r["weight"] for r in found}
 
 
-async def test_what_is_kept_fades_as_the_rule_says(shop, make_speeds, postgres):
+async def test_weights_decay_by_the_rule(shop, make_speeds, postgres):
     speeds = make_speeds()
     note(speeds, "a.example", 1.0, times=8)
     note(speeds, "b.example", 30.0)
@@ -129,7 +129,7 @@ async def test_slots_that_record_the_same_hosts_at_once_lose_no_count(shop, make
     assert [row["requests"] for row in rows] == [12] * 30
 
 
-async def test_hosts_not_asked_for_a_season_are_forgotten(shop, make_speeds, postgres):
+async def test_hosts_without_requests_for_long_are_forgotten(shop, make_speeds, postgres):
     speeds = make_speeds()
     note(speeds, "old.example", 1.0)
     await speeds.flush()

@@ -78,10 +78,10 @@ CASES = {
         "refused:headers_too_large",
     ),
     # It lies about lengths
-    "shorter-than-told": (Answer(raw=sized(GOOD[:500], 5000)), "failed:truncated"),
+    "shorter-than-announced": (Answer(raw=sized(GOOD[:500], 5000)), "failed:truncated"),
     "chunk-cut-off": (Answer(raw=CHUNKED + b"5000\r\nabc"), "failed:truncated"),
     "no-last-chunk": (Answer(raw=CHUNKED + chunked(GOOD)), "failed:truncated"),
-    "told-shorter-than-it-is": (Answer(raw=sized(GOOD, 400)), "failed:truncated"),
+    "announced-too-short": (Answer(raw=sized(GOOD, 400)), "failed:truncated"),
     "half-a-photo": (Answer(200, GOOD[:600]), "failed:truncated"),
     "a-length-of-99-GB": (Answer(raw=sized(b"", 99_000_000_000)), "refused:too_large"),
     "two-lengths": (

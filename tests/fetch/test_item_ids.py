@@ -87,20 +87,20 @@ async def test_reports_show_any_id(shop, client):
     text = catalogue(HOSTILE_IDS).replace(",5,", ",five,")
     run = await shop.run(f'{text}\n"ok",Good,5,')
     assert run.invalid == len(HOSTILE_IDS)
-    told = [p.item for _, p in await shop.fetch.reports.problems(run.run)]
-    assert told == [find_item_id(one) for one in HOSTILE_IDS]
+    items = [p.item for _, p in await shop.fetch.reports.problems(run.run)]
+    assert items == [find_item_id(one) for one in HOSTILE_IDS]
     answer = (await client.get(f"/v1/fetch/runs/{run.run}/errors", params={"limit": 1000})).json()
-    assert [p["item"] for p in answer["problems"]] == told
+    assert [p["item"] for p in answer["problems"]] == items
     sheet = (await client.get(f"/v1/fetch/runs/{run.run}/errors?format=csv")).content
     cells = [
         row["item"] for row in csv.DictReader(io.StringIO(sheet.decode("utf-8-sig"), newline=""))
     ]
     assert [cell.removeprefix("'") if cell != "'" else cell for cell in cells] == [
-        one.removeprefix("'") if one != "'" else one for one in told
+        one.removeprefix("'") if one != "'" else one for one in items
     ]
     page = (await client.get(f"/v1/fetch/runs/{run.run}/report")).text
     assert "<script>alert" not in page
-    assert all(f"<td>{one}</td>" in unescape(page) for one in told)
+    assert all(f"<td>{one}</td>" in unescape(page) for one in items)
 
 
 async def test_the_longest_id_may_have_the_longest_link(shop):

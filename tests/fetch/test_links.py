@@ -65,54 +65,54 @@ def digest(name: str) -> str:
 
 @dataclass
 class Link:
-    """A link by the rule of the SQL functions; `mended_at_s` is when its host begins to answer."""
+    """A link by the rule of the SQL functions; its host answers from `repaired_at_s`."""
 
-    mended_at_s: float = float("inf")
+    repaired_at_s: float = float("inf")
     failures: int = 0
     due: int = 0
-    asked_at_s: float | None = None
+    requested_at_s: float | None = None
 
     def run(self, number: int, now_s: float, *, is_sweep: bool = False) -> bool:
         """Whether round `number`, or a sweep after it, requests the link."""
-        if self.asked_at_s is not None:
-            is_over = now_s - self.asked_at_s >= WAIT_S
+        if self.requested_at_s is not None:
+            is_over = now_s - self.requested_at_s >= WAIT_S
             if not self.failures or not (is_over or (not is_sweep and self.due <= number)):
                 return False
-        self.asked_at_s = now_s
-        self.failures = self.failures + 1 if now_s < self.mended_at_s else 0
+        self.requested_at_s = now_s
+        self.failures = self.failures + 1 if now_s < self.repaired_at_s else 0
         self.due = number + self.failures + 1 if self.failures else 0
         return True
 
 
-def asked_in(week_s: float, gap_s: float, link: Link, *, jitter: random.Random | None = None):
+def requested_in(week_s: float, gap_s: float, link: Link, *, jitter: random.Random | None = None):
     """Times at which catalogues every `gap_s`, and sweeps in between, request a link."""
     rounds = [
         (n + (jitter.uniform(0, 0.06) if jitter else 0)) * gap_s for n in range(int(week_s / gap_s))
     ]
     sweeps = [n * SWEEP_S for n in range(int(week_s / SWEEP_S))]
-    number, asked = -1, []
+    number, requested = -1, []
     for now_s, is_sweep in sorted([(at, False) for at in rounds] + [(at, True) for at in sweeps]):
         number += not is_sweep
-        if (link.asked_at_s is not None or not is_sweep) and link.run(
+        if (link.requested_at_s is not None or not is_sweep) and link.run(
             number, now_s, is_sweep=is_sweep
         ):
-            asked.append(now_s)
+            requested.append(now_s)
             if not link.failures:
                 break
-    return asked
+    return requested
 
 
-def test_a_week_of_hourly_runs_asks_dead_links_a_tenth_as_often():
-    asked = asked_in(7 * DAY_S, HOUR_S, Link())
-    assert [at / HOUR_S for at in asked[:6]] == [0, 2, 5, 9, 14, 20]
-    assert len(asked) <= 17
+def test_a_week_of_hourly_runs_requests_dead_links_a_tenth_as_often():
+    requested = requested_in(7 * DAY_S, HOUR_S, Link())
+    assert [at / HOUR_S for at in requested[:6]] == [0, 2, 5, 9, 14, 20]
+    assert len(requested) <= 17
 
 
 def test_a_week_of_nightly_runs_sends_a_dead_host_less_than_half_the_requests():
     """A temporary fault costs the first night its retries, every later time one request."""
-    asked = asked_in(7 * DAY_S, DAY_S, Link(), jitter=random.Random(1))
-    assert len(asked) <= 8, "one time a day is the least that finds a repair within a day"
-    requests, before = len(asked) + PHOTO_RETRIES, 7 * (1 + PHOTO_RETRIES)
+    requested = requested_in(7 * DAY_S, DAY_S, Link(), jitter=random.Random(1))
+    assert len(requested) <= 8, "one time a day is the least that finds a repair within a day"
+    requests, before = len(requested) + PHOTO_RETRIES, 7 * (1 + PHOTO_RETRIES)
     assert requests <= 0.5 * before
 
 
@@ -120,10 +120,10 @@ def test_a_week_of_nightly_runs_sends_a_dead_host_less_than_half_the_requests():
 def test_a_repair_is_noticed_within_a_day(gap_h):
     rng = random.Random(7)
     for _ in range(100):
-        link = Link(mended_at_s=rng.uniform(0, 6 * DAY_S))
-        asked = asked_in(8 * DAY_S, gap_h * HOUR_S, link, jitter=rng)
+        link = Link(repaired_at_s=rng.uniform(0, 6 * DAY_S))
+        requested = requested_in(8 * DAY_S, gap_h * HOUR_S, link, jitter=rng)
         assert link.failures == 0
-        assert asked[-1] - max(link.mended_at_s, asked[0]) <= DAY_S
+        assert requested[-1] - max(link.repaired_at_s, requested[0]) <= DAY_S
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ async def test_sql_and_the_rule_agree(shop, seed):
         needs = await needs_of(shop, run)
         expected = set()
         for url, link in links.items():
-            link.mended_at_s = 0.0 if rng.random() >= fates[url] else float("inf")
+            link.repaired_at_s = 0.0 if rng.random() >= fates[url] else float("inf")
             if link.run(number, now_s):
                 expected.add(url)
         assert needs.keys() == expected, f"round {number}, seed {seed}"
@@ -172,7 +172,7 @@ async def links_run(shop):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
-async def test_a_dead_link_is_asked_again_without_a_catalogue(shop):
+async def test_a_dead_link_is_requested_again_without_a_catalogue(shop):
     """Four requests the first time, one each later time; a repair edits the items that have the
     link.
     """
@@ -271,7 +271,7 @@ async def test_a_photo_that_changed_behind_its_link_is_noticed_where_that_is_set
     assert len(await shop.fetch.runs.newest()) == runs, "the customer's own setting counts"
 
 
-async def test_a_sweep_asks_for_no_more_than_half_of_the_customers_rate(shop):
+async def test_a_sweep_requests_at_most_half_of_the_customers_rate(shop):
     urls = [shop.origin.url(f"/photo/{n}") for n in range(60)]
     text = HEAD + "".join(f"i{n:02},Item,5,{url}\n" for n, url in enumerate(urls))
     first = await shop.run(text)
@@ -293,7 +293,7 @@ async def test_a_sweep_asks_for_no_more_than_half_of_the_customers_rate(shop):
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_changed_list_asks_at_once_another_field_does_not(shop):
+async def test_a_changed_list_of_links_is_requested_at_once(shop):
     shop.origin.answers["/dead.jpg"] = [Answer(404)]
     await shop.run_to_end(HEAD + row(shop, "a", "A", "/dead.jpg", "/photo/1"))
     price = await shop.run_to_end(HEAD + row(shop, "a", "Another name", "/dead.jpg", "/photo/1"))
@@ -307,7 +307,7 @@ async def test_a_changed_list_asks_at_once_another_field_does_not(shop):
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_link_refused_at_the_door_is_judged_by_the_settings_of_the_day(shop, process):
+async def test_a_refused_link_is_judged_by_the_current_settings(shop, process):
     text = HEAD + row(shop, "a", "A", "/photo/1")
     (shop.folder / "door.csv").write_text(text)
     closed = process(config=FetchConfig(allow_ports=(shop.origin.port,)))
@@ -326,7 +326,7 @@ async def test_a_link_refused_at_the_door_is_judged_by_the_settings_of_the_day(s
     await closed.fetch.close()
 
 
-async def test_asking_again_keeps_out_of_the_way_of_other_runs(shop, process):
+async def test_a_retry_of_a_link_does_not_disturb_other_runs(shop, process):
     shop.origin.answers["/late.jpg"] = [Answer(404)]
     text = HEAD + row(shop, "a", "A", "/late.jpg")
     async with process():

@@ -336,7 +336,7 @@ async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, na
         await wait_true(
             lambda: (
                 {path[:7] for _, path in origin.came} == {"/hang/0", "/hang/1"}
-                and "mute.example" in names.asked
+                and "mute.example" in names.queries
             ),
             what="all of them hang",
         )

@@ -224,7 +224,7 @@ def test_a_row_of_very_many_names_takes_time_in_proportion(tmp_path):
 # XML
 
 
-def test_the_doctype_line_of_the_format_is_let_pass_and_never_loaded(tmp_path, monkeypatch):
+def test_the_doctype_of_the_format_is_allowed_and_never_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shops.dtd").write_text('<!ENTITY bike "loaded"><!ATTLIST offer id CDATA "loaded">')
     plain = (HEAD + "<offers>" + OFFER + TAIL).encode()

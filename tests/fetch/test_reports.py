@@ -65,9 +65,9 @@ def run_of(**values) -> Run:
 def test_any_cell_is_read_back_as_text_and_no_formula(cell):
     line = line_of_photo(PhotoProblem(item=cell, url=cell, outcome="failed:dns", text=cell))
     (row,) = list(csv.reader(io.StringIO(csv_of([line]), newline="")))
-    told = dict(zip(COLUMNS, row, strict=True))
-    assert told["item"].removeprefix("'") == cell.removeprefix("'")
-    assert not told["link"].lstrip().startswith(("=", "+", "-", "@"))
+    shown = dict(zip(COLUMNS, row, strict=True))
+    assert shown["item"].removeprefix("'") == cell.removeprefix("'")
+    assert not shown["link"].lstrip().startswith(("=", "+", "-", "@"))
 
 
 def test_the_csv_has_a_byte_order_mark_and_no_cell_is_a_formula():
@@ -103,7 +103,7 @@ def test_nothing_of_a_file_becomes_markup(text):
     assert set(page.attributes) == {("lang", "ru"), ("charset", "utf-8")}
 
 
-def test_the_page_says_what_there_is_and_that_there_is_more():
+def test_the_page_shows_its_problems_and_how_many_more_exist():
     texts = Texts.load("en")
     good = page_of(run_of(), [], [], texts)
     assert "No problems" in good
@@ -223,9 +223,9 @@ async def test_a_fault_of_a_file_is_described_in_the_sellers_language(shop, clie
     for number, words in ((run.run, "ошибка в JSON"), (held.run, "кавычка открыта и не закрыта")):
         page = (await client.get(f"/v1/fetch/runs/{number}/report", params={"lang": "ru"})).text
         assert words in page
-        told = (await command("catalogue", "errors", str(number), "--lang", "ru"))[1]
-        assert told.startswith("file: ")
-        assert words in told
+        shown = (await command("catalogue", "errors", str(number), "--lang", "ru"))[1]
+        assert shown.startswith("file: ")
+        assert words in shown
         table = "".join([part async for part in shop.fetch.reports.csv(number, lang="ru")])
         assert words in table
     assert "line 3: a quote is opened" in held.reason
@@ -233,8 +233,8 @@ async def test_a_fault_of_a_file_is_described_in_the_sellers_language(shop, clie
 
 def test_a_sentence_shows_its_values_or_falls_back():
     texts = Texts.load("en")
-    told = texts.of_row(problem(values={"length": 1200, "most": 1000}))
-    assert told == "the field price has 1,200 characters, at most 1,000 are allowed"
+    shown = texts.of_row(problem(values={"length": 1200, "most": 1000}))
+    assert shown == "the field price has 1,200 characters, at most 1,000 are allowed"
     assert texts.of_row(problem(text="as it was kept")) == "as it was kept"
     assert texts.of_row(problem(code="made_up", text="as it was kept")) == "as it was kept"
     assert "made_up" in texts.of_row(problem(code="made_up", values={"a": 1}))
@@ -248,10 +248,10 @@ def test_a_sentence_shows_its_values_or_falls_back():
 LIMITS = HoldLimits(share=0.3, items=20)
 
 
-def test_why_a_run_is_held_is_said_in_words():
+def test_each_reason_to_hold_has_a_sentence():
     reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, truncated=None)
-    told = Texts.load("ru").reason(reason)
-    assert (told.count("3"), told.count("50")) == (1, 1)
+    shown = Texts.load("ru").reason(reason)
+    assert (shown.count("3"), shown.count("50")) == (1, 1)
     for lang in languages():
         for reason in (
             hold_reason(LIMITS, rows_valid=70, published=100, missing=31, truncated=None),
@@ -278,11 +278,11 @@ def test_why_a_run_is_held_is_said_in_words():
         (",".join(["ru"] * 10_000), "ru"),
     ],
 )
-def test_the_best_language_there_is(header, lang):
+def test_the_preferred_available_language(header, lang):
     assert preferred(header) == lang
 
 
-def test_a_language_that_is_not_there():
+def test_an_unknown_language_is_refused():
     with pytest.raises(LanguageUnknown, match="use one of en, ru"):
         Texts.load("xx")
     assert Texts.load("RU").lang == "ru"

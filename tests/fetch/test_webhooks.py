@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from forbidden import FORBIDDEN_ADDRESSES
-from room import DUE_NOW, JOBS, LIMITS
+from room import DUE_NOW, JOBS, LIMITS, working
 from tests.kit.waiting import wait_true
 
 from headrace.cli.doctor import check_webhooks
@@ -37,7 +37,6 @@ from headrace.fetch.webhook_delivery import (
 )
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.model import JobFilter
-from headrace.jobs.worker import Worker
 
 GUIDE = Path(__file__).parents[2] / "docs" / "fetch.md"
 BODY = b'{"type":"fetch.results","results":[]}'
@@ -150,14 +149,10 @@ async def hooks(postgres, config):
 
 
 @pytest.fixture
-async def working(hooks):
+async def worker(hooks):
     """A worker on the webhook queue."""
-    stop = asyncio.Event()
-    worker = Worker(hooks.postgres, hooks.jobs, JOBS, host_name="test")
-    running = asyncio.create_task(worker.run(stop))
-    yield running
-    stop.set()
-    await asyncio.wait_for(running, 60)
+    async with working(hooks.postgres, hooks.jobs) as task:
+        yield task
 
 
 async def jobs_of(hooks) -> tuple[int, int]:
@@ -188,7 +183,7 @@ class Protocol:
         await getattr(self, step)()
         expected = [seq for seq in self.seqs if seq > self.cursor]
         await self.drain(len(expected))
-        assert [one[0] for one in self.receiver.told()] == expected, step
+        assert [one[0] for one in self.receiver.delivered()] == expected, step
         self.cursor = max(self.cursor, *expected, 0)
         for post in self.receiver.posts:
             assert all(post.is_signed_with(secret) for secret in self.secrets)
@@ -199,7 +194,7 @@ class Protocol:
     async def drain(self, results: int) -> None:
         async def is_drained() -> bool:
             await self.hooks.postgres.value(DUE_NOW)
-            return len(self.receiver.told()) >= results and await jobs_of(self.hooks) == (0, 0)
+            return len(self.receiver.delivered()) >= results and await jobs_of(self.hooks) == (0, 0)
 
         await wait_true(is_drained, what=f"{results} results are delivered")
 
@@ -265,7 +260,7 @@ class Protocol:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("working")
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_result_is_delivered_once_in_order_whatever_happens(hooks, receiver, seed):
     rng = random.Random(seed)
@@ -284,7 +279,7 @@ async def test_every_result_is_delivered_once_in_order_whatever_happens(hooks, r
         await hooks.webhooks.get("shop")
 
 
-@pytest.mark.usefixtures("working")
+@pytest.mark.usefixtures("worker")
 async def test_a_failed_message_waits_for_its_backoff_or_the_receivers_time(hooks, receiver):
     receiver.planned += [(500, {}), (503, {"Retry-After": "1800"}), (410, {})]
     await hooks.set(receiver.url)
@@ -331,7 +326,7 @@ async def test_a_lost_job_is_replaced_and_a_result_after_a_turn_makes_a_job(hook
     assert await jobs_of(hooks) == (1, 0)
 
 
-@pytest.mark.usefixtures("working")
+@pytest.mark.usefixtures("worker")
 async def test_a_job_of_an_older_turn_has_no_effect(hooks, receiver):
     await hooks.set(receiver.url)
     await hooks.publish("a")
