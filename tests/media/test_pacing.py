@@ -24,6 +24,19 @@ def test_no_more_goes_out_than_the_rate_and_one_burst(rate, steps):
         assert ahead <= max(BURST_BYTES_MIN, rate * BURST_S) + 1
 
 
+@pytest.mark.parametrize("rate", [1000, 600_000, 10**9])
+def test_sends_that_take_time_do_not_allow_each_other(rate):
+    """Otherwise a paced client would occupy its worker until its answer ends."""
+    pace, now_s, sends = RateLimit(rate, 0.0), 0.0, 0
+    while now_s < 10:
+        share = pace.allowed_bytes(now_s)
+        pace.spend(share)
+        sends += share > 0
+        now_s += 0.00005 if share else pace.wait_s()
+    burst = max(BURST_BYTES_MIN, rate * BURST_S)
+    assert sends <= 10 * rate / (burst / 4) + 2
+
+
 @pytest.mark.parametrize("rate", [1000, 32_768, 10**6, 10**9])
 def test_a_client_that_takes_all_gets_its_rate(rate):
     pace, now_s, sent, timers = RateLimit(rate, 0.0), 0.0, 0, 0
