@@ -373,8 +373,9 @@ async def test_trace_fields_go_on_with_the_hop():
         first, _ = router.order(KEY)
         source = router.router.source(KEY, None, onward=[("traceparent", "00-ab-cd-01")])
         shape = await source.shape(KEY)
-        await source.block(KEY, shape, 0, Span(0, 10))
+        assert await source.block(KEY, shape, 0, Span(0, 10)) == DATA[:10]
         assert [r.fields["traceparent"] for r in first.asked] == ["00-ab-cd-01"] * 2
+        assert (router.origin.blocks_asked, router.own.shapes_asked) == (0, 0), "it is accepted"
 
 
 @pytest.mark.parametrize(

@@ -375,7 +375,7 @@ class Peer:
     def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
         method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
-        value, mac = connection.signing.sign(self.name, covered, generation)
+        hop, mac = connection.signing.sign(self.name, covered, generation)
         # In the order that players use, with the hop last: only two lines differ between requests.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
@@ -384,7 +384,7 @@ class Peer:
             text += f"{name}: {value}\r\n"
         if span:
             text += f"Range: {span}\r\n"
-        return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
+        return f"{text}X-Headrace-Hop: {hop}\r\n\r\n".encode("latin-1"), mac
 
     def _forget(self, connection: PeerConnection) -> None:
         if connection in self._idle:
