@@ -1,4 +1,7 @@
-"""Corrupt blocks are found by the scrub, on request, and before one is served after a start."""
+"""Blocks are compared with their checksums: on request, in the background, before they are sent.
+
+Bytes in a socket outlive their frame; the probe at the start detects disks where they do not.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,31 @@ import asyncio
 import os
 
 import pytest
-from cache_lab import is_block, keys_of, look_up, put_object, read_all, read_block
+from cache_lab import (
+    block_data,
+    disk_bytes,
+    is_block,
+    keys_of,
+    look_up,
+    put_object,
+    read_all,
+    read_block,
+)
 from tests.kit.waiting import wait_true
 
-from headrace.media.cache import control
-from headrace.media.cache.disk import ROTTEN_MAX, DiskState, Verdict, check_frame, scrub
+from headrace.media.cache import Frame, control
+from headrace.media.cache.disk import (
+    ROTTEN_MAX,
+    DiskState,
+    Verdict,
+    check_frame,
+    open_disk,
+    scrub,
+)
+from headrace.media.cache.disk_files import _receive, _send_unread, keeps_sent_bytes, write_whole
 from headrace.media.cache.frame_table import COLD, VERIFIED
-from headrace.media.cache.linux import _RESIDENCY, is_in_memory
-from headrace.media.model import BLOCK_BYTES
+from headrace.media.cache.linux import _RESIDENCY, is_in_memory, remove_shared
+from headrace.media.model import BLOCK_BYTES, DiskConfig
 
 
 async def filled(node, blobs, blocks: int = 8) -> list:
@@ -26,18 +46,6 @@ def damage(node, frames: list[int]) -> None:
     disk = node.disk()
     for frame in frames:
         os.pwrite(disk.files.blocks, b"damaged", disk.files.offset_of(frame) + 1000)
-
-
-async def test_verify_finds_the_damaged_and_hides_them(one_set, blobs):
-    keys = await filled(one_set, blobs)
-    right = {"blocks": 8, "right": 8, "wrong": 0, "unread": 0}
-    assert await control(one_set.socket, "verify", share=1.0) == right
-    damage(one_set, [1, 4])
-    found = await control(one_set.socket, "verify")
-    assert (found["blocks"], found["wrong"]) == (8, 2)
-    assert sum(look_up(one_set.store, key) is None for key in keys) == 2
-    await read_all(one_set.store, keys)
-    assert await control(one_set.socket, "verify") == right
 
 
 async def test_verify_takes_a_share(one_set, blobs):
@@ -54,20 +62,6 @@ async def test_the_scrub_goes_over_every_frame(one_set, blobs):
     )
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_block_that_went_bad_while_the_node_was_down_is_asked_for_anew(one_set, blobs):
-    keys = await filled(one_set, blobs)
-    await one_set.stop()
-    blocks = one_set.disks[0].path / "blocks"
-    with blocks.open("r+b") as file:
-        file.seek(2 * 2**20 + 3 * 262144 + 5)
-        file.write(b"damaged")
-    one_set.boot = "boot-2"
-    await one_set.start()
-    for key in keys:
-        assert is_block((await read_block(one_set.store, key))[0], key)
-    assert (await control(one_set.socket, "verify"))["wrong"] == 0
 
 
 async def test_a_worker_that_sees_a_wrong_sum_has_the_frame_hidden(one_set, blobs):
@@ -186,3 +180,70 @@ async def test_a_check_in_the_background_counts_rot_and_retires(one_set, blobs):
     await control(one_set.socket, "retire", id=disk.id)
     await one_set.restart()
     assert one_set.disk().fault == "retired"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    found = open_disk(DiskConfig(tmp_path / "disk", disk_bytes(1)), tmp_path, is_same_boot=False)
+    yield found
+    found.close()
+    remove_shared(tmp_path)
+
+
+def test_this_disk_keeps_what_was_sent(disk):
+    assert keeps_sent_bytes(disk.files, disk.write_block)
+    assert not disk.is_copied
+
+
+def test_writing_without_punching_is_found_out(disk):
+    def overwrite(frame: int, data: bytes) -> None:
+        write_whole(disk.files.blocks, data, disk.files.offset_of(frame))
+
+    assert not keeps_sent_bytes(disk.files, overwrite)
+
+
+def test_a_punch_over_the_border_is_found_out(disk):
+    """As if a folio crossed the border: the socket's page is zeroed beyond it."""
+
+    def zero_in_place(frame: int, data: bytes) -> None:
+        disk.write_block(frame, data)
+        write_whole(disk.files.blocks, bytes(4096), disk.files.offset_of(frame) + BLOCK_BYTES)
+
+    assert not keeps_sent_bytes(disk.files, zero_in_place)
+
+
+def test_a_disk_that_cannot_punch_is_copied(disk):
+    def refuse(frame: int, data: bytes) -> None:
+        raise OSError(95, "not supported")
+
+    assert not keeps_sent_bytes(disk.files, refuse)
+
+
+def test_a_stalled_client_gets_the_block_that_was_there(disk):
+    """Twenty fills of one frame, with clients that read only at the end."""
+    waiting = []
+    for number in range(20):
+        data = block_data("old", number)
+        disk.write_block(3, data)
+        client, count = _send_unread(disk.files.reader, disk.files.offset_of(3))
+        assert count
+        waiting.append((client, data[:count]))
+    for client, data in waiting:
+        assert _receive(client, len(data)) == data
+        client.close()
+
+
+async def test_a_disk_that_failed_the_probe_is_served_by_copying(one_set, blobs):
+    node = one_set
+    shape = await put_object(blobs, "a.mp3", 3)
+    keys = [node.store.key("a.mp3", shape, number) for number in range(3)]
+    for key in keys:
+        assert isinstance(await node.store.block(key), Frame)
+    node.disk().is_copied = True
+    node.filler._disks._publish()
+    for key in keys:
+        assert look_up(node.store, key) is None
+        assert is_block(await node.store.block(key), key)
+    os.pwrite(node.disk().files.blocks, b"damaged", node.disk().files.offset_of(0))
+    for key in keys:
+        assert is_block(await node.store.block(key), key)
