@@ -10,7 +10,6 @@ import os
 
 import pytest
 from cache_lab import (
-    block_data,
     disk_bytes,
     is_block,
     keys_of,
@@ -30,7 +29,7 @@ from headrace.media.cache.disk import (
     open_disk,
     scrub,
 )
-from headrace.media.cache.disk_files import _receive, _send_unread, keeps_sent_bytes, write_whole
+from headrace.media.cache.disk_files import keeps_sent_bytes, write_whole
 from headrace.media.cache.frame_table import COLD, VERIFIED
 from headrace.media.cache.linux import _RESIDENCY, is_in_memory, remove_shared
 from headrace.media.model import BLOCK_BYTES, DiskConfig
@@ -217,20 +216,6 @@ def test_a_disk_that_cannot_punch_is_copied(disk):
         raise OSError(95, "not supported")
 
     assert not keeps_sent_bytes(disk.files, refuse)
-
-
-def test_a_stalled_client_gets_the_block_that_was_there(disk):
-    """Twenty fills of one frame, with clients that read only at the end."""
-    waiting = []
-    for number in range(20):
-        data = block_data("old", number)
-        disk.write_block(3, data)
-        client, count = _send_unread(disk.files.reader, disk.files.offset_of(3))
-        assert count
-        waiting.append((client, data[:count]))
-    for client, data in waiting:
-        assert _receive(client, len(data)) == data
-        client.close()
 
 
 async def test_a_disk_that_failed_the_probe_is_served_by_copying(one_set, blobs):
