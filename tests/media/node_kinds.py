@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from raw_clients import Served, free_port, serving
 from tests.kit.waiting import wait_true
-from tests.promises import little_bucket
+from tests.promises import little_bucket as s3
 from tls_files import client_context, make_certificate
 
 from headrace.engines.blobs import Blobs
@@ -91,13 +91,13 @@ async def start_blocks(folder: Path, **settings):
 @asynccontextmanager
 async def bucket_store(**env: str):
     """A remote store, and the bucket behind it; `env` replaces variables."""
-    bucket = little_bucket.LittleBucket()
+    bucket = s3.LittleBucket()
     await bucket.start()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**bucket.env, **env}.items():
             patch.setenv(name, value)
         # A sum over all bytes of an object in every answer would be most of a test's time.
-        patch.setattr(little_bucket, "etag_of", lru_cache(maxsize=64)(little_bucket.etag_of))
+        patch.setattr(s3, "etag_of", lru_cache(maxsize=64)(s3.etag_of))
         blobs = Blobs("s3://m")
         try:
             yield blobs, bucket
