@@ -1,9 +1,6 @@
-"""An S3 bucket in this process: ranges, conditions and conditional puts.
+"""An S3 bucket in this process, for nodes that read it: ranges, conditions, conditional puts.
 
-It counts, and can go away.
-
-Its server lives in the test's loop, so a test reads what was asked of it without asking.
-
+It counts requests and can go away. Its server runs in the test's loop.
 """
 
 from __future__ import annotations
@@ -17,41 +14,39 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 NAME = "m"
 MODIFIED = formatdate(1_700_000_000, usegmt=True)
+Answer = tuple[int, dict[str, str], bytes]
 
 
-class LittleBucket:
-    """Objects by key. `reads` counts ranges by (key, first byte), `heads` the HEADs by key.
-
-    `fields` has each key's last.
-    """
+class Bucket:
+    """Objects by key, `reads` by (key, first byte), `heads` and the last `fields` by key."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.reads: Counter[tuple[str, int]] = Counter()
         self.heads: Counter[str] = Counter()
         self.fields: dict[str, dict[str, str]] = {}
-        self.host, self.port = "127.0.0.1", 0
+        self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes a process use this bucket."""
+        """The environment of a process that uses this bucket."""
         return {
             "HEADRACE_BLOBS_URL": f"s3://{NAME}",
-            "AWS_ENDPOINT": f"http://{self.host}:{self.port}",
+            "AWS_ENDPOINT": f"http://127.0.0.1:{self.port}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_SKIP_SIGNATURE": "true",
             "AWS_REGION": "here",
         }
 
     async def start(self) -> None:
-        """Serve, on the port of before if there was one."""
-        self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        """Serve, on the same port as before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Refuse connections and drop those there are."""
+        """Refuse connections and drop open ones."""
         if self._server is not None:
             self._server.close()
             for writer in list(self._writers):
@@ -69,26 +64,19 @@ class LittleBucket:
                 pairs = (line.split(":", 1) for line in lines)
                 fields = {name.lower(): value.strip() for name, value in pairs}
                 body = await reader.readexactly(int(fields.get("content-length", "0")))
-                parts = urlsplit(target)
-                key = unquote(parts.path).removeprefix(f"/{NAME}").removeprefix("/")
-                if method == "GET" and not key:
-                    prefix = parse_qs(parts.query).get("prefix", [""])[0]
-                    status, answer, data = 200, {}, self._listed(prefix)
-                else:
-                    status, answer, data = self._answer(method, key, fields, body)
-                length = answer.pop("Content-Length", str(len(data)))
-                told = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
-                writer.write(
-                    f"HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{told}\r\n".encode()
-                )
-                writer.write(b"" if method == "HEAD" else data)
+                status, answer, data = self._answer(method, target, fields, body)
+                answer = {"Content-Length": str(len(data)), **answer}
+                text = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
+                writer.write(f"HTTP/1.1 {status} X\r\n{text}\r\n".encode() + data)
                 await writer.drain()
         self._writers.discard(writer)
         writer.close()
 
-    def _answer(
-        self, method: str, key: str, fields: dict[str, str], body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
+    def _answer(self, method: str, target: str, fields: dict[str, str], body: bytes) -> Answer:
+        parts = urlsplit(target)
+        key = unquote(parts.path).removeprefix(f"/{NAME}").removeprefix("/")
+        if method == "GET" and not key:
+            return 200, {}, self._listed(parse_qs(parts.query).get("prefix", [""])[0])
         data = self.objects.get(key)
         if _is_prevented(data, fields):
             is_read = method != "PUT" and "if-none-match" in fields
@@ -99,12 +87,9 @@ class LittleBucket:
         if method == "DELETE":
             self.objects.pop(key, None)
             return 204, {}, b""
-        return self._read(method, key, fields) if data is not None else (404, {}, b"")
+        return (404, {}, b"") if data is None else self._read(method, key, data, fields)
 
-    def _read(
-        self, method: str, key: str, fields: dict[str, str]
-    ) -> tuple[int, dict[str, str], bytes]:
-        data = self.objects[key]
+    def _read(self, method: str, key: str, data: bytes, fields: dict[str, str]) -> Answer:
         self.fields[key] = fields
         answer = {"ETag": etag_of(data), "Last-Modified": MODIFIED}
         if method == "HEAD":
@@ -115,8 +100,8 @@ class LittleBucket:
         start, _, last = fields["range"].removeprefix("bytes=").partition("-")
         part = data[int(start) : int(last) + 1]
         self.reads[key, int(start)] += 1
-        told = f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"
-        return 206, {**answer, "Content-Range": told}, part
+        span = f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"
+        return 206, {**answer, "Content-Range": span}, part
 
     def _listed(self, prefix: str) -> bytes:
         rows = "".join(
@@ -129,15 +114,14 @@ class LittleBucket:
 
 
 def _is_prevented(data: bytes | None, fields: dict[str, str]) -> bool:
-    """Whether If-Match or If-None-Match forbids what was asked."""
+    """Whether If-Match or If-None-Match forbids the request."""
     etag = None if data is None else etag_of(data).strip('"')
-    wanted = fields.get("if-match")
-    unwanted = fields.get("if-none-match")
+    wanted, unwanted = fields.get("if-match"), fields.get("if-none-match")
     if wanted is not None and (etag is None or wanted.strip('"') != etag):
         return True
     return unwanted is not None and etag is not None and unwanted.strip('"') in ("*", etag)
 
 
 def etag_of(data: bytes) -> str:
-    """The ETag that S3 gives an object put at once."""
+    """The ETag of an S3 object that was put at once."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
