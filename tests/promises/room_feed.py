@@ -13,7 +13,7 @@ from random import Random
 
 import httpx
 from room_views import open_engines
-from storm import PREFIX, Storm
+from storm import PREFIX, Storm, pause
 from tests.kit.checkers import Finding
 from tests.kit.waiting import wait_true
 
@@ -92,7 +92,7 @@ class FeedRoom:
                     kind = draw.choices(["follows", "mutes"], [2, 1])[0]
                     viewer, author = draw.choice(VIEWERS), draw.choice(AUTHORS)
                     await _ask(client, verb, f"/v1/feed/viewers/{viewer}/{kind}/{author}")
-                await asyncio.sleep(0)
+                await pause(stop, 0.01)
 
     async def _post(self, client, own: list[str], post: str, author: int) -> None:
         body = {"author": author, "id": post}
@@ -115,7 +115,7 @@ class FeedRoom:
                     deadline_s=20,
                     what="a right page",
                 )
-            await asyncio.sleep(0)
+            await pause(stop, 0.01)
 
     async def _is_right(self, posted: set[str], deleted: set[str]) -> bool:
         try:

@@ -13,7 +13,7 @@ from itertools import combinations
 from random import Random
 
 import httpx
-from storm import Storm
+from storm import Storm, pause
 from tests.kit.checkers import (
     Finding,
     counted_twice,
@@ -219,13 +219,6 @@ def _any_job(draw: Random) -> NewJob:
         case _:
             payload = {"raises": draw.choice((0, 0, 0, 1)), "hold_s": 0.002}
             return NewJob(queue="batched", payload=payload, **rest)
-
-
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait, or until the event is set."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()
 
 
 def _lost(history: History, places: dict[int, str], killer: int):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import httpx
-from storm import Storm
+from storm import Storm, pause
 from tests.kit.checkers import Finding
 from tests.kit.waiting import wait_true
 
@@ -154,11 +154,10 @@ class CountedViews:
             return len(done) == self.config.shards and all(done)
         return False
 
-    async def repeat(self, step: Callable[[], Awaitable], stop: asyncio.Event) -> None:
+    async def repeat(self, step: Callable[[], Awaitable], stop, pause_s: float = 0.002) -> None:
         while not stop.is_set():
             await step()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.002)
+            await pause(stop, pause_s)
 
     async def close(self) -> None:
         """End what runs, close what is open."""
@@ -186,8 +185,8 @@ class ViewsRoom:
     def clients(self) -> list[Callable[[asyncio.Event], Awaitable[None]]]:
         counted = self.counted
         return [
-            lambda stop: counted.repeat(counted.hit, stop),
-            lambda stop: counted.repeat(counted.read, stop),
+            lambda stop: counted.repeat(counted.hit, stop, 0.01),
+            lambda stop: counted.repeat(counted.read, stop, 0.01),
             self._post,
         ]
 
@@ -198,7 +197,7 @@ class ViewsRoom:
                 hits = [{"id": one, "class": "human"} for one in ids]
                 (await client.post("/v1/views", json=hits)).raise_for_status()
 
-            await self.counted.repeat(lambda: self.counted.hit(send), stop)
+            await self.counted.repeat(lambda: self.counted.hit(send), stop, 0.01)
 
     async def is_settled(self) -> bool:
         return await self.counted.is_flushed()

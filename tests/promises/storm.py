@@ -346,6 +346,13 @@ FETCH_FAULTS = ("kill_slot", "kill_agent", "kill_host", "kill_scheduler", *ENGIN
 FLUSH_FAULTS = ("kill_flusher", "kill_api", "crash_api", *ENGINE_FAULTS)
 
 
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait, or until the event is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+
+
 @asynccontextmanager
 async def own_engines(folder: Path, *, durable: bool, timeout_s: float = 2.0):
     """Engines of a test's own with a schema: engines, endpoints and a pool."""

@@ -158,14 +158,6 @@ async def test_a_killed_zygote_is_replaced_while_its_slots_continue(host):
     await wait_true(lambda: not Path(f"/proc/{slots[0]}").exists())
 
 
-def test_an_application_that_cannot_be_imported_is_reported_with_its_traceback(host):
-    (host.folder / "broken_app.py").write_text("import nothing_of_this_name\n")
-    agent = host.start(app="broken_app:app")
-    assert agent.wait_exit() == 2
-    assert "nothing_of_this_name" in agent.err
-    assert "broken_app.py" in agent.err
-
-
 async def test_threads_and_sockets_of_the_imports_are_reported(host):
     (host.folder / "careless_app.py").write_text(
         "import socket, threading, time\n"

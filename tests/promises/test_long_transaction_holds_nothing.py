@@ -21,7 +21,7 @@ from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
 
 pytestmark = pytest.mark.slow
-CHURNED, BATCH = 40_000, 100
+CHURNED, BATCH = 30_000, 100
 UNREAD = compile_query(
     "unread",
     "-- Statements that wait for their client to read.\n"

@@ -157,7 +157,9 @@ def require_counted(site, callers):
     assert sum(hour["human"] for hour in hours) == totals[ITEMS[1]]
 
 
-def test_a_start_that_is_refused_names_the_cause_and_leaves_no_process(tmp_path):
+def test_a_start_that_is_refused_names_the_cause_and_leaves_no_process(
+    tmp_path, running_engines, database_url
+):
     site = Site(tmp_path / "site")
     settings = site.folder / "headrace.toml"
     text = settings.read_text()
@@ -171,7 +173,9 @@ def test_a_start_that_is_refused_names_the_cause_and_leaves_no_process(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings.write_text(text.replace("127.0.0.1:0", f"127.0.0.1:{port}", 1))
-        process = HeadraceProcess(["up"], folder=site.folder)
+        urls = {"HEADRACE_POSTGRES_URL": database_url}
+        urls["HEADRACE_VALKEY_URL"] = running_engines.endpoints.valkey_url
+        process = HeadraceProcess(["up"], folder=site.folder, env=urls)
         wait_until(lambda: len(process.family()) > 3, what="it starts")
         family = process.family()
         assert process.wait_exit() == 5
