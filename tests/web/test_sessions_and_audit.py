@@ -1,7 +1,9 @@
-"""The audit log and console sessions: lines before and after an action, ends of sessions."""
+"""The audit log, console sessions, and `headrace tokens` over a real PostgreSQL."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +13,15 @@ from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.errors import Unavailable
 from headrace.web.cli import audit
-from headrace.web.model import TokenRefused
+from headrace.web.cli import tokens as command
+from headrace.web.model import TokenNameTaken, TokenRefused
 from headrace.web.sessions import Audit, Sessions
-from headrace.web.tokens import Tokens
+from headrace.web.tokens import Tokens, is_token
 
 KEPT_S = 3600.0
 
 
-async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
+async def test_entries_have_a_start_and_an_outcome(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
     given = {"actor": "ann", "address": "10.0.0.1", "action": "jobs.pause_queue"}
     ids = [await kept.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
@@ -33,7 +36,7 @@ async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
     assert len(await kept.lines(before=10**30, lines_max=1)) == 1
 
 
-async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
+async def test_entries_are_deleted_after_their_time_a_few_at_once(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
     given = {"actor": "ann", "address": "-", "action": "a.b", "command": "do"}
     ids = [await kept.begin(**given) for _ in range(30)]
@@ -59,18 +62,18 @@ async def test_the_command_shows_invisible_characters(postgres):
     assert "\u202e" not in shown[0]
 
 
-async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
-    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", address="-", action="a.b", command="do")
+async def test_the_audit_is_readable_by_full_tokens_only(api, shared_postgres, token, root):
+    await Audit(shared_postgres, kept_s=KEPT_S).begin(
+        actor="ann", address="-", action="a.b", command="do"
+    )
     refused = await api.get("/v1/audit", headers=token)
     assert (refused.status_code, refused.json()["code"]) == (403, "web.insufficient_scope")
-    root = await Tokens(postgres).create("root", ("*",))
-    headers = {"authorization": f"Bearer {root.text}"}
-    [line] = (await api.get("/v1/audit", headers=headers)).json()
+    [line] = (await api.get("/v1/audit", headers=root)).json()
     assert (line["actor"], line["outcome"]) == ("ann", "begun")
-    assert (await api.get(f"/v1/audit?before={line['id']}", headers=headers)).json() == []
+    assert (await api.get(f"/v1/audit?before={line['id']}", headers=root)).json() == []
 
 
-async def test_a_session_is_a_use_of_its_token_and_is_noted_once_a_minute(postgres):
+async def test_a_session_counts_as_use_of_its_token_once_a_minute(postgres):
     tokens = Tokens(postgres)
 
     async def used_at():
@@ -78,9 +81,11 @@ async def test_a_session_is_a_use_of_its_token_and_is_noted_once_a_minute(postgr
         return token.last_used_at
 
     made = await tokens.create("ann", ("jobs:read",))
+    assert await used_at() is None
     cookie = await Sessions(postgres).begin(made.text, lasts_s=60)
     login_at = await used_at()
     assert login_at is not None
+    await tokens.find_caller(made.text)
     await Sessions(postgres).find(cookie)
     assert await used_at() == login_at
     async with postgres.session() as session:
@@ -91,31 +96,25 @@ async def test_a_session_is_a_use_of_its_token_and_is_noted_once_a_minute(postgr
     assert await used_at() > login_at
 
 
-async def test_a_session_is_of_a_valid_token_and_ends_with_it(postgres):
+async def test_a_session_ends_with_its_token_its_time_or_a_logout(postgres):
     tokens, sessions = Tokens(postgres), Sessions(postgres)
-    made = await tokens.create("ann", ("jobs:read",))
-    cookie = await sessions.begin(made.text, lasts_s=60)
+    made = await tokens.create("ann", ("jobs:read",), expires_s=3600)
+    gone, ended, cookie = [
+        await sessions.begin(made.text, lasts_s=lasts_s) for lasts_s in (0, 60, 60)
+    ]
     assert cookie not in made.text
     found = await Sessions(postgres).find(cookie)
     assert (found.name, found.scopes) == ("ann", {"jobs:read"})
-    assert await sessions.find("x" * 43) is None
+    await sessions.end(ended)
+    for invalid in ("x" * 43, gone, ended):
+        assert await Sessions(postgres).find(invalid) is None
     await tokens.revoke("ann")
     assert await Sessions(postgres).find(cookie) is None
     with pytest.raises(TokenRefused):
         await sessions.begin(made.text, lasts_s=60)
 
 
-async def test_a_session_lasts_no_longer_than_it_was_given_or_its_token(postgres):
-    made = await Tokens(postgres).create("ann", ("*",), expires_s=3600)
-    sessions = Sessions(postgres)
-    gone = await sessions.begin(made.text, lasts_s=0)
-    assert await sessions.find(gone) is None
-    ended = await sessions.begin(made.text, lasts_s=60)
-    await sessions.end(ended)
-    assert await Sessions(postgres).find(ended) is None
-
-
-async def test_who_was_in_stays_in_while_postgres_is_away(database_url):
+async def test_open_sessions_stay_valid_while_postgres_is_down(database_url):
     postgres, clock = Postgres(database_url, PostgresConfig()), VirtualClock()
     made = await Tokens(postgres).create("ann", ("*",))
     sessions = Sessions(postgres, clock)
@@ -132,3 +131,63 @@ async def test_who_was_in_stays_in_while_postgres_is_away(database_url):
     with pytest.raises(Unavailable):
         await sessions.find(cookie)
     await away.close()
+
+
+class PlainTerminal:
+    """Runs each verb in a loop of its own, as the command line does."""
+
+    def __init__(self, url, *, is_json=False) -> None:
+        self.url = url
+        self.is_json = is_json
+
+    def run(self, kind, verb):
+        assert kind is Tokens
+
+        async def in_loop():
+            postgres = Postgres(self.url, PostgresConfig())
+            try:
+                return await verb(Tokens(postgres))
+            finally:
+                await postgres.close()
+
+        return asyncio.run(in_loop())
+
+    def show(self, value, text) -> None:
+        print(json.dumps(value, default=str) if self.is_json else text)
+
+
+@pytest.fixture
+def invoke(database_url):
+    """Run `tokens` with words; returns what it printed."""
+
+    async def run(*words, is_json=False):
+        terminal = PlainTerminal(database_url, is_json=is_json)
+        result = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+async def test_a_token_is_made_listed_and_revoked(invoke):
+    made = await invoke("create", "ci", "--scope", "jobs:write", "--expires", "90d")
+    assert is_token(made.output.strip())
+    with pytest.raises(TokenNameTaken):
+        await invoke("create", "ci", "--scope", "jobs:write")
+    listed = (await invoke("ls")).output
+    assert "ci" in listed
+    assert "until" in listed
+    assert made.output.strip() not in listed
+    assert "revoked" in (await invoke("revoke", "ci")).output
+    rows = json.loads((await invoke("ls", is_json=True)).output)
+    assert rows[0]["name"] == "ci"
+    assert rows[0]["scopes"] == ["jobs:write"]
+    assert rows[0]["revoked_at"]
+
+
+async def test_wrong_arguments_are_reported(invoke):
+    assert (await invoke("create", "ci")).exit_code == 2
+    result = await invoke("create", "ci", "--scope", "jobs:write", "--expires", "soon")
+    assert result.exit_code == 2
+    assert "30s, 10m or 2h" in result.output
