@@ -22,7 +22,6 @@ from headrace.console.format import (
     format_short,
     pluralize,
     pretty_json,
-    spark_points,
 )
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rates import Rates, parse_series
@@ -78,12 +77,6 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 )
 def test_values_are_formatted(shower, value, text):
     assert shower(value) == text
-
-
-def test_sparklines_skip_unknown_values():
-    assert spark_points([1]) == ""
-    points = spark_points([0, None, 4]).split()
-    assert points == ["0.0,23.0", "100.0,1.0"]
 
 
 def test_long_documents_are_truncated():
@@ -149,29 +142,6 @@ def test_an_action_shows_command_and_call():
     assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
 
 
-def test_empty_values_are_omitted():
-    values = ACTION.parse({"item": "a", "n": "3"})
-    assert ACTION.as_command(values) == "headrace shop move a --n 3"
-    assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"n": "3"}, "item"),
-        ({"item": "a", "n": "three"}, "n"),
-        ({"item": "a", "n": "9" * 20}, "n"),
-        ({"item": "a", "n": "9" * 5_000}, "n"),
-        ({"item": "a", "n": "3", "how": "c"}, "how"),
-        ({"item": "a\0", "n": "3"}, "item"),
-    ],
-)
-def test_form_errors_are_listed_by_field(given, named):
-    with pytest.raises(FieldsInvalid) as raised:
-        ACTION.parse(given)
-    assert [problem.pointer for problem in raised.value.problems] == [named]
-
-
 def test_numbers_out_of_range_name_the_range():
     importance = Field(name="x", label="X", kind="number", numbers=(0, 9))
     assert (importance.parse("9"), importance.parse("-0"), importance.parse("0" * 30)) == (9, 0, 0)
@@ -208,46 +178,6 @@ def test_descriptions_and_calls_escape_invisible_characters():
     assert all(c == "\n" or is_visible(c) for text in shown for c in text)
 
 
-def test_an_empty_form_shows_placeholders():
-    actions = {action.name: action for room in ROOMS for action in room.actions}
-    for name, given, body in (
-        ("media-purge", {}, {"keys": []}),
-        ("media-purge", {"key": "a"}, {"keys": ["a"]}),
-        ("media-purge", {"prefix": "a/"}, {"prefix": "a/"}),
-        ("jobs.add_job", {"queue": "q"}, {"payload": None}),
-    ):
-        call = actions[name].as_http(actions[name].sketch(given))
-        assert msgspec.json.decode(call.partition("\n\n")[2]) == body
-    given = {"name": "n", "spec": "0 4 * * *", "queue": "q"}
-    cron = actions["jobs.add_cron"].as_http(actions["jobs.add_cron"].sketch(given))
-    assert '"payload": null' in cron
-    for verb in ("pause", "resume"):
-        action = actions[f"jobs.{verb}_lane"]
-        call = action.as_http(action.sketch({"limiter": "l", "lane": "a/b"}))
-        assert call == f"POST /v1/limiters/l/lanes/a%2Fb/{verb}"
-
-
-@pytest.mark.parametrize(
-    ("payload", "word"),
-    [
-        ('"5"', "'\"5\"'"),
-        ('"hi"', "'\"hi\"'"),
-        ("5", "5"),
-        ("1.0", "1.0"),
-        ("", "null"),
-        ("true", "true"),
-        ('{"a": [1]}', "'{\"a\":[1]}'"),
-    ],
-)
-def test_a_payload_is_the_same_in_the_command(payload, word):
-    given = {"queue": "q", "name": "n", "spec": "* * * * *"}
-    if payload:
-        given["payload"] = payload
-    for name, line in (("add_job", "jobs add q"), ("add_cron", "crons add n '* * * * *' q")):
-        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
-        assert action.as_command(action.parse(given)) == f"headrace {line} {word}"
-
-
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
@@ -271,28 +201,6 @@ def test_invalid_payloads_are_refused_and_not_shown(payload, why):
     assert has_invalid(values)
     assert action.as_http(values) == ""
     assert payload in action.as_command(values).replace("'\"'\"'", "'"), "the audit has it as typed"
-
-
-@pytest.mark.parametrize("fault", [{"rate": "fast"}, {"connections": "many"}, {"rate": ""}])
-def test_an_invalid_field_hides_the_calls(fault):
-    [action] = [a for room in ROOMS for a in room.actions if a.name == "fetch-customer"]
-    given = {"customer": "c", "rate": "10/s", "connections": "2"}
-    assert '"connections": 2' in action.as_http(action.sketch(given))
-    assert action.as_http(action.sketch(given | fault)) == ""
-
-
-def test_windows_may_be_fractions_of_a_second():
-    given = {"limiter": "l", "lane": "a", "starts_max": "7"}
-    for name in ("set_limiter", "set_lane"):
-        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
-        for text, window_s in (("0.5", 0.5), ("60", 60), ("0.001", 0.001), ("2678400", 2678400)):
-            values = action.parse(given | {"window_s": text})
-            assert f" --rate 7/{text}s" in action.as_command(values)
-            call = action.as_http(values)
-            assert msgspec.json.decode(call.partition("\n\n")[2])["window_s"] == window_s
-        for text in ("0", "0.0005", "2678401"):
-            with pytest.raises(FieldsInvalid, match=r"a number from 0\.001 to 2,678,400"):
-                action.parse(given | {"window_s": text})
 
 
 def test_kinds_of_fields():
@@ -442,13 +350,6 @@ def test_rate_history_has_one_entry_per_reading_and_gaps():
     assert rates.note("jobs", 2.0) == [1.0, 2.0]
     rates.add(150.0, {})
     assert rates.note("jobs", 3.0) == [1.0, 2.0, None, 3.0]
-
-
-async def test_concurrent_reads_share_one_reading(tmp_path):
-    rates = Rates(tmp_path)
-    await rates.read()
-    await rates.read()
-    assert rates.total("live_nothing") is None
 
 
 def test_form_values_and_charts_keep_stored_text():
