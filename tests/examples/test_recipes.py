@@ -1,4 +1,4 @@
-"""The recipes do what their page says of them, and the page shows them as they are."""
+"""The recipes work as their page describes, and the page shows them unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,9 @@ DUE = compile_query(
 
 
 @pytest.fixture
-async def recipe(running_engines, database_url, tmp_path, monkeypatch):
+async def recipe(surroundings):
     """`recipe(name)`: the program, on a database of its own."""
     imported = []
-    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
-    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("HEADRACE_DATA_FOLDER", str(tmp_path / "data"))
-    monkeypatch.setenv("DATABASE_URL", database_url)
-    monkeypatch.chdir(tmp_path)
 
     def imported_anew(name):
         sys.modules.pop(f"examples.recipes.{name}", None)
@@ -54,7 +49,7 @@ async def recipe(running_engines, database_url, tmp_path, monkeypatch):
 def serving(answer):
     """A server on this machine; `answer(handler)` answers each request.
 
-    Gives its URL and what was asked.
+    Yields its URL and the requested paths.
     """
     asked = []
 
