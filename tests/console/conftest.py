@@ -18,21 +18,15 @@ async def chromium():
 
 
 @pytest.fixture(scope="session")
-async def stack(tmp_path_factory, running_engines):
-    """The running system on the engines of the test run, with data in every room."""
-    async with running_engines.database() as url:
-        env = {
-            "HEADRACE_POSTGRES_URL": url,
-            "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
-            "HEADRACE_VALKEY_PREFIX": "console",
-        }
-        stack = ConsoleStack(tmp_path_factory.mktemp("console") / "site", env)
-        try:
-            stack.start()
-            await stack.seed()
-            yield stack
-        finally:
-            stack.close()
+async def stack(tmp_path_factory):
+    """The running system with engines of its own, with data in every room."""
+    stack = ConsoleStack(tmp_path_factory.mktemp("console") / "site")
+    try:
+        stack.start()
+        await stack.seed()
+        yield stack
+    finally:
+        stack.close()
 
 
 @pytest.fixture

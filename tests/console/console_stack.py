@@ -16,7 +16,6 @@ import socket
 import struct
 import textwrap
 import wave
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,8 @@ FINAL = ("done", "held", "refused", "dry", "superseded", "abandoned")
 class ConsoleStack:
     """A running system with its folder, addresses and sellers' host."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._env = dict(env)
         self.seller = SellerHost()
         self.process: HeadraceProcess | None = None
         self.api = self.media = self.token = ""
@@ -67,9 +65,7 @@ class ConsoleStack:
         (self.folder / "headrace.toml").write_text(settings)
         here = f"{self.folder}:{Path(__file__).parent}"
         self.process = HeadraceProcess(
-            ["up", "console_site:app", "--json"],
-            folder=self.folder,
-            env={**self._env, "PYTHONPATH": here},
+            ["up", "console_site:app", "--json"], folder=self.folder, env={"PYTHONPATH": here}
         )
         out = self.process.wait_out('"api":')
         told = json.loads(next(line for line in out.splitlines() if '"api":' in line))
@@ -109,7 +105,7 @@ class ConsoleStack:
 
     def process_run(self, *words: str, exit_code: int = 0) -> str:
         """Run a command on this system; return its output, or its errors if it fails."""
-        ran = HeadraceProcess([*words], folder=self.folder, env=self._env)
+        ran = HeadraceProcess([*words], folder=self.folder)
         assert ran.wait_exit() == exit_code, ran.err
         return ran.err if exit_code else ran.out.strip()
 

@@ -76,6 +76,17 @@ def test_command_and_call_of_every_action_exist():
             "lanes limiter --concurrency 2 -- -q",
         ),
         ("jobs.pause_queue", {"queue": "-x"}, "queues pause -- -x"),
+        ("jobs.pause_queue", {"queue": "x'; rm -rf /"}, """queues pause 'x'"'"'; rm -rf /'"""),
+        (
+            "jobs.set_queue",
+            {"queue": "q", "importance": "0"},
+            "queues set q --importance 0 --slots-min none --slots-max none --retries none",
+        ),
+        (
+            "jobs.set_lane",
+            {"limiter": "l", "lane": "a b", "concurrency": "2", "paused": "1"},
+            "lanes set l 'a b' --concurrency 2 --paused",
+        ),
         ("jobs.pause_queue", {"queue": "-x y"}, "queues pause -- '-x y'"),
         (
             "jobs.add_job",
@@ -93,7 +104,8 @@ def test_the_command_is_quoted_for_any_value(name, given, command):
     assert line == f"headrace {command}"
     found, left = command_of(line)
     typed = found.make_context(found.name, left, resilient_parsing=False).params
-    assert {given[name] for name in given.keys() - {"payload"}} <= {str(v) for v in typed.values()}
+    texts = {given[name] for name in given.keys() - {"payload", "paused"}}
+    assert texts <= {str(value) for value in typed.values()}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from headrace.console.actions import Action, Field, has_invalid, quoted
+from headrace.console.actions import Field, has_invalid, quoted
 from headrace.console.format import (
     format_bytes,
     format_count,
@@ -103,43 +102,7 @@ def test_query_errors_name_the_expected_values():
             issue()
 
 
-async def nothing(ask, values):
-    return ""
-
-
-ACTION = Action(
-    name="shop.move",
-    title="Move",
-    scope="jobs:write",
-    what="Moves {item} to {place}.",
-    command="headrace shop move {item} [--to {place}] [--n {n}] [--force ?force]",
-    method="PUT",
-    path="/v1/items/{item}",
-    body=lambda values: {"n": values["n"], "force": values["force"]},
-    fields=(
-        Field(name="item", label="Item", kind="fixed"),
-        Field(name="place", label="Place", required=False),
-        Field(name="n", label="N", kind="number"),
-        Field(name="force", label="Force", kind="check", required=False),
-        Field(
-            name="how", label="How", kind="select", options=(("a", "A"), ("b", "B")), required=False
-        ),
-    ),
-    run=nothing,
-)
-
-
-def test_an_action_shows_command_and_call():
-    values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
-    line = ACTION.as_command(values)
-    assert line == """headrace shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
-    call = ACTION.as_http(values)
-    assert call.startswith("PUT /v1/items/a%2Fb%20c\n")
-    assert '"force": true' in call
-    assert ACTION.described({"item": "a", "place": None}) == "Moves a to ."
-    moved = dataclasses.replace(ACTION, command="move {item} --n {n|none}")
-    assert moved.as_command({"item": "a", "n": None}) == "move a --n none"
-    assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
+ACTIONS = {action.name: action for room in ROOMS for action in room.actions}
 
 
 def test_numbers_out_of_range_name_the_range():
@@ -168,13 +131,13 @@ def test_commands_escape_invisible_characters(text):
 
 
 def test_descriptions_and_calls_escape_invisible_characters():
-    action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
-    values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
+    action = ACTIONS["jobs.add_job"]
+    values = action.sketch({"queue": "a\u202eb", "payload": "1", "lane": "x\u00a0y"})
     shown = [action.as_command(values), action.as_http(values), action.described(values)]
-    assert shown[0] == "headrace shop move $'a\\xe2\\x80\\xaeb' --to $'x\\xc2\\xa0y' --n 3"
-    assert "/v1/items/a%E2%80%AEb\n" in shown[1]
-    assert msgspec.json.decode(shown[1].partition("\n\n")[2])["place"] == "x\u00a0y"
-    assert shown[2] == "Moves a\\u202eb to x\\u00a0y."
+    assert shown[0] == "headrace jobs add $'a\\xe2\\x80\\xaeb' 1 --lane $'x\\xc2\\xa0y'"
+    assert "/v1/queues/a%E2%80%AEb/jobs\n" in shown[1]
+    assert msgspec.json.decode(shown[1].partition("\n\n")[2])["lane"] == "x\u00a0y"
+    assert shown[2] == "Enqueues one job into queue a\\u202eb."
     assert all(c == "\n" or is_visible(c) for text in shown for c in text)
 
 
@@ -193,8 +156,7 @@ def test_descriptions_and_calls_escape_invisible_characters():
     ],
 )
 def test_invalid_payloads_are_refused_and_not_shown(payload, why):
-    [action] = [a for room in ROOMS for a in room.actions if a.name == "jobs.add_job"]
-    given = {"queue": "q", "payload": payload}
+    action, given = ACTIONS["jobs.add_job"], {"queue": "q", "payload": payload}
     with pytest.raises(FieldsInvalid, match=re.escape(why)):
         action.parse(given)
     values = action.sketch(given)
