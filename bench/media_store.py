@@ -198,7 +198,7 @@ def size_of(frames: int) -> int:
 
 
 def make_full_disk(folder: Path, frames: int) -> None:
-    """A disk whose frames all have an entry with a right sum, of keys that nobody asks for.
+    """A disk whose frames all have an entry with a right sum, of keys that are never requested.
 
     Some 8 s.
     """
