@@ -105,6 +105,23 @@ async def test_flushed_entries_stay_until_trimmed_and_the_anchor_stays(
     assert left[-1] == trimming._shards[1].through
 
 
+async def test_a_stale_flusher_does_not_move_the_offset_back(
+    views, engines, flusher, make_flusher, sql
+):
+    """Another flusher moved the offset, and the entry at the stale one was trimmed."""
+    await views.hit("ad:1")
+    await flusher.run_once()
+    await shard_store.leave_shards(flusher._postgres, flusher.name)
+    other = make_flusher("other")
+    await other.run_once()
+    await views.hit("ad:1")
+    assert await other.run_once() == 1
+    await engines.valkey.command("XDEL", stream_of(engines), flusher._shards[1].through)
+    for _ in range(2):
+        assert await flusher.run_once() == 0
+    assert await stored(sql) == {"ad:1": 2}
+
+
 async def test_lag_reports_pending_hits_and_the_owner(views, flusher):
     await views.hits(["ad:1", Hit(id="ad:1", n=7)])
     await views.hit("ad:1")
