@@ -1,7 +1,7 @@
 """`make bench`: the product's figures against its peers, on this machine, in one run.
 
 `python -m bench jobs [--quick] [--churn-s 600] [--only drain]` starts engines of its own in a
-scratch folder (durable: fsync on; TMPDIR says on which disk), measures, prints a table and writes
+scratch folder (durable: fsync on; TMPDIR sets the disk), measures, prints a table and writes
 `bench/results/<room>.json` and `.svg`. It ends with the rows that do not hold and exits with 1 when
 there is one. No absolute figure is a promise: ratios of the same run are.
 
@@ -17,7 +17,7 @@ systems.py    ours and the peers, with the settings they run in; by which role o
 ours.py, peers/   one module a system, driven alike; apps/ is what our workers run
 jobs.py       which modules make the room's figures; jobs_*.py are one question each
 day/, jobs_day.py   the simulated day, run by itself
-fetch.py, fetch_*.py   the same for fetch; origins/ is the hosts that it asks
+fetch.py, fetch_*.py   the same for fetch; origins/ has the simulated hosts
 views.py, views_*.py   the same for views; load.py sends requests in a closed or an open loop
 feed.py, feed_*.py   the same for the feed
 media.py, media_*.py the same for media; native/ is its generator and its limit, in C

@@ -61,7 +61,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Measure the rooms that are asked for."""
+    """Measure the named rooms."""
     arguments = _arguments()
     failed = False
     for room in [arguments.room] if arguments.room else list(ROOMS):

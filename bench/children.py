@@ -80,7 +80,7 @@ class Child:
         return self.out
 
     async def end(self, grace_s: float = 12.0) -> None:
-        """Stop it and all it started: SIGTERM to it, SIGKILL to whoever is left."""
+        """Stop it and all it started: SIGTERM to it, SIGKILL to those that remain."""
         family = [self.pid, *descendants(self.pid)]
         if self.is_running:
             self._process.send_signal(signal.SIGTERM)
@@ -124,7 +124,7 @@ async def wait_for(
         if child is not None and not child.is_running:
             raise BenchFault(f"{child.name} ended while waiting for {what}: {child.err[-1500:]}")
         if time.monotonic() > ends_s:
-            said = child.err[-600:] if child is not None else ""
-            raise BenchFault(f"{what}: not within {deadline_s:.0f} s {said}")
+            errors = child.err[-600:] if child is not None else ""
+            raise BenchFault(f"{what}: not within {deadline_s:.0f} s {errors}")
         await asyncio.sleep(POLL_S)
     return answer

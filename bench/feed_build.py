@@ -28,7 +28,7 @@ PING_EVERY_S = 0.01
 LOOK_EVERY_S = 0.1
 BUILT_S_MAX = 1_200
 LONG_S, STEPS_MIN = 5.0, 4
-"""A job that takes so long tells its progress so often at least."""
+"""Minimum number of progress reports of a long job."""
 ENDED = (JobState.DONE, JobState.GONE)
 
 
@@ -104,7 +104,7 @@ async def _build_by_job(cell: Cell, app: Headrace, merges: Merges) -> Built:
         await agent.end()
     ratios = seen.ratios
     if ratios != sorted(ratios) or (took_s > LONG_S and len(set(ratios)) < STEPS_MIN):
-        raise BenchFault(f"progress was told as {ratios[:20]}")
+        raise BenchFault(f"progress was reported as {ratios[:20]}")
     return Built(took_s, seen.memory_kib / 1024, seen.wait_s * 1000)
 
 
@@ -142,7 +142,7 @@ async def _ping(merges: Merges, seen: Seen) -> None:
 
 
 def _most_kib(pid: int) -> int:
-    """The most memory that a process ever had; 0 where it is gone."""
+    """The most memory that a process ever had; 0 after its end."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
 """The truth of a feed copied into PostgreSQL, millions of rows in a minute.
 
-Columns of numpy are what COPY takes, but for the lengths in between, so rows are made without a
+Columns of numpy are what COPY takes, except the lengths in between, so rows are made without a
 loop.
 
 The one index that they would fill at random is made after them, and the tables are vacuumed as

@@ -37,7 +37,7 @@ class Size:
     """Follows of each kind of viewer that are only there."""
     viewers: int = 20
     peer_rounds: int = PAIRS
-    """In so many rounds the merges are asked, too: the last of them takes a second a page."""
+    """Rounds that include the merges: the last of them takes a second a page."""
     proved: int | None = None
     """So many authors and viewers are proved; None: all."""
 
@@ -223,7 +223,7 @@ def _times(values: Values, shape: str, posts: int) -> list[Figure]:
 
 def _built_figures(built: Built, shape: str, size: Size) -> list[Figure]:
     of = f"{size.posts:,} posts of {size.authors:,} authors, {shape}"
-    # With few posts an author his key weighs more than they do.
+    # With few posts, the key of an author takes more than the posts.
     is_full = size.posts >= FULL_POSTS
     proved = "all of it" if size.proved is None else f"{size.proved:,} of its authors"
 

@@ -1,8 +1,8 @@
-"""When would an inbox per viewer, written at each post, cost less than merging when he asks?
+"""When would an inbox per viewer, written at each post, cost less than merging at each read?
 
 Pushing costs a write a follower and post; pulling costs more a page. So pushing is cheaper for a
-viewer who reads more pages a day than (posts a day of all whom he follows) * write / (pull - read
-of an inbox), in CPU of Valkey. The plot shows that number. It says nothing of what else an inbox
+viewer who reads more pages a day than (posts a day of all followed authors) * write / (pull - read
+of an inbox), in CPU of Valkey. The plot shows that number. It leaves out what else an inbox
 is: a second truth, which deletions, unfollows, blocks and late posts have to be carried into, and
 which ends at its cap.
 """
@@ -90,7 +90,7 @@ def plot(costs: Mapping[str, float]) -> str:
     write, read = costs["write into an inbox"], costs["read of an inbox"]
     parts = [
         _text(8, 20, "Pages a day of one viewer from which on an inbox costs less CPU of Valkey"),
-        _text(8, HEIGHT - 6, "authors that he follows (below a line pull is cheaper)"),
+        _text(8, HEIGHT - 6, "followed authors (below a line pull is cheaper)"),
     ]
     for power in range(-1, 5):
         y = _y(10.0**power)

@@ -74,7 +74,7 @@ class World:
         return [each.decode() for each in self.ids[rows].tolist()]
 
     def authors_of(self, viewer: int) -> list[int]:
-        """Whom a viewer follows, as the feed knows them."""
+        """The authors that a viewer follows, as the feed stores them."""
         found: list[int] = (self.follows[viewer] + FIRST_AUTHOR).tolist()
         return found
 
@@ -161,7 +161,7 @@ async def stage_follows(cell: Cell, world: World) -> None:
 
 async def stage_posts(cell: Cell, world: World) -> None:
     """The truth of all authors."""
-    # In the order of ids, in which they would have come.
+    # In the order of ids, in which they would have arrived.
     order = np.argsort(world.numbers)
     await copy_posts(
         cell.url, world.ids[order], world.author[order] + FIRST_AUTHOR, world.scores[order]

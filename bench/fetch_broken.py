@@ -36,7 +36,7 @@ RULE = compile_query(
 
 @dataclass(frozen=True)
 class Rule:
-    """When a failed link is asked again."""
+    """When a failed link is requested again."""
 
     rounds: list[int]
     """By the number of failures."""

@@ -111,7 +111,7 @@ async def _requests(run: Run, shape: Shape, *, is_disturbed: bool) -> Mapping[st
         log = hosts.requests()
         left = await site.pending()
     if not left:
-        raise BenchFault("all photos were decided before the end: the share tells nothing")
+        raise BenchFault("all photos were decided before the end: the share has no meaning")
     judged = judge(
         by_host(log),
         starts_max=STARTS_MAX,
@@ -127,7 +127,7 @@ async def _requests(run: Run, shape: Shape, *, is_disturbed: bool) -> Mapping[st
 
 
 async def _fill(site: Site, hosts: Origins, shape: Shape) -> None:
-    """More photos than may be asked for in the time."""
+    """More photos than may be requested in the time."""
     names = [f"c{n}" for n in range(shape.customers)]
     await site.set_customers(
         names, starts_max=STARTS_MAX, window_s=shape.window_s, connections=CONNECTIONS

@@ -40,7 +40,7 @@ MODULES = {
     BARE: "bench.peers.bare_pycurl",
 }
 QUIET = {"NO_ALBUMENTATIONS_UPDATE": "1"}
-"""A library of img2dataset else asks the network for news at each start."""
+"""Otherwise a library of img2dataset requests news from the network at each start."""
 GOAL = Goal(at_least=1_500, times={SCRAPY: 10, IMG2DATASET: 1.3})
 CUSTOMERS = 20
 PHOTOS_OF_ITEM = 4
@@ -178,7 +178,7 @@ async def _peer(run: Run, folder: Path, photos: int, module: str) -> Mapping[str
             env = {"PYTHONPATH": str(ROOT), **QUIET}
             child = Child(words, folder=scratch, env=env, name="peer")
             try:
-                told = json.loads((await _finish(child)).strip().splitlines()[-1])
+                found = json.loads((await _finish(child)).strip().splitlines()[-1])
             finally:
                 await child.end()
             # nginx writes a line a moment after its last byte.
@@ -186,10 +186,10 @@ async def _peer(run: Run, folder: Path, photos: int, module: str) -> Mapping[str
             sent = origin.sent_s()
     finally:
         await asyncio.to_thread(shutil.rmtree, scratch)
-    if told["stored"] < photos:
-        raise BenchFault(f"{module}: {told['stored']} of {photos} photos stored")
-    took_s = told.get("seconds") or sent[-1] - sent[0]
-    return {"photos/s": photos / took_s, "CPU us": told["cpu_s"] / photos * 1e6}
+    if found["stored"] < photos:
+        raise BenchFault(f"{module}: {found['stored']} of {photos} photos stored")
+    took_s = found.get("seconds") or sent[-1] - sent[0]
+    return {"photos/s": photos / took_s, "CPU us": found["cpu_s"] / photos * 1e6}
 
 
 async def _finish(child: Child) -> str:

@@ -31,7 +31,7 @@ SLOTS = 2
 ITEMS_OF_PHOTOS = 5
 GOAL = Goal(at_most=5)
 LEARNED_S = 5.0
-"""Longest wait for the speeds to be computed anew."""
+"""Longest wait for the speeds to be computed again."""
 RETRIES = {"HEADRACE_JOBS_RETRY_FIRST": "200ms", "HEADRACE_JOBS_RETRY_MAX": "1s"}
 DEADLINE_S = 150.0
 

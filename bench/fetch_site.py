@@ -93,7 +93,7 @@ class Site:
         return self.cell.work(APP, slots=slots, **settings)
 
     def schedule(self, **settings: str) -> Child:
-        """Start a scheduler that knows the room's tasks."""
+        """Start a scheduler with the room's tasks."""
         return self.cell.role("scheduler", APP, **settings)
 
 

@@ -1,4 +1,4 @@
-"""One entry a figure: what was measured, against whom, what it must reach and whether it does."""
+"""One entry a figure: what was measured, its peers, what it must reach and whether it does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Goal:
 class Figure:
     """One row of the table and one entry of the result file. `ratio`: ours to the best peer's.
 
-    `question`, `commit` and `date` say which run it is of: questions may be measured one at a time.
+    `question`, `commit` and `date` name its run: questions may be measured one at a time.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """One run: the engines, cells in turns A B A B, what they cost, and the figures so far.
 
 A cell is one system on an empty store. Whatever a cell raises as BenchFault leaves that value out
-and is told beside the table; everything is bounded in time and ends only processes started here.
+and is printed beside the table; everything is bounded in time and ends only processes started here.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Run:
                     continue
                 for metric, value in found.items():
                     values.setdefault(metric, {}).setdefault(name, []).append(value)
-                told = f"syncs {self.syncs_us[-1]:.0f} us, " + ", ".join(
+                shown = f"syncs {self.syncs_us[-1]:.0f} us, " + ", ".join(
                     f"{metric} {value:,.4g}" for metric, value in found.items()
                 )
                 took_s = time.monotonic() - began_s
-                print(f"  {pair + 1}/{rounds} {name}: {told} ({took_s:.1f} s)", flush=True)
+                print(f"  {pair + 1}/{rounds} {name}: {shown} ({took_s:.1f} s)", flush=True)
         return {
             metric: {name: Runs(tuple(row)) for name, row in rows.items()}
             for metric, rows in values.items()
@@ -134,7 +134,7 @@ async def bounded(measuring: Coroutine[Any, Any, Answer], longest_s: float) -> A
 
 @asynccontextmanager
 async def bench_run(*, quick: bool, churn_s: float | None = None) -> AsyncIterator[Run]:
-    """Start engines in a scratch folder; all of it is gone when the block ends."""
+    """Start engines in a scratch folder; all of it is removed when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     # PostgreSQL runs as another user where we are root, and reads what it COPYs by itself.
     os.chmod(folder, 0o755)  # noqa: PTH101
@@ -147,7 +147,7 @@ async def bench_run(*, quick: bool, churn_s: float | None = None) -> AsyncIterat
 
 @dataclass(frozen=True)
 class Produced:
-    """What a producer told."""
+    """The report of a producer."""
 
     enqueued: int
     rate_per_s: float
@@ -165,12 +165,12 @@ async def produce(cell: Cell, command: str, jobs: int, deadline_s: float = 120) 
         await child.end()
     if command == "prepare":
         return Produced(0, 0.0, 0.0)
-    told = json.loads(out.strip().splitlines()[-1])
-    servers_s = (cell.engines.cpu_s() - before_s) * told["timed"] / told["enqueued"]
+    found = json.loads(out.strip().splitlines()[-1])
+    servers_s = (cell.engines.cpu_s() - before_s) * found["timed"] / found["enqueued"]
     return Produced(
-        told["enqueued"],
-        told["timed"] / told["seconds"],
-        (told["cpu_s"] + servers_s) / told["timed"] * 1e6,
+        found["enqueued"],
+        found["timed"] / found["seconds"],
+        (found["cpu_s"] + servers_s) / found["timed"] * 1e6,
     )
 
 

@@ -156,7 +156,7 @@ def _row(
 
 
 def _times(drains: dict[str, Runs]) -> dict[str, float]:
-    """The multiples that the contract asks for, of the peers that have a drain of this size."""
+    """The multiples that the contract requires, of the peers that have a drain of this size."""
     redis = {name: drains[name].median for name in REDIS_PEERS if name in drains}
     wanted = {"pgqueuer": 5.0, "awa-pg": 3.0}
     if redis:

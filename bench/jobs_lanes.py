@@ -3,8 +3,8 @@ are stopped and killed?
 
 Counted at handler start, by the clock that all processes share: a window is over when an eleventh
 start of a lane falls less than the window after the first. The share of the theoretical rate is
-told by spacing: window / mean span of n + 1 starts. Beside kills it is told by count over whole
-windows, since a killed slot's grants stay spent.
+measured by spacing: window / mean span of n + 1 starts. Beside kills it is measured by count over
+whole windows, since a killed slot's grants stay spent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def rate(self) -> str:
-        """As a limiter is told."""
+        """As the setting of a limiter."""
         return f"{STARTS_MAX}/{self.window_s:g}s"
 
 
@@ -169,7 +169,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the starts say."""
+    """The judgment of the starts."""
 
     checked: int
     over: int

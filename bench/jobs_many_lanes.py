@@ -94,7 +94,7 @@ async def _fill(cell: Cell, lanes: int) -> None:
 
 
 async def _hint(cell: Cell) -> None:
-    """Tell the worker again and again that there may be work."""
+    """Notify the worker repeatedly that there may be work."""
     connection = await asyncpg.connect(cell.url)
     try:
         queue = await connection.fetchval("SELECT id FROM headrace.queue WHERE name = $1", QUEUE)

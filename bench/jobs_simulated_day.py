@@ -1,7 +1,7 @@
 """The simulated day's rows, as `python -m bench.jobs_day` left them: it takes a quarter of an hour
 and is run by itself.
 
-They keep their own commit and date, told with each row; without the file they are not measured.
+They keep their own commit and date, shown with each row; without the file they are not measured.
 """
 
 from __future__ import annotations

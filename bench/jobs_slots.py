@@ -82,7 +82,7 @@ async def _drain(run: Run, jobs: int, slots: int) -> Mapping[str, float]:
     async with run.cell() as cell:
         made = await produce(cell, "bulk", jobs)
         await cell.engines.settle(cell.database)
-        # The queue stands still until every slot is there: what a fork costs is no cost of a claim.
+        # The queue is paused until every slot has started: what a fork costs is no cost of a claim.
         await cell.engines.run("UPDATE headrace.queue SET paused = true", cell.database)
         worker = cell.work(slots=slots)
         try:

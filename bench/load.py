@@ -6,7 +6,7 @@ long callers wait.
 Open loop: requests are due at moments drawn beforehand (Poisson, seeded), whatever became of those
 before; a request waits for a free connection, and its latency counts from the moment it was due.
 `select` is used there, since it alone waits for less than a millisecond. Every answer's status is
-looked at, and every body that a plan says how to check. Prints one JSON document.
+looked at, and every body for which the plan has a check. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OVERTIME_S = 30.0
 
 @dataclass
 class Kind:
-    """Requests of one kind: prepared texts sent in turn, and what came back."""
+    """Requests of one kind: prepared texts sent in turn, and the replies."""
 
     name: str
     requests: list[bytes]
@@ -70,7 +70,7 @@ class Connection:
         self.socket.sendall(kind.requests[self.number])
 
     def read(self) -> bool:
-        """Take what came; whether the answer is whole. Exits where it is not the right one."""
+        """Read a reply. Return whether the answer is whole. Exits where it is not the right one."""
         data = self.socket.recv(65536)
         if not data:
             raise SystemExit("the server closed a connection")
@@ -105,9 +105,9 @@ def _check(kind: Kind, number: int, body: bytes) -> None:
         return
     answer = json.loads(body)
     rows = answer["views"] if isinstance(answer, dict) and "views" in answer else answer
-    told = {row["id"]: row["total"] for row in rows} if isinstance(rows, list) else rows
-    if told != expected:
-        raise SystemExit(f"{kind.name}: expected {expected}, got {told}")
+    found = {row["id"]: row["total"] for row in rows} if isinstance(rows, list) else rows
+    if found != expected:
+        raise SystemExit(f"{kind.name}: expected {expected}, got {found}")
 
 
 def closed(connections: list[Connection], kind: Kind, seconds: float) -> None:
@@ -177,7 +177,7 @@ def request(method: str, path: str, *, host: str, token: str, body: bytes = b"")
 
 
 def main(plan_file: str) -> None:
-    """Run the plan and tell."""
+    """Run the plan and print the result."""
     plan: dict[str, Any] = json.loads(Path(plan_file).read_text())
     address = (plan["host"], plan["port"])
     kinds = []
@@ -217,7 +217,7 @@ def main(plan_file: str) -> None:
 
 
 def told(kind: Kind, seconds: float) -> dict[str, float]:
-    """What came of one kind."""
+    """The result of one kind."""
     waits = {name: percentile(kind.waits_ms, share) for name, share in SHARES.items()}
     return {"rate_per_s": kind.done / seconds, "done": kind.done, "sent": kind.sent, **waits}
 

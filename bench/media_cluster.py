@@ -32,8 +32,7 @@ from bench.systems import OURS, Cell
 from bench.views_stage import free_port, pin
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
-from headrace.media.simulate.cluster import Cluster, Simulation, simulate
-from headrace.media.simulate.plot import loads_svg
+from headrace.media.simulate.cluster import Cluster, Simulation, loads_svg, simulate
 
 NODES = ("a", "b")
 SIZES = ((LARGE, "256 KiB"), (SMALL, "16 KiB"))

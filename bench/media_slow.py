@@ -1,10 +1,10 @@
 """Does a fast client feel ten thousand slow ones, and can one machine hold a hundred thousand?
 
 Slow clients read 32 KiB/s (a track that plays) or, of the hundred thousand, 4 KiB/s; of every
-sixteenth all bytes are compared. The fast one asks for 256 KiB at 200 Poisson moments a second, so
+sixteenth all bytes are compared. The fast one requests 256 KiB at 200 Poisson moments a second, so
 what it waits for includes its own lateness on the core that it shares with the slow ones. The
-hundred thousand are spread over as many processes as the limit of files asks, on both sides, each
-client process on an address of its own.
+hundred thousand are spread over as many processes as the limit of files requires, on both sides,
+each client process on an address of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def measure_fast(run: Run) -> list[Figure]:
     found = await run.alternate(
         {name: partial(_fast, run, serve, count) for name, serve in serves.items()}
     )
-    size = f"among {count:,} of {SLOW_BYTES_PER_S // 1024} KiB/s, {FAST_PER_S} asked a second"
+    size = f"among {count:,} of {SLOW_BYTES_PER_S // 1024} KiB/s, {FAST_PER_S} requested a second"
     goals = {"p50": None, "p75": Goal(at_most=1), "p99": Goal(at_most=20)}
     rows = [
         figure(
@@ -131,7 +131,7 @@ async def measure_crowd(run: Run) -> list[Figure]:
     """Ours alone: how many it holds, and in what memory."""
     count = run.sized(CROWD, CROWD_QUICK)
     found = await run.alternate({OURS.name: partial(_crowd, run, count)}, pairs=1)
-    size = f"{count:,} wanted, {CROWD_BYTES_PER_S // 1024} KiB/s each"
+    size = f"{count:,} requested, {CROWD_BYTES_PER_S // 1024} KiB/s each"
     missing = [fault for fault in run.faults if fault.startswith(f"{OURS.name}: crowd")]
 
     def of(metric: str) -> Any:

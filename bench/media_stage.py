@@ -1,6 +1,6 @@
 """What the questions about media stand on.
 
-A node of ours with tracks that tell whether they are right, the generator as a process, and what a
+A node of ours with tracks whose bytes can be checked, the generator as a process, and what a
 server costs meanwhile.
 
 Server on one core, generator on the other. Ours runs with everything on that a user would have on:
@@ -36,7 +36,7 @@ SIGNED_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Serving:
-    """A server under load, and what the generator asks of it."""
+    """A server under load, and the requests of the generator."""
 
     child: Child
     port: int
@@ -44,16 +44,13 @@ class Serving:
     tracks: Sequence[Track]
 
     def with_targets(self, targets: Path) -> Serving:
-        """The same server, asked for other things."""
+        """The same server with other requests."""
         return Serving(self.child, self.port, targets, self.tracks)
 
 
 @dataclass(frozen=True)
 class Pressed:
-    """What came of a run of the generator.
-
-    What it told, and CPU seconds of the server meanwhile.
-    """
+    """The report of a run of the generator, and CPU seconds of the server meanwhile."""
 
     told: dict[str, Any]
     cpu_s: float
@@ -94,7 +91,7 @@ def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:
 
 
 def disk_of(cell: Cell, size: str = "1GiB", name: str = "disk") -> str:
-    """A folder that a node may use as a disk, as the setting wants it."""
+    """A folder that a node may use as a disk, as the setting requires."""
     folder = cell.folder / name
     folder.mkdir(exist_ok=True)
     return f"{folder}:{size}"

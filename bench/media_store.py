@@ -52,8 +52,8 @@ from headrace.media.cache.layout import (
     pack_superblock,
 )
 from headrace.media.model import BLOCK_BYTES
+from headrace.media.simulate.cluster import lines_svg
 from headrace.media.simulate.eviction import TRACKS, simulate
-from headrace.media.simulate.plot import lines_svg
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0
@@ -198,7 +198,7 @@ def size_of(frames: int) -> int:
 
 
 def make_full_disk(folder: Path, frames: int) -> None:
-    """A disk whose frames all have an entry with a right sum, of keys that nobody asks for.
+    """A disk whose frames all have an entry with a right sum, of keys that are never requested.
 
     Some 8 s.
     """

@@ -50,10 +50,10 @@ def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
     notes = "".join(f"- {note}\n" for note in head["notes"])
     if notes:
         notes = f"\n{notes}"
-    told = "".join(f"- {line}\n" for line in remarks(figures))
-    if told:
-        told = f"\nOf single rows, what was not measured and what else to know:\n\n{told}"
-    return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n{notes}{told}"
+    others = "".join(f"- {line}\n" for line in remarks(figures))
+    if others:
+        others = f"\nOf single rows, what was not measured and what else to know:\n\n{others}"
+    return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n{notes}{others}"
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

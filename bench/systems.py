@@ -1,7 +1,7 @@
 """What is measured and how each is started: ours through the real role, each peer in its best
 settings.
 
-`ROLE` is the one place that says by which role our jobs are run.
+`ROLE` is the one place that names the role that runs our jobs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.tally import FOLDER_VARIABLE
 ROLE = ("agent",)
 """The role that runs jobs: agent and slots."""
 SLOTS_VARIABLE = "HEADRACE_JOBS_FLOATS"
-"""The setting that says how many slots a host has which nobody plans."""
+"""The setting for the number of slots of a host without a plan."""
 PEER_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 

@@ -87,7 +87,7 @@ class Starts:
     def add(self, at_ns: int, *keys: int) -> None:
         """Record the start of `keys` at `at_ns`, read as the handler's first step.
 
-        Read here, after the payloads, a process that was stopped in between told its starts late:
+        A process that was stopped between the payloads and this clock recorded its starts late:
         165 windows that were none (2 batches, 2 cores, 2026-11-21).
         """
         if self._pid != os.getpid():

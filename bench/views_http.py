@@ -96,8 +96,8 @@ async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
             with on_core(run.engines.valkey_pid, 1):
                 seconds = run.sized(6, 3)
                 asked = [{"name": "read", "requests": reads(totals, checked=True)}]
-                told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
-                rate = told["read"]["rate_per_s"]
+                found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
+                rate = found["read"]["rate_per_s"]
                 values = {"reads/s": rate, "us a read": cpu / rate * 1e6}
                 if is_ours:
                     values |= await _most_hits(cell, api, app, list(totals), seconds)
@@ -109,12 +109,12 @@ async def _most_hits(
 ) -> Mapping[str, float]:
     before = await _sum(app, items)
     asked = [{"name": "hit", "requests": hits(items)}]
-    told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
+    found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
     counted = await _sum(app, items) - before
     # The last request of each connection is under way when the generator ends.
-    if not told["hit"]["done"] <= counted <= told["hit"]["sent"]:
-        raise SystemExit(f"{told['hit']} hits, {counted} counted")
-    rate = told["hit"]["rate_per_s"]
+    if not found["hit"]["done"] <= counted <= found["hit"]["sent"]:
+        raise SystemExit(f"{found['hit']} hits, {counted} counted")
+    rate = found["hit"]["rate_per_s"]
     return {"hits/s": rate, "us a hit": cpu / rate * 1e6}
 
 
@@ -135,13 +135,13 @@ async def measure_wait(run: Run) -> list[Figure]:
     goals = {"p50": None, "p99": Goal(at_most=5), "p99.9": Goal(at_most=20)}
     rows = [
         figure(
-            f"HTTP {kind} {share}{told}",
+            f"HTTP {kind} {share}{beside}",
             "ms",
             size,
             ours=found.get(f"{kind} {share}", {}).get(way),
             goal=goal,
         )
-        for way, told in (("plain", ""), ("scan", ", while all series are read"))
+        for way, beside in (("plain", ""), ("scan", ", while all series are read"))
         for kind in ("read", "hit")
         for share, goal in goals.items()
     ]

@@ -105,7 +105,7 @@ async def load(
     seconds: float,
     core: int | None = None,
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """Run the generator; what it told by kind, and CPU seconds a second of the server meanwhile."""
+    """Run the generator; its report by kind, and CPU seconds a second of the server meanwhile."""
     plan = {
         "host": "127.0.0.1",
         "port": api.port,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from compileall import compile_dir
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from tests.kit import run_cleanup
-from tests.kit.engines import EnginesForTests, engines_for_tests, template_on
+from tests.kit.engines import EnginesForTests, engines_folder, engines_for_tests, template_on
 from tests.kit.own_cluster import own_cluster
 from tests.kit.own_postgres import SERVERS as POSTGRES_SERVERS
 from tests.kit.own_postgres import OwnPostgres
@@ -78,15 +77,6 @@ def _errors_are_looked_at():
     yield
     logging.getLogger("asyncio").removeHandler(handler)
     assert forgotten == [], f"a task failed and nobody looked: {forgotten[0]}"
-
-
-@contextmanager
-def engines_folder() -> Iterator[Path]:
-    """A folder for the engines, in memory if possible, where databases are three times as fast."""
-    with tempfile.TemporaryDirectory(
-        prefix="hr-", dir=os.environ[run_cleanup.MEMORY_VARIABLE]
-    ) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Three queues of one limiter, and handlers that tell when each job starts; the payload names its
+"""Three queues of one limiter, and handlers that record when each job starts; the payload names its
 lane.
 
 `BENCH_RATE` is the limiter's rate.

@@ -1,4 +1,4 @@
-"""`python -m bench.apps.run_catalogue FILE CUSTOMER`: run one catalogue by the verb and tell what
+"""`python -m bench.apps.run_catalogue FILE CUSTOMER`: run one catalogue by the verb and report what
 it took.
 """
 

@@ -1,5 +1,5 @@
-"""Handlers that tell when they start: `wake` for one queue, `light0` to `light19` for many, 5 ms of
-work each.
+"""Handlers that record when they start: `wake` for one queue, `light0` to `light19` for many, 5 ms
+of work each.
 
 The payload is the moment of the enqueue on the same machine's monotonic clock.
 """

@@ -2,7 +2,7 @@
 
 A fluid of whole jobs in steps of 0.25 s: arrivals by chance (Poisson), service times by chance
 (geometric with the right mean; within one step for faster handlers). A slot that was given to
-another queue serves nobody for 1 to 3 s and until the job it had in hand has ended (10 s at most).
+another queue serves nobody for 1 to 3 s and until its running job has ended (10 s at most).
 Waits below a step read as 0.
 """
 
@@ -185,7 +185,7 @@ class SimulatedFleet:
                     self._count_slots()
 
     def _die(self, event: Event) -> None:
-        """Hosts stop; the jobs they had in hand come back when their leases have expired."""
+        """Hosts stop; their running jobs come back when their leases have expired."""
         dead = list(event.hosts)
         share = self.serving[:, dead].sum(axis=1) / np.maximum(1, self.serving.sum(axis=1))
         torn = self.rng.binomial(self.running, np.minimum(1.0, share))

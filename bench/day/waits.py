@@ -37,7 +37,7 @@ class Waits:
     def step(
         self, now: int, arrived: Ints, started: Ints, *, has_line: npt.NDArray[np.bool_]
     ) -> None:
-        """Jobs that came and jobs that started; `has_line`.
+        """Jobs that arrived and jobs that started; `has_line`.
 
         Where some waited before or wait now.
         """
@@ -61,7 +61,7 @@ class Waits:
         return p99
 
     def end_day(self, now: int) -> None:
-        """Count whoever still waits with the wait so far."""
+        """Count the jobs that still wait, with their wait so far."""
         for i, line in enumerate(self._lines):
             for since, count in line:
                 self.all[self.groups[i]][now - since] += count

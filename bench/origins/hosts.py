@@ -1,5 +1,5 @@
-"""`python -m bench.origins.hosts PLAN FOLDER`: every simulated host on one port of loopback, told
-apart by the Host header, and a name server that leads all their names there.
+"""`python -m bench.origins.hosts PLAN FOLDER`: every simulated host on one port of loopback,
+selected by the Host header, and a name server that leads all their names there.
 
 It prints its two ports as JSON. Requests go to FOLDER/access.log, one line each, with the moment at
 which the whole head was there (CLOCK_MONOTONIC). While FOLDER/held names a host, its answers wait.

@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a log says about a limit."""
+    """The judgment of a log about a limit."""
 
     checked: int
     """Windows looked at: one begins with each request."""
@@ -69,7 +69,7 @@ def judge(
 ) -> Judged:
     """Look at every `starts_max` + 1 requests of a host in a row: they need at least a window.
 
-    The share is told over the whole windows between `from_s` and `until_s`.
+    The share is of the whole windows between `from_s` and `until_s`.
     """
     spans = [
         later - first

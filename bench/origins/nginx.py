@@ -1,7 +1,7 @@
 """nginx with the photos' files, on 64 addresses of loopback: the fastest seller's host there is.
 
-Its access log says when each answer was sent; it is what peers are timed by, since it leaves out
-their start. Without nginx on the machine there is no such origin, and the figures say so.
+Its access log has the time of each answer; it is what peers are timed by, since it leaves out
+their start. Without nginx on the machine there is no such origin, and the figures note it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Nginx:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a process that asks it is told."""
+        """The settings of a process that requests it."""
         return {
             "HEADRACE_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
             "HEADRACE_FETCH_ALLOW_PORTS": str(self.port),

@@ -14,7 +14,7 @@ from PIL import Image
 PICTURES = 8
 QUALITY = 85
 SIDE = {150_000: (640, 440), 4_000: (96, 72)}
-"""Bytes wanted -> a size in pixels whose noise packs to about that."""
+"""Required bytes -> a size in pixels whose noise packs to about that."""
 SOI_BYTES = 2
 
 

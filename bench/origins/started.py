@@ -33,7 +33,7 @@ class Origins:
         return f"http://{host}:{self.port}{path}"
 
     def hold(self, hosts: Iterable[str]) -> None:
-        """From now on these hosts answer nothing; what was asked of them is answered later."""
+        """Stop answering. Waiting requests are answered later."""
         draft = self._folder / "held.new"
         draft.write_text("\n".join(hosts))
         draft.rename(self._folder / HELD_FILE)
@@ -44,7 +44,7 @@ class Origins:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a process that asks these hosts is told."""
+        """The settings of a process that requests these hosts."""
         return {
             "HEADRACE_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
             "HEADRACE_FETCH_ALLOW_PORTS": str(self.port),

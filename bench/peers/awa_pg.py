@@ -29,7 +29,7 @@ class Note:
 
 
 def url() -> str:
-    """The server's URL with a host, which its parser asks for; the socket's folder is used."""
+    """The server's URL with a host, which its parser requires; the socket's folder is used."""
     return driver.url().replace("@/", "@localhost/")
 
 

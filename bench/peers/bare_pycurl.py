@@ -25,7 +25,7 @@ UNWRITTEN_MAX = 400
 
 
 def main(urls: list[str], folder: Path) -> None:
-    """Bring all of them in and tell how long it took."""
+    """Fetch all of them and print how long it took."""
     folder.mkdir()
     for number in range(256):
         (folder / f"{number:02x}").mkdir()

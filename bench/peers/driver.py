@@ -2,7 +2,7 @@
 stopped.
 
 The payload is 100 bytes for all, the event loop is uvloop for all that have one. Times are of the
-calls alone, after some calls that are not counted; what was enqueued in all is told, so that the
+calls alone, after some calls that are not counted; the total number of jobs is printed, so that the
 drain can be checked.
 """
 

@@ -1,6 +1,6 @@
 """Ways to make a page that need no index by time, on the same keys as ours.
 
-The app asks for the newest posts of every followed author in one pipeline and merges them; a Lua
+The app reads the newest posts of every followed author in one pipeline and merges them; a Lua
 script or a module in C does that inside Valkey.
 
 Each is given its best: the stock client with libvalkey, the list of follows for nothing (the app),
@@ -94,7 +94,7 @@ class Merges:
         return sum(len(reply) for reply in await pipeline.execute())
 
     async def used_bytes(self) -> int:
-        """Memory that Valkey has in use, but for what its connections and its file have in hand."""
+        """Memory that Valkey uses, without the buffers of its connections and its file."""
         while True:
             told = await self.client.info()
             if not int(told["aof_rewrite_in_progress"]):

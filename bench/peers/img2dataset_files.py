@@ -1,4 +1,4 @@
-"""img2dataset writing files: 2 processes of 64 threads, no resizing or encoding anew, SHA-256.
+"""img2dataset writing files: 2 processes of 64 threads, no resizing or second encoding, SHA-256.
 
 It never syncs. `python -m bench.peers.img2dataset_files URLS FOLDER`
 """

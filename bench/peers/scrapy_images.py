@@ -1,6 +1,6 @@
 """Scrapy's images pipeline: 200 requests at once, no delay, no retries, one process, uvloop.
 
-It decodes each picture and encodes it anew, and never syncs. `python -m bench.peers.scrapy_images
+It decodes each picture and encodes it again, and never syncs. `python -m bench.peers.scrapy_images
 URLS FOLDER`
 """
 

@@ -73,11 +73,15 @@ class Figures:
         self._stored_bytes, self._files, self._shown = sum(sizes.values()), len(sizes), len(photos)
         self._samples.append(
             Sample(
-                at_s=time.monotonic(), jobs_done=done, photos=sum(self._photos.values()),
-                requests=sum(self._seen.statuses.values()), body_bytes=self._seen.body_bytes,
-                views=self._viewed.views, pages=self._followed.pages,
+                at_s=time.monotonic(),
+                jobs_done=done,
+                photos=sum(self._photos.values()),
+                requests=sum(self._seen.statuses.values()),
+                body_bytes=self._seen.body_bytes,
+                views=self._viewed.views,
+                pages=self._followed.pages,
             )
-        )  # fmt: skip
+        )
         while self._samples[-1].at_s - self._samples[0].at_s > _AVERAGED_S:
             self._samples.popleft()
 
@@ -141,10 +145,13 @@ class Figures:
         first, last = self._samples[0], self._samples[-1]
         took_s = last.at_s - first.at_s
         pairs = (
-            (first.jobs_done, last.jobs_done), (first.photos, last.photos),
-            (first.requests, last.requests), (first.body_bytes, last.body_bytes),
-            (first.views, last.views), (first.pages, last.pages),
-        )  # fmt: skip
+            (first.jobs_done, last.jobs_done),
+            (first.photos, last.photos),
+            (first.requests, last.requests),
+            (first.body_bytes, last.body_bytes),
+            (first.views, last.views),
+            (first.pages, last.pages),
+        )
         return tuple(max(0.0, after - before) / took_s for before, after in pairs)
 
     def _views(self) -> str:

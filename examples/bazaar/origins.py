@@ -138,8 +138,14 @@ class Host:
         )
 
     def _note(self, path: str, answer: Answer, *, whole: bool) -> None:
-        line = {"at": round(time.time(), 3), "shop": self._shop.name, "path": path,
-                "status": answer.status, "bytes": len(answer.body), "whole": whole}  # fmt: skip
+        line = {
+            "at": round(time.time(), 3),
+            "shop": self._shop.name,
+            "path": path,
+            "status": answer.status,
+            "bytes": len(answer.body),
+            "whole": whole,
+        }
         self._log.write(json.dumps(line) + "\n")
         self._log.flush()
 

@@ -90,10 +90,12 @@ class Desk:
         names = ("new", "changed", "gone", "unchanged", "invalid")
         counts = {name: int(answer[name]) for name in names}
         run = Run(
-            id=int(answer["run"]), state=answer["state"], counts=counts,
+            id=int(answer["run"]),
+            state=answer["state"],
+            counts=counts,
             photos=int(answer["photos"]),
             photos_by_outcome=dict(answer["photos_by_outcome"]),
-        )  # fmt: skip
+        )
         self.runs[run.id] = run
         return run.id
 

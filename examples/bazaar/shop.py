@@ -53,8 +53,11 @@ class Shop:
         self.headrace, self.adverts = headrace, adverts
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
-            autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
         self._templates.globals.update(media=headrace.media.objects.url, item_path=item_path)
         self._templates.filters.update(segment=segment)
         media = urlsplit(headrace.media.objects.url("photos"))
@@ -79,9 +82,12 @@ class Shop:
         cookie = Cookie(key=BUYER_COOKIE, value=buyer, httponly=True, samesite="lax", path="/")
         is_new = request.cookies.get(BUYER_COOKIE) != buyer
         return Response(
-            text, status_code=status, media_type="text/html", headers=headers,
+            text,
+            status_code=status,
+            media_type="text/html",
+            headers=headers,
             cookies=[cookie] if is_new else [],
-        )  # fmt: skip
+        )
 
     async def cards(self, adverts: Iterable[Advert]) -> list[tuple[Advert, int | None]]:
         """The adverts, each with its views."""
@@ -132,9 +138,12 @@ async def show_item(
     entity = post_of(advert.shop, advert.item)
     seen = await shop.headrace.views.hit(entity, viewer=buyer_of(request))
     return shop.page(
-        request, "item.html",
-        advert=advert, views=seen.total, is_followed=advert.shop in await shop.follows(request),
-    )  # fmt: skip
+        request,
+        "item.html",
+        advert=advert,
+        views=seen.total,
+        is_followed=advert.shop in await shop.follows(request),
+    )
 
 
 @get("/sellers/{seller:str}")
@@ -145,10 +154,13 @@ async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Pag
         raise NotFoundException("No seller of this name has anything on the site.")
     followers = (await shop.headrace.feed.follows.followers(seller, 1)).total
     return shop.page(
-        request, "seller.html",
-        seller=seller, cards=await shop.cards_of_posts(posts), followers=followers,
+        request,
+        "seller.html",
+        seller=seller,
+        cards=await shop.cards_of_posts(posts),
+        followers=followers,
         is_followed=seller in await shop.follows(request),
-    )  # fmt: skip
+    )
 
 
 @post(["/sellers/{seller:str}/follow", "/sellers/{seller:str}/unfollow"], status_code=303)
@@ -213,7 +225,13 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
 
     return Litestar(
         [
-            show_listing, show_item, show_seller, change_follow, show_feed, show_tracks, show_track,
+            show_listing,
+            show_item,
+            show_seller,
+            change_follow,
+            show_feed,
+            show_tracks,
+            show_track,
             get_styles,
         ],
         dependencies={"shop": Provide(lambda: shop, sync_to_thread=False)},
@@ -222,7 +240,7 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
         on_shutdown=[headrace.close],
         openapi_config=None,
         logging_config=None,
-    )  # fmt: skip
+    )
 
 
 def buyer_of(request: Asked) -> str:

@@ -214,9 +214,11 @@ class Stage:
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace", *words),
-            env=self.env(), cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            env=self.env(),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         command = f"headrace {' '.join(words)}"
         try:
             async with asyncio.timeout(COMMAND_S):
@@ -245,10 +247,16 @@ class Stage:
         leash = [sys.executable, "-m", "examples.bazaar.leash", str(os.getpid())]
         with (self.folder / output).open("wb") as out:
             return await asyncio.create_subprocess_exec(
-                *leash, *program, env=self.env(), cwd=self.folder,
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                *leash,
+                *program,
+                env=self.env(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 pass_fds=(self._lock_fd,),
-            )  # fmt: skip
+            )
 
     async def _wait_ready(
         self,

@@ -24,10 +24,10 @@ async def tell_author(photo: str, author: str) -> None:
 
 
 async def main() -> None:
-    """Put three photos before the moderators; newcomers first."""
+    """Put three photos before the moderators; new authors first."""
     await moderation.enqueue(photo="cat.jpg", author="ann", priority=5)
     await moderation.enqueue(photo="dog.jpg", author="bob", priority=5)
-    await moderation.enqueue(photo="fish.jpg", author="newcomer", priority=0)
+    await moderation.enqueue(photo="fish.jpg", author="carol", priority=0)
     print("moderation has", (await app.jobs.queues.get("moderation")).ready, "photos")
     await app.close()
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
-    from headrace.jobs.bridge import Bridge
-    from headrace.jobs.handle import Group
+    from headrace.jobs.handle import Bridge, Group
     from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from headrace.media import Media
     from headrace.views import Views
@@ -240,7 +239,7 @@ class Headrace:
     @cached_property
     def sync(self) -> Bridge:
         """The same methods for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
-        from headrace.jobs.bridge import Bridge
+        from headrace.jobs.handle import Bridge
 
         return Bridge(self, self._close_loop)
 

@@ -1,10 +1,14 @@
-"""Test program: run one `headrace` command as a user without access.
+"""Test program: run `headrace` commands as a user without access.
 
-other_user.py UID ARGUMENT...   imports all modules first, as that user may lack access to them
+other_user.py UID   imports all modules first, as that user may lack access to them; reads a JSON
+list of commands from its standard input, and prints a JSON list of [exit code, output, errors]
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import sys
 
@@ -19,4 +23,10 @@ if __name__ == "__main__":
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)
-    sys.exit(main(sys.argv[2:]))
+    ran = []
+    for words in json.load(sys.stdin):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+        ran.append([code, out.getvalue(), err.getvalue()])
+    print(json.dumps(ran))

@@ -14,7 +14,7 @@ from headrace.cli.app_context import CommandLine
 from headrace.cli.doctor import check_media_disks, check_up, serves_media_alone
 from headrace.cli.roles import media_metrics
 from headrace.kernel import metrics
-from headrace.media.cluster.membership import Member, Roster
+from headrace.media.cluster.membership import Member, MembershipStore
 from headrace.media.errors import NodeNotHere
 
 
@@ -59,12 +59,12 @@ async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
         assert (await found(app))["media cluster"] == [
             ("fail", "n1 is not among the 0 nodes of the cluster")
         ]
-        roster = Roster(app.blobs)
-        await roster.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
+        member_store = MembershipStore(app.blobs)
+        await member_store.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
         lines = await found(app)
         assert lines["engines"][0][0] == lines["blobs"][0][0] == "ok"
         assert lines["media cluster"] == [("ok", "1 nodes, all respond")]
-        await roster.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
+        await member_store.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
         [(state, text)] = (await found(app))["media cluster"]
         assert (state, str(dead) in text) == ("warn", True)
     server.close()

@@ -11,6 +11,7 @@ from tests.kit.own_postgres import run_statements
 from headrace import Headrace
 from headrace.cli import doctor_engines
 from headrace.cli.doctor_engines import check_postgres
+from headrace.cli.roles import AGENT_CONNECTIONS
 from headrace.engines.postgres import PostgresConfig
 
 NO_SYNCS = ("fsync is off", "full_page_writes is off")
@@ -32,46 +33,43 @@ def look(running_engines, database_url, tmp_path):
     return ask
 
 
-@pytest.fixture
-def name(database_url):
-    """URL of this test's database."""
-    return urlsplit(database_url).path.strip("/")
-
-
-async def test_the_embedded_server_is_ok(look):
-    assert await look() == {}
-
-
-@pytest.mark.parametrize("place", ["DATABASE {name}", "ROLE headrace IN DATABASE {name}"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("lock_timeout", "100ms", "timeouts", "warn"),
-        ("idle_in_transaction_session_timeout", "1s", "timeouts", "warn"),
-        ("idle_session_timeout", "5min", "timeouts", "warn"),
-        ("transaction_timeout", "1min", "timeouts", "warn"),
-        ("default_transaction_isolation", "serializable", "transactions", "fail"),
-        ("default_transaction_read_only", "on", "transactions", "fail"),
-    ],
-)
-async def test_a_harmful_setting_is_found_where_it_is_set(look, database_url, name, place, case):
-    setting, value, subject, state = case
-    where = place.format(name=name)
+async def execute(url: str, *statements: str) -> None:
+    """Run SQL statements."""
+    connection = await asyncpg.connect(url, timeout=10)
     try:
-        await run_statements(database_url, f"ALTER {where} SET {setting} = '{value}'")
-    except asyncpg.UndefinedObjectError:
-        pytest.skip(f"this server has no {setting}")
-    found = await look()
-    assert set(found) == {subject}
-    finding = found[subject]
-    assert finding.state == state
-    assert finding.text.startswith(f"{setting} is ")
-    assert finding.fix == f"ALTER {where} RESET {setting}"
-    fix = finding.fix
-    if setting == "default_transaction_read_only":
-        fix = f"BEGIN READ WRITE; {fix}; COMMIT"
-    await execute(database_url, fix)
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close(timeout=5)
+
+
+SETTINGS = [
+    ("lock_timeout", "100ms", "timeouts", "warn"),
+    ("idle_in_transaction_session_timeout", "1s", "timeouts", "warn"),
+    ("idle_session_timeout", "5min", "timeouts", "warn"),
+    ("transaction_timeout", "1min", "timeouts", "warn"),
+    ("default_transaction_isolation", "serializable", "transactions", "fail"),
+    ("default_transaction_read_only", "on", "transactions", "fail"),
+]
+
+
+@pytest.mark.parametrize("place", ["DATABASE {}", "ROLE headrace IN DATABASE {}"])
+async def test_a_harmful_setting_is_found_where_it_is_set_and_fixed(look, database_url, place):
     assert await look() == {}
+    where = place.format(urlsplit(database_url).path.strip("/"))
+    for setting, value, subject, state in SETTINGS:
+        try:
+            await run_statements(database_url, f"ALTER {where} SET {setting} = '{value}'")
+        except asyncpg.UndefinedObjectError:
+            continue  # A setting of newer servers.
+        [finding] = (await look()).values()
+        assert (finding.subject, finding.state) == (subject, state)
+        assert finding.text.startswith(f"{setting} is ")
+        assert finding.fix == f"ALTER {where} RESET {setting}"
+        is_read_only = setting == "default_transaction_read_only"
+        fix = f"BEGIN READ WRITE; {finding.fix}; COMMIT" if is_read_only else finding.fix
+        await execute(database_url, fix)
+        assert await look() == {}, setting
 
 
 async def test_the_fix_of_a_server_setting_works(look, running_engines):
@@ -86,13 +84,39 @@ async def test_the_fix_of_a_server_setting_works(look, running_engines):
         await execute(url, "ALTER SYSTEM RESET idle_session_timeout", "SELECT pg_reload_conf()")
 
 
-async def test_a_changed_collation_version_fails(look, database_url, name):
-    of_this = f"WHERE datname = '{name}'"
-    await run_statements(database_url, f"UPDATE pg_database SET datcollversion = '0.1' {of_this}")
-    [finding] = (await look()).values()
-    assert (finding.subject, finding.state) == ("collation", "fail")
-    assert "collation version 0.1" in finding.text
-    assert finding.fix.startswith(f"REINDEX DATABASE {name}; ALTER DATABASE {name} REFRESH")
+FEW = "20 connections available to this role; one machine with all roles may need 47"
+HARMS = {
+    "collation": (
+        "UPDATE pg_database SET datcollversion = '0.1' WHERE datname = '{}'",
+        (
+            "collation",
+            "fail",
+            "collation version 0.1",
+            "REINDEX DATABASE {0}; ALTER DATABASE {0} REFRESH",
+        ),
+    ),
+    "connections": (
+        "ALTER DATABASE {} CONNECTION LIMIT 20",
+        ("connections", "warn", FEW, "set max_connections = 100"),
+    ),
+    "commit": (
+        "ALTER DATABASE {} SET synchronous_commit = off",
+        ("postgres", "fail", "synchronous_commit is off", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_harm_to_the_database_is_found(look, database_url, harm):
+    name = urlsplit(database_url).path.strip("/")
+    statement, (subject, state, text, fix) = HARMS[harm]
+    await run_statements(database_url, statement.format(name))
+    [finding] = (await look(**{"jobs.floats": "4"})).values()
+    assert (finding.subject, finding.state) == (subject, state)
+    assert text in finding.text
+    assert finding.fix.startswith(fix.format(name))
+    if harm == "connections":
+        assert await look(**{"jobs.floats": "1", "postgres.connections_max": "2"}) == {}
 
 
 async def test_a_database_without_unicode_fails(look, running_engines):
@@ -107,54 +131,19 @@ async def test_a_database_without_unicode_fails(look, running_engines):
     assert "ENCODING 'UTF8'" in found["collation"].fix
 
 
-async def test_too_few_connections_are_a_warning(look, database_url, name):
-    await run_statements(database_url, f"ALTER DATABASE {name} CONNECTION LIMIT 20")
-    flags = {"jobs.floats": "4"}
-    [finding] = (await look(**flags)).values()
-    assert (finding.subject, finding.state) == ("connections", "warn")
-    assert (
-        finding.text
-        == "20 connections available to this role; one machine with all roles may need 47"
-    )
-    assert finding.fix.startswith("set max_connections = 100")
-    flags = {"jobs.floats": "1", "postgres.connections_max": "2"}
-    assert await look(**flags) == {}
-
-
-async def test_nearly_used_up_connections_are_a_warning(look, database_url, name, monkeypatch):
-    monkeypatch.setattr(doctor_engines, "CONNECTIONS_USED_MAX", 0.0)
+@pytest.mark.parametrize(
+    ("limit", "value", "text"),
+    [
+        ("CONNECTIONS_USED_MAX", 0.0, "connections are in use"),
+        ("POSTGRES_OLDEST", 990000, "use PostgreSQL 99 or newer"),
+    ],
+)
+async def test_used_up_connections_and_old_servers_are_found(look, monkeypatch, limit, value, text):
+    monkeypatch.setattr(doctor_engines, limit, value)
     [finding] = (await look()).values()
-    assert finding.subject == "connections"
-    assert finding.text.endswith("connections are in use")
-
-
-async def test_an_old_server_fails(look, monkeypatch):
-    monkeypatch.setattr(doctor_engines, "POSTGRES_OLDEST", 990000)
-    [finding] = (await look()).values()
-    assert (finding.subject, finding.state) == ("postgres", "fail")
-    assert finding.fix == "use PostgreSQL 99 or newer"
-
-
-@pytest.mark.parametrize("setting", ["synchronous_commit"])
-async def test_settings_that_lose_commits_fail(look, database_url, name, setting):
-    await run_statements(database_url, f"ALTER DATABASE {name} SET {setting} = off")
-    [finding] = (await look()).values()
-    assert (finding.subject, finding.state) == ("postgres", "fail")
-    assert finding.text.startswith(f"{setting} is off")
-
-
-async def execute(url: str, *statements: str) -> None:
-    """Run SQL statements."""
-    connection = await asyncpg.connect(url, timeout=10)
-    try:
-        for statement in statements:
-            await connection.execute(statement)
-    finally:
-        await connection.close(timeout=5)
+    assert text in f"{finding.text} {finding.fix}"
 
 
 def test_connection_defaults_match_the_agent():
-    from headrace.cli.roles import AGENT_CONNECTIONS
-
     assert int(AGENT_CONNECTIONS) + 1 == doctor_engines.AGENT_CONNECTIONS
     assert PostgresConfig().connections_max == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -27,53 +28,51 @@ def open_folder():
     shutil.rmtree(path)
 
 
-def as_nobody(cwd, *words):
-    """Run a command as a user without access to root's folders."""
-    command = [sys.executable, str(PROGRAM), str(NOBODY), *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+COMMANDS = {
+    "queues ls": 2,
+    "tokens ls": 2,
+    "media ls": 7,
+    "jobs show 1": 2,
+    "migrate": 2,
+    "up": 2,
+    "scheduler": 2,
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "exit_code"),
-    [
-        ("queues ls", 2),
-        ("tokens ls", 2),
-        ("media ls", 7),
-        ("jobs show 1", 2),
-        ("migrate", 2),
-        ("up", 2),
-        ("scheduler", 2),
-    ],
-)
-def test_an_unreadable_folder_is_named(open_folder, words, exit_code):
-    folder = open_folder / "data"
-    folder.mkdir(mode=0o700)
-    ran = as_nobody(open_folder, *words.split(), "--data", str(folder))
-    assert "Traceback" not in ran.stderr
-    assert str(folder) in ran.stderr
-    assert ran.returncode == exit_code, ran.stderr
+def test_unreadable_folders_and_files_are_named(open_folder):
+    """Commands of a user without access to root's folders."""
+    folder, hidden = open_folder / "data", open_folder / "hidden"
+    for path in (folder, hidden):
+        path.mkdir(mode=0o700)
+    commands = [
+        *([*words.split(), "--data", str(folder)] for words in COMMANDS),
+        ["media", "put", "a/b", str(hidden / "photo")],
+        ["doctor", "--data", str(folder / "deeper")],
+    ]
+    ran = subprocess.run(
+        [sys.executable, str(PROGRAM), str(NOBODY)],
+        cwd=open_folder,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *told, put, doctor = json.loads(ran.stdout.splitlines()[-1])
+    for (words, expected), (exit_code, _, err) in zip(COMMANDS.items(), told, strict=True):
+        assert exit_code == expected, f"{words}: {err}"
+        assert "Traceback" not in err, words
+        assert str(folder) in err, words
     assert list(folder.iterdir()) == []
-
-
-def test_an_unreadable_file_is_named(open_folder):
-    hidden = open_folder / "hidden"
-    hidden.mkdir(mode=0o700)
-    ran = as_nobody(open_folder, "media", "put", "a/b", str(hidden / "photo"))
-    assert "Traceback" not in ran.stderr
-    assert str(hidden / "photo") in ran.stderr
-    assert ran.returncode in (2, 3)
-
-
-def test_doctor_reports_unreadable_files(open_folder):
-    folder = open_folder / "data"
-    folder.mkdir(mode=0o700)
-    ran = as_nobody(open_folder, "doctor", "--data", str(folder / "deeper"))
-    assert ran.returncode == 7
-    assert "Traceback" not in ran.stderr
+    assert put[0] in (2, 3)
+    assert "Traceback" not in put[2]
+    assert str(hidden / "photo") in put[2]
+    exit_code, out, err = doctor
+    assert (exit_code, "Traceback" in err) == (7, False)
     for subject in ("disk", "secret", "engines"):
-        assert f"FAIL  {subject}: " in ran.stdout
-    assert f"{folder}" in ran.stdout
-    assert f"uid {NOBODY}" in ran.stdout
+        assert f"FAIL  {subject}: " in out
+    assert str(folder) in out
+    assert f"uid {NOBODY}" in out
 
 
 @pytest.mark.parametrize("words", [["up"], ["up", "--engines-only"]])

@@ -15,7 +15,7 @@ import pytest
 from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
-from headrace.cli.up import embedded_of
+from headrace.cli import up
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.views.durability_wait import durability_of
 
@@ -132,18 +132,26 @@ def test_backup_and_restore_work_as_documented(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "policy"),
+    ("settings", "extra"),
     [
-        ({}, "everysec"),
-        ({"views.durability": "durable"}, "always"),
-        ({"views.durability": "durable", "views.durable_replicas": "1"}, "everysec"),
+        ({}, {}),
+        ({"views.durability": "durable"}, {"appendfsync": "always"}),
+        ({"views.durability": "durable", "views.durable_replicas": "1"}, {}),
     ],
 )
-async def test_durable_hits_sync_the_embedded_valkey(tmp_path, settings, policy):
-    engines = embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
+async def test_durable_hits_sync_the_embedded_valkey(tmp_path, monkeypatch, settings, extra):
+    given = []
+    monkeypatch.setattr(up, "EmbeddedEngines", lambda *_, valkey_extra: given.append(valkey_extra))
+    up.embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
+    assert given == [extra]
+
+
+async def test_an_extra_setting_reaches_the_embedded_valkey(tmp_path):
+    flags = {"data.folder": str(tmp_path / "data"), "views.durability": "durable"}
+    engines = up.embedded_of(Headrace(flags=flags))
     valkey = Valkey((await engines.start()).valkey_url, ValkeyConfig())
     try:
-        assert await durability_of(valkey) == (policy, 0)
+        assert await durability_of(valkey) == ("always", 0)
     finally:
         await valkey.close()
         await engines.stop()

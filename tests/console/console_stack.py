@@ -19,7 +19,6 @@ import wave
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 from hostile import CORPUS, LAMP, TEXT
@@ -56,6 +55,8 @@ class ConsoleStack:
         self.cookies: list[Any] = []
         """Session cookies from the one-time link of `up`, for a browser context."""
         self._client: httpx.Client | None = None
+        self.browse: Any = None
+        """A logged-in client of pages, without scripts."""
 
     def start(self) -> None:
         """Start all roles and wait until they are ready."""
@@ -78,11 +79,19 @@ class ConsoleStack:
             for name, value in entered.cookies.items()
         ]
         self._client = httpx.Client(base_url=self.api, headers=headers, timeout=60, verify=False)
+        self.browse = httpx.Client(
+            base_url=self.api,
+            headers={"accept": "text/html"},
+            cookies=dict(entered.cookies),
+            timeout=60,
+            verify=False,
+        )
 
     def close(self) -> None:
         """Stop everything."""
         if self._client is not None:
             self._client.close()
+            self.browse.close()
         if self.process is not None:
             self.process.end()
         self.seller.close()
@@ -94,11 +103,11 @@ class ConsoleStack:
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
-    def process_run(self, *words: str) -> str:
-        """Run a command on this system; return its output."""
+    def process_run(self, *words: str, exit_code: int = 0) -> str:
+        """Run a command on this system; return its output, or its errors if it fails."""
         ran = HeadraceProcess([*words], folder=self.folder)
-        assert ran.wait_exit() == 0, ran.err
-        return ran.out.strip()
+        assert ran.wait_exit() == exit_code, ran.err
+        return ran.err if exit_code else ran.out.strip()
 
     def wait(self, path: str, is_so: Any) -> Any:
         """Poll the API until `is_so` accepts the response; return it."""
@@ -123,6 +132,11 @@ class ConsoleStack:
     def wait_run(self, run: int) -> Any:
         """Wait for the final state of a run; return the run."""
         return self.wait(f"/v1/fetch/runs/{run}", lambda found: found["state"] in FINAL)
+
+    def queue(self, name: str) -> str:
+        """Create a queue; return its name."""
+        self.call("PUT", f"/v1/queues/{name}?create=true", json={})
+        return name
 
     def enqueue(self, queue: str, *payloads: Any, **more: Any) -> list[int]:
         """Enqueue a job for each payload; return their ids."""
@@ -204,7 +218,7 @@ class ConsoleStack:
         posts += [{"author": "bike-shop", "id": "noted", "ref": TEXT}]
         later = (now + timedelta(hours=5)).isoformat()
         posts += [{"author": "bike-shop", "id": "bike-soon", "at": later}]
-        posts += [{"author": "stranger", "id": "stranger-1"}]
+        posts += [{"author": "outsider", "id": "outsider-1"}]
         self.call("POST", "/v1/feed/posts", json=posts)
         viewer = "/v1/feed/viewers/anna"
         followed = ["bike-shop", "lamp-house", "loud", "enemy"]
@@ -236,29 +250,3 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("none of 100 ports is free")
-
-
-BACK = "/console/audit"
-"""Return URL of forms in tests: a page that needs no room."""
-
-
-async def act(screen, action, /, *, back=BACK, **values):
-    """Fill in and submit the form of an action; return the resulting message."""
-    await screen.open(f"/console/do/{action}?{urlencode({'back': back})}")
-    for key, value in values.items():
-        field = screen.page.locator(f"#a-{key}")
-        if await field.evaluate("field => field.tagName") == "SELECT":
-            await field.select_option(str(value))
-        else:
-            await field.fill(str(value))
-    return await send(screen)
-
-
-async def send(screen):
-    """Submit the open form; return the message on the next page or above its fields."""
-    await screen.page.locator("#form .primary").click()
-    await screen.page.locator(".flash").first.wait_for()
-    if await screen.page.locator("#form .flash").count():
-        # Chromium logs the 422 response of a refused form.
-        screen.allow("status of 422")
-    return await screen.text(".flash")

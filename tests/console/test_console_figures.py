@@ -7,13 +7,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from headrace.console.rates import Rates, parse_series
-from headrace.console.screens.fetch import TONES, WORDS, run_number
-from headrace.console.screens.fetch_photos import host_line
+from headrace.console.screens.fetch import TONES, WORDS
 from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
-from headrace.console.views import PanelData
-from headrace.fetch.model import Host, RunState
+from headrace.console.views import PanelData, Rates, parse_series
+from headrace.fetch.model import RunState
 from headrace.views import SeriesPoint, ShardLag
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -80,30 +78,6 @@ def test_the_flush_state_is_that_of_the_worst_shard():
 
 def test_every_run_state_has_text_and_tone():
     assert WORDS.keys() == TONES.keys() == set(RunState)
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "٣", "9" * 19, "<b>"])
-def test_an_invalid_run_number_matches_no_run(text):
-    assert run_number(text) == 0
-
-
-def test_a_host_without_photos_has_no_error_rate():
-    host = Host(
-        host="h",
-        customer="c",
-        starts_in="1s",
-        needs={"1s": 0.0, "5s": 1.0},
-        mean_s=None,
-        requests=0,
-        photos_by_outcome={},
-        first_seen_at=NOON,
-        last_seen_at=NOON,
-        paused_until=None,
-        crawl_delay_s=None,
-    )
-    line = host_line(host)
-    assert line.share_bad is None
-    assert line.classes == [("5s", 1.0)]
 
 
 def test_only_images_audio_and_video_have_previews():

@@ -1,4 +1,4 @@
-"""No click is lost and no message vanishes if updates arrive during a click.
+"""Clicks and keys: none is lost and no message vanishes if updates arrive meanwhile.
 
 Pages update by themselves: previews follow typing with a delay, values and rows arrive any time.
 Browsers create a click only if the same element is under the pointer at press and release.
@@ -10,7 +10,6 @@ import asyncio
 import re
 
 import pytest
-from browser import WIDTHS
 from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
@@ -87,20 +86,18 @@ async def filled_in(screen, held):
     return page
 
 
-@pytest.mark.parametrize("size", ["laptop", "phone"])
-async def test_a_preview_does_not_replace_a_pressed_button(tab, size):
+async def test_a_preview_does_not_replace_a_pressed_button(screen):
     held = HeldBack()
-    async with tab(width=WIDTHS[size]) as screen:
-        screen.allow("status of 422")
-        page = await filled_in(screen, held)
-        await press(page, "#form .primary")
-        held.let()
-        await wait_answered(page)
-        assert UNKNOWN not in await screen.text("#form-what")
-        await page.mouse.up()
-        await page.locator("#form .flash").wait_for()
-        assert "is not known" in await screen.text("#form .flash")
-        assert UNKNOWN in await screen.text("#form-what")
+    screen.allow("status of 422")
+    page = await filled_in(screen, held)
+    await press(page, "#form .primary")
+    held.let()
+    await wait_answered(page)
+    assert UNKNOWN not in await screen.text("#form-what")
+    await page.mouse.up()
+    await page.locator("#form .flash").wait_for()
+    assert "is not known" in await screen.text("#form .flash")
+    assert UNKNOWN in await screen.text("#form-what")
 
 
 async def test_a_preview_is_repeated_after_a_press_without_click(screen):
@@ -132,11 +129,11 @@ async def test_a_late_preview_does_not_replace_a_refusal(screen):
 
 async def test_new_rows_do_not_replace_a_pressed_link(screen, stack):
     page = screen.page
-    stack.call("PUT", "/v1/queues/pressed?create=true", json={})
+    stack.queue("pressed")
     await screen.open("/console/jobs?q=press")
     await screen.wait_live()
     await press(page, "tbody a:text-is('pressed')")
-    stack.call("PUT", "/v1/queues/a-press-before?create=true", json={})
+    stack.queue("a-press-before")
     waits = "partly live: new and removed rows appear when you finish editing"
     await page.locator(f"#live-state:text-is('{waits}')").wait_for()
     await page.mouse.up()
@@ -145,7 +142,7 @@ async def test_new_rows_do_not_replace_a_pressed_link(screen, stack):
 
 async def test_leaving_a_filter_does_not_replace_a_pressed_link(screen, stack):
     page, asked = screen.page, []
-    stack.call("PUT", "/v1/queues/filtered?create=true", json={})
+    stack.queue("filtered")
     await screen.open("/console/jobs?q=filtered")
     await page.locator("[name=q]").fill("nothing-of-this-name")
     page.on("request", lambda request: "nothing-of-this" in request.url and asked.append(request))
@@ -181,3 +178,47 @@ async def test_a_row_selected_during_a_reload_stays_selected(screen, key):
     assert await page.evaluate("document.activeElement.closest('tr.at') !== null")
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/console/jobs/queues/mail")
+
+
+async def test_keys_lead_everywhere_and_escape_restores_a_filter(screen):
+    page = screen.page
+    await screen.open("/console/jobs")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.className") == "skip"
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+    await page.keyboard.press("?")
+    await page.locator("#help[open]").wait_for()
+    assert not await screen.findings()
+    await page.keyboard.press("Escape")
+    await page.locator("#help[open]").wait_for(state="detached")
+    await page.keyboard.press("/")
+    await page.locator("[name=q]:focus").type("mail")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**q=mail**")
+    await page.locator("caption", has_text="1 of").wait_for()
+    await page.keyboard.press("/")
+    await page.keyboard.type("er")
+    async with page.expect_request("**/console/jobs?**") as asked:
+        await page.keyboard.press("Escape")
+        assert await page.evaluate("document.activeElement === document.body")
+        assert await page.locator("[name=q]").input_value() == "mail"
+
+        async def is_asked():
+            # A page that is reloading ignores the key.
+            await page.keyboard.press("r")
+            return asked.is_done()
+
+        await wait_true(is_asked, what="the page is requested")
+    assert "q=mail" in (await asked.value).url
+    await page.keyboard.press("j")
+    await page.locator("tr.at").wait_for()
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/console/jobs/queues/mail")
+    await page.wait_for_load_state()
+    await page.keyboard.press("g")
+    await page.keyboard.press("o")
+    await page.wait_for_url("**/console")
+    async with page.expect_navigation():
+        await page.locator("#theme").select_option("dark")
+    assert await page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -10,7 +10,7 @@ import statistics
 import time
 
 import pytest
-from served import app_of, serving
+from served import app_of, serving, visiting
 from tests.kit.queue_counts import add_counts
 
 from headrace.console.live import BYTES_PER_S
@@ -18,10 +18,10 @@ from headrace.engines.endpoints import Endpoints
 from headrace.jobs import store
 from headrace.jobs.fleet.plan import Move
 
-QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 6
+QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 3
 YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 4.0
 """Half of the promised time; PostgreSQL uses the other half."""
-WATCHED_S = 4.0
+WATCHED_S = 3.0
 PAGES = ("/console/jobs", "/console/jobs/hosts", "/console", "/console/jobs/queues/queue-7")
 pytestmark = pytest.mark.slow
 
@@ -93,22 +93,18 @@ async def test_pages_of_a_large_fleet_are_fast(tmp_path, database_url, running_e
         database_url, running_engines.endpoints.valkey_url, (tmp_path / "blobs").as_uri()
     )
     app = app_of(tmp_path, endpoints, console__live_every="500ms")
-    async with serving(app) as at:
+    async with serving(app) as address, visiting(app, address) as at:
         await fill(app)
         for path in PAGES:
-            walls_s, cpus_s, yards_s = [], [], []
+            cpus_s, yards_s = [], []
             for _ in range(TRIES):
                 yards_s.append(yardstick_s())
-                wall_s, cpu_s = time.perf_counter(), time.process_time()
+                cpu_s = time.process_time()
                 answer = await at.client.get(path)
-                walls_s.append(time.perf_counter() - wall_s)
                 cpus_s.append(time.process_time() - cpu_s)
                 assert answer.status_code == 200
             cpu_s, yard_s = statistics.median(cpus_s), statistics.median(yards_s)
-            print(f"{path}: {cpu_s * 1000:.0f} ms CPU, {cpu_s / yard_s:.1f} yardsticks of", end=" ")
-            print(f"{yard_s * 1000:.0f} ms, {min(walls_s) * 1000:.0f} ms at best,", end=" ")
-            print(f"{len(answer.content) / 1024:.0f} KiB")
-            assert cpu_s <= YARDSTICKS_MAX * yard_s
+            assert cpu_s <= YARDSTICKS_MAX * yard_s, path
         await watch(at)
 
 
@@ -129,6 +125,5 @@ async def watch(at):
             if taken_s > WATCHED_S and events > 3:
                 break
             await move_all(at.app)
-    print(f"live: {sent_bytes / taken_s:.0f} B/s in {taken_s:.1f} s, {events} events")
     # Add the saved-up budget and the overhead of the event format.
     assert sent_bytes <= 1.1 * BYTES_PER_S * (taken_s + 2)

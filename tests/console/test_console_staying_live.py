@@ -1,124 +1,134 @@
-"""Live pages stay current or report that they are not, through new rows and lost streams."""
+"""Live pages in a browser stay current or report that they are not, and keep focus and scroll.
+
+The tests stop or advance the page's clock, so the results do not depend on timing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import re
+import time
 
-import httpx
 import pytest
 from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-RESTING = (
-    "/console",
-    "/console/jobs",
-    "/console/jobs/hosts",
-    "/console/jobs/decisions",
-    "/console/jobs/lanes",
-    "/console/jobs/lanes/partners",
-    "/console/jobs/crons",
-    "/console/jobs/alerts",
-    "/console/jobs/queues/mail",
-    "/console/fetch",
-    "/console/fetch/runs/1",
-    "/console/fetch/customers",
-    "/console/fetch/customers/bike-shop",
-    "/console/fetch/hosts",
-    "/console/fetch/sources",
-    "/console/views",
-    "/console/views/lag",
-    "/console/feed?viewer=anna",
-    "/console/feed/index",
-    "/console/media",
-    "/console/media/cluster",
-    "/console/media/objects",
-)
-HEARD_MAX = 3
-"""The first event arrives immediately, later ones with the next sample."""
-LOADS_MAX = 5
-SAYS = "document.querySelector('#live-state').textContent"
+WAITS = "partly live: new and removed rows appear when you finish editing"
 RECORD = """
 window.liveStates = [];
+window.lost = [];
+window.stale = 0;
+const listen = EventSource.prototype.addEventListener;
+EventSource.prototype.addEventListener = function (name, act) {
+  return listen.call(this, name, (event) => {
+    act(event);
+    if (name === 'stale') window.stale += 1;
+  });
+};
 const state = document.querySelector('#live-state');
 new MutationObserver(() => window.liveStates.push(state.textContent)).observe(
   state, {childList: true, characterData: true, subtree: true});
+document.addEventListener('focusout', (event) => {
+  if (!event.relatedTarget) window.lost.push(event.target.outerHTML.slice(0, 80));
+});
 """
 
 
-async def heard(client, path):
-    """First events of a newly loaded page."""
-    page = await client.get(path)
-    assert page.status_code == 200, path
-    assert page.headers["content-encoding"] == "gzip"
-    found = re.search(
-        r'data-page="([^"]+)" data-live-url="([^"]+)" data-layout="([^"]+)"', page.text
-    )
-    if found is None:
-        return []
-    params = {"page": found[1], "url": found[2].replace("&amp;", "&"), "layout": found[3]}
-    text, events = "", []
-    async with client.stream("GET", "/console/live", params=params) as answer:
-        async for chunk in answer.aiter_text():
-            text += chunk
-            events = re.findall(r"event: (\w+)", text)
-            if len(events) >= HEARD_MAX or "stale" in events:
-                break
-    return events
+async def still(page):
+    """Stop the page's clock; return a function that advances it."""
+    begun_s = time.time()
+    await page.clock.set_fixed_time(begun_s * 1000)
+    return lambda seconds: page.clock.set_fixed_time((begun_s + seconds) * 1000)
 
 
-async def heard_at_rest(client, path):
-    """First events after changes by earlier tests have ended."""
-    for _ in range(LOADS_MAX):
-        events = await heard(client, path)
-        if "stale" not in events:
-            break
-    return events
+async def come(screen, stack, name):
+    """Create a queue and wait until the page shows it."""
+    stack.queue(name)
+    await screen.page.locator(f"tbody a:text-is('{name}')").wait_for()
 
 
-async def test_an_unchanged_page_is_not_reloaded(stack):
-    headers = {"accept": "text/html"}
-    cookies = {cookie["name"]: cookie["value"] for cookie in stack.cookies}
-    async with httpx.AsyncClient(
-        base_url=stack.api, headers=headers, cookies=cookies, timeout=60
-    ) as client:
-        found = await asyncio.gather(*(heard_at_rest(client, path) for path in RESTING))
-    by_path = dict(zip(RESTING, found, strict=True))
-    assert not {path: events for path, events in by_path.items() if "stale" in events}
-    assert not {path: events for path, events in by_path.items() if "unavailable" in events}
-    assert by_path["/console/fetch/sources"].count("heartbeat") > 1, (
-        "quiet pages receive heartbeats"
-    )
-
-
-async def says(screen, text):
+async def wait_state(screen, text):
     """Wait until the footer shows exactly this live status."""
-
-    async def is_said():
-        return await screen.page.evaluate(SAYS) == text
-
-    await wait_true(is_said, what=f"the page shows {text!r}")
+    await screen.page.locator(f"#live-state:text-is('{text}')").wait_for()
 
 
-async def test_rows_and_buttons_update_while_a_filter_has_focus(screen, stack):
-    page = screen.page
-    stack.call("PUT", "/v1/queues/kept?create=true", json={})
-    await screen.open("/console/jobs/queues/kept")
-    await says(screen, "live")
-    stack.call("PUT", "/v1/queues/kept", json={"importance": 7})
+async def test_values_and_buttons_update_without_a_reload(screen, stack):
+    page, queue = screen.page, stack.queue("watched")
+    await screen.open(f"/console/jobs/queues/{queue}")
+    await screen.wait_live()
+    await page.evaluate("window.keptByNoReload = true")
+    stack.enqueue(queue, *({"n": n} for n in range(7)))
+    stack.call("PUT", f"/v1/queues/{queue}", json={"importance": 7})
+    await page.locator('[data-live="ready"] .v:text-is("7")').wait_for()
     await page.locator("dd", has_text="7 (override)").wait_for()
+    assert await page.evaluate("window.keptByNoReload")
+
+
+async def test_new_rows_keep_focus_and_scroll_position(screen, stack):
+    page = screen.page
+    stack.queue("calm-1")
+    await page.set_viewport_size({"width": 1280, "height": 260})
+    await screen.open("/console/jobs?q=calm&sort=name")
+    await screen.wait_live()
+    await page.evaluate(RECORD)
+    row = page.locator("tr.at a:focus")
+    await page.keyboard.press("j")
+    await page.evaluate("scrollTo(0, 90)")
+    put_on = await still(page)
+    await come(screen, stack, "calm-0")
+    assert await row.inner_text() == "calm-1"
+    assert await page.evaluate("scrollY") == 90
+    # A page is reloaded at most once in 5 s.
+    stack.queue("calm-2")
+
+    async def is_stale():
+        return await page.evaluate("window.stale") > 1
+
+    await wait_true(is_stale, what="the page receives a second stale event")
+    assert not await page.locator("tbody a:text-is('calm-2')").count()
+    await put_on(6)
+    await page.locator("tbody a:text-is('calm-2')").wait_for()
+    await page.evaluate("document.querySelector('.scroll').focus({preventScroll: true})")
+    await put_on(12)
+    await come(screen, stack, "calm-3")
+    assert await page.evaluate("document.activeElement.matches('.scroll')")
+    await put_on(18)
+    await page.evaluate("document.querySelector('[name=q]').focus({preventScroll: true})")
+    await come(screen, stack, "calm-4")
+    assert await page.evaluate("document.activeElement.name") == "q"
+    assert await page.evaluate("scrollY") == 90
+    assert await page.evaluate("window.lost") == []
+    assert WAITS not in await page.evaluate("window.liveStates"), "no user edits anything here"
+
+
+async def test_removing_the_focused_row_focuses_the_next(screen, stack):
+    page, names = screen.page, ("going-1", "going-2", "going-3")
+    for name in names:
+        stack.call("PUT", f"/v1/queues/{name}?create=true", json={"paused": True})
+    await screen.open("/console/jobs?q=going&sort=name&state=paused")
+    await screen.wait_live()
+    await page.evaluate(RECORD)
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    assert await page.locator("tr.at a:focus").inner_text() == "going-2"
+    await still(page)
+    stack.call("PUT", "/v1/queues/going-2", json={"paused": False})
+    await page.locator("tbody a:text-is('going-2')").wait_for(state="detached")
+    assert await page.locator("tr.at a:focus").inner_text() == "going-3"
+    assert await page.evaluate("window.lost") == []
+
+
+async def test_rows_wait_while_a_filter_is_edited(screen, stack):
+    page = screen.page
     await screen.open("/console/jobs")
-    await says(screen, "live")
+    await screen.wait_live()
     await page.keyboard.press("/")
-    stack.call("PUT", "/v1/queues/came-1?create=true", json={})
-    await page.get_by_role("link", name="came-1").wait_for()
+    await come(screen, stack, "came-1")
     await page.locator("[name=q]:focus").type("cam")
-    stack.call("PUT", "/v1/queues/came-2?create=true", json={})
-    await says(screen, "partly live: new and removed rows appear when you finish editing")
+    stack.queue("came-2")
+    await wait_state(screen, WAITS)
     assert await page.locator("[name=q]:focus").input_value() == "cam"
     await page.keyboard.press("Enter")
     await page.get_by_role("link", name="came-2").wait_for()
-    await says(screen, "live")
+    await screen.wait_live()
 
 
 async def test_lost_and_silent_streams_are_replaced(screen, stack):
@@ -126,7 +136,7 @@ async def test_lost_and_silent_streams_are_replaced(screen, stack):
     screen.allow("ERR_INTERNET_DISCONNECTED|ERR_NETWORK")
     await page.clock.install()
     await screen.open("/console/jobs")
-    await says(screen, "live")
+    await screen.wait_live()
     await page.evaluate(RECORD)
     await page.clock.fast_forward(13_000)
 
@@ -134,47 +144,60 @@ async def test_lost_and_silent_streams_are_replaced(screen, stack):
         return "not live: no response from the server" in await page.evaluate("window.liveStates")
 
     await wait_true(was_silent, what="the page reports that the server is silent")
-    await says(screen, "live")
+    await screen.wait_live()
     await screen.context.set_offline(True)
     # Chromium keeps an open stream; after a silence the page replaces it.
     await page.clock.fast_forward(25_000)
-    await says(screen, "not live: disconnected, values are not updated")
-    stack.call("PUT", "/v1/queues/came-meanwhile?create=true", json={})
+    await wait_state(screen, "not live: disconnected, values are not updated")
+    stack.queue("came-meanwhile")
     await screen.context.set_offline(False)
     await page.get_by_role("link", name="came-meanwhile").wait_for()
-    await says(screen, "live")
+    await screen.wait_live()
 
 
 async def test_a_form_keeps_focus_updates_counts_and_survives_a_refusal(screen, stack):
-    page = screen.page
-    stack.call("PUT", "/v1/queues/formed?create=true", json={})
-    stack.enqueue("formed", *({"n": n} for n in range(3)))
-    await screen.open("/console/jobs/jobs?queue=formed")
+    page, queue = screen.page, stack.queue("formed")
+    stack.enqueue(queue, *({"n": n} for n in range(3)))
+    await screen.open(f"/console/jobs/jobs?queue={queue}")
     await page.get_by_role("link", name="Delete all matching").click()
     preview = page.locator("#form-preview")
     await preview.get_by_text("3 jobs match now").wait_for()
+    assert not await screen.findings()
     await page.locator("#a-lane").fill("nowhere")
     await preview.get_by_text("0 jobs match now").wait_for()
     assert await page.evaluate("document.activeElement.id") == "a-lane"
     async with page.expect_response("**/calls?**"):
         await page.keyboard.press("x")
         await page.keyboard.press("Escape")
-    await page.locator("#form-preview").get_by_text("0 jobs match now").wait_for(state="hidden")
+    await preview.get_by_text("0 jobs match now").wait_for(state="hidden")
     assert not await page.locator("#dialog[open]").count()
-    await screen.open("/console/jobs/queues/formed")
+    await screen.open(f"/console/jobs/queues/{queue}")
     await page.get_by_role("link", name="Override settings formed").click()
-    await page.locator("#a-slots_min").fill("99")
-    await page.locator("#a-slots_max").fill("1")
-    await page.locator("#form .primary").click()
-    await page.locator("#form .flash.bad").wait_for()
+    dialog = page.locator("#dialog")
+    await dialog.locator("#a-importance").fill("4")
+    await dialog.get_by_text("headrace queues set formed --importance 4").wait_for()
+    assert '"importance": 4' in await dialog.inner_text()
+    await dialog.locator("#a-importance").fill("very")
+    await dialog.locator(".primary").click()
+    await dialog.get_by_text("expected a whole number").wait_for()
+    assert not await screen.findings()
     screen.allow("status of 422")
-    assert await page.locator("#a-slots_min").input_value() == "99"
+    await dialog.locator("#a-importance").fill("2")
+    await dialog.locator("#a-slots_min").fill("99")
+    await dialog.locator("#a-slots_max").fill("1")
+    await dialog.locator(".primary").click()
+    await dialog.locator(".flash.bad").wait_for()
+    assert await dialog.locator("#a-slots_min").input_value() == "99"
+    await dialog.locator("#a-slots_min").fill("")
+    await screen.press("#dialog .primary")
+    assert "importance 2" in await screen.text(".flash")
+    assert screen.page.url.endswith(f"/console/jobs/queues/{queue}")
 
 
 async def test_a_page_without_updates_reports_it(screen):
     page = screen.page
     await screen.open("/console/audit")
-    await says(screen, "no live updates: press r to reload")
+    await wait_state(screen, "no live updates: press r to reload")
     moment = "document.querySelector('#as-of').dateTime"
     before = await page.evaluate(moment)
     await page.keyboard.press("r")
@@ -183,8 +206,3 @@ async def test_a_page_without_updates_reports_it(screen):
         return await page.evaluate(moment) > before
 
     await wait_true(is_renewed, what="the time of the page is updated")
-    await screen.open("/console/feed?viewer=anna")
-    await page.keyboard.press("j")
-    row = page.locator("[data-row].at")
-    post = await row.locator(".id").inner_text()
-    assert await row.get_by_role("link", name=f"why? {post}").count() == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from headrace.console.actions import Action, Field, has_invalid, quoted
+from headrace.console.actions import Field, has_invalid, quoted
 from headrace.console.format import (
     format_bytes,
     format_count,
@@ -22,10 +21,8 @@ from headrace.console.format import (
     format_short,
     pluralize,
     pretty_json,
-    spark_points,
 )
 from headrace.console.model import FieldsInvalid, QueryInvalid
-from headrace.console.rates import Rates, parse_series
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
 from headrace.console.screens.fleet import QueueRow
@@ -38,7 +35,7 @@ from headrace.console.screens.health import (
 )
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
-from headrace.console.views import PanelData, Query
+from headrace.console.views import PanelData, Query, Rates, parse_series
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.kernel.terminal import is_visible
@@ -80,12 +77,6 @@ def test_values_are_formatted(shower, value, text):
     assert shower(value) == text
 
 
-def test_sparklines_skip_unknown_values():
-    assert spark_points([1]) == ""
-    points = spark_points([0, None, 4]).split()
-    assert points == ["0.0,23.0", "100.0,1.0"]
-
-
 def test_long_documents_are_truncated():
     text = pretty_json(["x" * 30_000])
     assert len(text) < 21_000
@@ -110,66 +101,7 @@ def test_query_errors_name_the_expected_values():
             issue()
 
 
-async def nothing(ask, values):
-    return ""
-
-
-ACTION = Action(
-    name="shop.move",
-    title="Move",
-    scope="jobs:write",
-    what="Moves {item} to {place}.",
-    command="headrace shop move {item} [--to {place}] [--n {n}] [--force ?force]",
-    method="PUT",
-    path="/v1/items/{item}",
-    body=lambda values: {"n": values["n"], "force": values["force"]},
-    fields=(
-        Field(name="item", label="Item", kind="fixed"),
-        Field(name="place", label="Place", required=False),
-        Field(name="n", label="N", kind="number"),
-        Field(name="force", label="Force", kind="check", required=False),
-        Field(
-            name="how", label="How", kind="select", options=(("a", "A"), ("b", "B")), required=False
-        ),
-    ),
-    run=nothing,
-)
-
-
-def test_an_action_shows_command_and_call():
-    values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
-    line = ACTION.as_command(values)
-    assert line == """headrace shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
-    call = ACTION.as_http(values)
-    assert call.startswith("PUT /v1/items/a%2Fb%20c\n")
-    assert '"force": true' in call
-    assert ACTION.described({"item": "a", "place": None}) == "Moves a to ."
-    moved = dataclasses.replace(ACTION, command="move {item} --n {n|none}")
-    assert moved.as_command({"item": "a", "n": None}) == "move a --n none"
-    assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
-
-
-def test_empty_values_are_omitted():
-    values = ACTION.parse({"item": "a", "n": "3"})
-    assert ACTION.as_command(values) == "headrace shop move a --n 3"
-    assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"n": "3"}, "item"),
-        ({"item": "a", "n": "three"}, "n"),
-        ({"item": "a", "n": "9" * 20}, "n"),
-        ({"item": "a", "n": "9" * 5_000}, "n"),
-        ({"item": "a", "n": "3", "how": "c"}, "how"),
-        ({"item": "a\0", "n": "3"}, "item"),
-    ],
-)
-def test_form_errors_are_listed_by_field(given, named):
-    with pytest.raises(FieldsInvalid) as raised:
-        ACTION.parse(given)
-    assert [problem.pointer for problem in raised.value.problems] == [named]
+ACTIONS = {action.name: action for room in ROOMS for action in room.actions}
 
 
 def test_numbers_out_of_range_name_the_range():
@@ -198,54 +130,14 @@ def test_commands_escape_invisible_characters(text):
 
 
 def test_descriptions_and_calls_escape_invisible_characters():
-    action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
-    values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
+    action = ACTIONS["jobs.add_job"]
+    values = action.sketch({"queue": "a\u202eb", "payload": "1", "lane": "x\u00a0y"})
     shown = [action.as_command(values), action.as_http(values), action.described(values)]
-    assert shown[0] == "headrace shop move $'a\\xe2\\x80\\xaeb' --to $'x\\xc2\\xa0y' --n 3"
-    assert "/v1/items/a%E2%80%AEb\n" in shown[1]
-    assert msgspec.json.decode(shown[1].partition("\n\n")[2])["place"] == "x\u00a0y"
-    assert shown[2] == "Moves a\\u202eb to x\\u00a0y."
+    assert shown[0] == "headrace jobs add $'a\\xe2\\x80\\xaeb' 1 --lane $'x\\xc2\\xa0y'"
+    assert "/v1/queues/a%E2%80%AEb/jobs\n" in shown[1]
+    assert msgspec.json.decode(shown[1].partition("\n\n")[2])["lane"] == "x\u00a0y"
+    assert shown[2] == "Enqueues one job into queue a\\u202eb."
     assert all(c == "\n" or is_visible(c) for text in shown for c in text)
-
-
-def test_an_empty_form_shows_placeholders():
-    actions = {action.name: action for room in ROOMS for action in room.actions}
-    for name, given, body in (
-        ("media-purge", {}, {"keys": []}),
-        ("media-purge", {"key": "a"}, {"keys": ["a"]}),
-        ("media-purge", {"prefix": "a/"}, {"prefix": "a/"}),
-        ("jobs.add_job", {"queue": "q"}, {"payload": None}),
-    ):
-        call = actions[name].as_http(actions[name].sketch(given))
-        assert msgspec.json.decode(call.partition("\n\n")[2]) == body
-    given = {"name": "n", "spec": "0 4 * * *", "queue": "q"}
-    cron = actions["jobs.add_cron"].as_http(actions["jobs.add_cron"].sketch(given))
-    assert '"payload": null' in cron
-    for verb in ("pause", "resume"):
-        action = actions[f"jobs.{verb}_lane"]
-        call = action.as_http(action.sketch({"limiter": "l", "lane": "a/b"}))
-        assert call == f"POST /v1/limiters/l/lanes/a%2Fb/{verb}"
-
-
-@pytest.mark.parametrize(
-    ("payload", "word"),
-    [
-        ('"5"', "'\"5\"'"),
-        ('"hi"', "'\"hi\"'"),
-        ("5", "5"),
-        ("1.0", "1.0"),
-        ("", "null"),
-        ("true", "true"),
-        ('{"a": [1]}', "'{\"a\":[1]}'"),
-    ],
-)
-def test_a_payload_is_the_same_in_the_command(payload, word):
-    given = {"queue": "q", "name": "n", "spec": "* * * * *"}
-    if payload:
-        given["payload"] = payload
-    for name, line in (("add_job", "jobs add q"), ("add_cron", "crons add n '* * * * *' q")):
-        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
-        assert action.as_command(action.parse(given)) == f"headrace {line} {word}"
 
 
 @pytest.mark.parametrize(
@@ -263,36 +155,13 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
     ],
 )
 def test_invalid_payloads_are_refused_and_not_shown(payload, why):
-    [action] = [a for room in ROOMS for a in room.actions if a.name == "jobs.add_job"]
-    given = {"queue": "q", "payload": payload}
+    action, given = ACTIONS["jobs.add_job"], {"queue": "q", "payload": payload}
     with pytest.raises(FieldsInvalid, match=re.escape(why)):
         action.parse(given)
     values = action.sketch(given)
     assert has_invalid(values)
     assert action.as_http(values) == ""
     assert payload in action.as_command(values).replace("'\"'\"'", "'"), "the audit has it as typed"
-
-
-@pytest.mark.parametrize("fault", [{"rate": "fast"}, {"connections": "many"}, {"rate": ""}])
-def test_an_invalid_field_hides_the_calls(fault):
-    [action] = [a for room in ROOMS for a in room.actions if a.name == "fetch-customer"]
-    given = {"customer": "c", "rate": "10/s", "connections": "2"}
-    assert '"connections": 2' in action.as_http(action.sketch(given))
-    assert action.as_http(action.sketch(given | fault)) == ""
-
-
-def test_windows_may_be_fractions_of_a_second():
-    given = {"limiter": "l", "lane": "a", "starts_max": "7"}
-    for name in ("set_limiter", "set_lane"):
-        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
-        for text, window_s in (("0.5", 0.5), ("60", 60), ("0.001", 0.001), ("2678400", 2678400)):
-            values = action.parse(given | {"window_s": text})
-            assert f" --rate 7/{text}s" in action.as_command(values)
-            call = action.as_http(values)
-            assert msgspec.json.decode(call.partition("\n\n")[2])["window_s"] == window_s
-        for text in ("0", "0.0005", "2678401"):
-            with pytest.raises(FieldsInvalid, match=r"a number from 0\.001 to 2,678,400"):
-                action.parse(given | {"window_s": text})
 
 
 def test_kinds_of_fields():
@@ -442,13 +311,6 @@ def test_rate_history_has_one_entry_per_reading_and_gaps():
     assert rates.note("jobs", 2.0) == [1.0, 2.0]
     rates.add(150.0, {})
     assert rates.note("jobs", 3.0) == [1.0, 2.0, None, 3.0]
-
-
-async def test_concurrent_reads_share_one_reading(tmp_path):
-    rates = Rates(tmp_path)
-    await rates.read()
-    await rates.read()
-    assert rates.total("live_nothing") is None
 
 
 def test_form_values_and_charts_keep_stored_text():

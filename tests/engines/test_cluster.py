@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -36,22 +37,39 @@ from headrace.engines.valkey import (
 )
 from headrace.views.durability_wait import DurabilityWait, durability_of
 
-
-@pytest.fixture
-async def line(cluster):
-    """The multiplexed connections, with keys of this test's own."""
-    config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
-    line = Multiplexer(cluster.url, config)
-    yield line
-    await line.close()
+LAG = ("headrace_views_lag_v1", ["0-0"])
 
 
 @pytest.fixture
-async def stock(cluster):
-    """The pools, with keys of this test's own."""
-    stock = Valkey(cluster.url, ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}"))
-    yield stock
-    await stock.close()
+async def connect():
+    """Both clients of a URL, with keys of one test: multiplexed and pooled."""
+    opened = []
+
+    def make(url):
+        config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
+        opened.extend([Multiplexer(url, config), Valkey(url, config)])
+        return opened[-2:]
+
+    yield make
+    for client in opened:
+        await client.close()
+
+
+@pytest.fixture
+def clients(cluster, connect):
+    return connect(cluster.url)
+
+
+@pytest.fixture
+def line(clients):
+    """The multiplexed connections."""
+    return clients[0]
+
+
+@pytest.fixture
+def stock(clients):
+    """The pools."""
+    return clients[1]
 
 
 def keys_of(prefix, count=30):
@@ -60,37 +78,36 @@ def keys_of(prefix, count=30):
 
 
 def key_of(cluster, primary, prefix):
-    """A key that this primary has."""
+    """A key of this primary."""
     return next(key for key in keys_of(prefix, 100) if cluster.owner_of(key) is primary)
 
 
-@pytest.mark.parametrize(
-    ("key", "slot"),
-    [
-        ("123456789", 0x31C3),
-        ("foo", 12182),
-        ("a{foo}b", 12182),
-        ("{foo}{bar}", 12182),
-        (b"{foo}", 12182),
-        ("", 0),
-    ],
-)
-def test_a_key_has_the_slot_that_the_engine_says(key, slot):
-    assert hash_slot(key) == slot
+@contextmanager
+def killed(cluster, primary):
+    """A primary is down while the block lasts."""
+    primary.kill()
+    try:
+        yield
+    finally:
+        primary.start()
+        cluster.wait_serving()
 
 
-def test_an_empty_hash_tag_is_none(cluster):
-    for key in ("a{}b", "{}", "a{b", "{}{b}"):
+def test_hash_slots_are_those_of_the_engine(cluster):
+    keys = ["123456789", "foo", "a{foo}b", "{foo}{bar}", "", "a{}b", "{}", "a{b", "{}{b}"]
+    for key in keys:
         assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", key) == hash_slot(key)
+    assert hash_slot(b"{foo}") == hash_slot("foo")
 
 
-def test_a_map_is_read_with_nodes_without_a_name():
-    told = [
+def test_a_map_is_parsed_with_nodes_without_a_name():
+    reply = [
         [0, 5, [b"10.0.0.1", 7000, b"id", []], [b"10.0.0.9", 7000, b"id"]],
         [6, 9, [None, 7001, b"id"]],
         [10, 16383, [b"?", 7002, b"id", [b"hostname", b""]]],
     ]
-    found = parse_cluster_map(told, b"cluster_state:ok\r\ncluster_current_epoch:7\r\n", host="gate")
+    info = b"cluster_state:ok\r\ncluster_current_epoch:7\r\n"
+    found = parse_cluster_map(reply, info, host="gate")
     assert found.primaries == ["10.0.0.1:7000", "gate:7001", "gate:7002"]
     assert (found.owners[5], found.owners[6], found.epoch) == ("10.0.0.1:7000", "gate:7001", 7)
     assert parse_cluster_map([], b"", host="gate").primaries == []
@@ -109,12 +126,13 @@ async def test_each_command_reaches_the_primary_of_its_key(line, stock):
     await stock.open()
 
 
-async def test_a_scan_finds_what_is_on_every_primary(line):
+async def test_a_scan_finds_the_keys_of_every_primary(line):
     tags = range(12)
+    starts = [f"{line.prefix}:{{s:{tag}}}:c:" for tag in tags]
     for tag in tags:
         for number in range(tag + 1):
-            await line.command("SET", f"{line.prefix}:{{s:{tag}}}:c:{number}", 1)
-    keys = Keys(f"{line.prefix}:{{s:*}}:c:*", [f"{line.prefix}:{{s:{tag}}}:c:" for tag in tags])
+            await line.command("SET", f"{starts[tag]}{number}", 1)
+    keys = Keys(f"{line.prefix}:{{s:*}}:c:*", starts)
     found = [key async for part in scan_all(line, keys) for key in part]
     assert len(found) == len(set(found)) == sum(tag + 1 for tag in tags)
     few = Keys(keys.pattern, keys.starts[:3])
@@ -126,15 +144,14 @@ async def test_a_scan_finds_what_is_on_every_primary(line):
     assert await scan(line, Keys(keys.pattern, []), BEGIN) == (BEGIN, [])
 
 
-async def test_functions_are_on_every_primary_and_again_where_they_were_lost(cluster, line, stock):
+async def test_lost_functions_are_loaded_again_on_every_primary(cluster, line, stock):
     await load_libraries(stock, PACKAGES)
     for primary in cluster.primaries:
         assert b"headrace_views_v1" in str(primary.ask("FUNCTION", "LIST")).encode()
         assert primary.ask("FUNCTION", "FLUSH") == b"OK"
     functions = Functions(line, "headrace.views")
     for shard in range(8):
-        key = f"{line.prefix}:{{v:{shard}}}:q"
-        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
+        assert await functions.call(LAG[0], [f"{line.prefix}:{{v:{shard}}}:q"], LAG[1]) == [0, 0]
     assert await load_libraries(stock, ("headrace.views",)) == []
 
 
@@ -149,22 +166,21 @@ async def test_a_slot_that_moves_loses_and_doubles_nothing(cluster, line):
             asked += 1
             await line.command("INCR", key)
 
+    async def is_at(primary):
+        return await line.owner(key) == primary.address
+
     counting = [asyncio.create_task(count()) for _ in range(20)]
     owner = cluster.owner_of(key)
     for to in [one for one in cluster.primaries if one is not owner] + [owner]:
         await asyncio.to_thread(cluster.move, key, to=to)
-        await wait_true(lambda to=to: _is_at(line, key, to))
+        await wait_true(lambda to=to: is_at(to))
     stop.set()
     await asyncio.gather(*counting)
     assert int(await line.command("GET", key)) == asked
     assert len({id(each) for each in line._by_loop.values()}) == 1
 
 
-async def _is_at(line, key, primary):
-    return await line.owner(key) == primary.address
-
-
-async def test_a_migrating_key_is_requested_from_its_target(cluster, line):
+async def test_a_key_of_a_migrating_slot_is_requested_from_its_target(cluster, line):
     key = f"{line.prefix}:{{asked}}"
     owner, slot = cluster.owner_of(key), hash_slot(key)
     target = next(one for one in cluster.primaries if one is not owner)
@@ -173,8 +189,8 @@ async def test_a_migrating_key_is_requested_from_its_target(cluster, line):
     assert target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0]) == b"OK"
     assert owner.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1]) == b"OK"
     try:
-        told = await asyncio.gather(*[line.command("INCR", key) for _ in range(50)])
-        assert sorted(told) == list(range(1, 51))
+        replies = await asyncio.gather(*[line.command("INCR", key) for _ in range(50)])
+        assert sorted(replies) == list(range(1, 51))
         assert "ASK" in str(owner.ask("GET", key))
         assert await line.command("UNLINK", key) == 1
     finally:
@@ -183,70 +199,46 @@ async def test_a_migrating_key_is_requested_from_its_target(cluster, line):
 
 
 @pytest.mark.slow
-async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, stock):
+async def test_a_primary_that_is_down_fails_only_its_own_keys(cluster, line, stock):
     *others, gone = cluster.primaries
-    theirs = [key_of(cluster, one, line.prefix) for one in others]
-    its = key_of(cluster, gone, line.prefix)
-    for key in (*theirs, its):
+    alive = [key_of(cluster, one, line.prefix) for one in others]
+    dead = key_of(cluster, gone, line.prefix)
+    for key in (*alive, dead):
         await line.command("SET", key, 5)
-    gone.kill()
-    try:
+    with killed(cluster, gone):
         with pytest.raises(ValkeyDown):
-            await line.command("GET", its)
-        for key in theirs:
+            await line.command("GET", dead)
+        for key in alive:
             assert await line.command("INCR", key) == 6
-        with pytest.raises(ValkeyPartlyDown) as told:
-            await line.values([theirs[0], its, theirs[1]])
-        assert (told.value.found, told.value.lost) == ([b"6", None, b"6"], {1})
+        with pytest.raises(ValkeyPartlyDown) as raised:
+            await line.values([alive[0], dead, alive[1]])
+        assert (raised.value.found, raised.value.lost) == ([b"6", None, b"6"], {1})
         with pytest.raises(ValkeyDown) as all_lost:
-            await line.values([its, its])
+            await line.values([dead, dead])
         assert not isinstance(all_lost.value, ValkeyPartlyDown)
         await stock.open()
         assert await durability_of(stock) == ("no", 0)
         assert await load_libraries(stock, ("headrace.views",)) in ([], ["headrace_views_v1"])
-        found = {finding.subject: finding.state for finding in await check_of(stock)}
-        assert found.pop(f"valkey {gone.address}") == "fail"
-        assert "fail" not in found.values()
-    finally:
-        gone.start()
-        cluster.wait_serving()
+        findings = await check_valkey(SimpleNamespace(valkey=stock))
+        states = {finding.subject: finding.state for finding in findings}
+        assert states.pop(f"valkey {gone.address}") == "fail"
+        assert "fail" not in states.values()
 
     async def is_back():
         with suppress(ValkeyDown):
-            return await line.command("GET", its) == b"5"
+            return await line.command("GET", dead) == b"5"
 
     await wait_true(is_back)
-
-
-async def check_of(stock):
-    """The findings of doctor."""
-
-    class Engines:
-        valkey = stock
-
-    return await check_valkey(Engines)
-
-
-@pytest.mark.slow
-async def test_the_first_address_may_go_away_once_the_others_are_known(cluster, line, stock):
-    first, other, _ = cluster.primaries
-    key = key_of(cluster, other, line.prefix)
-    await line.open()
-    await stock.open()
-    first.kill()
-    try:
-        assert await line.command("INCR", key) == 1
+    with killed(cluster, cluster.primaries[0]):
+        assert await line.command("INCR", dead) == 6, "the first address of the URL is not needed"
         await stock.open()
-        assert await stock.command("INCR", key, near=key) == 2
-    finally:
-        first.start()
-        cluster.wait_serving()
+        assert await stock.command("INCR", dead, near=dead) == 7
 
 
 @pytest.mark.slow
-async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(cluster, line, tmp_path):
+async def test_a_new_primary_gets_its_functions_with_the_first_call(cluster, line, tmp_path):
     functions, key = Functions(line, "headrace.views"), f"{line.prefix}:{{joining}}:q"
-    assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
+    assert await functions.call(LAG[0], [key], LAG[1]) == [0, 0]
     owner, joining = cluster.owner_of(key), Primary(tmp_path / "joining")
     cluster.primaries.append(joining)
     try:
@@ -256,10 +248,10 @@ async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(clust
         await asyncio.to_thread(cluster.wait_serving)
         await asyncio.to_thread(cluster.move, key, to=joining)
         assert joining.ask("FUNCTION", "LIST") == []
-        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
+        assert await functions.call(LAG[0], [key], LAG[1]) == [0, 0]
         assert await line.owner(key) == joining.address
         await asyncio.to_thread(cluster.move, key, to=owner)
-        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
+        assert await functions.call(LAG[0], [key], LAG[1]) == [0, 0]
     finally:
         cluster.primaries.remove(joining)
         name = joining.ask("CLUSTER", "MYID").decode()
@@ -269,18 +261,17 @@ async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(clust
 
 
 async def test_a_durability_wait_uses_the_primary_of_each_shard(cluster, stock):
-    fence = DurabilityWait(stock, replicas=0, timeout_s=1)
+    wait = DurabilityWait(stock, replicas=0, timeout_s=1)
     for one in cluster.primaries:
         assert one.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"
     try:
         assert await durability_of(stock) == ("always", 0)
-        await asyncio.gather(*[fence.wait(shard) for shard in range(8) for _ in range(3)])
+        await asyncio.gather(*[wait.wait(shard) for shard in range(8) for _ in range(3)])
         key = f"{stock.prefix}:{{v:0}}:f"
         owner = cluster.owner_of(key)
-        other = next(one for one in cluster.primaries if one is not owner)
-        for to in (other, owner):
+        for to in (next(one for one in cluster.primaries if one is not owner), owner):
             await asyncio.to_thread(cluster.move, key, to=to)
-            await fence.wait(0)
+            await wait.wait(0)
         assert int(await stock.command("GET", key, near=key)) >= 3
     finally:
         for one in cluster.primaries:
@@ -288,8 +279,8 @@ async def test_a_durability_wait_uses_the_primary_of_each_shard(cluster, stock):
     assert await durability_of(stock) == ("no", 0)
 
 
-def one_of_a_cluster(peer, words):
-    """A node that first claims all hash slots and then redirects."""
+def redirecting_node(peer, words):
+    """A node that first claims all hash slots and then redirects every command to itself."""
     if words == [b"CLUSTER", b"SLOTS"]:
         node = b"*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$2\r\nid\r\n" % peer.port
         return b"*1\r\n*3\r\n:0\r\n:16383\r\n" + node
@@ -301,65 +292,40 @@ def one_of_a_cluster(peer, words):
 
 
 @pytest.mark.slow
-async def test_redirects_have_a_limit():
-    async with hostile_peer(one_of_a_cluster) as peer:
-        peer.greets = False
-        line = Multiplexer(peer.url, ValkeyConfig())
-        with pytest.raises(ValkeyMoved):
-            await line.command("GET", "a")
-        await line.close()
-
-
-@pytest.mark.slow
-async def test_a_single_server_that_says_moved_is_found_to_be_none():
+async def test_redirects_are_limited_and_those_of_a_single_server_explained():
     async with hostile_peer(lambda _, words: b"-MOVED 1 127.0.0.1:1\r\n") as peer:
         line = Multiplexer(peer.url, ValkeyConfig())
         with pytest.raises(ValkeyMoved, match=r"of the cluster in valkey\.url"):
             await line.command("GET", "a")
         peer.answer = lambda _, words: b"+here\r\n"
         assert await line.command("GET", "a") == b"here"
-        peer.answer = one_of_a_cluster
-        peer.greets = False
+        peer.answer, peer.greets = redirecting_node, False
         with pytest.raises(ValkeyMoved):
             await line.command("GET", "a")
         assert await line.is_cluster()
+        peer.answer = lambda _, words: b"-ERR no\r\n"
         with pytest.raises(ValkeyRefused):
-            await _refused(line, peer)
+            await line.command("GET", "a")
         await line.close()
-
-
-async def _refused(line, peer):
-    peer.answer = lambda _, words: b"-ERR no\r\n"
-    await line.command("GET", "a")
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-async def test_a_url_of_several_nodes_needs_one_that_answers(cluster, dead):
-    """A process that starts while some of them are away finds the rest by any other."""
-    places = [primary.address for primary in cluster.primaries[:2]]
-    places[dead] = "127.0.0.1:1"
-    url, prefix = f"valkey://{','.join(places)}", f"test-{secrets.token_hex(4)}"
-    line = Multiplexer(url, ValkeyConfig(prefix=prefix))
-    stock = Valkey(url, ValkeyConfig(prefix=prefix))
+async def test_a_url_of_several_nodes_needs_one_that_answers(cluster, connect, dead):
+    addresses = [primary.address for primary in cluster.primaries[:2]]
+    addresses[dead] = "127.0.0.1:1"
+    line, stock = connect(f"valkey://{','.join(addresses)}")
     await stock.open()
     assert await stock.is_cluster()
     assert await stock.command("PING")
-    for key in keys_of(prefix, 30):
+    keys = keys_of(line.prefix)
+    for key in keys:
         await line.command("SET", key, "1")
         assert await stock.command("GET", key, near=key) == b"1"
-    assert len({await line.owner(key) for key in keys_of(prefix, 30)}) == 3
-    await line.close()
-    await stock.close()
+    assert len({await line.owner(key) for key in keys}) == 3
 
 
-async def test_a_url_of_several_nodes_is_for_a_cluster_alone(running_engines):
+async def test_a_url_of_several_nodes_requires_a_cluster(running_engines, connect):
     with ChaosProxy(running_engines.endpoints.valkey_url) as proxy:
-        place = urlsplit(proxy.url).netloc
-        url = f"valkey://127.0.0.1:1,{place}"
-        line, stock = Multiplexer(url, ValkeyConfig()), Valkey(url, ValkeyConfig())
-        with pytest.raises(ValkeyDown, match="not in a cluster"):
-            await line.open()
-        with pytest.raises(ValkeyDown, match="not in a cluster"):
-            await stock.open()
-        await line.close()
-        await stock.close()
+        for client in connect(f"valkey://127.0.0.1:1,{urlsplit(proxy.url).netloc}"):
+            with pytest.raises(ValkeyDown, match="not in a cluster"):
+                await client.open()

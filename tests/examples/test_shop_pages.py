@@ -1,8 +1,9 @@
-"""The shop's pages: a buyer's way through them, and that sellers' words stay words."""
+"""The shop's pages with hostile texts, and the demo's buyers and visitors, who detect faults."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,10 @@ import pytest
 import uvicorn
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.buyers import Buyers
+from examples.bazaar.pictures import Album
 from examples.bazaar.shop import make_web
 from examples.bazaar.tracks import TRACKS
+from examples.bazaar.visitors import Crowd
 from tests.kit.waiting import wait_true
 
 from headrace import Headrace
@@ -45,6 +48,15 @@ async def serving(web):
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     await task
+
+
+@asynccontextmanager
+async def walking(people):
+    """Let buyers or visitors run; yields whether they ended by themselves."""
+    task = asyncio.create_task(people.run())
+    yield task.done
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
@@ -81,28 +93,7 @@ async def tab(shop_url):
 
 
 @pytest.mark.slow
-async def test_a_buyers_way_from_the_listing_to_the_feed(tab):
-    listing = await tab.get("/")
-    assert 'href="/items/shop-01/sofa"' in listing.text
-    item = await tab.get("/items/shop-01/sofa")
-    assert 'class="views">1 view<' in item.text
-    assert "1 of 2 photos missing" in item.text
-    assert 'class="views">2 views<' in (await tab.get("/items/shop-01/sofa")).text
-    assert "2 views" in (await tab.get("/?page=abc")).text
-
-    assert "You follow nobody yet" in (await tab.get("/feed")).text
-    followed = await tab.post("/sellers/shop-01/follow", follow_redirects=True)
-    assert "1 follower<" in followed.text
-    assert "/sellers/shop-01/unfollow" in followed.text
-    feed = (await tab.get("/feed")).text
-    assert "/items/shop-01/sofa" in feed
-    assert "/items/shop-02/bike" not in feed
-    await tab.post("/sellers/shop-01/unfollow")
-    assert "You follow nobody yet" in (await tab.get("/feed")).text
-
-
-@pytest.mark.slow
-async def test_sellers_words_are_text_and_nothing_may_run(tab, headrace):
+async def test_texts_of_sellers_are_escaped_and_scripts_blocked(tab, headrace):
     for path in ("/", "/items/shop-01/lamp", "/sellers/shop-01"):
         page = await tab.get(path)
         assert "&lt;script&gt;" in page.text
@@ -114,7 +105,7 @@ async def test_sellers_words_are_text_and_nothing_may_run(tab, headrace):
 
 
 @pytest.mark.slow
-async def test_what_is_not_there_and_what_is_not_allowed_is_a_page(tab):
+async def test_missing_and_forbidden_pages_have_a_status(tab):
     for path in ("/items/shop-01/gone", "/sellers/nobody", "/tracks/none", "/nothing"):
         page = await tab.get(path)
         assert page.status_code == 404
@@ -125,29 +116,70 @@ async def test_what_is_not_there_and_what_is_not_allowed_is_a_page(tab):
     assert "You follow nobody yet" in (await tab.get("/feed")).text
 
 
-@pytest.mark.slow
-async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, headrace):
-    stop = asyncio.Event()
-    ready = asyncio.get_running_loop().create_future()
+@pytest.fixture
+async def media_url(headrace):
+    """The range server on the platform's object store."""
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     node = asyncio.create_task(serve(headrace.media, stop, lambda *at: ready.set_result(at)))
     host, port = await asyncio.wait_for(ready, 60)
-    buyers = Buyers(shop_url, f"http://{host}:{port}")
-    walking = asyncio.create_task(buyers.run())
-    seen = buyers.bought
-    await wait_true(lambda: (seen.ways and seen.tracks) or walking.done(), what="they came")
-    assert seen.faults == []
-    assert seen.ranges >= 4 * seen.tracks
-    for track in TRACKS:
-        await headrace.media.objects.put(track.key, track.data()[:-2] + b"!!")
-    await wait_true(lambda: seen.faults_count or walking.done(), what="they notice")
-    assert "are not the track" in seen.faults[0]
-    walking.cancel()
-    await asyncio.gather(walking, return_exceptions=True)
+    yield f"http://{host}:{port}"
     stop.set()
     await node
 
 
-async def test_buyers_do_not_mind_an_advert_that_is_sold_while_they_look_at_it(headrace, tmp_path):
+@pytest.mark.slow
+async def test_simulated_buyers_notice_a_wrong_track(shop_url, media_url, headrace):
+    buyers = Buyers(shop_url, media_url)
+    async with walking(buyers) as is_over:
+        seen = buyers.bought
+        await wait_true(lambda: (seen.ways and seen.tracks) or is_over(), what="they came")
+        assert seen.faults == []
+        assert seen.ranges >= 4 * seen.tracks
+        for track in TRACKS:
+            await headrace.media.objects.put(track.key, track.data()[:-2] + b"!!")
+        await wait_true(lambda: seen.faults_count or is_over(), what="they notice")
+        assert "are not the track" in seen.faults[0]
+
+
+async def _flip_a_byte(blobs, key):
+    data = bytearray(await blobs.get(key))
+    data[len(data) // 2] ^= 1
+    await blobs.put(key, bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("harm", "texts"),
+    [
+        (None, ()),
+        (_flip_a_byte, ("not the bytes of",)),
+        (lambda blobs, key: blobs.delete(key), ("expected 206", "got 404")),
+    ],
+    ids=["whole", "wrong byte", "missing"],
+)
+async def test_visitors_notice_a_photo_that_is_wrong_or_missing(blobs, media_url, harm, texts):
+    data = Album().photo("sofa.jpg")
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.jpg"
+    await blobs.put(key, data)
+    if harm:
+        await harm(blobs, key)
+    photo = Photo("http://shop/sofa.jpg", key, sha256, "stored", len(data))
+    crowd = Crowd(media_url)
+    crowd.show([Advert("shop", "item", 1, "Sofa", "10", (photo,))])
+    async with walking(crowd) as is_over:
+        seen = crowd.seen
+        every = {200, 206, 304, 416}
+        is_seen = (
+            (lambda: seen.faults_count > 0) if harm else (lambda: seen.statuses.keys() == every)
+        )
+        await wait_true(lambda: is_seen() or is_over(), what="the visitors came")
+    assert all(text in seen.faults[0] for text in texts)
+    if not harm:
+        assert (seen.faults, seen.keys) == ([], {key})
+        assert seen.photos_whole > 0
+
+
+async def test_buyers_accept_an_advert_that_is_sold_meanwhile(headrace, tmp_path):
     adverts = Adverts(tmp_path / "sold.sqlite")
     adverts.create()
     adverts.show(ADVERTS[0], action="publish")
@@ -163,11 +195,9 @@ async def test_buyers_do_not_mind_an_advert_that_is_sold_while_they_look_at_it(h
 
     async with serving(selling) as url:
         buyers = Buyers(url, url)
-        walking = asyncio.create_task(buyers.run())
-        seen = buyers.bought
-        await wait_true(
-            lambda: (opened >= 2 and seen.pages >= 10) or walking.done(), what="they went on"
-        )
-        walking.cancel()
-        await asyncio.gather(walking, return_exceptions=True)
+        async with walking(buyers) as is_over:
+            seen = buyers.bought
+            await wait_true(
+                lambda: (opened >= 2 and seen.pages >= 10) or is_over(), what="they continued"
+            )
     assert not [fault for fault in seen.faults if "/items/" in fault]

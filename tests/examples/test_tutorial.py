@@ -47,7 +47,7 @@ class Terminals:
         return text
 
     def type(self, text):
-        """A block of commands; what they printed. One that keeps its terminal goes on."""
+        """Type commands; return their output. A command that keeps its terminal continues."""
         text = self.with_ports(text)
         if not text.startswith(FOREGROUND):
             return self._run(text)
@@ -128,7 +128,7 @@ def save(terminals, language, text):
 
 
 def type_when_ready(terminals, text):
-    """Type a block once the first terminal shows what the page tells the reader to wait for."""
+    """Type a block once the first terminal shows the text that the page waits for."""
     first = terminals.folder / "headrace.txt"
     if "ADDRESS-OF-A-PHOTO" in text:
         shown = terminals.wait_said(first, "publish lamp-7")

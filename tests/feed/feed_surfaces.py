@@ -1,371 +1,307 @@
-"""The verbs of the feed through each way in.
+"""The verbs of the feed on each surface, one life of some feeds as a table, and an HTTP client."""
 
-Python, HTTP on a real socket, the commands as they are typed.
-
-`await surface.do("page", {"viewer": 7})` gives what JSON can hold, the same on each surface; what
-is refused raises `Refused` with the status and the code.
-"""
-
-# ruff: noqa: A002 - a post's own word is `id`
+# ruff: noqa: A006 - the product's name of a post's id is `id`
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from contextlib import asynccontextmanager
 from datetime import datetime
-from types import SimpleNamespace
-from urllib.parse import quote
+from typing import NamedTuple
 
-import httpx
-from click.testing import CliRunner
-from tests.kit.ways_in import PythonVerbs, Refused, plain
+from tests.views.room_harness import ANY, Refusal, Surface, Verb, quoted, served, words_of
 
 from headrace.feed import cli, http
 from headrace.feed.model import feed_page, feed_people
-from headrace.kernel.config import load_config
-from headrace.kernel.errors import HeadraceError
-from headrace.web.model import WebConfig
-from headrace.web.server import run_api
-from headrace.web.tokens import Tokens
 
-SURFACES = ("python", "http", "commands")
 SCOPES = ("feed:read", "feed:write")
-SECRET = "a root secret of at least thirty-two characters"
+GROUP = cli.COMMANDS[0]
 
 
-class PythonSurface(PythonVerbs):
-    """The service itself."""
-
-    def __init__(self, feed) -> None:
-        self._feed = feed
-
-    async def follow(self, *, viewer, authors):
-        return {"changed": await self._feed.follow(viewer, authors)}
-
-    async def unfollow(self, *, viewer, authors):
-        return {"changed": await self._feed.unfollow(viewer, authors)}
-
-    async def unfollow_all(self, *, viewer):
-        return {"changed": await self._feed.follows.unfollow_all(viewer)}
-
-    async def mute(self, *, viewer, authors):
-        return {"changed": await self._feed.follows.mute(viewer, authors)}
-
-    async def unmute(self, *, viewer, authors):
-        return {"changed": await self._feed.follows.unmute(viewer, authors)}
-
-    async def block(self, *, viewer, authors):
-        return {"changed": await self._feed.follows.block(viewer, authors)}
-
-    async def unblock(self, *, viewer, authors):
-        return {"changed": await self._feed.follows.unblock(viewer, authors)}
-
-    async def following(self, *, viewer, limit=100, cursor=None):
-        return feed_people(await self._feed.follows.following(viewer, limit, cursor=cursor))
-
-    async def followers(self, *, author, limit=100, cursor=None):
-        return feed_people(await self._feed.follows.followers(author, limit, cursor=cursor))
-
-    async def muted(self, *, viewer):
-        return feed_people(await self._feed.follows.muted(viewer))
-
-    async def blocked(self, *, viewer):
-        return feed_people(await self._feed.follows.blocked(viewer))
-
-    async def post(self, *, author, id, at=None, **more):
-        moment = None if at is None else datetime.fromisoformat(at)
-        return await self._feed.post(author, id, at=moment, **more)
-
-    async def find(self, *, id):
-        return await self._feed.posts.find(id)
-
-    async def delete(self, *, id):
-        return await self._feed.delete(id)
-
-    async def page(self, *, viewer, limit=20, **more):
-        return feed_page(await self._feed.page(viewer, limit, **more))
-
-    async def author_posts(self, *, author):
-        return feed_page(await self._feed.pages.author_posts(author))
-
-    async def unread(self, *, viewer):
-        return await self._feed.pages.unread(viewer)
-
-    async def marker(self, *, viewer):
-        return await self._feed.pages.marker(viewer)
-
-    async def set_marker(self, *, viewer, position):
-        return await self._feed.pages.set_marker(viewer, position)
-
-    async def rebuild(self):
-        return {"job": await self._feed.index.rebuild()}
-
-    async def verify(self):
-        return await self._feed.index.verify()
-
-    async def stats(self):
-        return await self._feed.index.stats()
-
-    async def why(self, *, viewer, post):
-        return await self._feed.pages.why(viewer, post)
+def viewer_path(viewer, rest=""):
+    """The path of a viewer."""
+    return f"/v1/feed/viewers/{quoted(viewer)}{rest}"
 
 
-class HttpSurface:
-    """Requests to the room's routes."""
+def author_path(author, rest):
+    """A path of an author."""
+    return f"/v1/feed/authors/{quoted(author)}{rest}"
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
 
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
+def change(command, method, name, call):
+    """A verb on one or many authors. Each form has its own route."""
 
-    async def ask(self, method, path, **options):
-        """The body of an answer. Raises: Refused."""
-        answer = await self.client.request(method, path, **options)
-        if answer.is_error:
-            raise Refused(answer.status_code, answer.json()["code"])
-        return answer.json() if answer.content else None
-
-    async def follow(self, *, viewer, authors):
+    def request(viewer, authors):
+        path = viewer_path(viewer, f"/{name}")
         if len(authors) == 1:
-            return await self.ask("PUT", f"{_viewer(viewer)}/follows/{_quoted(authors[0])}")
-        return await self.ask("POST", f"{_viewer(viewer)}/follows", json=authors)
-
-    async def unfollow(self, *, viewer, authors):
-        if len(authors) == 1:
-            return await self.ask("DELETE", f"{_viewer(viewer)}/follows/{_quoted(authors[0])}")
-        told = ",".join(map(str, authors))
-        return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"authors": told})
-
-    async def unfollow_all(self, *, viewer):
-        return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"all": "true"})
-
-    async def mute(self, **given):
-        return await self._mute_block("mutes", "PUT", **given)
-
-    async def unmute(self, **given):
-        return await self._mute_block("mutes", "DELETE", **given)
-
-    async def block(self, **given):
-        return await self._mute_block("blocks", "PUT", **given)
-
-    async def unblock(self, **given):
-        return await self._mute_block("blocks", "DELETE", **given)
-
-    async def _mute_block(self, name, method, *, viewer, authors):
-        path = f"{_viewer(viewer)}/{name}"
-        if len(authors) == 1:
-            return await self.ask(method, f"{path}/{_quoted(authors[0])}")
+            return method, f"{path}/{quoted(authors[0])}"
         if method == "PUT":
-            return await self.ask("POST", path, json=authors)
-        return await self.ask("DELETE", path, params={"authors": ",".join(map(str, authors))})
+            return "POST", path, {"json": authors}
+        return method, path, {"params": {"authors": ",".join(map(str, authors))}}
 
-    async def following(self, *, viewer, **params):
-        return await self.ask("GET", f"{_viewer(viewer)}/follows", params=params)
-
-    async def followers(self, *, author, **params):
-        return await self.ask("GET", f"/v1/feed/authors/{_quoted(author)}/followers", params=params)
-
-    async def muted(self, *, viewer):
-        return await self.ask("GET", f"{_viewer(viewer)}/mutes")
-
-    async def blocked(self, *, viewer):
-        return await self.ask("GET", f"{_viewer(viewer)}/blocks")
-
-    async def post(self, **body):
-        [told] = await self.ask("POST", "/v1/feed/posts", json=body)
-        return told
-
-    async def find(self, *, id):
-        return await self.ask("GET", f"/v1/feed/posts/{_quoted(id)}")
-
-    async def delete(self, *, id):
-        return await self.ask("DELETE", f"/v1/feed/posts/{_quoted(id)}") or "gone"
-
-    async def page(self, *, viewer, **params):
-        return await self.ask("GET", _viewer(viewer), params=params)
-
-    async def author_posts(self, *, author):
-        return await self.ask("GET", f"/v1/feed/authors/{_quoted(author)}/posts")
-
-    async def unread(self, *, viewer):
-        return await self.ask("GET", f"{_viewer(viewer)}/unread")
-
-    async def marker(self, *, viewer):
-        return await self.ask("GET", f"{_viewer(viewer)}/marker")
-
-    async def set_marker(self, *, viewer, position):
-        return await self.ask("PUT", f"{_viewer(viewer)}/marker", json={"position": position})
-
-    async def rebuild(self):
-        return await self.ask("POST", "/v1/feed/rebuild")
-
-    async def verify(self):
-        return await self.ask("GET", "/v1/feed/verify")
-
-    async def stats(self):
-        return await self.ask("GET", "/v1/feed/stats")
-
-    async def why(self, *, viewer, post):
-        return await self.ask("GET", f"{_viewer(viewer)}/why", params={"post": post})
+    return Verb(
+        lambda feed, viewer, authors: call(feed)(viewer, authors),
+        request,
+        lambda viewer, authors: (command, viewer, *authors),
+        wrap="changed",
+    )
 
 
-class CommandSurface:
-    """The commands, in a thread as a terminal would run them."""
-
-    def __init__(self, feed) -> None:
-        self._feed = feed
-
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
-
-    async def run(self, *words, text=None):
-        """The document that a command shows. Raises: Refused."""
-        loop, shown = asyncio.get_running_loop(), []
-        terminal = SimpleNamespace(
-            is_json=True,
-            run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(self._feed), loop).result(
-                60
-            ),
-            show=lambda value, text: shown.append((plain(value), text)),
-            progress=lambda text: None,
-        )
-        [command] = cli.COMMANDS
-        words = [str(word) for word in words]
-        ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal, input=text)
-        if isinstance(ran.exception, HeadraceError):
-            raise Refused(ran.exception.status, ran.exception.code) from ran.exception
-        assert ran.exit_code == 0, (words, ran.output, ran.exception)
-        [(value, text)] = shown
-        assert isinstance(text, str)
-        return value
-
-    async def follow(self, *, viewer, authors):
-        return await self.run("follow", viewer, *authors)
-
-    async def unfollow(self, *, viewer, authors):
-        return await self.run("unfollow", viewer, *authors)
-
-    async def unfollow_all(self, *, viewer):
-        return await self.run("unfollow", viewer, "--all")
-
-    async def mute(self, *, viewer, authors):
-        return await self.run("mute", viewer, *authors)
-
-    async def unmute(self, *, viewer, authors):
-        return await self.run("unmute", viewer, *authors)
-
-    async def block(self, *, viewer, authors):
-        return await self.run("block", viewer, *authors)
-
-    async def unblock(self, *, viewer, authors):
-        return await self.run("unblock", viewer, *authors)
-
-    async def following(self, *, viewer, **options):
-        return await self.run("following", viewer, *_words(options))
-
-    async def followers(self, *, author, **options):
-        return await self.run("followers", author, *_words(options))
-
-    async def muted(self, *, viewer):
-        return await self.run("muted", viewer)
-
-    async def blocked(self, *, viewer):
-        return await self.run("blocked", viewer)
-
-    async def post(self, *, author, id, **options):
-        return await self.run("post", author, id, *_words(options))
-
-    async def find(self, *, id):
-        return await self.run("show", id)
-
-    async def delete(self, *, id):
-        return await self.run("rm", id)
-
-    async def page(self, *, viewer, **options):
-        return await self.run("page", viewer, *_words(options))
-
-    async def author_posts(self, *, author):
-        return await self.run("author", author)
-
-    async def unread(self, *, viewer):
-        return await self.run("unread", viewer)
-
-    async def marker(self, *, viewer):
-        return await self.run("marker", viewer)
-
-    async def set_marker(self, *, viewer, position):
-        return await self.run("marker", viewer, position)
-
-    async def rebuild(self):
-        return await self.run("rebuild")
-
-    async def verify(self):
-        return await self.run("verify")
-
-    async def stats(self):
-        return await self.run("stats")
-
-    async def why(self, *, viewer, post):
-        return await self.run("why", viewer, post)
+def of_viewer(rest, command, call):
+    """A verb that reads something of a viewer."""
+    return Verb(
+        lambda feed, viewer, **more: call(feed)(viewer, **more),
+        lambda viewer, **params: ("GET", viewer_path(viewer, rest), {"params": params}),
+        lambda viewer, **options: (command, viewer, *words_of(options)),
+    )
 
 
-def _viewer(viewer):
-    return f"/v1/feed/viewers/{_quoted(viewer)}"
+def of_index(name, method, call, wrap=""):
+    """A verb without arguments."""
+    return Verb(
+        lambda feed: call(feed)(),
+        lambda: (method, f"/v1/feed/{name}"),
+        lambda: (name,),
+        wrap=wrap,
+    )
 
 
-def _quoted(id):
-    return quote(str(id), safe="")
+def people(verb):
+    """A list as JSON has it."""
+
+    def read(feed):
+        async def listed(*arguments, **options):
+            return feed_people(await getattr(feed.follows, verb)(*arguments, **options))
+
+        return listed
+
+    return read
 
 
-def _words(options):
-    return [word for name, value in options.items() for word in (f"--{name}", value)]
+def page(call):
+    """A page as JSON has it."""
+
+    def read(feed):
+        async def listed(viewer, limit=20, **more):
+            return feed_page(await call(feed)(viewer, limit, **more))
+
+        return listed
+
+    return read
 
 
-@asynccontextmanager
-async def surface_on(name, engines, feed):
-    """The surface `name` of a service; HTTP is served while the block lasts."""
-    if name == "python":
-        yield PythonSurface(feed)
-    elif name == "commands":
-        yield CommandSurface(feed)
-    else:
-        async with client_of(engines, feed) as client:
-            yield HttpSurface(client)
+VERBS = {
+    "follow": change("follow", "PUT", "follows", lambda feed: feed.follow),
+    "unfollow": change("unfollow", "DELETE", "follows", lambda feed: feed.unfollow),
+    "mute": change("mute", "PUT", "mutes", lambda feed: feed.follows.mute),
+    "unmute": change("unmute", "DELETE", "mutes", lambda feed: feed.follows.unmute),
+    "block": change("block", "PUT", "blocks", lambda feed: feed.follows.block),
+    "unblock": change("unblock", "DELETE", "blocks", lambda feed: feed.follows.unblock),
+    "unfollow_all": Verb(
+        lambda feed, viewer: feed.follows.unfollow_all(viewer),
+        lambda viewer: ("DELETE", viewer_path(viewer, "/follows"), {"params": {"all": "true"}}),
+        lambda viewer: ("unfollow", viewer, "--all"),
+        wrap="changed",
+    ),
+    "following": of_viewer("/follows", "following", people("following")),
+    "muted": of_viewer("/mutes", "muted", people("muted")),
+    "blocked": of_viewer("/blocks", "blocked", people("blocked")),
+    "followers": Verb(
+        lambda feed, author, **more: people("followers")(feed)(author, **more),
+        lambda author, **params: ("GET", author_path(author, "/followers"), {"params": params}),
+        lambda author, **options: ("followers", author, *words_of(options)),
+    ),
+    "post": Verb(
+        lambda feed, author, id, at, **more: feed.post(
+            author, id, at=datetime.fromisoformat(at), **more
+        ),
+        lambda **body: ("POST", "/v1/feed/posts", {"json": body}),
+        lambda author, id, **options: ("post", author, id, *words_of(options)),
+    ),
+    "find": Verb(
+        lambda feed, id: feed.posts.find(id),
+        lambda id: ("GET", f"/v1/feed/posts/{quoted(id)}"),
+        lambda id: ("show", id),
+    ),
+    "delete": Verb(
+        lambda feed, id: feed.delete(id),
+        lambda id: ("DELETE", f"/v1/feed/posts/{quoted(id)}"),
+        lambda id: ("rm", id),
+    ),
+    "page": of_viewer("", "page", page(lambda feed: feed.page)),
+    "author_posts": Verb(
+        lambda feed, author: page(lambda feed: feed.pages.author_posts)(feed)(author),
+        lambda author: ("GET", author_path(author, "/posts")),
+        lambda author: ("author", author),
+    ),
+    "unread": of_viewer("/unread", "unread", lambda feed: feed.pages.unread),
+    "marker": of_viewer("/marker", "marker", lambda feed: feed.pages.marker),
+    "set_marker": Verb(
+        lambda feed, viewer, position: feed.pages.set_marker(viewer, position),
+        lambda viewer, **body: ("PUT", viewer_path(viewer, "/marker"), {"json": body}),
+        lambda viewer, position: ("marker", viewer, position),
+    ),
+    "why": Verb(
+        lambda feed, viewer, post: feed.pages.why(viewer, post),
+        lambda viewer, post: ("GET", viewer_path(viewer, "/why"), {"params": {"post": post}}),
+        lambda viewer, post: ("why", viewer, post),
+    ),
+    "rebuild": of_index("rebuild", "POST", lambda feed: feed.index.rebuild, wrap="job"),
+    "verify": of_index("verify", "GET", lambda feed: feed.index.verify),
+    "stats": of_index("stats", "GET", lambda feed: feed.index.stats),
+}
+
+
+class Shows(NamedTuple):
+    """A page: `author post` of each post, newest first, and whether a next page exists."""
+
+    posts: str
+    more: bool | object = False
+
+
+def changed(count):
+    """An answer."""
+    return {"changed": count}
+
+
+def posted(author, post, day, **more):
+    """The arguments of a post at 10:00 UTC of a day, and its answer."""
+    given = {"author": author, "id": post, "at": f"2026-11-0{day}T10:00:00Z", **more}
+    return given, given
+
+
+def listed(*ids, total, **more):
+    """An answer with people."""
+    return {"people": [{"id": one, "since_at": ANY} for one in ids], "total": total, **more}
+
+
+def why(viewer, post, *, is_shown=False, **found):
+    """The arguments of a question for one reason, and its answer."""
+    reason = {"text": ANY, **found.pop("reason")}
+    return {"viewer": viewer, "post": post}, {
+        "viewer": viewer,
+        "post": post,
+        "is_shown": is_shown,
+        "reasons": [reason],
+        **found,
+    }
+
+
+SEVEN, BOB = {"viewer": 7}, {"viewer": "bob"}
+BAD_ID, BAD_CURSOR = Refusal("422 feed.invalid_id"), Refusal("400 cursor.invalid")
+VERIFIED = dict.fromkeys(("viewers", "authors", "posts", "follows"), ANY) | {"differences": []}
+STEPS = [
+    ("page", SEVEN, Shows("")),
+    ("follow", {**SEVEN, "authors": [100]}, changed(1)),
+    ("follow", {**SEVEN, "authors": [100]}, changed(0)),
+    ("follow", {**SEVEN, "authors": [101, 102, 100, "ann"]}, changed(3)),
+    ("follow", {**BOB, "authors": [100, "ann"]}, changed(2)),
+    ("post", *posted(100, "p1", 1)),
+    ("page", SEVEN, Shows("100 p1")),
+    ("post", posted(100, "p1", 5)[0], posted(100, "p1", 1)[1]),
+    ("post", *posted("ann", "p2", 2)),
+    ("post", *posted(101, "p3", 2)),
+    ("post", *posted(999, "p4", 3)),
+    ("post", *posted(102, "p5", 4, ref="photo/5")),
+    ("page", SEVEN, Shows("102 p5, 101 p3, ann p2, 100 p1")),
+    ("page", BOB, Shows("ann p2, 100 p1")),
+    ("page", {**SEVEN, "limit": 2}, Shows("102 p5, 101 p3", more=True)),
+    ("page", {**SEVEN, "limit": 2, "cursor": "$next"}, Shows("ann p2, 100 p1", more=ANY)),
+    ("page", {**SEVEN, "limit": 1}, Shows("102 p5", more=True)),
+    ("marker", SEVEN, ANY),
+    ("unread", SEVEN, {"count": 4, "has_more": False}),
+    (
+        "set_marker",
+        {**SEVEN, "position": "$newest"},
+        {"position": ANY, "post": "p5", "at": "2026-11-04T10:00:00Z", "set_at": ANY},
+    ),
+    ("unread", SEVEN, {"count": 0, "has_more": False}),
+    ("post", *posted(100, "p6", 6)),
+    ("unread", SEVEN, {"count": 1, "has_more": False}),
+    ("page", {**SEVEN, "since": "$newest"}, Shows("100 p6")),
+    ("author_posts", {"author": 100}, Shows("100 p6, 100 p1")),
+    ("delete", {"id": "p6"}, ANY),
+    ("page", BOB, Shows("ann p2, 100 p1")),
+    ("author_posts", {"author": 100}, Shows("100 p1")),
+    ("find", {"id": "p6"}, Refusal("404 feed.post_unknown")),
+    ("find", {"id": "p5"}, posted(102, "p5", 4, ref="photo/5")[1]),
+    ("mute", {**SEVEN, "authors": ["ann"]}, changed(1)),
+    ("page", SEVEN, Shows("102 p5, 101 p3, 100 p1")),
+    ("page", BOB, Shows("ann p2, 100 p1")),
+    ("following", SEVEN, {"people": ANY, "total": 4}),
+    ("muted", SEVEN, listed("ann", total=1)),
+    ("unmute", {**SEVEN, "authors": ["ann"]}, changed(1)),
+    ("page", SEVEN, Shows("102 p5, 101 p3, ann p2, 100 p1")),
+    ("block", {**SEVEN, "authors": [101, 102]}, changed(2)),
+    ("page", SEVEN, Shows("ann p2, 100 p1")),
+    ("unblock", {**SEVEN, "authors": [101]}, changed(1)),
+    ("page", SEVEN, Shows("101 p3, ann p2, 100 p1")),
+    ("blocked", SEVEN, listed(102, total=1)),
+    ("block", {"viewer": "ann", "authors": ["bob"]}, changed(1)),
+    ("page", BOB, Shows("100 p1")),
+    ("followers", {"author": 100}, listed("bob", 7, total=2)),
+    ("followers", {"author": 100, "limit": 1}, listed("bob", total=2, next_cursor=ANY)),
+    (
+        "followers",
+        {"author": 100, "limit": 1, "cursor": "$next"},
+        listed(7, total=2, next_cursor=ANY),
+    ),
+    ("unfollow", {**SEVEN, "authors": [100, 4711]}, changed(1)),
+    ("page", SEVEN, Shows("101 p3, ann p2")),
+    (
+        "post",
+        {"author": 100, "id": "p7", "at": "$later"},
+        {"id": "p7", "author": 100, "at": ANY, "is_waiting": True},
+    ),
+    ("page", BOB, Shows("100 p1")),
+    (
+        "why",
+        *why(7, "p3", is_shown=True, author=101, at=ANY, reason={"code": "followed", "at": ANY}),
+    ),
+    ("why", *why(7, "p1", author=100, at=ANY, reason={"code": "not_followed"})),
+    ("why", *why(7, "p5", author=102, at=ANY, reason={"code": "blocked", "at": ANY})),
+    ("why", *why("bob", "p7", author=100, at=ANY, reason={"code": "waits", "at": ANY})),
+    (
+        "why",
+        *why("bob", "p2", author="ann", at=ANY, reason={"code": "blocked_by_author", "at": ANY}),
+    ),
+    ("why", *why(7, "p6", reason={"code": "unknown"})),
+    ("why", *why("nobody", "p3", author=101, at=ANY, reason={"code": "not_followed"})),
+    ("verify", {}, VERIFIED),
+    ("rebuild", {}, {"job": ANY}),
+    ("work", {}, None),
+    ("page", SEVEN, Shows("101 p3, ann p2")),
+    ("stats", {}, [{"shard": 0, "state": "ready", "floor_at": ANY, "newest_at": ANY}]),
+    ("unfollow_all", SEVEN, changed(3)),
+    ("page", SEVEN, Shows("")),
+    ("page", {"viewer": "b b"}, BAD_ID),
+    ("follow", {**SEVEN, "authors": [100, "a/b"]}, BAD_ID),
+    ("follow", {**SEVEN, "authors": ["0"]}, BAD_ID),
+    ("post", posted(100, "p 1", 1)[0], BAD_ID),
+    ("post", posted(101, "p1", 1)[0], Refusal("409 feed.post_taken")),
+    (
+        "post",
+        {"author": 101, "id": "p9", "at": "1869-01-01T00:00:00Z"},
+        Refusal("422 feed.invalid_post"),
+    ),
+    ("page", {**SEVEN, "cursor": "bm90IGEgY3Vyc29y"}, BAD_CURSOR),
+    ("page", {**SEVEN, "since": "bm90IGEgcGxhY2U"}, BAD_CURSOR),
+    ("set_marker", {**SEVEN, "position": "bm90IGEgcGxhY2U"}, BAD_CURSOR),
+]
 
 
 @asynccontextmanager
 async def client_of(engines, feed, *, scopes=SCOPES, stop=None):
-    """A client of the room's routes on a real socket, with a token for them.
+    """A client of the room's routes. Setting `stop` ends the server early."""
+    services = {"feed": feed}
+    async with served(engines, services, http.ROUTES, scopes=scopes, stop=stop) as client:
+        yield client
 
-    `stop` ends the server before.
-    """
-    loaded = load_config({"web": WebConfig}, env={})
-    web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
-    house = SimpleNamespace(
-        version="0.0.0",
-        metrics_folder=None,
-        config=dataclasses.replace(loaded, sections={"web": web}),
-        engines=engines,
-        services=lambda: {"feed": feed},
-        routes=lambda: http.ROUTES,
-        secret=SECRET,
-    )
-    token = await Tokens(engines.postgres).create("tester", scopes)
-    stop = stop or asyncio.Event()
-    ready = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
-    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
-    host, port = ready.result()
-    headers = {"authorization": f"Bearer {token.text}"}
-    try:
-        async with httpx.AsyncClient(
-            base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
-        ) as client:
-            yield client
-    finally:
-        stop.set()
-        await running
+
+@asynccontextmanager
+async def surface_on(name, engines, feed):
+    """The surface `name` of a service."""
+    if name != "http":
+        yield Surface(name, feed, GROUP, VERBS)
+        return
+    async with client_of(engines, feed) as client:
+        yield Surface(name, feed, GROUP, VERBS, client)

@@ -1,4 +1,4 @@
-"""A feed as plain dictionaries: what every page has to be, whatever the service does to tell it."""
+"""The oracle of pages: a feed as plain dictionaries, and random writes to it and the service."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from headrace.feed import NewPost
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
+async def ids(feed, viewer, **options):
+    """The ids of a page."""
+    return [post.id for post in (await feed.page(viewer, **options)).posts]
+
+
+async def walk(read, size):
+    """All entries of a paged list: `read(size, cursor=...)` returns the entries and a cursor."""
+    found, cursor = [], None
+    while True:
+        entries, cursor = await read(size, cursor=cursor)
+        found += entries
+        if cursor is None:
+            return found
+
+
 @dataclass
 class World:
     """The oracle."""
@@ -23,7 +38,7 @@ class World:
     blocks: set[tuple[int, int]] = field(default_factory=set)
 
     def sees(self, viewer, author):
-        """Whether a viewer is shown an author."""
+        """Whether a viewer's pages have the posts of an author."""
         return (
             (viewer, author) in self.follows
             and (viewer, author) not in self.mutes
@@ -32,7 +47,7 @@ class World:
         )
 
     def page(self, viewer, limit, before=None, after=None):
-        """Ids, newest first, of the posts between two places."""
+        """Scores and ids, newest first, of the posts between two positions."""
         found = sorted(
             (
                 (score, post)
@@ -47,7 +62,7 @@ class World:
 
 
 class History:
-    """Random writes, made to the service and to the oracle."""
+    """Random writes to the service and to the oracle."""
 
     def __init__(
         self,
@@ -88,7 +103,7 @@ class History:
         await verb()
 
     async def post(self, count=None):
-        """Some posts, many of them at the very same moments."""
+        """Add some posts, many of them at equal moments."""
         new = []
         for _ in range(count or self.random.choice([1, 1, 1, 2, self.burst])):
             self.made += 1
@@ -101,7 +116,7 @@ class History:
             self.world.posts[row["id"]] = (row["score"], row["author"])
 
     def feed_posts(self, ids):
-        """What was stored of posts; their scores are the database's."""
+        """The stored posts; the database sets their scores."""
         names = ", ".join(f"'{each}'" for each in ids)
         return compile_query(
             "posts",
@@ -109,7 +124,7 @@ class History:
         )
 
     async def delete(self):
-        """Some posts."""
+        """Delete some posts."""
         ids = self.random.sample(
             sorted(self.world.posts), min(len(self.world.posts), self.random.choice([1, 3]))
         )
@@ -118,28 +133,28 @@ class History:
             del self.world.posts[each]
 
     async def follow(self):
-        """Some authors."""
+        """Follow some authors."""
         viewer, authors = self._pairs(self.most)
         new = {(viewer, a) for a in authors} - self.world.follows
         assert await self.feed.follow(viewer, authors) == len(new)
         self.world.follows |= new
 
     async def unfollow(self):
-        """Some authors."""
+        """Unfollow some authors."""
         viewer, authors = self._pairs(self.most // 2)
         old = {(viewer, a) for a in authors} & self.world.follows
         assert await self.feed.unfollow(viewer, authors) == len(old)
         self.world.follows -= old
 
     async def unfollow_all(self):
-        """Everybody."""
+        """Unfollow all authors of a viewer."""
         viewer = self.random.choice(self.viewers)
         old = {pair for pair in self.world.follows if pair[0] == viewer}
         assert await self.feed.follows.unfollow_all(viewer) == len(old)
         self.world.follows -= old
 
     async def mute_or_block(self):
-        """A mute, or a block, in either direction."""
+        """Mute or block some authors."""
         viewer, authors = self._pairs(2)
         kind, verb = self._kind(self.feed.follows.mute, self.feed.follows.block)
         new = {(viewer, a) for a in authors} - kind
@@ -147,7 +162,7 @@ class History:
         kind |= new
 
     async def end_mute_or_block(self):
-        """The end of it."""
+        """End some mutes or blocks."""
         viewer, authors = self._pairs(4)
         kind, verb = self._kind(self.feed.follows.unmute, self.feed.follows.unblock)
         old = {(viewer, a) for a in authors} & kind
@@ -164,7 +179,7 @@ class History:
         )
 
     async def check(self, pages):
-        """Compare so many random pages; how many were compared."""
+        """Compare random pages with the oracle. Return their number."""
         for _ in range(pages):
             viewer, limit = self.random.choice(self.viewers), self.random.choice([1, 2, 5, 20, 200])
             before, after = self._place(0.6), self._place(0.25)
@@ -180,10 +195,10 @@ class History:
         return place and self.feed.pages._cursors.sign("feed", viewer, place)
 
     def _place(self, share):
-        """Where a post stands or stood, or some moment; None: nowhere."""
+        """The position of a present or deleted post, or near it; None: no position."""
         if self.random.random() > share:
             return None
         scores = [score for score, _ in self.world.posts.values()] or [0]
         score = self.random.choice(scores) + self.random.choice([0, 0, 0, 1, -1])
-        names = [*self.world.posts, "a", "~", "", "gone"]
+        names = [*self.world.posts, "a", "~", "", "deleted"]
         return (score, self.random.choice(names))

@@ -15,7 +15,7 @@ ADVERTS = [Advert(shop, f"item{n}", 1, "Sofa", "10", ()) for shop in SHOPS for n
 
 
 async def follow(engines, feed, shown, until):
-    """Let followers read until `until`, and say what they saw."""
+    """Let followers read until `until` holds. Return what they found."""
     async with client_of(engines, feed) as client:
         token = client.headers["authorization"].removeprefix("Bearer ")
         followers = demo.Followers(str(client.base_url).rstrip("/"), token, SHOPS)

@@ -1,7 +1,4 @@
-"""The feed on a cluster.
-
-Its pages are the oracle's while hash slots move, a primary is away, comes back, or is new.
-"""
+"""The feed on a cluster: pages equal the oracle while hash slots move and primaries are killed."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def feed(make_feed, registry):
 
 @pytest.fixture
 async def history(feed):
-    """Some writes that were made before anything happens."""
+    """A history with some writes."""
     history = History(feed, 20261122)
     for _ in range(25):
         await history.step()
@@ -41,17 +38,17 @@ async def history(feed):
 
 
 def start_of(feed, shard):
-    """What all keys of a shard begin with."""
+    """The prefix of all keys of a shard."""
     return feed.valkey._starts[shard]
 
 
 def owners_of(cluster, feed):
-    """Which primary has which shard."""
+    """The primary of each shard."""
     return [cluster.owner_of(start_of(feed, shard)) for shard in range(SHARDS)]
 
 
 async def wait_quick(feed):
-    """Until pages come from the index again."""
+    """Wait until pages come from the index."""
 
     async def is_quick():
         page = await feed.page(1, 1, since=None)
@@ -62,7 +59,7 @@ async def wait_quick(feed):
 
 @asynccontextmanager
 async def lived(history):
-    """Writes and pages go on; each page is the oracle's."""
+    """Write and compare pages while the block lasts."""
     stop = asyncio.Event()
 
     async def live():
@@ -80,7 +77,7 @@ async def lived(history):
 
 
 async def require_same(feed, history):
-    """Index and truth are the same, and pages are right and quick."""
+    """Pages equal the oracle, and the index equals PostgreSQL."""
     await history.check(40)
     assert (await feed.index.verify()).differences == []
 
@@ -96,6 +93,10 @@ async def test_pages_are_right_with_shards_on_several_primaries(cluster, feed, h
     await Sweeper(feed).run_once(older_s=0)
     await require_same(feed, history)
     assert [state.state for state in await feed.index.stats()] == ["ready"] * SHARDS
+    assert await feed.valkey.drop() > SHARDS
+    assert {state.state for state in await feed.index.stats()} == {"missing"}
+    assert await feed.index.rebuild_now(clean=True) > 0
+    await require_same(feed, history)
 
 
 @pytest.mark.slow
@@ -112,12 +113,14 @@ async def test_pages_are_right_while_a_shard_moves(cluster, feed, history):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["with its data", "empty"])
-async def test_a_primary_that_was_killed_comes_back(cluster, feed, history, is_emptied):
+async def test_pages_are_right_while_a_primary_is_killed_and_returns(
+    cluster, feed, history, is_emptied
+):
     gone = owners_of(cluster, feed)[1]
     async with lived(history):
         gone.kill()
         try:
-            await wait_true(lambda: _is_slow(feed), what="pages come from the truth")
+            await wait_true(lambda: _is_slow(feed), what="pages come from PostgreSQL")
             if is_emptied:
                 gone.empty()
         finally:
@@ -128,14 +131,14 @@ async def test_a_primary_that_was_killed_comes_back(cluster, feed, history, is_e
 
 
 @pytest.mark.soak
-async def test_a_replica_that_is_promoted_shows_nobody_what_is_gone(replicated, feed, history):
+async def test_pages_are_right_after_a_replica_is_promoted(replicated, feed, history):
     cluster, replica = replicated
     gone = cluster.primaries[0]
     assert gone in owners_of(cluster, feed)
     async with lived(history):
         gone.kill()
         await wait_true(replica.is_serving, what="it is promoted")
-        await wait_true(lambda: _is_slow(feed), what="pages come from the truth")
+        await wait_true(lambda: _is_slow(feed), what="pages come from PostgreSQL")
         await wait_quick(feed)
         gone.start()
         await wait_quick(feed)
@@ -156,11 +159,3 @@ async def test_pages_are_right_through_a_storm(own_primaries, feed, history):
 
 async def _is_slow(feed):
     return (await feed.page(1, 1)).is_slow
-
-
-@pytest.mark.slow
-async def test_a_rebuild_from_nothing_drops_every_shard(feed, history):
-    assert await feed.valkey.drop() > SHARDS
-    assert {state.state for state in await feed.index.stats()} == {"missing"}
-    assert await feed.index.rebuild_now(clean=True) > 0
-    await require_same(feed, history)

@@ -1,25 +1,162 @@
-"""The verbs of fetch through each way in: Python, HTTP, the commands as they are typed.
+"""The verbs of fetch through each surface: Python, the HTTP API, the command line.
 
-`await way.do("run", {"customer": "shop", "text": "id,name"})` gives what JSON can hold, the same
-on each way; what is refused raises `Refused` with the status and the code. A verb that has no
-answer gives None.
+`await way.do("run", {"customer": "shop", "text": "id,name"})` returns a JSON value, the same on
+each surface. A refused call raises `Refused` with the status and the code.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
-from click.testing import CliRunner
-from tests.kit.ways_in import PythonVerbs, Refused, plain
+from room import Terminal
+from tests.kit.ways_in import PythonVerbs, Refused
 
-from headrace.fetch.cli import fetch as fetch_command
+from headrace.fetch.mappings import Mapping
 from headrace.fetch.model import SentItem
+from headrace.fetch.schemas import Schema
 from headrace.kernel.errors import error_table
 
 WAYS = ("python", "http", "commands")
+
+
+class Verb(NamedTuple):
+    """One verb on each surface.
+
+    `http`: `METHOD path [<body] [>part of the response]`; other arguments are query parameters.
+    `command`: its words; `@name` is a file with that argument, `[...]` needs its argument.
+    """
+
+    python: Callable[..., Any]
+    http: str
+    command: str
+
+
+VERBS = {
+    "customers": Verb(lambda f: f.customers.all(), "GET customers >customers", "customer ls"),
+    "customer": Verb(
+        lambda f, customer: f.customers.get(customer),
+        "GET customers/{customer}",
+        "customer show {customer}",
+    ),
+    "confirm": Verb(
+        lambda f, run: f.runs.confirm(run),
+        "POST runs/{run}/confirm",
+        "catalogue confirm {run} --no-wait",
+    ),
+    "discard": Verb(
+        lambda f, run: f.runs.discard(run), "POST runs/{run}/discard", "catalogue discard {run}"
+    ),
+    "undo": Verb(
+        lambda f, run: f.runs.undo(run), "POST runs/{run}/undo", "run undo {run} --no-wait"
+    ),
+    "run_shown": Verb(lambda f, run: f.runs.get(run), "GET runs/{run}", "run show {run}"),
+    "runs": Verb(
+        lambda f, customer: f.runs.newest(customer),
+        "GET runs >runs",
+        "run ls --customer {customer}",
+    ),
+    "changes": Verb(
+        lambda f, run: f.runs.changes(run),
+        "GET runs/{run}/changes >changes",
+        "catalogue diff {run} >changes",
+    ),
+    "item": Verb(
+        lambda f, customer, item: f.items.get(customer, item),
+        "GET customers/{customer}/item?id={item}",
+        "item show -- {customer} {item}",
+    ),
+    "send_items": Verb(
+        lambda f, items: f.send_items(msgspec.convert(items, list[SentItem])),
+        "POST items <items >runs",
+        "item send @items",
+    ),
+    "results": Verb(
+        lambda f, after=0, limit=100: f.items.results(after=after, results_max=limit),
+        "GET results >results",
+        "results [--after {after}] [--limit {limit}]",
+    ),
+    "newest_results": Verb(
+        lambda f, limit, before=None: f.items.newest_results(before=before, results_max=limit),
+        "GET results/newest >results",
+        "results --newest --limit {limit} [--before {before}]",
+    ),
+    "why": Verb(lambda f, url: f.links.why(url), "GET why", "why {url}"),
+    "hosts": Verb(
+        lambda f, customer: f.hosts.page(customer=customer),
+        "GET hosts >hosts",
+        "host ls --customer {customer}",
+    ),
+    "consumers": Verb(lambda f: f.consumers.all(), "GET consumers >consumers", "consumer ls"),
+    "replay": Verb(
+        lambda f, name: f.consumers.replay(name),
+        "POST consumers/{name}/replay >items",
+        "consumer replay {name} >items",
+    ),
+    "remove_consumer": Verb(
+        lambda f, name: f.consumers.remove(name), "DELETE consumers/{name}", "consumer rm {name}"
+    ),
+    "webhooks": Verb(lambda f: f.webhooks.list(), "GET webhooks >webhooks", "webhook ls"),
+    "webhook": Verb(
+        lambda f, customer: f.webhooks.get(customer),
+        "GET customers/{customer}/webhook",
+        "webhook show {customer}",
+    ),
+    "rotate": Verb(
+        lambda f, customer: f.webhooks.rotate(customer),
+        "POST customers/{customer}/webhook/rotate",
+        "webhook rotate {customer}",
+    ),
+    "replay_webhook": Verb(
+        lambda f, customer, after: f.webhooks.replay(customer, after=after),
+        "POST customers/{customer}/webhook/replay",
+        "webhook replay {customer} --after {after}",
+    ),
+    "test_webhook": Verb(
+        lambda f, customer: f.webhooks.test(customer),
+        "POST customers/{customer}/webhook/test",
+        "webhook test {customer}",
+    ),
+    "remove_webhook": Verb(
+        lambda f, customer: f.webhooks.remove(customer),
+        "DELETE customers/{customer}/webhook",
+        "webhook rm {customer}",
+    ),
+    "schemas": Verb(lambda f: f.schemas.all(), "GET schemas >schemas", "schema ls"),
+    "schema": Verb(
+        lambda f, category: f.schemas.get(category),
+        "GET schemas/{category}",
+        "schema show {category}",
+    ),
+    "set_schema": Verb(
+        lambda f, category, schema: f.schemas.set(category, msgspec.convert(schema, Schema)),
+        "PUT schemas/{category} <schema",
+        "schema set {category} @schema",
+    ),
+    "remove_schema": Verb(
+        lambda f, category: f.schemas.remove(category),
+        "DELETE schemas/{category}",
+        "schema rm {category}",
+    ),
+    "mappings": Verb(lambda f: f.mappings.all(), "GET mappings >mappings", "mapping ls"),
+    "mapping": Verb(
+        lambda f, name: f.mappings.get(name),
+        "GET mappings/{name}",
+        "mapping show {name}",
+    ),
+    "set_mapping": Verb(
+        lambda f, name, mapping: f.mappings.set(name, msgspec.convert(mapping, Mapping)),
+        "PUT mappings/{name} <mapping",
+        "mapping set {name} @mapping",
+    ),
+    "remove_mapping": Verb(
+        lambda f, name: f.mappings.remove(name), "DELETE mappings/{name}", "mapping rm {name}"
+    ),
+}
 
 
 class PythonWay(PythonVerbs):
@@ -29,34 +166,20 @@ class PythonWay(PythonVerbs):
         self._fetch = fetch
         self._folder = folder
 
+    def __getattr__(self, verb: str):
+        return lambda **given: VERBS[verb].python(self._fetch, **given)
+
+    async def do(self, verb, given):
+        found = await super().do(verb, given)
+        return None if verb.startswith("remove") else found
+
     async def set_customer(self, *, customer, **limits):
         return await self._fetch.customers.set(customer, **limits)
-
-    async def customers(self):
-        return await self._fetch.customers.all()
-
-    async def customer(self, *, customer):
-        return await self._fetch.customers.get(customer)
 
     async def run(self, *, customer, text, dry_run=False):
         file = self._folder / "upload"
         file.write_text(text)
         return await self._fetch.run_catalogue(file, customer, is_dry_run=dry_run)
-
-    async def confirm(self, *, run):
-        return await self._fetch.runs.confirm(run)
-
-    async def discard(self, *, run):
-        return await self._fetch.runs.discard(run)
-
-    async def run_shown(self, *, run):
-        return await self._fetch.runs.get(run)
-
-    async def runs(self, *, customer):
-        return await self._fetch.runs.newest(customer)
-
-    async def changes(self, *, run):
-        return await self._fetch.runs.changes(run)
 
     async def problems(self, *, run, lang="en"):
         problems = await self._fetch.reports.problems(run, lang=lang)
@@ -70,51 +193,6 @@ class PythonWay(PythonVerbs):
     async def page(self, *, run, lang="en"):
         return await self._fetch.reports.page(run, lang=lang)
 
-    async def item(self, *, customer, item):
-        return await self._fetch.items.get(customer, item)
-
-    async def send_items(self, *, items):
-        return await self._fetch.send_items(msgspec.convert(items, list[SentItem]))
-
-    async def results(self, *, after=0, limit=100):
-        return await self._fetch.items.results(after=after, results_max=limit)
-
-    async def newest_results(self, *, before=None, limit=100):
-        return await self._fetch.items.newest_results(before=before, results_max=limit)
-
-    async def why(self, *, url):
-        return await self._fetch.links.why(url)
-
-    async def hosts(self, *, customer):
-        return await self._fetch.hosts.page(customer=customer)
-
-    async def consumers(self):
-        return await self._fetch.consumers.all()
-
-    async def replay(self, *, name):
-        return {"consumer": name, "items": await self._fetch.consumers.replay(name)}
-
-    async def remove_consumer(self, *, name):
-        await self._fetch.consumers.remove(name)
-
-    async def webhooks(self):
-        return await self._fetch.webhooks.list()
-
-    async def webhook(self, *, customer):
-        return await self._fetch.webhooks.get(customer)
-
-    async def rotate(self, *, customer):
-        return await self._fetch.webhooks.rotate(customer)
-
-    async def replay_webhook(self, *, customer, after=0):
-        return await self._fetch.webhooks.replay(customer, after=after)
-
-    async def test_webhook(self, *, customer):
-        return await self._fetch.webhooks.test(customer)
-
-    async def remove_webhook(self, *, customer):
-        await self._fetch.webhooks.remove(customer)
-
 
 class HttpWay:
     """The routes."""
@@ -122,10 +200,22 @@ class HttpWay:
     def __init__(self, client) -> None:
         self._client = client
 
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
+    async def do(self, verb: str, given: dict):
+        if verb not in VERBS:
+            return await getattr(self, verb)(**given)
+        method, path, *rest = VERBS[verb].http.split()
+        given, options = dict(given), {}
+        for name in re.findall(r"{(\w+)}", path):
+            path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+        part = None
+        for word in rest:
+            if word[0] == "<":
+                options["json"] = given.pop(word[1:])
+            else:
+                part = word[1:]
+        return await self.send(method, path, part, params=given or None, **options)
 
-    async def ask(self, method, path, part=None, **options):
+    async def send(self, method, path, part=None, **options):
         answer = await self._client.request(method, f"/v1/fetch/{path}", **options)
         if answer.status_code >= 400:
             raise Refused(answer.status_code, answer.json()["code"])
@@ -135,178 +225,72 @@ class HttpWay:
 
     async def set_customer(self, *, customer, webhook=None, **limits):
         to = {} if webhook is None else {"webhook": {"url": webhook}}
-        return await self.ask("PUT", f"customers/{_part(customer)}", json={**limits, **to})
-
-    async def customers(self):
-        return await self.ask("GET", "customers", "customers")
-
-    async def customer(self, *, customer):
-        return await self.ask("GET", f"customers/{_part(customer)}")
+        return await self.send("PUT", f"customers/{quote(customer)}", json={**limits, **to})
 
     async def run(self, *, customer, text, dry_run=False):
-        path = f"customers/{_part(customer)}/catalogues"
-        return await self.ask("POST", path, content=text, params={"dry_run": dry_run})
-
-    async def confirm(self, *, run):
-        return await self.ask("POST", f"runs/{run}/confirm")
-
-    async def discard(self, *, run):
-        return await self.ask("POST", f"runs/{run}/discard")
-
-    async def run_shown(self, *, run):
-        return await self.ask("GET", f"runs/{run}")
-
-    async def runs(self, *, customer):
-        return await self.ask("GET", "runs", "runs", params={"customer": customer})
-
-    async def changes(self, *, run):
-        return await self.ask("GET", f"runs/{run}/changes", "changes")
+        path = f"customers/{quote(customer)}/catalogues"
+        return await self.send("POST", path, content=text, params={"dry_run": dry_run})
 
     async def problems(self, *, run, lang="en"):
-        found = await self.ask("GET", f"runs/{run}/errors", params={"lang": lang, "limit": 1000})
+        params = {"lang": lang, "limit": 1000}
+        found = await self.send("GET", f"runs/{run}/errors", params=params)
         for one in (*found["problems"], *found["photos"]):
             del one["position"]
         return found
 
     async def csv(self, *, run, lang="en"):
-        return await self.ask(
-            "GET", f"runs/{run}/errors", params={"lang": lang}, headers={"Accept": "text/csv"}
-        )
+        options = {"params": {"lang": lang}, "headers": {"Accept": "text/csv"}}
+        return await self.send("GET", f"runs/{run}/errors", **options)
 
     async def page(self, *, run, lang="en"):
-        return await self.ask("GET", f"runs/{run}/report", headers={"Accept-Language": lang})
-
-    async def item(self, *, customer, item):
-        return await self.ask("GET", f"customers/{_part(customer)}/item", params={"id": item})
-
-    async def send_items(self, *, items):
-        return await self.ask("POST", "items", "runs", json=items)
-
-    async def results(self, *, after=0, limit=100):
-        params = {"after": after, "limit": limit}
-        return await self.ask("GET", "results", "results", params=params)
-
-    async def newest_results(self, *, before=None, limit=100):
-        params = {"limit": limit, **({} if before is None else {"before": before})}
-        return await self.ask("GET", "results/newest", "results", params=params)
-
-    async def why(self, *, url):
-        return await self.ask("GET", "why", params={"url": url})
-
-    async def hosts(self, *, customer):
-        return await self.ask("GET", "hosts", "hosts", params={"customer": customer})
-
-    async def consumers(self):
-        return await self.ask("GET", "consumers", "consumers")
-
-    async def replay(self, *, name):
-        return await self.ask("POST", f"consumers/{_part(name)}/replay")
-
-    async def remove_consumer(self, *, name):
-        return await self.ask("DELETE", f"consumers/{_part(name)}")
-
-    async def webhooks(self):
-        return await self.ask("GET", "webhooks", "webhooks")
-
-    async def webhook(self, *, customer, method="GET", action="", **params):
-        path = f"customers/{_part(customer)}/webhook{action}"
-        return await self.ask(method, path, params=params)
-
-    async def rotate(self, *, customer):
-        return await self.webhook(customer=customer, method="POST", action="/rotate")
-
-    async def replay_webhook(self, *, customer, after=0):
-        action = {"method": "POST", "action": "/replay"}
-        return await self.webhook(customer=customer, after=after, **action)
-
-    async def test_webhook(self, *, customer):
-        return await self.webhook(customer=customer, method="POST", action="/test")
-
-    async def remove_webhook(self, *, customer):
-        return await self.webhook(customer=customer, method="DELETE")
-
-
-class JsonTerminal:
-    """The terminal of a command under `--json`: runs verbs on the test's loop, keeps what is
-    shown.
-    """
-
-    is_json = True
-
-    def __init__(self, service, loop) -> None:
-        self.service, self.loop, self.shown = service, loop, None
-
-    def run(self, kind, verb):
-        assert isinstance(self.service, kind)
-        return asyncio.run_coroutine_threadsafe(verb(self.service), self.loop).result(30)
-
-    def show(self, value, text) -> None:
-        assert text
-        self.shown = plain(value)
-
-    def progress(self, text) -> None:
-        assert text
+        return await self.send("GET", f"runs/{run}/report", headers={"Accept-Language": lang})
 
 
 class CommandWay:
-    """The commands."""
+    """The commands, under `--json`."""
 
     def __init__(self, fetch, folder) -> None:
         self._fetch = fetch
         self._folder = folder
 
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
+    async def do(self, verb: str, given: dict):
+        if verb not in VERBS:
+            return await getattr(self, verb)(**given)
+        command, _, part = VERBS[verb].command.partition(" >")
+        for group in re.findall(r"\[.*?\]", command):
+            name = re.search(r"{(\w+)}", group)[1]
+            command = command.replace(group, group[1:-1] if name in given else "")
+        found = await self.type(*(self._word(word, given) for word in command.split()))
+        if verb.startswith("remove"):
+            return None
+        return found[part] if part else found
+
+    def _word(self, word: str, given: dict) -> str:
+        if not word.startswith("@"):
+            return word.format(**given)
+        file = self._folder / f"{word[1:]}.json"
+        file.write_text(json.dumps(given[word[1:]]))
+        return str(file)
 
     async def type(self, *words):
-        terminal = JsonTerminal(self._fetch, asyncio.get_running_loop())
-        typed = [str(word) for word in words]
-        ended = await asyncio.to_thread(CliRunner().invoke, fetch_command, typed, obj=terminal)
+        terminal = Terminal(self._fetch, is_json=True)
+        ended = await terminal.type(*words)
         code = getattr(ended.exception, "code", None)
         if isinstance(code, str) and code != "fetch.run_held":
             raise Refused(error_table()[code].status, code)
         assert isinstance(code, str) or ended.exit_code in (0, 1), ended.output
-        return terminal.shown
-
-    async def written(self, option, run, lang):
-        file = self._folder / "report"
-        await self.type("catalogue", "errors", run, "--lang", lang, option, file)
-        with file.open(newline="", encoding="utf-8") as text:
-            return text.read()
+        return terminal.value
 
     async def set_customer(self, *, customer, starts_max, window_s, connections, webhook=None):
         words = ["--rate", f"{starts_max}/{window_s:g}s", "--connections", connections]
         words += [] if webhook is None else ["--webhook", webhook]
         return await self.type("customer", "set", customer, *words)
 
-    async def customers(self):
-        return await self.type("customer", "ls")
-
-    async def customer(self, *, customer):
-        return await self.type("customer", "show", customer)
-
     async def run(self, *, customer, text, dry_run=False):
         file = self._folder / "upload"
         file.write_text(text)
-        words = ["--dry-run"] if dry_run else []
-        return await self.type(
-            "catalogue", "run", file, "--customer", customer, "--no-wait", *words
-        )
-
-    async def confirm(self, *, run):
-        return await self.type("catalogue", "confirm", run, "--no-wait")
-
-    async def discard(self, *, run):
-        return await self.type("catalogue", "discard", run)
-
-    async def run_shown(self, *, run):
-        return await self.type("run", "show", run)
-
-    async def runs(self, *, customer):
-        return await self.type("run", "ls", "--customer", customer)
-
-    async def changes(self, *, run):
-        return (await self.type("catalogue", "diff", run))["changes"]
+        words = ["catalogue", "run", file, "--customer", customer, "--no-wait"]
+        return await self.type(*words, *(["--dry-run"] if dry_run else []))
 
     async def problems(self, *, run, lang="en"):
         found = await self.type("catalogue", "errors", run, "--lang", lang)
@@ -314,60 +298,13 @@ class CommandWay:
         return found
 
     async def csv(self, *, run, lang="en"):
-        return await self.written("--csv", run, lang)
+        return await self._written("--csv", run, lang)
 
     async def page(self, *, run, lang="en"):
-        return await self.written("--html", run, lang)
+        return await self._written("--html", run, lang)
 
-    async def item(self, *, customer, item):
-        return await self.type("item", "show", "--", customer, item)
-
-    async def send_items(self, *, items):
-        file = self._folder / "items.json"
-        file.write_text(json.dumps(items))
-        return await self.type("item", "send", file)
-
-    async def results(self, *, after=0, limit=100):
-        return await self.type("results", "--after", after, "--limit", limit)
-
-    async def newest_results(self, *, before=None, limit=100):
-        words = [] if before is None else ["--before", before]
-        return await self.type("results", "--newest", "--limit", limit, *words)
-
-    async def why(self, *, url):
-        return await self.type("why", url)
-
-    async def hosts(self, *, customer):
-        return await self.type("host", "ls", "--customer", customer)
-
-    async def consumers(self):
-        return await self.type("consumer", "ls")
-
-    async def replay(self, *, name):
-        return await self.type("consumer", "replay", name)
-
-    async def remove_consumer(self, *, name):
-        await self.type("consumer", "rm", name)
-
-    async def webhooks(self):
-        return await self.type("webhook", "ls")
-
-    async def webhook(self, *, customer):
-        return await self.type("webhook", "show", customer)
-
-    async def rotate(self, *, customer):
-        return await self.type("webhook", "rotate", customer)
-
-    async def replay_webhook(self, *, customer, after=0):
-        return await self.type("webhook", "replay", customer, "--after", after)
-
-    async def test_webhook(self, *, customer):
-        return await self.type("webhook", "test", customer)
-
-    async def remove_webhook(self, *, customer):
-        await self.type("webhook", "rm", customer)
-
-
-def _part(name):
-    """A name as a part of a path."""
-    return quote(name, safe="")
+    async def _written(self, option, run, lang):
+        file = self._folder / "report"
+        await self.type("catalogue", "errors", run, "--lang", lang, option, file)
+        with file.open(newline="", encoding="utf-8") as text:
+            return text.read()

@@ -1,4 +1,4 @@
-"""A name server whose answers a test decides, one question at a time."""
+"""A name server whose answers a test sets, one query at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ A, CNAME, AAAA = 1, 5, 28
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers from `records[name]`: addresses, or a name for a CNAME; counts the questions.
+    """Answers from `records[name]`: addresses, or a name for a CNAME; logs the queries.
 
-    `turns[name]` are the answers of one look after the other, the last of them for good; names of
-    `silent` are not answered before `speak`; `lost[name]` questions are dropped, `broken[name]`
-    fail (SERVFAIL).
+    `turns[name]`: the answers of one lookup after the other; the last one stays. Names in `silent`
+    get no answer before `speak`. `lost[name]` queries are dropped, `broken[name]` fail (SERVFAIL).
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class NameServer(asyncio.DatagramProtocol):
         self.lost: dict[str, int] = {}
         self.broken: dict[str, int] = {}
         self.unanswered: list[tuple[bytes, tuple[str, int]]] = []
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.port = 0
 
     def connection_made(self, transport) -> None:
@@ -33,7 +32,7 @@ class NameServer(asyncio.DatagramProtocol):
 
     def datagram_received(self, data, peer) -> None:
         name, end = self._name(data)
-        self.asked.append(name)
+        self.queries.append(name)
         if name in self.silent:
             self.unanswered.append((data, peer))
             return
@@ -55,7 +54,7 @@ class NameServer(asyncio.DatagramProtocol):
         self.transport.sendto(head + data[12 : end + 4] + b"".join(answers), peer)
 
     def speak(self) -> None:
-        """No name is silent any more."""
+        """Answer all names again."""
         self.silent = set()
         unanswered, self.unanswered = self.unanswered, []
         for data, peer in unanswered:

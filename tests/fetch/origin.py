@@ -1,11 +1,14 @@
-"""A seller's host on loopback: every kind of answer a photo can meet, and its own access log."""
+"""A seller's host on loopback: any response, fast or slow, and its own access log."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import io
+import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -26,10 +29,10 @@ def photo(name: str, *, kind: str = "JPEG", size: tuple[int, int] = (64, 48)) ->
 
 @dataclass
 class Answer:
-    """One response; `raw` goes out as it is, and the connection is closed after it.
+    """One response; `raw` is sent unchanged, and the connection is closed after it.
 
-    `hangs`: after `raw` nothing more comes. `drip_s`: a byte of `raw`, that long nothing, the next
-    byte. `goes_on`: after `raw` these bytes come again and again, as long as somebody reads.
+    `hangs`: nothing follows `raw`. `drip_s`: the delay after each byte of `raw`. `repeats`: sent
+    after `raw` again and again until the client leaves.
     """
 
     status: int = 200
@@ -38,7 +41,11 @@ class Answer:
     raw: bytes | None = None
     hangs: bool = False
     drip_s: float = 0.0
-    goes_on: bytes = b""
+    repeats: bytes = b""
+
+
+def redirect(to: str, status: int = 302) -> Answer:
+    return Answer(status, b"x" * 100, {"Location": to})
 
 
 class Origin:
@@ -71,7 +78,7 @@ class Origin:
 
     def requests(self, path: str) -> list[int]:
         """The statuses answered for `path`, in order."""
-        return [status for asked, status in self.log if asked == path]
+        return [status for requested, status in self.log if requested == path]
 
     def statuses(self) -> Counter[int]:
         return Counter(status for _, status in self.log)
@@ -102,7 +109,7 @@ class Origin:
         self.headers[path] = headers
         answer = self._answer_of(path, headers)
         self.log.append((path, answer.status))
-        if answer.hangs or answer.drip_s or answer.goes_on:
+        if answer.hangs or answer.drip_s or answer.repeats:
             await self._misbehave(answer, reader, writer)
             return False
         if answer.raw is not None:
@@ -126,8 +133,8 @@ class Origin:
             await asyncio.wait([left], timeout=answer.drip_s)
             if left.done():
                 return
-        while answer.goes_on and not left.done():
-            writer.write(answer.goes_on)
+        while answer.repeats and not left.done():
+            writer.write(answer.repeats)
             await writer.drain()
             await asyncio.wait([left], timeout=0)
         await left
@@ -143,3 +150,100 @@ class Origin:
         if headers.get("if-none-match") == etag:
             return Answer(304, headers={"ETag": etag})
         return Answer(200, photo(name), {"ETag": etag, "Content-Type": "image/jpeg"})
+
+
+LOOK_S = 0.01
+
+
+class PacedOrigin(Origin):
+    """Waits `delays_s` of the longest matching prefix; logs when each request arrived.
+
+    Closes the connection without a response for the first `dies_after[path]` requests of a path.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[tuple[float, str]] = []
+        self.delays_s: dict[str, float] = {}
+        self.dies_after: dict[str, int] = {}
+        self.refusal: Answer | None = None
+        """The response to everything while it is set."""
+        self.late_s = 0.0
+        """The longest delay of this process: a request may be logged that late."""
+        self._looking: asyncio.TimerHandle | None = None
+        self.held_now = 0
+        """Requests that `hold` keeps."""
+        self._held: str | None = None
+        self._closing = asyncio.Event()
+        self._released = asyncio.Event()
+
+    async def start(self, *addresses: str) -> None:
+        await super().start(*addresses)
+        self._look(time.monotonic())
+
+    def _look(self, due_s: float) -> None:
+        now_s = time.monotonic()
+        self.late_s = max(self.late_s, now_s - due_s + LOOK_S)
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(LOOK_S, self._look, now_s + LOOK_S)
+
+    def hold(self, prefix: str = "/") -> None:
+        """Do not answer requests below `prefix` before `release`."""
+        self._held = prefix
+        self._released.clear()
+
+    def release(self) -> None:
+        """Answer all waiting requests at once."""
+        self._held = None
+        self._released.set()
+
+    async def close(self) -> None:
+        self._closing.set()
+        self.release()
+        if self._looking is not None:
+            self._looking.cancel()
+        await super().close()
+
+    def times(self, among: str = "") -> list[float]:
+        """The arrival times of requests whose path contains `among`."""
+        return [at for at, path in self.came if among in path]
+
+    def most_in_window(self, window_s: float, among: str = "") -> int:
+        """The most requests in any window, within the precision of its clock."""
+        return most_in_window(self.times(among), window_s - self.late_s)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        peeked = await reader.readuntil(b"\r\n\r\n")
+        path = peeked.split(b" ", 2)[1].decode()
+        self.came.append((time.monotonic(), path))
+        if self.dies_after.get(path, 0) > 0:
+            self.dies_after[path] -= 1
+            self.log.append((path, 0))
+            return False
+        again = asyncio.StreamReader()
+        again.feed_data(peeked)
+        await self._wait(path)
+        return await super()._answer(again, writer)
+
+    async def _wait(self, path: str) -> None:
+        if self._held is not None and path.startswith(self._held):
+            self.held_now += 1
+            await self._released.wait()
+            self.held_now -= 1
+        found = [prefix for prefix in self.delays_s if path.startswith(prefix)]
+        if found:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self.delays_s[max(found, key=len)])
+
+    def _answer_of(self, path: str, headers: dict[str, str]) -> Answer:
+        return self.refusal or super()._answer_of(path, headers)
+
+
+def most_in_window(times: Sequence[float], window_s: float) -> int:
+    """The most of `times` in any window of that length."""
+    ordered, first, most = sorted(times), 0, 0
+    for last, at in enumerate(ordered):
+        while ordered[first] <= at - window_s:
+            first += 1
+        most = max(most, last - first + 1)
+    return most

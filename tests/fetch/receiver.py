@@ -58,7 +58,7 @@ class Receiver:
     def taken(self) -> list[Received]:
         return [post for post in self.posts if 200 <= post.status < 300]
 
-    def told(self) -> list[tuple[int, str, str, int]]:
+    def delivered(self) -> list[tuple[int, str, str, int]]:
         """(seq, action, id, version) of every result that was taken, in order."""
         return [
             (r["seq"], r["action"], r["id"], r["version"])

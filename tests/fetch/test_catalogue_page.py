@@ -1,4 +1,4 @@
-"""The examples of the page on catalogues are catalogues, and say what the page says of them."""
+"""The examples of docs/catalogues.md are valid and have the rows that the page describes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_examples_are_read_without_a_problem(shop):
         run = await shop.fetch.run_catalogue(file, kind, is_dry_run=True)
         assert (run.format, run.rows, run.new, run.photos) == (form, rows, rows, photos)
         links = [p.code for _, p in await shop.fetch.reports.problems(run.run)]
-        assert links == ["port"] * photos, "only the tests' own host may be asked here"
+        assert links == ["port"] * photos, "only the test's own host is allowed here"
 
 
 async def test_yml_in_the_encoding_it_declares(shop):

@@ -1,41 +1,29 @@
-"""Runs on real PostgreSQL: row problems, holding, confirming, dry runs, and what a crash leaves."""
+"""Runs of catalogues: row problems, dry runs, locks, crashes, and the staging of rows."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from contextlib import AsyncExitStack
 
 import pytest
+from room import HEAD, rows
 
-from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.engines.sql import compile_query
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.fetch.catalogues import RUNS_AT_ONCE, Catalogues, Order
 from headrace.fetch.errors import (
     CatalogueBroken,
-    CatalogueTooLarge,
-    CustomerUnknown,
-    InvalidRate,
     NotACatalogue,
-    RunNotHeld,
     RunsBusy,
     RunUnderWay,
-    RunUnknown,
 )
+from headrace.fetch.guard import Policy
 from headrace.fetch.model import RunState
+from headrace.fetch.readers import Fault, RawRow, Truncated
+from headrace.fetch.schemas import FieldRule, Schema
 from headrace.fetch.sql import SQL
-
-
-def rows(count: int, start: int = 0) -> str:
-    return "".join(f"i{n},Item {n},5,\n" for n in range(start, start + count))
-
-
-HEAD = "id,name,price,photos\n"
-
-
-async def count(shop, table: str) -> int:
-    query = compile_query("count", f"-- Rows of a table.\nSELECT count(*) FROM headrace.{table}")
-    return await shop.postgres.value(query)
+from headrace.fetch.validation import BYTES_AT_ONCE, ROWS_AT_ONCE, Rules, Staging, read_raw
 
 
 async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
@@ -77,54 +65,34 @@ async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
     assert run.photos_pending == 30
 
 
-async def test_an_invalid_row_leaves_its_item_as_it_was(shop):
-    await shop.run(HEAD + "a,A,5,\nb,B,5,\n")
-    run = await shop.run(HEAD + "a,,5,\nb,B,5,\n")
-    assert (run.gone, run.unchanged, run.invalid) == (0, 1, 1)
-    assert (await shop.fetch.items.get("shop", "a")).fields["name"] == "A"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (HEAD, "empty"),
-        (HEAD + "i1,,5,\n", "empty"),
-        (HEAD + rows(2), "shrunk"),
-        (HEAD + rows(20) + 'i20,"Item', "truncated"),
-    ],
-)
-async def test_an_alarming_catalogue_is_held_until_confirmed(shop, text, reason):
-    await shop.run(HEAD + rows(20))
-    held = await shop.run(text)
-    assert held.state is RunState.HELD
-    assert held.reason.startswith(reason)
-    assert not (await shop.fetch.items.get("shop", "i19")).is_gone
-    applied = await shop.fetch.runs.confirm(held.run)
-    assert applied.state in (RunState.APPLIED, RunState.DONE)
-    is_gone = (await shop.fetch.items.get("shop", "i19")).is_gone
-    assert is_gone == (reason != "truncated")
-    with pytest.raises(RunNotHeld):
-        await shop.fetch.runs.confirm(held.run)
-
-
-async def test_a_held_run_is_superseded_by_a_good_one(shop):
-    await shop.run(HEAD + rows(20))
-    held = await shop.run(HEAD + rows(1))
-    await shop.run(HEAD + rows(21))
-    assert (await shop.fetch.runs.get(held.run)).state is RunState.SUPERSEDED
-    with pytest.raises(RunNotHeld):
-        await shop.fetch.runs.confirm(held.run)
-    assert await count(shop, "fetch_staged") == 0
-
-
-async def test_a_dry_run_says_what_would_change_and_changes_nothing(shop):
+async def test_a_dry_run_creates_no_job_and_the_last_five_are_kept(shop):
     await shop.run(HEAD + rows(20))
     jobs_before = [q.ready for q in await shop.jobs.queues.all()]
-    dry = await shop.run(HEAD + rows(1) + rows(2, 100), is_dry_run=True)
-    assert (dry.state, dry.new, dry.gone, dry.unchanged) == (RunState.DRY, 2, 19, 1)
+    changes_before = await shop.count("fetch_change")
+    dry = [
+        (await shop.run(HEAD + rows(n), is_dry_run=True, is_sampled=False)).run for n in range(1, 8)
+    ]
     assert [q.ready for q in await shop.jobs.queues.all()] == jobs_before
-    assert not (await shop.fetch.items.get("shop", "i19")).is_gone
-    assert await count(shop, "fetch_staged") == 0
+    newest = await shop.fetch.runs.newest("shop")
+    assert [run.run for run in newest if run.state is RunState.DRY] == dry[:1:-1]
+    assert await shop.count("fetch_change") - changes_before == sum(20 - n for n in range(3, 8))
+    assert await shop.count("fetch_staged") == 0
+
+
+async def test_a_change_names_the_fields_that_differ(shop):
+    await shop.run(f"{HEAD}a,A,5,\nb,B,5,http://x.example/1.jpg\nc,C,5,\nd,D,5,\n")
+    text = f"{HEAD}a,A2,6,\nb,B,5,http://x.example/2.jpg\nd,D,5.00,\ne,E,5,\n"
+    run = await shop.run(text)
+    found = await shop.fetch.runs.changes(run.run)
+    assert [(change.item, change.kind, change.fields) for change in found] == [
+        ("a", "changed", ["name", "price"]),
+        ("b", "changed", ["photos"]),
+        ("c", "gone", []),
+        ("d", "changed", ["price"]),
+        ("e", "new", []),
+    ]
+    page = await shop.fetch.runs.changes(run.run, after="b", rows_max=2)
+    assert [change.item for change in page] == ["c", "d"]
 
 
 async def test_a_broken_file_is_a_refused_run_and_the_next_good_one_works(shop):
@@ -138,28 +106,7 @@ async def test_a_broken_file_is_a_refused_run_and_the_next_good_one_works(shop):
         await shop.run("hello\n")
     assert (await shop.fetch.runs.newest("shop"))[0].run == last.run
     assert (await shop.run(HEAD + rows(5))).unchanged == 5
-    assert await count(shop, "fetch_staged") == 0
-
-
-async def test_a_file_over_the_bound_is_refused(shop):
-    object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 100_000)
-    with pytest.raises(CatalogueTooLarge, match=r"larger than 97\.66 KB"):
-        await shop.run(HEAD + rows(20_000))
-    assert (await shop.fetch.runs.newest("shop"))[0].state is RunState.REFUSED
-
-
-async def test_unknown_names_and_senseless_limits(shop):
-    path = shop.folder / "x.csv"
-    path.write_text(HEAD + rows(1))
-    with pytest.raises(CustomerUnknown, match="headrace fetch customer set nobody"):
-        await shop.fetch.run_catalogue(path, "nobody")
-    with pytest.raises(RunUnknown):
-        await shop.fetch.runs.get(10**9)
-    for starts, window, connections in ((0, 60, 1), (1, 0, 1), (1, 60, 0), (10**9, 60, 1)):
-        with pytest.raises(InvalidRate):
-            await shop.fetch.customers.set(
-                "shop", starts_max=starts, window_s=window, connections=connections
-            )
+    assert await shop.count("fetch_staged") == 0
 
 
 async def test_one_catalogue_of_a_customer_is_read_at_a_time(shop, database_url):
@@ -201,30 +148,7 @@ async def test_a_reading_that_died_is_abandoned_and_its_rows_cleared(shop):
     )
     await shop.run(HEAD + rows(3))
     assert (await shop.fetch.runs.get(dead)).state is RunState.ABANDONED
-    assert await count(shop, "fetch_staged") == 0
-
-
-FAIL_AT_THE_END = """
-CREATE FUNCTION fail_at_the_end() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'the disk is full'; END $$;
-CREATE TRIGGER fail_at_the_end BEFORE UPDATE ON headrace.fetch_run FOR EACH ROW
-WHEN (NEW.state IN ('applied', 'done')) EXECUTE FUNCTION fail_at_the_end();
-"""
-
-
-async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
-    """The last step of the one transaction fails: items, changes and jobs are all taken back."""
-    text = HEAD + f"a,A,5,{shop.origin.url('/photo/1')}\nb,B,5,\n"
-    async with shop.postgres.session() as session:
-        await session.connection.execute(FAIL_AT_THE_END)
-        with pytest.raises(Exception, match="the disk is full"):
-            await shop.run(text)
-        await session.connection.execute("DROP TRIGGER fail_at_the_end ON headrace.fetch_run")
-    assert await count(shop, "fetch_item") == 0
-    assert await count(shop, "fetch_change") == 0
-    assert not any(q.ready for q in await shop.jobs.queues.all())
-    again = await shop.run(text)
-    assert (again.new, again.items_pending) == (2, 2)
+    assert await shop.count("fetch_staged") == 0
 
 
 async def test_many_customers_run_catalogues_at_once(shop):
@@ -237,7 +161,7 @@ async def test_many_customers_run_catalogues_at_once(shop):
     assert [(run.customer, run.new) for run in runs] == [(name, 300) for name in names]
 
 
-async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
+async def test_a_run_without_a_permit_is_refused_with_a_retry_time(shop):
     path = shop.folder / "x.csv"
     path.write_text(HEAD + rows(1))
     line = Catalogues(
@@ -265,11 +189,96 @@ async def test_a_fifo_is_refused_and_not_waited_for(shop):
         await asyncio.wait_for(shop.fetch.run_catalogue(path, "shop"), 60)
 
 
+# Staging
+
+RULES = b"rules"
+
+
+def row(item: str, number: int = 1, **values) -> RawRow:
+    return RawRow(number, number, {"id": item, "name": "N", **values})
+
+
+def hashes_of(*rows: RawRow) -> list[bytes | None]:
+    return read_raw(iter(rows), RULES).hashes
+
+
+def test_a_row_is_hashed_by_its_content_if_an_item_can_be_made_of_it():
+    first, second = hashes_of(row("a", 1)), hashes_of(row("b", 1), row("a", 7))
+    assert first[0] == second[1]
+    others = hashes_of(row("a", name="M"), row("b")) + read_raw(iter([row("a")]), b"other").hashes
+    photos = row("a")
+    photos.photos = ["http://x.example/1.jpg"]
+    assert first[0] not in (*others, *hashes_of(photos))
+    faulty = RawRow(1, 1, {"id": "a"}, fault=Fault("row", "column_count"))
+    bad = (faulty, row("bad\u200bid"), row(""), row("c", name="\ud800"))
+    assert hashes_of(*bad) == [None] * 4
+    assert hashes_of(faulty, row("a")) == [None, None], "only the first row of an id counts"
+    assert hashes_of(row("a"), row("a")) == [first[0], None]
+
+
+def test_a_chunk_ends_by_rows_by_bytes_and_with_the_file():
+    many = iter([row(f"i{n}") for n in range(ROWS_AT_ONCE + 1)])
+    assert [(len(c.rows), c.is_last) for c in (read_raw(many, RULES), read_raw(many, RULES))] == [
+        (ROWS_AT_ONCE, False),
+        (1, True),
+    ]
+    large = iter([row(f"i{n}", text="x" * (BYTES_AT_ONCE // 4)) for n in range(5)])
+    assert [(len(c.rows), c.is_last) for c in (read_raw(large, RULES), read_raw(large, RULES))] == [
+        (4, False),
+        (1, True),
+    ]
+
+    def cut():
+        yield row("a")
+        raise Truncated("line 3: cut")
+
+    found = read_raw(cut(), RULES)
+    assert (len(found.rows), found.is_last, str(found.truncated)) == (1, True, "line 3: cut")
+
+
 @pytest.mark.slow
-async def test_twenty_thousand_items_diff_in_seconds(shop):
-    text = HEAD + rows(20_000)
-    first = await asyncio.wait_for(shop.run(text), 60)
-    assert first.new == 20_000
-    changed = text.replace("Item 77,", "Item seventy-seven,")
-    second = await asyncio.wait_for(shop.run(changed), 60)
-    assert (second.changed, second.unchanged) == (1, 19_999)
+async def test_of_rows_of_one_id_far_apart_the_first_counts(shop):
+    for name in ("Another", "Item 0"):
+        run = await shop.run(f"{HEAD}{rows(ROWS_AT_ONCE + 10)}i000,{name},5,\n")
+        (problem,) = [p for _, p in await shop.fetch.reports.problems(run.run)]
+        assert (problem.code, problem.row, run.invalid) == ("duplicate_id", ROWS_AT_ONCE + 11, 1)
+        assert (await shop.fetch.items.get("shop", "i000")).fields["name"] == "Item 0"
+
+
+async def test_a_read_ahead_fault_is_retrieved_if_the_chunk_before_fails(caplog):
+    """The next chunk is read while one is stored.
+
+    Where both fail the first is raised, and the other is no loose end.
+    """
+
+    def rows():
+        for number in range(1, ROWS_AT_ONCE + 1):
+            yield RawRow(number, number, {"id": f"a{number}"})
+        raise ValueError("the file is broken here")
+
+    postgres = Postgres("postgresql://127.0.0.1:1/none", PostgresConfig(connect_timeout_s=1))
+    with pytest.raises(PostgresDown):
+        await Staging(postgres, 1, "shop", Rules(Policy())).read(rows())
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_rows_are_judged_again_when_the_rules_change(shop):
+    async def hashed() -> int:
+        return (await shop.sql("SELECT count(raw_hash) FROM #fetch_item"))[0][0]
+
+    text = f"{HEAD}a,A,5,\nb,B,50,\n"
+    await shop.run(text)
+    assert await hashed() == 2
+    assert (await shop.run(text)).unchanged == 2
+    strict_price = Schema(fields={"price": FieldRule(type="price", most=10)})
+    await shop.fetch.schemas.set("default", strict_price)
+    strict = await shop.run(text)
+    assert (strict.unchanged, strict.invalid, strict.gone) == (1, 1, 0)
+    await shop.fetch.schemas.remove("default")
+    again = await shop.run(text)
+    assert (again.unchanged, again.invalid, await hashed()) == (2, 0, 2)
+    for _ in range(3):
+        run = await shop.run(f"{HEAD}a,A,5,ftp://x/y.jpg\nb,B,5,\n")
+        assert await shop.problems(run) == [("a", "photos[0]", "scheme")]
+    assert await hashed() == 1, "a row with a fault is judged in every run"

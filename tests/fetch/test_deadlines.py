@@ -7,19 +7,18 @@ import time
 
 import pytest
 from origin import Answer, photo
+from room import HEAD, LIMITS
 from tests.kit.waiting import wait_true
 
-from headrace.engines.sql import compile_query
 from headrace.fetch import store
 from headrace.fetch.model import RunState, SentItem
 from headrace.fetch.store.outcomes import Decision
 
-HEAD = "id,name,price,photos\n"
-OLD = compile_query(
-    "old",
-    "-- Time passes.\nUPDATE headrace.fetch_run SET"
-    " applied_at = applied_at - make_interval(secs => :age_s::double precision)",
-)
+
+async def age(shop, age_s: float) -> None:
+    """Let runs be applied so long ago."""
+    text = "UPDATE #fetch_run SET applied_at = applied_at - make_interval(secs => :age_s::float8)"
+    await shop.sql(text, age_s=age_s)
 
 
 async def results_of(shop, item: str):
@@ -33,19 +32,21 @@ async def decide(shop, run, item: str, url: str, outcome: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize("value", ["999999", "Fri, 31 Dec 2199 23:59:59 GMT"])
-async def test_a_host_may_ask_for_15_minutes_at_most(shop, status, value):
-    path = "/busy"
-    shop.origin.answers[path] = [Answer(status, headers={"Retry-After": value})]
-    await shop.run(f"{HEAD}a,A,5,{shop.origin.url(path)}\n")
+async def test_a_host_pauses_for_15_minutes_at_most(shop):
+    far = "Fri, 31 Dec 2199 23:59:59 GMT"
+    answers = {"a": (429, "999999"), "b": (429, far), "c": (503, "999999"), "d": (503, far)}
+    for customer, (status, value) in answers.items():
+        await shop.fetch.customers.set(customer, **LIMITS)
+        shop.origin.answers[f"/{customer}"] = [Answer(status, headers={"Retry-After": value})]
+        text = f"{HEAD}a,A,5,{shop.origin.url(f'/{customer}')}\n"
+        await shop.run(text, customer=customer)
 
-    async def paused():
-        hosts = await shop.fetch.hosts.page(customer="shop")
-        return hosts[0].paused_until if hosts else None
+    async def pauses():
+        hosts = [host for host in await shop.fetch.hosts.page() if host.paused_until]
+        return hosts if len(hosts) == len(answers) else None
 
-    until = await wait_true(paused, what="the host's wish is kept")
-    assert 600 < until.timestamp() - time.time() <= 15 * 60
+    for host in await wait_true(pauses, what="each pause is stored"):
+        assert 600 < host.paused_until.timestamp() - time.time() <= 15 * 60
 
 
 @pytest.mark.slow
@@ -54,16 +55,20 @@ async def test_an_item_is_published_at_its_deadline_with_the_photos_it_has(shop,
     run = await shop.run(f"{HEAD}a,A,5,{one}|{slow}\nb,B,5,{two}\nc,C,5,\n")
     await decide(shop, run, "a", one, "failed:http_404")
     await shop.fetch.upkeep.publish_late()
-    assert await results_of(shop, "a") == [], "its deadline is not over"
-    await shop.postgres.run(OLD, age_s=6 * 3600 + 1)
+    assert await results_of(shop, "a") == [], "before its deadline"
+    await age(shop, 6 * 3600 + 1)
     await asyncio.gather(*(shop.fetch.upkeep.publish_late() for _ in range(3)))
     assert await results_of(shop, "a") == [(1, "publish", ["failed:http_404", "failed:late"])]
     assert await results_of(shop, "b") == [(1, "publish", ["failed:late"])]
-    assert await results_of(shop, "c") == [], "it waits only for its publication"
+    assert await results_of(shop, "c") == [], "only its publication is missing"
     late = await shop.fetch.runs.get(run.run)
     assert (late.state, late.items_late, late.items_pending) == (RunState.APPLIED, 2, 3)
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
-    assert sorted(told) == [("a", "failed:http_404"), ("a", "failed:late"), ("b", "failed:late")]
+    problems = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
+    assert sorted(problems) == [
+        ("a", "failed:http_404"),
+        ("a", "failed:late"),
+        ("b", "failed:late"),
+    ]
     sheet = await client.get(f"/v1/fetch/runs/{run.run}/errors?format=csv&lang=ru")
     assert "к сроку" in sheet.text
     assert "2 items were published at their deadline" in (await command("run", "show", "1"))[1]
@@ -74,7 +79,7 @@ async def test_late_photos_make_a_further_version_and_faults_do_not(shop, proces
     good, bad = shop.origin.url("/photo/1"), shop.origin.url("/gone")
     shop.origin.answers["/gone"] = [Answer(404)]
     run = await shop.run(f"{HEAD}a,A,5,{good}\nb,B,5,{bad}\nc,C,5,{good}|{bad}\n")
-    await shop.postgres.run(OLD, age_s=7 * 3600)
+    await age(shop, 7 * 3600)
     await shop.fetch.upkeep.publish_late()
 
     async def publish(item) -> None:
@@ -88,8 +93,8 @@ async def test_late_photos_make_a_further_version_and_faults_do_not(shop, proces
     assert (done.state, done.new, done.changed, done.unchanged) == (RunState.DONE, 3, 0, 0)
     kinds = {change.kind for change in await shop.fetch.runs.changes(run.run)}
     assert kinds == {"new"}
-    told = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
-    assert sorted(told) == [("b", "failed:http_404"), ("c", "failed:http_404")]
+    problems = [(p.item, p.outcome) for _, p in await shop.fetch.reports.photo_problems(run.run)]
+    assert sorted(problems) == [("b", "failed:http_404"), ("c", "failed:http_404")]
     await shop.fetch.upkeep.publish_late()
     assert len(await shop.fetch.items.results(results_max=100)) == 5
     again = await shop.run(f"{HEAD}a,A,5,{good}\nb,B,5,{bad}\nc,C,5,{good}|{bad}\n")
@@ -98,7 +103,7 @@ async def test_late_photos_make_a_further_version_and_faults_do_not(shop, proces
 
 async def test_an_older_version_is_never_published_late(shop):
     first = await shop.run(f"{HEAD}a,A,5,{shop.origin.url('/photo/1')}\n")
-    await shop.postgres.run(OLD, age_s=7 * 3600)
+    await age(shop, 7 * 3600)
     await shop.fetch.send_items([SentItem(customer="shop", item="a", gone=True)])
     await shop.fetch.upkeep.publish_late()
     assert await results_of(shop, "a") == []
@@ -112,7 +117,7 @@ async def test_a_last_good_copy_is_no_missing_photo(shop):
     decision = Decision(run.run, "shop", "a", url, "stored", stored, '"1"')
     await store.outcomes.decide(shop.postgres, [decision])
     run = await shop.run(f"{HEAD}a,A,5,{url}|{shop.origin.url('/photo/2')}\n")
-    await shop.postgres.run(OLD, age_s=7 * 3600)
+    await age(shop, 7 * 3600)
     await shop.fetch.upkeep.publish_late()
     [(version, action, outcomes)] = await results_of(shop, "a")
     assert (version, action, outcomes) == (2, "publish", ["stored", "failed:late"])

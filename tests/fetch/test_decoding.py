@@ -1,7 +1,4 @@
-"""The child that decodes.
-
-Sound photos pass, hostile ones cost their own outcome, and a new child is there.
-"""
+"""The decoding child: sound photos pass, hostile ones are refused, a dead child is replaced."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ async def test_one_child_serves_many_photos(decoding):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 async def test_damage_behind_a_good_header_is_found(decoding, kind):
-    """The packing of the others has no checks: what comes is a picture, if another one."""
+    """The other formats have no checksums: a damaged file decodes to another picture."""
     data = damaged(photo("damage", kind=kind, size=(900, 700)), 3)
     inspect_image(data)
     assert await refusal_reason(decoding, data, KINDS[kind]) == "refused:undecodable"
@@ -139,7 +136,7 @@ async def test_a_photo_that_takes_too_long_ends_its_child_and_is_refused():
     await impatient.close()
 
 
-async def test_a_child_that_was_killed_says_nothing_about_its_photo(decoding):
+async def test_a_killed_child_is_replaced_and_its_photo_decoded(decoding):
     await decoding.decode(photo("before"), "jpg")
     pid = decoding.child_pid
     os.kill(pid, signal.SIGKILL)
@@ -163,7 +160,7 @@ async def test_a_child_ends_with_its_slot_s_end_of_the_socket(decoding):
     child._link.close()
     assert await asyncio.to_thread(child._process.wait, 5) == 0
     decoding._child = None
-    await wait_true(lambda: not Path(f"/proc/{pid}").exists(), what="the child is gone")
+    await wait_true(lambda: not Path(f"/proc/{pid}").exists(), what="the child ended")
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
@@ -174,11 +171,11 @@ async def test_where_no_child_can_be_started_the_photo_waits(python):
     await decoding.close()
 
 
-async def test_the_lot_and_the_odd():
+async def test_a_share_is_decoded_and_every_animation():
     none = Decoder(0.0)
     plain = photo("plain", size=(640, 480))
     await none.check(plain, inspect_image(plain))
-    assert none.child_pid is None, "nothing is drawn"
+    assert none.child_pid is None, "no photo is drawn"
     moving = animation("GIF", 3)
     await none.check(moving, inspect_image(moving))
     assert none.child_pid is not None, "an animation is always decoded"
@@ -202,7 +199,7 @@ async def test_any_bytes_end_in_an_answer(decoding, seed):
             )
 
 
-async def test_a_run_says_which_photos_cannot_be_decoded(shop, process, config):
+async def test_a_run_reports_which_photos_cannot_be_decoded(shop, process, config):
     bad = damaged(photo("damage", size=(900, 700)), 3)
     shop.origin.answers["/bad.jpg"] = [Answer(200, bad)]
     rows = f"a,A,5,{shop.origin.url('/bad.jpg')}|{shop.origin.url('/photo/1')}\n"

@@ -1,22 +1,19 @@
-"""Downloads from hosts that misbehave: each ends in its outcome, and no forbidden socket is
-opened.
-"""
+"""Downloads: validators, redirects, timeouts, connections, and the bytes of a body."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
 import time
 from dataclasses import replace
 
 import pytest
-from forbidden import LOOPBACK_HOSTS
-from origin import Answer, Origin, photo
+from origin import Answer, photo, redirect
 from tests.kit.waiting import wait_true
 
-from headrace.fetch import FetchConfig
-from headrace.fetch.curl import Bounds, Validators
-from headrace.fetch.download import Downloader, _Attempt, _retry_after_s
-from headrace.fetch.rate_tokens import RateTokens
+from headrace.fetch.curl import HELD_BYTES_MAX, Body, Validators
+from headrace.fetch.download import Downloader, _retry_after_s
 
 
 @pytest.fixture
@@ -24,15 +21,6 @@ async def downloader(config):
     downloader = Downloader(config)
     yield downloader
     await downloader.close()
-
-
-@pytest.fixture
-async def canary():
-    """Something that must never be connected to; its `connections` must stay 0."""
-    canary = Origin()
-    await canary.start()
-    yield canary
-    await canary.close()
 
 
 async def test_a_photo_arrives_whole_with_its_validators(downloader, origin):
@@ -50,74 +38,11 @@ async def test_a_photo_arrives_whole_with_its_validators(downloader, origin):
     assert not {"cookie", "authorization", "if-none-match"} & sent.keys()
 
 
-async def test_a_known_photo_is_asked_conditionally(downloader, origin):
+async def test_a_known_photo_is_requested_conditionally(downloader, origin):
     first = await downloader.download(origin.url("/photo/1"))
     again = await downloader.download(origin.url("/photo/1"), Validators(first.etag))
     assert again.outcome == "unchanged"
     assert origin.requests("/photo/1") == [200, 304]
-
-
-def redirect(to: str, status: int = 302) -> Answer:
-    return Answer(status, b"x" * 100, {"Location": to})
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (Answer(404), "failed:http_404"),
-        (Answer(410), "failed:http_410"),
-        (Answer(403), "failed:http_403"),
-        (Answer(500), "failed:http_500"),
-        (Answer(503), "failed:http_503"),
-        (Answer(429), "failed:rate_limited"),
-        (Answer(206, b"part"), "failed:http_206"),
-        (Answer(304), "failed:http_304"),
-        (Answer(404, b"x" * 100_000), "failed:http_404"),
-        (Answer(200, b"x", {"Content-Encoding": "gzip"}), "refused:encoding"),
-        (Answer(200, b"x", {"X-Long": "y" * 40_000}), "refused:headers_too_large"),
-        (Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"), "failed:truncated"),
-        (
-            Answer(raw=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"),
-            "failed:truncated",
-        ),
-        (
-            Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 99000000000\r\n\r\n"),
-            "refused:too_large",
-        ),
-        (Answer(raw=b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 300_000), "refused:too_large"),
-        (Answer(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), "failed:protocol"),
-        (Answer(raw=b""), "failed:reset"),
-        (redirect("http://169.254.169.254/"), "refused:forbidden_address"),
-        (redirect("//[::ffff:10.0.0.1]/"), "refused:forbidden_address"),
-        (redirect("file:///etc/passwd"), "refused:redirect_scheme"),
-        (redirect("http://u:p@127.0.0.1/"), "refused:redirect_userinfo"),
-        (redirect("http://127.0.0.1:1/"), "refused:redirect_port"),
-        (redirect("/x" * 3000), "refused:redirect_length"),
-        (redirect("http://[::1"), "refused:redirect_syntax"),
-        (Answer(302), "refused:redirect_without_location"),
-        (redirect("/odd"), "refused:redirect_loop"),
-        (redirect("?again", 308), "refused:redirect_loop"),
-    ],
-)
-async def test_each_misbehaviour_has_its_outcome(config, origin, answer, outcome):
-    small = FetchConfig(
-        allow_networks=config.allow_networks,
-        allow_ports=config.allow_ports,
-        classes=(5.0,),
-        photo_max_bytes=200_000,
-    )
-    downloader = Downloader(small)
-    origin.answers["/odd"] = [answer]
-    origin.answers["/odd?again"] = [redirect("/odd")]
-    try:
-        found = await downloader.download(origin.url("/odd"))
-        assert found.outcome == outcome, found.text
-        assert found.body is None
-        assert found.text
-        good = await downloader.download(origin.url("/photo/after"))
-        assert good.outcome == "received"
-    finally:
-        await downloader.close()
 
 
 async def test_redirects_are_followed_five_times_and_no_more(downloader, origin):
@@ -128,134 +53,6 @@ async def test_redirects_are_followed_five_times_and_no_more(downloader, origin)
     found = await downloader.download(origin.url("/hop1"))
     assert found.outcome == "received"
     assert len(found.hops) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer(hangs=True),
-        Answer(hangs=True, raw=b"HTTP/1.1 200 OK\r\nContent-Le"),
-        Answer(hangs=True, raw=b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"),
-    ],
-)
-async def test_a_host_that_hangs_is_left_in_time(config, origin, answer):
-    quick = FetchConfig(
-        allow_networks=config.allow_networks, allow_ports=config.allow_ports, classes=(0.4,)
-    )
-    downloader = Downloader(quick)
-    origin.answers["/hangs"] = [answer]
-    try:
-        found = await asyncio.wait_for(downloader.download(origin.url("/hangs")), 60)
-        assert found.outcome == "failed:timeout"
-    finally:
-        await downloader.close()
-
-
-@pytest.mark.slow
-async def test_time_in_which_this_process_was_too_busy_to_look_is_not_the_hosts(config, origin):
-    """It spins for longer than the class is, again and again; the photo comes all the same."""
-    downloader = Downloader(replace(config, classes=(1.0,)))
-
-    def spin(times: int = 2) -> None:
-        ends_s = time.monotonic() + 0.5
-        while time.monotonic() < ends_s:
-            pass
-        if times:
-            asyncio.get_running_loop().call_soon(spin, times - 1)
-
-    try:
-        asyncio.get_running_loop().call_later(0.001, spin)
-        found = await downloader.download(origin.url("/photo/1"))
-        assert found.outcome == "received", found.text
-    finally:
-        await downloader.close()
-
-
-@pytest.mark.slow
-async def test_a_silent_host_is_left_however_busy_this_process_is(config, origin):
-    """It never stops to spin, so hardly any time is the host's by our clock."""
-    downloader = Downloader(replace(config, classes=(0.1,)))
-    origin.answers["/never"] = [Answer(hangs=True)]
-
-    def spin() -> None:
-        ends_s = time.monotonic() + 0.03
-        while time.monotonic() < ends_s:
-            pass
-        if not asking.done():
-            asyncio.get_running_loop().call_soon(spin)
-
-    try:
-        asking = asyncio.create_task(downloader.download(origin.url("/never")))
-        await wait_true(lambda: origin.requests("/never"), what="it is requested")
-        spin()
-        found = await asyncio.wait_for(asking, 60)
-        assert found.outcome == "failed:timeout"
-    finally:
-        await downloader.close()
-
-
-async def test_a_port_nobody_listens_on_and_a_name_that_is_none(config, origin):
-    downloader = Downloader(config)
-    url = origin.url("/a")
-    await origin.close()
-    try:
-        assert (await downloader.download(url)).outcome == "failed:connect"
-        port = origin.port if origin._server.sockets else config.allow_ports[0]
-        nowhere = f"http://nowhere.invalid:{port}/"
-        assert (await downloader.download(nowhere)).outcome == "failed:dns"
-    finally:
-        await downloader.close()
-
-
-async def test_a_connection_to_one_host_at_a_time_is_bounded(config, origin):
-    two = FetchConfig(
-        allow_networks=config.allow_networks, allow_ports=config.allow_ports, host_connections=2
-    )
-    downloader = Downloader(two)
-    try:
-        urls = [origin.url(f"/photo/{n}") for n in range(20)]
-        found = await asyncio.gather(*(downloader.download(url) for url in urls))
-        assert {f.outcome for f in found} == {"received"}
-        assert origin.connections <= 2
-    finally:
-        await downloader.close()
-
-
-@pytest.mark.parametrize("host", LOOPBACK_HOSTS)
-async def test_the_canary_is_never_reached(canary, host, monkeypatch):
-    """Literal, by name and by redirect from an allowed network; also with a proxy in the
-    environment.
-    """
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, canary.url(""))
-    public = Downloader(FetchConfig(allow_ports=(canary.port, 80), classes=(2.0,)))
-    try:
-        found = await public.download(f"http://{host}:{canary.port}/a.jpg")
-        assert found.outcome == "refused:forbidden_address"
-        assert canary.connections == 0
-    finally:
-        await public.close()
-
-
-async def test_the_socket_hook_alone_keeps_a_forbidden_peer_away(canary):
-    """Whatever was judged before: here the first judge was fooled, and the second one decides."""
-    public = Downloader(FetchConfig(allow_ports=(canary.port,), classes=(2.0,)))
-    opened = Downloader(FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(canary.port,)))
-    target = _judged(opened, canary.url("/a.jpg"))
-    try:
-        with pytest.raises(Exception, match="use a public host") as ended:
-            await public._request(target, _Attempt(Validators(), Bounds(2.0, 1000), RateTokens()))
-        assert ended.value.outcome == "refused:forbidden_address"
-        assert canary.connections == 0
-    finally:
-        await public.close()
-
-
-def _judged(downloader: Downloader, url: str):
-    from headrace.fetch.guard import judge_url
-
-    return judge_url(url, downloader.policy)
 
 
 @pytest.mark.parametrize(
@@ -272,3 +69,78 @@ def _judged(downloader: Downloader, url: str):
 )
 def test_retry_after_means_seconds_or_nothing(value, seconds):
     assert _retry_after_s(value) == seconds
+
+
+def spin(seconds: float) -> None:
+    """Keep this process busy."""
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        pass
+
+
+async def test_a_process_too_busy_to_look_does_not_blame_the_host(config, origin):
+    """It spins for longer than the class, again and again; the photo is received all the same."""
+    loop = asyncio.get_running_loop()
+
+    def spin_often(times: int = 2) -> None:
+        spin(0.5)
+        if times:
+            loop.call_soon(spin_often, times - 1)
+
+    downloader = Downloader(replace(config, classes=(1.0,)))
+    loop.call_later(0.001, spin_often)
+    found = await downloader.download(origin.url("/photo/1"))
+    assert found.outcome == "received", found.text
+    await downloader.close()
+
+
+async def test_a_silent_host_is_left_however_busy_this_process_is(config, origin):
+    """It never stops to spin, so hardly any time counts as the host's."""
+    downloader = Downloader(replace(config, classes=(0.1,)))
+    origin.answers["/never"] = [Answer(hangs=True)]
+
+    def spin_on() -> None:
+        spin(0.03)
+        if not downloading.done():
+            asyncio.get_running_loop().call_soon(spin_on)
+
+    downloading = asyncio.create_task(downloader.download(origin.url("/never")))
+    await wait_true(lambda: origin.requests("/never"), what="it is requested")
+    spin_on()
+    found = await asyncio.wait_for(downloading, 60)
+    assert found.outcome == "failed:timeout"
+    await downloader.close()
+
+
+async def test_connections_to_one_host_are_bounded(config, origin):
+    downloader = Downloader(replace(config, host_connections=2))
+    urls = [origin.url(f"/photo/{n}") for n in range(20)]
+    found = await asyncio.gather(*(downloader.download(url) for url in urls))
+    assert {f.outcome for f in found} == {"received"}
+    assert origin.connections <= 2
+    await downloader.close()
+
+
+async def test_a_port_without_a_listener_fails_to_connect(downloader, origin):
+    url = origin.url("/a")
+    await origin.close()
+    assert (await downloader.download(url)).outcome == "failed:connect"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 150_000, HELD_BYTES_MAX, HELD_BYTES_MAX * 3 + 5])
+def test_a_body_holds_what_was_added_and_little_in_memory(size_bytes, tmp_path):
+    rng = random.Random(size_bytes)
+    data, at = rng.randbytes(size_bytes), 0
+    with Body() as body:
+        while at < size_bytes:
+            part = data[at : at + rng.randrange(1, 70_000)]
+            body.add(part)
+            at += len(part)
+            assert sum(len(part) for part in body._held) <= HELD_BYTES_MAX
+            if rng.random() < 0.1:
+                assert body.read() == data[:at]
+        for _ in range(2):
+            assert body.sha256() == hashlib.sha256(data).hexdigest()
+            assert body.read() == data
+            body.copy_to(tmp_path / "copy")
+            assert (tmp_path / "copy").read_bytes() == data

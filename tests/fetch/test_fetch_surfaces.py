@@ -1,240 +1,252 @@
-"""HTTP and the command line: equal results, and errors that name bad input and a remedy."""
+"""HTTP and the command line: bad input, texts, idempotency, and errors that name a remedy."""
 
 from __future__ import annotations
 
 import gzip
+import json
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
+from origin import Answer
+from room import HEAD, LIMITS
 
-from headrace.fetch.cli import describe_run
-from headrace.fetch.errors import InvalidRate
-from headrace.fetch.i18n import Texts
-from headrace.fetch.model import parse_rate
-from headrace.fetch.outcomes import OUTCOME_CODES
+from headrace.fetch.cli.catalogues import finish_run
+from headrace.fetch.cli.text import describe_run, duration, progress_line
+from headrace.fetch.errors import InvalidRate, RunUnfinished
+from headrace.fetch.model import Customer, RunState, SampledPhoto, parse_rate
+from headrace.fetch.sampling import expected_s
+from headrace.fetch.store.runs import pace_of
 from headrace.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
+CATALOGUES = "customers/shop/catalogues"
+CARS = {"fields": {"year": {"type": "integer", "least": 1900, "required": True}}}
+ITEM = {"customer": "shop", "item": "a"}
+BAD = tomllib.loads(Path(__file__).with_name("bad_requests.toml").read_text())
+TOO_MANY = [{**ITEM, "item": f"i{n}"} for n in range(1001)]
 
 
-async def test_a_catalogue_through_http(client, shop):
-    limits = {"starts_max": 10, "window_s": 1, "connections": 2}
-    made = await client.put("/v1/fetch/customers/web", json=limits)
-    nowhere = {"webhook": None, "webhook_secret": None}
-    own = {"hold_share": None, "hold_items": None, "refresh_s": None}
-    assert made.json() == {"customer": "web", **limits, **own, **nowhere}
-    shown = (await client.get("/v1/fetch/customers/web")).json()
-    assert shown == {"customer": "web", **limits, **own}
-    for body in (CATALOGUE, gzip.compress(CATALOGUE)):
-        answer = await client.post("/v1/fetch/customers/web/catalogues", content=body)
-        assert answer.status_code == 202, answer.text
-    run = answer.json()
-    assert (run["rows"], run["unchanged"], run["invalid"]) == (2, 1, 1)
-    assert (await client.get(f"/v1/fetch/runs/{run['run']}")).json() == run
-    problems = (await client.get(f"/v1/fetch/runs/{run['run']}/errors")).json()["problems"]
-    assert [(p["item"], p["code"]) for p in problems] == [("b", "invalid_number")]
-    item = (await client.get("/v1/fetch/customers/web/item?id=a")).json()
-    assert item["fields"] == {"name": "A", "price": "5"}
-    results = (await client.get("/v1/fetch/results?after=0")).json()
-    assert results == {"results": [], "next_after": 0}
-    dry = await client.post("/v1/fetch/customers/web/catalogues?dry_run=true", content=CATALOGUE)
-    assert dry.json()["state"] == "dry"
+async def test_bad_input_has_its_status_and_code_and_no_effect(client, shop):
+    async def send(method: str, path: str, body=None):
+        options = {} if body is None else {"json": body}
+        if isinstance(body, dict) and "text" in body:
+            options = {"content": body["text"].encode()}
+        return await client.request(method, f"/v1/fetch/{path}", **options)
+
+    for method, path, status, code, *body in [
+        *BAD["requests"],
+        ["POST", "items", 422, "", TOO_MANY],
+    ]:
+        answer = await send(method, path, *body)
+        at = (method, path, str(body)[:200])
+        assert answer.status_code == status, (at, answer.text)
+        assert answer.headers["content-type"].startswith("application/problem+json"), at
+        problem = answer.json()
+        assert problem["detail"], at
+        assert code in ("", problem["code"]), (at, answer.text)
+    states = {run.state for run in await shop.fetch.runs.newest()}
+    assert states <= {RunState.REFUSED}
+    for everything in (
+        shop.fetch.schemas.all(),
+        shop.fetch.mappings.all(),
+        shop.fetch.sources.all(),
+    ):
+        assert await everything == []
+    assert await shop.jobs.crons.all() == []
+    [customer] = await shop.fetch.customers.all()
+    assert (customer.customer, customer.hold_share, customer.hold_items) == ("shop", None, None)
+    object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 1000)
+    answer = await send("POST", CATALOGUES, {"text": "x" * 5000})
+    assert (answer.status_code, answer.json()["code"]) == (413, "fetch.catalogue_too_large")
+    assert (await send("POST", CATALOGUES, {"text": CATALOGUE.decode()})).status_code == 202
+    assert (await send("POST", "items", [{**ITEM, "item": "a\u200bb"}])).json()["runs"][0][
+        "invalid"
+    ]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "options", "status", "code"),
-    [
-        ("GET", "customers/nobody", {}, 404, "fetch.customer_unknown"),
-        (
-            "POST",
-            "customers/nobody/catalogues",
-            {"content": CATALOGUE},
-            404,
-            "fetch.customer_unknown",
-        ),
-        ("POST", "customers/shop/catalogues", {"content": b"hello"}, 422, "fetch.not_a_catalogue"),
-        ("POST", "customers/shop/catalogues", {"content": b""}, 422, "fetch.not_a_catalogue"),
-        (
-            "POST",
-            "customers/shop/catalogues",
-            {"content": b"<!DOCTYPE yml_catalog [<!ENTITY a 'b'>]><yml_catalog/>"},
-            422,
-            "fetch.catalogue_broken",
-        ),
-        ("GET", "runs/999999", {}, 404, "fetch.run_unknown"),
-        ("GET", "runs/999999/errors", {}, 404, "fetch.run_unknown"),
-        ("GET", "runs/99999999999999999999999", {}, 404, "web.not_found"),
-        ("POST", "runs/99999999999999999999999/confirm", {}, 404, "web.not_found"),
-        ("GET", "customers/%00", {}, 404, None),
-        ("GET", "customers/shop/item?id=%00", {}, 404, "fetch.item_unknown"),
-        ("GET", "results?customer=%00", {}, 404, "fetch.customer_unknown"),
-        ("POST", "runs/999999/confirm", {}, 404, "fetch.run_unknown"),
-        ("GET", "customers/shop/item?id=none", {}, 404, "fetch.item_unknown"),
-        ("PUT", "customers/a%20b", {"json": {"starts_max": 1}}, 422, "invalid_id"),
-        ("PUT", "customers/%2e%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),
-        ("PUT", "customers/%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),
-        ("PUT", "customers/x", {"json": {"starts_max": 0}}, 422, "fetch.invalid_rate"),
-        ("PUT", "customers/x", {"json": {"starts_max": "1"}}, 422, None),
-        ("PUT", "customers/x", {"json": {"starts_max": 1, "typo": 1}}, 422, None),
-        ("PUT", "customers/x", {"json": {}}, 422, "fetch.invalid_rate"),
-        ("PUT", "customers/x", {"json": {"rate": "fast"}}, 422, "fetch.invalid_rate"),
-        ("PUT", "customers/x", {"json": {"rate": "0/s"}}, 422, "fetch.invalid_rate"),
-        (
-            "PUT",
-            "customers/x",
-            {"json": {"rate": "1/s", "starts_max": 1}},
-            422,
-            "fetch.invalid_rate",
-        ),
-        ("PUT", "customers/x", {"json": {"rate": "1/s", "window_s": 1}}, 422, "fetch.invalid_rate"),
-        ("PUT", "customers/x", {"json": {"window_s": 1}}, 422, "fetch.invalid_rate"),
-        ("GET", "results?limit=100000", {}, 422, None),
-        ("GET", "results?after=-1", {}, 422, None),
-    ],
-)
-async def test_bad_input_is_answered_with_its_status_and_code(
-    client, *, method, path, options, status, code
-):
-    answer = await client.request(method, f"/v1/fetch/{path}", **options)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"].startswith("application/problem+json")
-    problem = answer.json()
-    assert problem["detail"]
-    assert code is None or problem["code"] == code
-    good = await client.post("/v1/fetch/customers/shop/catalogues", content=CATALOGUE)
-    assert good.status_code == 202
+async def test_a_call_without_a_token_or_scope_is_refused(client, postgres):
+    reader = await Tokens(postgres).create("reader", ("fetch:read",))
+    for token, status in (("", 401), (f"Bearer {reader.text}", 403)):
+        headers = {"Authorization": token}
+        answer = await client.post(f"/v1/fetch/{CATALOGUES}", content=CATALOGUE, headers=headers)
+        assert answer.status_code == status
 
 
-async def test_limits_are_said_as_a_rate_or_in_parts(client):
-    for said, told in (
+async def test_a_key_makes_a_call_once(client, shop):
+    for path, options in ((CATALOGUES, {"content": CATALOGUE}), ("items", {"json": [ITEM]})):
+        key = {"Idempotency-Key": path[:4]}
+        answers = [await client.post(f"/v1/fetch/{path}", headers=key, **options) for _ in range(2)]
+        first, again = answers
+        assert (first.status_code, again.status_code) == (202, 202), first.text
+        assert first.json() == again.json()
+        assert again.headers["idempotency-replayed"] == "true"
+    key = {"Idempotency-Key": CATALOGUES[:4]}
+    other = await client.post(f"/v1/fetch/{CATALOGUES}", content=CATALOGUE + b"c", headers=key)
+    assert other.json()["code"] == "web.idempotency_mismatch"
+    assert len(await shop.fetch.runs.newest("shop")) == 2
+
+
+async def test_shapes_of_responses(client, shop):
+    unset = ("hold_share", "hold_items", "refresh_s", "webhook", "webhook_secret")
+    made = await client.put("/v1/fetch/customers/web", json=LIMITS)
+    assert made.json() == {"customer": "web", **LIMITS, **dict.fromkeys(unset)}
+    shown = await client.get("/v1/fetch/customers/web")
+    assert shown.json() == {"customer": "web", **LIMITS, **dict.fromkeys(unset[:3])}
+    for rate, expected in (
         ({"rate": "600/m"}, (600, 60.0, 8)),
         ({"rate": "20/5s", "connections": 2}, (20, 5.0, 2)),
         ({"starts_max": 7}, (7, 60.0, 8)),
         ({"starts_max": 7, "window_s": 2}, (7, 2.0, 8)),
     ):
-        answer = (await client.put("/v1/fetch/customers/x", json=said)).json()
-        assert (answer["starts_max"], answer["window_s"], answer["connections"]) == told
-
-
-async def test_a_body_over_the_bound_is_refused_and_nothing_is_kept(client, shop):
-    object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 1000)
-    answer = await client.post("/v1/fetch/customers/shop/catalogues", content=b"x" * 5000)
-    assert (answer.status_code, answer.json()["code"]) == (413, "fetch.catalogue_too_large")
-    assert await shop.fetch.runs.newest() == []
-
-
-async def test_a_call_without_a_token_or_scope_is_refused(client, postgres):
-    reader = await Tokens(postgres).create("reader", ("fetch:read",))
-    path = "/v1/fetch/customers/shop/catalogues"
-    none = await client.post(path, content=CATALOGUE, headers={"Authorization": ""})
-    weak = await client.post(
-        path, content=CATALOGUE, headers={"Authorization": f"Bearer {reader.text}"}
-    )
-    assert (none.status_code, weak.status_code) == (401, 403)
-
-
-async def test_commands_from_customer_to_run(command, shop, tmp_path):
-    assert await command("customer", "set", "cli", "--rate", "10/s", "--connections", "3") == (
-        0,
-        "cli: 10 requests in 1 s, 3 connections",
-    )
-    assert "cli: 10 requests" in (await command("customer", "show"))[1]
-    file = tmp_path / "c.csv"
-    file.write_bytes(CATALOGUE)
-    code, text = await command("catalogue", "run", str(file), "--customer", "cli", "--dry-run")
-    assert code == 0
-    assert "dry" in text
-    code, text = await command("catalogue", "run", str(file), "--customer", "cli", "--no-wait")
-    assert code == 0
-    assert "1 new, 0 changed, 0 unchanged, 1 invalid" in text
-    run = (await shop.fetch.runs.newest("cli"))[0]
-    assert "price" in (await command("catalogue", "errors", str(run.run)))[1]
-    assert (await command("run", "show", str(run.run)))[1] == describe_run(run)
-    assert "c.csv" in (await command("catalogue", "ls"))[1]
-    unfinished = await command("catalogue", "run", str(file), "--customer", "cli", "--wait", "0")
-    assert unfinished[0] == 0, "nothing changed, so nothing to wait for"
-    file.write_bytes(CATALOGUE.replace(b"a,A,5", b"a,A2,5"))
-    code, _ = await command("catalogue", "run", str(file), "--customer", "cli", "--wait", "0.1")
-    assert code == "fetch.run_unfinished"
-    file.write_bytes(b"id,name,price,photos\n")
-    code, text = await command("catalogue", "run", str(file), "--customer", "cli")
-    assert code == "fetch.run_held"
-    assert "empty" in text
-    held = (await shop.fetch.runs.newest("cli"))[0]
-    assert (await command("catalogue", "confirm", str(held.run), "--no-wait"))[0] == 0
-    assert (await shop.fetch.items.get("cli", "a")).is_gone
-
-
-async def test_commands_about_one_url(command, shop, origin):
-    code, text = await command("photo", origin.url("/photo/1"))
-    assert code == 0
-    assert "a jpg of 64 x 48 pixels" in text
-    code, text = await command("photo", "http://169.254.169.254/x")
-    assert code == 1
-    assert text.startswith("refused:forbidden_address")
-    assert "no run has requested it" in (await command("why", origin.url("/photo/1")))[1]
-    assert "refused:userinfo" in (await command("why", "http://u@example.com/"))[1]
-
-
-async def test_wrong_words_end_with_our_error(command, tmp_path):
-    assert (await command("customer", "set", "x", "--rate", "fast"))[0] == "fetch.invalid_rate"
-    assert (await command("customer", "show", "nobody"))[0] == "fetch.customer_unknown"
-    assert (await command("run", "show", "999"))[0] == "fetch.run_unknown"
-    missing = await command("catalogue", "run", "/no/such/file", "--customer", "x")
-    assert missing[0] == "fetch.invalid_source"
-
-
-async def test_consumers_through_http_and_commands(client, command, shop):
-    await shop.fetch.declare_consumers()
-    found = (await client.get("/v1/fetch/consumers")).json()["consumers"]
-    name = found[0]["name"]
-    assert name.endswith("publish")
-    assert name in (await command("consumer", "ls"))[1]
-    replayed = await client.post(f"/v1/fetch/consumers/{quote(name)}/replay?customer=shop")
-    assert (replayed.status_code, replayed.json()) == (202, {"consumer": name, "items": 0})
-    assert "0 items" in (await command("consumer", "replay", name, "--customer", "shop"))[1]
-    removed = await client.delete(f"/v1/fetch/consumers/{quote(name)}")
-    assert removed.status_code == 204
-    assert (await command("consumer", "rm", name))[0] == "fetch.consumer_unknown"
-    for method, path in (("DELETE", "nobody"), ("POST", "nobody/replay"), ("DELETE", "%00")):
-        answer = await client.request(method, f"/v1/fetch/consumers/{path}")
-        assert answer.status_code == 404, answer.text
-
-
-@pytest.mark.usefixtures("worker")
-async def test_photos_that_failed_are_listed_with_the_problems(client, command, shop):
-    text = f"id,name,price,photos\na,A,5,{shop.origin.url('/none')}|http://10.0.0.1/x.jpg\n"
-    run = await shop.run_to_end(text)
-    found = (await client.get(f"/v1/fetch/runs/{run.run}/errors")).json()
-    (photo,) = found["photos"]
-    assert (photo["item"], photo["outcome"]) == ("a", "failed:http_404")
-    assert photo["text"] == "there is no photo at this link (404): correct the link"
-    assert "use a public host" in found["problems"][0]["text"]
-    path = f"/v1/fetch/runs/{run.run}/errors?photos_after={photo['position']}"
-    assert (await client.get(path)).json()["photos"] == []
-    code, text = await command("catalogue", "errors", str(run.run))
-    assert code == 0
-    assert (
-        f"{shop.origin.url('/none')}: there is no photo at this link (404): correct the link"
-        in text
-    )
-    told = describe_run(run)
-    assert f"2 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in told
-    why = (await command("why", shop.origin.url("/none")))[1]
-    assert "requested again" in why
-    refused = (await command("why", "http://10.0.0.1/x.jpg"))[1]
-    assert "fetch.allow_networks" in refused
-    assert "not requested while the URL is refused" in refused
-
-
-async def test_the_upload_of_a_catalogue_is_described_with_its_body(client):
+        answer = (await client.put("/v1/fetch/customers/x", json=rate)).json()
+        assert (answer["starts_max"], answer["window_s"], answer["connections"]) == expected
+    for query, body in (
+        ("", CATALOGUE),
+        ("", gzip.compress(CATALOGUE)),
+        ("?format=ndjson", b'{"id": 1, "name": "A"}'),
+        ("?file_name=x&dry_run=true", b'{"id": 1, "name": "A", "url": "https://a.example/1"}'),
+    ):
+        answer = await client.post(f"/v1/fetch/customers/web/catalogues{query}", content=body)
+        assert answer.status_code == 202, answer.text
+    empty = await client.get("/v1/fetch/results?after=0")
+    assert empty.json() == {"results": [], "next_after": 0}
     document = (await client.get("/openapi.json")).json()
     upload = document["paths"]["/v1/fetch/customers/{customer}/catalogues"]["post"]
     assert upload["requestBody"]["required"]
     assert "text/csv" in upload["requestBody"]["content"]
 
 
-async def test_what_is_refused_names_its_remedy(client, command):
+async def test_a_webhook_shows_its_secret_once(client, receiver):
+    path = "/v1/fetch/customers/shop"
+    made = (await client.put(path, json={**LIMITS, "webhook": {"url": receiver.url}})).json()
+    assert made["webhook_secret"].startswith("whsec_")
+    again = (await client.put(path, json=LIMITS)).json()
+    assert (again["webhook"], again["webhook_secret"]) == (receiver.url, None)
+    shown = (await client.get(f"{path}/webhook")).json()
+    assert not any("secret" in name for name in shown)
+    assert (await client.get("/v1/fetch/webhooks?after=shop")).json() == {"webhooks": []}
+    removed = await client.put(path, json={**LIMITS, "webhook": None})
+    assert removed.json()["webhook"] is None
+
+
+# Commands
+
+
+async def test_commands_from_customer_to_confirmed_run(command, shop, tmp_path):
+    assert await command("customer", "set", "cli", "--rate", "10/s", "--connections", "3") == (
+        0,
+        "cli: 10 requests in 1 s, 3 connections",
+    )
+    file = tmp_path / "c.csv"
+    file.write_bytes(CATALOGUE)
+    run = ("catalogue", "run", str(file), "--customer", "cli")
+    code, text = await command(*run, "--no-wait")
+    assert code == 0
+    assert "1 new, 0 changed, 0 unchanged, 1 invalid" in text
+    done = (await shop.fetch.runs.newest("cli"))[0]
+    assert "price" in (await command("catalogue", "errors", str(done.run)))[1]
+    assert (await command("run", "show", str(done.run)))[1] == describe_run(done)
+    assert "c.csv" in (await command("catalogue", "ls"))[1]
+    assert (await command(*run, "--wait", "0"))[0] == 0, "nothing changed, so there is no wait"
+    file.write_bytes(CATALOGUE.replace(b"a,A,5", b"a,A2,5") + b"n,New,5,\n")
+    code, text = await command("catalogue", "diff", str(file), "--customer", "cli")
+    assert (code, [line.split() for line in text.splitlines()[-2:]]) == (
+        0,
+        [["changed", "a:", "name"], ["new", "n"]],
+    )
+    assert (await shop.fetch.items.get("cli", "a")).fields["name"] == "A"
+    assert (await command(*run, "--wait", "0.1"))[0] == "fetch.run_unfinished"
+    file.write_bytes(HEAD.encode())
+    code, text = await command(*run)
+    assert (code, "empty" in text) == ("fetch.run_held", True)
+    held = str((await shop.fetch.runs.newest("cli"))[0].run)
+    text = (await command("catalogue", "diff", held, "--limit", "1"))[1]
+    assert "2 gone, if it is confirmed" in text
+    assert f"catalogue diff {held} --after=a" in text
+    assert (await command("catalogue", "confirm", held, "--no-wait"))[0] == 0
+    assert (await shop.fetch.items.get("cli", "a")).is_gone
+    code, text = await command("run", "undo", held, "--no-wait")
+    assert (code, "2 new, 0 changed" in text) == (0, True)
+    assert "undone by run" in (await command("run", "show", held))[1]
+    assert "undone by run" in (await command("run", "ls"))[1]
+
+
+async def test_wrong_words_end_with_our_error(command, tmp_path):
+    missing = str(tmp_path / "none")
+    bad = tmp_path / "bad"
+    bad.write_text('[{"customer": "shop"}]')
+    for code, *words in BAD["commands"]:
+        typed = [word.format(bad=bad, missing=missing) for word in words]
+        assert (await command(*typed))[0] == code, words
+    for content in (b"= =", b"{", b"fields = 5", "\N{SNOWMAN}".encode(), b"\xff\xff"):
+        bad.write_bytes(content)
+        for kind in ("schema", "mapping"):
+            assert (await command(kind, "set", "x", str(bad)))[0] == f"fetch.invalid_{kind}"
+
+
+async def test_texts_of_commands(command, shop, receiver, tmp_path):
+    """What a person reads; the values are compared by the scenario."""
+    link = "http://x.example/1.jpg"
+    sent = tmp_path / "items.json"
+    sent.write_text(json.dumps([{**ITEM, "photos": [link], "fields": {"name": "A"}}]))
+    schema, mapping = tmp_path / "s.toml", tmp_path / "m.toml"
+    schema.write_text('[fields.year]\ntype = "integer"\nleast = 1900\nrequired = true\n')
+    mapping.write_text('format = "xml"\nrows = "a/b"\nid = ["@id", "code"]\n')
+    refused = f"  photo {link}: refused:port"
+    for words, text in (
+        (("webhook", "ls"), "no webhooks"),
+        (("customer", "set", "shop", "--webhook", receiver.url), "secret: whsec_"),
+        (("webhook", "show", "shop"), receiver.url),
+        (("webhook", "test", "shop"), "accepted, in"),
+        (("webhook", "replay", "shop"), "0 results of shop"),
+        (("customer", "ls"), "shop: "),
+        (("item", "send", str(sent)), "1 rows of items: 1 new"),
+        (("item", "show", "shop", "a"), f"a of shop: version 1, run 1\n  name: A\n{refused}"),
+        (("schema", "set", "Used Cars", str(schema)), "Used Cars"),
+        (("schema", "ls"), "Used Cars: year (integer, required); others are kept"),
+        (("schema", "show", "used cars"), '"least": 1900'),
+        (("mapping", "set", "feed", str(mapping)), "feed: xml, rows at a/b, id from @id or code"),
+        (("mapping", "ls"), "feed: xml"),
+        (("photo", shop.origin.url("/photo/1")), "a jpg of 64 x 48 pixels"),
+        (("why", shop.origin.url("/photo/1")), "no run has requested it"),
+        (("why", "http://u@example.com/"), "refused:userinfo"),
+        (("why", "http://10.0.0.1/x.jpg"), "fetch.allow_networks"),
+    ):
+        code, found = await command(*words)
+        assert (code, text in found) == (0, True), found
+    assert (await shop.fetch.customers.get("shop")).connections == 50, "limits stay as they are"
+    receiver.planned.append((500, {}))
+    assert (await command("webhook", "test", "shop"))[0] == 1
+    for url, text in (
+        ("http://169.254.169.254/x", "refused:forbidden_address"),
+        ("http://10.0.0.1/x", "fetch.allow_networks"),
+        ("http://example.com:8081/x", "fetch.allow_ports"),
+    ):
+        code, found = await command("photo", url)
+        assert (code, text in found) == (1, True), found
+
+
+async def test_a_verbose_download_shows_each_request(origin, command):
+    origin.answers["/a"] = [Answer(302, headers={"Location": "/photo/b"})]
+    origin.answers["/silent"] = [Answer(raw=b"")]
+    code, shown = await command("photo", origin.url("/a"), "--verbose")
+    assert code == 0
+    assert "status 302, connected in" in shown
+    assert "status 200, kept connection" in shown
+    assert "status" not in (await command("photo", origin.url("/photo/c")))[1]
+    shown = (await command("photo", origin.url("/silent"), "--verbose"))[1]
+    assert ("no byte received" in shown, "first byte" in shown) == (True, False)
+    url = origin.url("/photo/d")
+    await origin.close()
+    code, shown = await command("photo", url, "--verbose")
+    assert (code, "first byte" in shown) == (1, False)
+    assert "no response, no connection, no request was sent" in shown
+
+
+async def test_an_error_names_its_remedy(client):
     unknown = (await client.get("/v1/fetch/customers/nobody")).json()["detail"]
     assert "PUT /v1/fetch/customers/nobody" in unknown
     assert "headrace fetch customer set nobody" in unknown
@@ -245,13 +257,121 @@ async def test_what_is_refused_names_its_remedy(client, command):
             parse_rate(wrong)
     with pytest.raises(InvalidRate, match="over 0"):
         parse_rate("0/m")
-    assert "fetch.allow_networks" in (await command("photo", "http://10.0.0.1/x"))[1]
-    assert "fetch.allow_ports" in (await command("photo", "http://example.com:8081/x"))[1]
-    assert "shop: " in (await command("customer", "ls"))[1]
 
 
-def test_every_outcome_is_said_in_words():
-    for outcome in (*OUTCOME_CODES, "failed:http_418", "refused:redirect_host", "failed:protocol"):
-        words = Texts.load().outcome(outcome)
-        assert words.startswith(("the ", "there is"))
-        assert "_" not in words.partition("fetch.")[0]
+# Progress, pace and dry runs
+
+
+async def test_an_unfinished_run_names_what_it_waits_for(shop):
+    terminal = SimpleNamespace(show=lambda *_: None)
+    for photos, words in (("", "to be published"), (shop.urls("/photo/1"), "for their photo")):
+        run = await shop.run(f"{HEAD}a,A{photos},5,{photos}\n")
+        with pytest.raises(RunUnfinished, match=f"1 items wait {words}"):
+            finish_run(terminal, run, may_be_unfinished=False)
+
+
+@pytest.mark.slow
+async def test_a_dry_run_samples_photos_within_the_rate(client, command, shop):
+    links = shop.urls(*(f"/photo/{n}" for n in range(25)))
+    text = f"{HEAD}a,A,5,{links}\nb,B,5,{shop.urls('/none.jpg')}\n"
+    path = f"/v1/fetch/{CATALOGUES}?dry_run=true"
+    run = (await client.post(path, content=text.encode())).json()
+    assert (run["state"], run["photos_pending"]) == ("dry", 26)
+    assert len(run["sample"]["photos"]) == 20
+    assert shop.origin.statuses()[200] >= 19
+    assert run["sample"]["expected_s"] >= 0
+    assert (await shop.jobs.lanes.get("fetch", "shop")).starts_live == 20
+    file = shop.folder / "dry.csv"
+    file.write_text(text)
+    code, found = await command("catalogue", "run", str(file), "--customer", "shop", "--dry-run")
+    assert code == 0
+    assert "sample of 20 photos:" in found
+    assert "expected time of the real run: about" in found
+    await shop.fetch.customers.set("shop", starts_max=2, window_s=86_400, connections=1)
+    dry = await shop.run(
+        f"{HEAD}a,A,5,{shop.urls(*(f'/photo/{n}' for n in range(5)))}\n", is_dry_run=True
+    )
+    assert (len(dry.sample.photos), dry.sample.expected_s) == (0, 5 * 86_400 / 2)
+
+
+@pytest.mark.parametrize(
+    ("paced", "paced_s", "pending", "answer"),
+    [
+        (None, None, 10, (None, None)),
+        (10.0, 2.0, 10, (None, None)),
+        (0.0, 60.0, 10, (0.0, None)),
+        (120.0, 60.0, 30, (2.0, 15.0)),
+        (6000.0, 60.0, 30, (100.0, 3.0)),
+        (120.0, 60.0, 0, (2.0, 0.0)),
+    ],
+)
+def test_the_pace_of_a_run(paced, paced_s, pending, answer):
+    """At most 10 photos a second are expected, the customer's rate."""
+    assert pace_of(paced=paced, paced_s=paced_s, pending=pending, rate_per_s=10.0) == answer
+
+
+def test_the_expected_time_of_a_run_and_how_it_is_written():
+    customer = Customer(customer="c", starts_max=600, window_s=60, connections=4)
+    quick = [SampledPhoto(url="u", outcome="stored", text="", took_s=0.1)] * 5
+    slow = [SampledPhoto(url="u", outcome="stored", text="", took_s=2.0)] * 5
+    found = [expected_s(1000, customer, sample) for sample in ([], quick, slow)]
+    assert found == [100.0, 100.0, 500.0]
+    texts = [duration(s) for s in (0.4, 119, 120, 3600, 7200)]
+    assert texts == ["0 s", "119 s", "2 min", "60 min", "2.0 h"]
+
+
+async def test_a_run_shows_its_pace_and_when_it_will_be_done(shop):
+    await shop.fetch.customers.set("shop", starts_max=60, window_s=60, connections=5)
+    run = await shop.run(f"{HEAD}a,A,5,{shop.urls(*(f'/photo/{n}' for n in range(30)))}\n")
+    assert (run.photos_per_s, run.eta_s) == (None, None)
+    await shop.sql("UPDATE #fetch_run SET applied_at = now() - interval '100 s'")
+    await shop.sql(
+        "INSERT INTO #fetch_pace VALUES (:run, date_trunc('minute', now()) - interval '2 min', 50)",
+        run=run.run,
+    )
+    paced = await shop.fetch.runs.get(run.run)
+    assert paced.photos_per_s == pytest.approx(0.5, rel=0.05)
+    assert paced.eta_s == pytest.approx(60, rel=0.05)
+    assert "photos/s, done in" in progress_line(paced)
+    assert "photos/s, done in" in describe_run(paced)
+
+
+# Schemas and mappings in runs
+
+
+async def test_a_run_judges_rows_by_their_category_and_reads_by_a_mapping(
+    shop, client, command, tmp_path
+):
+    category = "Home > A/B? & 100% Лампы"
+    path = "/v1/fetch/schemas/" + quote(category, safe="")
+    assert (await client.put(path, json=CARS)).json()["category"] == category
+    head = "id,name,category,year\n"
+    text = f"a,A,{category},1850\nb,B,{category.lower()},\nc,C,boats,1850\nd,D,{category},2 000\n"
+    run = await shop.run(head + text)
+    assert (run.new, run.invalid) == (2, 2)
+    assert await shop.problems(run) == [("a", "year", "too_small"), ("b", "year", "missing")]
+    texts = [p.text for _, p in await shop.fetch.reports.problems(run.run)]
+    assert texts == [
+        "the field year is 1850, the minimum is 1900",
+        "the field year is missing: fill it in",
+    ]
+    assert (await shop.fetch.items.get("shop", "d")).fields["year"] == "2000"
+    sheet = {"id": "Code", "name": "Caption", "photos": ["Pic 1", "Pic 2"], "others": "drop"}
+    assert (await client.put("/v1/fetch/mappings/sheet", json=sheet)).status_code == 200
+    table = "Code;Caption;Pic 2;Pic 1;Junk\n" + "".join(
+        f"{one};Table;ftp://x/2;ftp://x/1;j\n" for one in ("7", "c", "d")
+    )
+    run = await shop.run(table, mapping="sheet")
+    assert (run.format, run.new) == ("csv", 1)
+    item = await shop.fetch.items.get("shop", "7")
+    assert (item.fields, [photo.url for photo in item.photos]) == (
+        {"name": "Table"},
+        ["ftp://x/1", "ftp://x/2"],
+    )
+    answer = await client.post(f"/v1/fetch/{CATALOGUES}?mapping=sheet", content=table)
+    assert answer.json()["unchanged"] == 3
+    file = tmp_path / "sheet.csv"
+    file.write_text(table)
+    words = ("catalogue", "run", str(file), "--customer", "shop", "--no-wait")
+    assert "3 unchanged" in (await command(*words, "--mapping", "sheet"))[1]
+    assert (await command(*words))[0] == "fetch.not_a_catalogue"

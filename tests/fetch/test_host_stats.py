@@ -5,27 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from origin import Answer
 
-from headrace.engines.sql import compile_query
 from headrace.fetch.errors import HostUnknown
-from headrace.fetch.host_stats import HostStats, forget_hosts
-from headrace.fetch.routing import RECENT, Classes, decayed
+from headrace.fetch.host_stats import RECENT, Classes, HostStats, decayed, forget_hosts
 
 CLASSES = Classes((1.0, 5.0, 30.0))
 HALF_LIFE_S = 3600.0
-WEIGHTS = compile_query(
-    "weights",
-    "-- Of every host and class.\n"
-    "SELECT host, class_s, weight FROM headrace.fetch_speed ORDER BY host, class_s",
-)
-AGE = compile_query(
-    "age",
-    "-- Let hosts have been seen so long ago.\n"
-    "UPDATE headrace.fetch_host SET"
-    " last_seen_at = last_seen_at - :age_s::double precision * interval '1 s',"
-    " paused_until = paused_until - :age_s::double precision * interval '1 s'",
-)
+
+
+async def age(shop, age_s: float) -> None:
+    """Let hosts have been requested so long ago."""
+    await shop.sql(
+        "UPDATE #fetch_host SET last_seen_at = last_seen_at - make_interval(secs => :s::float8),"
+        " paused_until = paused_until - make_interval(secs => :s::float8)",
+        s=age_s,
+    )
 
 
 @pytest.fixture
@@ -57,29 +51,30 @@ def note(
         )
 
 
-async def weights(postgres) -> dict[tuple[str, float], float]:
-    return {(r["host"], r["class_s"]): r["weight"] for r in await postgres.all(WEIGHTS)}
+async def weights(shop) -> dict[tuple[str, float], float]:
+    found = await shop.sql("SELECT host, class_s, weight FROM #fetch_speed")
+    return {(r["host"], r["class_s"]): r["weight"] for r in found}
 
 
-async def test_what_is_kept_fades_as_the_rule_says(make_speeds, postgres):
+async def test_weights_decay_by_the_rule(shop, make_speeds, postgres):
     speeds = make_speeds()
     note(speeds, "a.example", 1.0, times=8)
     note(speeds, "b.example", 30.0)
     await speeds.flush()
-    await postgres.run(AGE, age_s=HALF_LIFE_S / 2)
+    await age(shop, HALF_LIFE_S / 2)
     note(speeds, "a.example", 5.0, times=2)
     await speeds.flush()
-    found = await weights(postgres)
+    found = await weights(shop)
     kept = decayed(8.0, age_s=HALF_LIFE_S / 2, half_life_s=HALF_LIFE_S, new=2)
     assert found["a.example", 1.0] == pytest.approx(kept, rel=0.01)
     assert found["a.example", 5.0] == 2
     assert found["b.example", 30.0] == 1, "unused weights decay when they are read"
     note(speeds, "a.example", 5.0, times=2 * RECENT)
     await speeds.flush()
-    assert (await weights(postgres))["a.example", 1.0] == 0
+    assert (await weights(shop))["a.example", 1.0] == 0
 
 
-async def test_photos_start_where_their_host_was_measured(make_speeds, postgres):
+async def test_photos_start_where_their_host_was_measured(shop, make_speeds, postgres):
     speeds = make_speeds()
     note(speeds, "slow.example", 30.0, times=3)
     note(speeds, "fast.example:8080", 1.0, times=3)
@@ -107,16 +102,7 @@ async def test_a_slot_learns_at_once_and_from_others_soon(make_speeds):
     assert other.first_class(await other.get("shop", "a.example")).name == "5s"
 
 
-async def test_a_host_that_was_not_asked_for_long_is_as_good_as_new(make_speeds, postgres):
-    speeds = make_speeds()
-    note(speeds, "a.example", 30.0)
-    await speeds.flush()
-    assert speeds.first_class(await make_speeds().get("shop", "a.example")).name == "30s"
-    await postgres.run(AGE, age_s=5 * HALF_LIFE_S)
-    assert speeds.first_class(await make_speeds().get("shop", "a.example")).name == "1s"
-
-
-async def test_a_pause_is_known_to_all_slots_and_ends(make_speeds, postgres):
+async def test_a_pause_is_known_to_all_slots_and_ends(shop, make_speeds, postgres):
     one, other = make_speeds(), make_speeds()
     await one.get("shop", "a.example")
     note(one, "a.example", None, outcome="failed:rate_limited", pause_s=60)
@@ -126,11 +112,11 @@ async def test_a_pause_is_known_to_all_slots_and_ends(make_speeds, postgres):
     note(other, "a.example", None, outcome="failed:rate_limited", pause_s=5)
     await other.flush()
     assert (await make_speeds().get("shop", "a.example")).pause_s > 50, "the longest counts"
-    await postgres.run(AGE, age_s=61.0)
+    await age(shop, 61.0)
     assert (await make_speeds().get("shop", "a.example")).pause_s == 0
 
 
-async def test_slots_that_tell_of_the_same_hosts_at_once_lose_nothing(make_speeds, postgres):
+async def test_slots_that_record_the_same_hosts_at_once_lose_no_count(shop, make_speeds, postgres):
     slots = [make_speeds() for _ in range(4)]
     hosts = [f"h{n}.example" for n in range(30)]
     for turn in range(3):
@@ -138,92 +124,47 @@ async def test_slots_that_tell_of_the_same_hosts_at_once_lose_nothing(make_speed
             for host in hosts if number % 2 else reversed(hosts):
                 note(slot, host, None, outcome=f"failed:http_50{turn}")
         await asyncio.gather(*(slot.flush() for slot in slots))
-    rows = await postgres.all(
-        compile_query(
-            "counts",
-            "-- Requests of every host.\nSELECT requests FROM headrace.fetch_host",
-        )
-    )
+    rows = await shop.sql("SELECT requests FROM #fetch_host")
     assert [row["requests"] for row in rows] == [12] * 30
 
 
-async def test_people_see_speed_class_and_outcomes(shop, make_speeds, postgres):
+async def test_hosts_without_requests_for_long_are_forgotten(shop, make_speeds, postgres):
     speeds = make_speeds()
+    note(speeds, "old.example", 1.0)
+    await speeds.flush()
+    await age(shop, 91 * 86_400.0)
+    note(speeds, "new.example", 1.0)
+    await speeds.flush()
+    assert await forget_hosts(postgres, kept_s=90 * 86_400.0) == 1
+    assert set(await weights(shop)) == {("new.example", 1.0)}
+
+
+async def test_hosts_are_shown_with_their_speed_class_and_outcomes(
+    shop, make_speeds, client, command
+):
+    speeds, quiet_host = make_speeds(), "quiet.example:8080"
     note(speeds, "slow.example", 30.0, times=3, took_s=8.0)
     note(speeds, "slow.example", None, outcome="failed:http_404")
-    note(speeds, "quiet.example", None, outcome="failed:rate_limited", pause_s=60)
+    note(speeds, quiet_host, None, outcome="failed:rate_limited", pause_s=60)
     await speeds.flush()
     quiet, slow = await shop.fetch.hosts.page()
-    # The room's own classes are those of its settings.
     assert (slow.host, slow.customer, slow.requests) == ("slow.example", "shop", 4)
     assert slow.photos_by_outcome == {"failed:http_404": 1, "stored": 3}
     assert slow.mean_s == pytest.approx(8.0, rel=0.01)
     assert slow.needs == {"30s": 1.0}
-    assert slow.starts_in == shop.fetch._classes.last.name
-    assert quiet.mean_s is None
-    assert quiet.paused_until is not None
-    assert [h.host for h in await shop.fetch.hosts.page(after=(quiet.host, quiet.customer))] == [
-        "slow.example"
-    ]
+    assert slow.starts_in == shop.fetch._classes.last.name, "a class of the room's settings"
+    assert (quiet.mean_s, quiet.paused_until is None) == (None, False)
+    assert await shop.fetch.hosts.page(after=(quiet.host, quiet.customer)) == [slow]
     assert (await shop.fetch.hosts.get("http://slow.example/a.jpg"))[0] == slow
     for unknown in ("none.example", "", "\0", "x" * 5000):
         with pytest.raises(HostUnknown):
             await shop.fetch.hosts.get(unknown)
-
-
-async def test_hosts_not_asked_for_a_season_are_forgotten(make_speeds, postgres):
-    speeds = make_speeds()
-    note(speeds, "old.example", 1.0)
-    await speeds.flush()
-    await postgres.run(AGE, age_s=91 * 86_400.0)
-    note(speeds, "new.example", 1.0)
-    await speeds.flush()
-    assert await forget_hosts(postgres, kept_s=90 * 86_400.0) == 1
-    assert set(await weights(postgres)) == {("new.example", 1.0)}
-
-
-async def test_hosts_through_http_and_the_command_line(shop, make_speeds, client, command):
-    speeds = make_speeds()
-    note(speeds, "slow.example", 30.0, times=3, took_s=8.0)
-    note(speeds, "quiet.example:8080", None, outcome="failed:rate_limited", pause_s=60)
-    await speeds.flush()
-    told = (await client.get("/v1/fetch/hosts")).json()["hosts"]
-    assert [host["host"] for host in told] == ["quiet.example:8080", "slow.example"]
-    assert told[1]["photos_by_outcome"] == {"stored": 3}
-    rest = await client.get("/v1/fetch/hosts?after_host=quiet.example:8080&after_customer=shop")
-    assert rest.json()["hosts"] == told[1:]
-    one = (await client.get("/v1/fetch/hosts/quiet.example:8080")).json()
-    assert one["hosts"] == told[:1]
-    for path, code in (
-        ("hosts/none.example", "fetch.host_unknown"),
-        ("hosts?customer=nobody", "fetch.customer_unknown"),
-        ("hosts?limit=0", None),
-    ):
-        answer = await client.get(f"/v1/fetch/{path}")
-        assert answer.status_code in (404, 422), answer.text
-        assert code is None or answer.json()["code"] == code
+    hosts = (await client.get("/v1/fetch/hosts")).json()["hosts"]
+    assert [host["host"] for host in hosts] == [quiet_host, "slow.example"]
+    rest = await client.get(f"/v1/fetch/hosts?after_host={quiet_host}&after_customer=shop")
+    assert rest.json()["hosts"] == hosts[1:]
+    assert (await client.get(f"/v1/fetch/hosts/{quiet_host}")).json()["hosts"] == hosts[:1]
     shown = (await command("host", "ls"))[1]
     assert "slow.example (shop): starts in" in shown
     assert "mean 8.00 s" in shown
-    shown = (await command("host", "show", "http://quiet.example:8080/a.jpg"))[1]
-    assert "paused until" in shown
-    assert (await command("host", "show", "none.example"))[0] == "fetch.host_unknown"
-
-
-async def test_a_photo_tried_now_says_each_request(shop, origin, command):
-    origin.answers["/a"] = [Answer(302, headers={"Location": "/photo/b"})]
-    origin_url = origin.url("/photo/d")
-    code, shown = await command("photo", origin.url("/a"), "--verbose")
-    assert code == 0
-    assert "status 302, connected in" in shown
-    assert "status 200, kept connection" in shown
-    assert "status" not in (await command("photo", origin.url("/photo/c")))[1]
-    origin.answers["/silent"] = [Answer(raw=b"")]
-    shown = (await command("photo", origin.url("/silent"), "--verbose"))[1]
-    assert "no byte received" in shown
-    assert "first byte" not in shown
-    await origin.close()
-    code, shown = await command("photo", origin_url, "--verbose")
-    assert code == 1
-    assert "no response, no connection, no request was sent" in shown
-    assert "first byte" not in shown
+    assert "paused until" in (await command("host", "show", f"http://{quiet_host}/a"))[1]

@@ -1,6 +1,4 @@
-"""The header reader agrees with a real decoder on every format, and refuses what is no whole
-photo.
-"""
+"""The header reader agrees with a real decoder on every format and refuses what is no photo."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def test_variants_of_formats(data):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "AVIF"])
-def test_animations_are_told_from_photos(kind):
+def test_animations_are_detected(kind):
     frames = [Image.new("RGB", (30, 20), (n * 60, 0, 0)) for n in range(4)]
     out = io.BytesIO()
     frames[0].save(out, kind, save_all=True, append_images=frames[1:])
@@ -149,7 +147,7 @@ def test_half_a_photo_is_truncated(kind):
         b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIDAT" + b"\x00" * 100,
     ],
 )
-def test_what_is_no_photo_is_refused(data):
+def test_other_files_are_refused(data):
     with pytest.raises(NotAPhoto) as refused:
         inspect_image(data)
     assert refused.value.outcome == "refused:not_an_image"

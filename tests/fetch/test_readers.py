@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 from reading import codes, read
@@ -13,18 +15,11 @@ from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.mappings import split_photos
 from headrace.fetch.readers import open_catalogue
 
+CASES = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<yml_catalog date="2026-01-01"><shop>'
-
-
 OFFER = '<offer id="1" available="true"><name>A</name><price>5</price></offer>'
-
-
 TAIL = "</offers></shop></yml_catalog>"
-
-
 CATEGORIES = '<categories><category id="7">Lamps</category></categories><offers>'
-
-
 ROW = {"id": "1", "name": "Лампа", "price": "5.50", "photos": ["http://a/1.jpg", "http://a/2.jpg"]}
 READ = ({"id": "1", "name": "Лампа", "price": "5.50"}, ["http://a/1.jpg", "http://a/2.jpg"], None)
 LONG = b'"' + b"y" * 150_000 + b'"'
@@ -38,8 +33,6 @@ AVITO = """<?xml version="1.0" encoding="UTF-8"?>
     <Delivery><Option>PVZ</Option><Option>Courier</Option></Delivery>
   </Ad>
 </Ads>"""
-
-
 RSS = """<?xml version="1.0"?>
 <rss version="2.0" xmlns:g="http://base.google.com/ns/1.0"><channel><title>Shop</title><link>http://s</link>
 <item><g:id>bike-1</g:id><title>Plain title</title><g:title>City bike</g:title><link>http://s/1</link>
@@ -49,19 +42,11 @@ RSS = """<?xml version="1.0"?>
 <g:additional_image_link>http://a/3.jpg</g:additional_image_link>
 <g:shipping><g:country>DE</g:country><g:price>4.90 EUR</g:price></g:shipping></item>
 </channel></rss>"""
-
-
 ATOM = """<feed xmlns="http://www.w3.org/2005/Atom" xmlns:c="http://base.google.com/ns/1.0">
 <id>tag:shop</id><entry><id>tag:shop,1</id><c:id>bike-1</c:id><title>City bike</title>
 <link rel="self" href="http://s/feed"/><link href="http://s/1"/><c:image_link>http://a/1.jpg</c:image_link>
 <c:price>120</c:price></entry></feed>"""
-
-
 AD = "<Ad><Id>1</Id><Title>A</Title></Ad>"
-
-
-def yml(offers: str) -> bytes:
-    return (HEAD + "<offers>" + offers + TAIL).encode()
 
 
 def avito(ads: str) -> str:
@@ -71,19 +56,7 @@ def avito(ads: str) -> str:
 # CSV and TSV
 
 
-@pytest.mark.parametrize(
-    ("text", "encoding"),
-    [
-        ("id,name,price,photos\n1,Лампа,5,http://a/1.jpg\n", "utf-8"),
-        ("id,name,price,photos\n1,Лампа,5,http://a/1.jpg\n", "utf-8-sig"),
-        ("id;name;price;photos\r\n1;Лампа;5;http://a/1.jpg\r\n", "utf-16"),
-        ("SKU\tTitle\tPrice\tImage_Link\n1\tЛампа\t5\thttp://a/1.jpg", "utf-8"),  # noqa: RUF001
-        ('"id","name","price","photo1"\n"1","Лампа","5","http://a/1.jpg"\n', "utf-8"),
-        ("id|name|price|pictures\r1|Лампа|5|http://a/1.jpg\r", "utf-8"),
-        ("id,name,price,photos\n\n1,Лампа,5,http://a/1.jpg\n\n", "utf-8"),
-        ("sep=;\r\nid;name;price;photos\r\n1;Лампа;5;http://a/1.jpg\r\n", "utf-8-sig"),
-    ],
-)
+@pytest.mark.parametrize(("text", "encoding"), CASES["dialects"])
 def test_delimited_files_of_every_dialect_read_alike(tmp_path, text, encoding):
     for data in (text.encode(encoding), gzip.compress(text.encode(encoding))):
         kind, rows = read(tmp_path, data)
@@ -93,34 +66,17 @@ def test_delimited_files_of_every_dialect_read_alike(tmp_path, text, encoding):
         ]
 
 
-@pytest.mark.parametrize(
-    ("cell", "links"),
-    [
-        ("http://a/1|http://a/2", ["http://a/1", "http://a/2"]),
-        ("http://a/1, http://a/2;https://a/3", ["http://a/1", "http://a/2", "https://a/3"]),
-        ("http://a/1 http://a/2\nhttp://a/3", ["http://a/1", "http://a/2", "http://a/3"]),
-        ("http://a/1,2.jpg", ["http://a/1,2.jpg"]),
-        ("http://a/my photo.jpg", ["http://a/my photo.jpg"]),
-        ("http://a/1,ftp://a/2", ["http://a/1", "ftp://a/2"]),
-        (" | ", []),
-    ],
-)
+@pytest.mark.parametrize(("cell", "links"), CASES["cells"])
 def test_a_cell_of_photos_is_split_where_links_begin(cell, links):
     assert split_photos(cell) == links
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        (b"1", "column_count"),
-        (b"1,A,extra", "column_count"),
-        (b'"1"x,A', "csv_quote"),
-        (b"1," + b"x" * 70_000, "field_too_large"),
-        (b"1," + b"x" * 140_000, "csv_quote"),
-    ],
-)
+LONG_CSV = [["1," + "x" * 70_000, "field_too_large"], ["1," + "x" * 140_000, "csv_quote"]]
+
+
+@pytest.mark.parametrize(("line", "code"), CASES["csv_rows"] + LONG_CSV)
 def test_a_faulty_row_of_csv_does_not_affect_others(tmp_path, line, code):
-    _, rows = read(tmp_path, b"id,name\n0,Before\n" + line + b"\n2,After\n")
+    _, rows = read(tmp_path, f"id,name\n0,Before\n{line}\n2,After\n")
     assert codes(rows) == [None, code, None]
     assert rows[2].values == {"id": "2", "name": "After"}
     assert (rows[1].number, rows[1].line) == (2, 3)
@@ -183,32 +139,23 @@ def test_values_stay_as_they_were_written(tmp_path):
     assert rows[0].photos == ["http://a/1", "http://a/2", "http://a/3", "http://a/4"]
 
 
-def test_rows_have_their_lines(tmp_path):
+def test_json_rows_have_their_lines_and_an_empty_list_has_none(tmp_path):
+    for data in (b"[]", b"[ \n]", b'{"items": []}', b'{"a": [], "b": {"c": []}}'):
+        assert read(tmp_path, data) == ("json", [])
     _, rows = read(tmp_path, '{\n"items": [\n{"id": 1,\n"name": "A"},\n\n{"id": 2}, {"id": 3}]}')
     assert [(row.number, row.line) for row in rows] == [(1, 3), (2, 6), (3, 6)]
     _, rows = read(tmp_path, '{"id": 1}\n\n{"id": 2}\n')
     assert [(row.number, row.line) for row in rows] == [(1, 1), (2, 3)]
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "item"),
-    [
-        ("{bad}", "invalid_json", ""),
-        ('{"Sku":9, "name": 17 inch}', "invalid_json", "9"),
-        ('{"of": {"id": "8"}, "name": x}', "invalid_json", ""),
-        ('{"id": 9, "a":' + "[" * 40 + "]" * 40 + "}", "too_deep", "9"),
-        ('{"id": 9, "price": NaN}', "invalid_json", "9"),
-        ('{"id": 9, "id": 8}', "invalid_json", "8"),
-        ('{"id": 9, "price": Infinity}', "invalid_json", "9"),
-        ('{"id": 9, "text": "a\tb"}', "invalid_json", "9"),
-        ("[1, 2]", "not_an_object", ""),
-        ("7", "not_an_object", ""),
-        ('"text"', "not_an_object", ""),
-        ("null", "not_an_object", ""),
-        ('{"a":' * 40 + "1" + "}" * 40, "too_deep", ""),
-        ("[" * 50_000 + "]" * 50_000, "too_deep", ""),
-    ],
-)
+DEEP_JSON = [
+    ['{"id": 9, "a":' + "[" * 40 + "]" * 40 + "}", "too_deep", "9"],
+    ['{"a":' * 40 + "1" + "}" * 40, "too_deep", ""],
+    ["[" * 50_000 + "]" * 50_000, "too_deep", ""],
+]
+
+
+@pytest.mark.parametrize(("row", "code", "item"), CASES["json_rows"] + DEEP_JSON)
 def test_a_faulty_row_of_json_does_not_affect_others(tmp_path, row, code, item):
     before, after = '{"id": 1, "name": "A"}', '{"id": 2}'
     for document in (f"[{before},\n{row},{after}]", f"{before}\n{row}\n{after}\n"):
@@ -236,26 +183,10 @@ def test_a_row_too_large_is_skipped(tmp_path):
     assert codes(rows) == [None, "row_too_large", None]
 
 
-@pytest.mark.parametrize("data", [b"[]", b"[ \n]", b'{"items": []}', b'{"a": [], "b": {"c": []}}'])
-def test_an_empty_list_is_a_catalogue_without_rows(tmp_path, data):
-    assert read(tmp_path, data) == ("json", [])
+DEEP_LINE = '{"id": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}"
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        '{"id": "a", "name": A}',
-        '{"id": "a", "name": "A"',
-        '{"id": "a", "name":',
-        '{"id": "a", "na',
-        '{"id": "a", "id": "a"}',
-        '{"id": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}",
-        '{"id": "a", "name": "A"}}',
-        "[1, 2]",
-        "null",
-        "my catalogue",
-    ],
-)
+@pytest.mark.parametrize("first", [*CASES["first_lines"], DEEP_LINE])
 def test_a_bad_first_line_of_ndjson_is_one_bad_row(tmp_path, first):
     kind, rows = read(tmp_path, f"{first}\n{GOOD_LINES}")
     assert kind == "ndjson"
@@ -263,15 +194,7 @@ def test_a_bad_first_line_of_ndjson_is_one_bad_row(tmp_path, first):
     assert [row.values["id"] for row in rows[1:]] == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        '{"items": [\n{"id": "b", "name": "B"}\n]}',
-        '{"items":\n[\n{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}\n]}',
-        '[\n{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}\n]',
-        '{\n"rows": [{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}]}',
-    ],
-)
+@pytest.mark.parametrize("document", CASES["documents"])
 def test_a_document_with_an_object_a_line_is_json(tmp_path, document):
     kind, rows = read(tmp_path, document)
     assert (kind, codes(rows)[0]) == ("json", None)
@@ -301,97 +224,79 @@ def test_a_row_of_very_many_names_takes_time_in_proportion(tmp_path):
 # XML
 
 
-def test_an_offer_keeps_what_it_says(tmp_path):
-    offer = """<offer id="a1" available="false"><typePrefix>Floor lamp</typePrefix>
-    <vendor>Acme</vendor><model>X &amp; Y</model><price>10.5</price><categoryId>7</categoryId><url>http://s/a1</url>
-    <picture>http://p/1.jpg</picture><picture> http://p/2.jpg </picture>
-    <param name="Colour">red</param><description><![CDATA[<b>bright</b>]]></description></offer>"""
-    kind, rows = read(tmp_path, (HEAD + CATEGORIES + offer + OFFER + TAIL).encode())
-    assert kind == "yml"
-    assert [row.number for row in rows] == [1, 2]
-    assert rows[0].line == 2
-    assert rows[0].photos == ["http://p/1.jpg", "http://p/2.jpg"]
-    assert rows[0].values == {
-        "id": "a1",
-        "available": "false",
-        "typePrefix": "Floor lamp",
-        "vendor": "Acme",
-        "model": "X & Y",
-        "name": "Floor lamp Acme X & Y",
-        "price": "10.5",
-        "category": "7",
-        "category_name": "Lamps",
-        "url": "http://s/a1",
-        "param:Colour": "red",
-        "description": "<b>bright</b>",
-    }
-
-
-def test_a_catalogue_in_windows_1251_reads(tmp_path):
-    text = HEAD.replace("UTF-8", "windows-1251") + "<offers>" + OFFER.replace("A", "Стол") + TAIL
-    _, rows = read(tmp_path, text.encode("cp1251"))
-    assert rows[0].values["name"] == "Стол"
-
-
-def named(document: bytes) -> bytes:
-    """With the DOCTYPE line that the format long asked for."""
-    line = b'<!DOCTYPE yml_catalog SYSTEM "shops.dtd"><yml_catalog'
-    return document.replace(b"<yml_catalog", line, 1)
-
-
-def test_the_doctype_line_of_the_format_is_let_pass_and_never_loaded(tmp_path, monkeypatch):
+def test_the_doctype_of_the_format_is_allowed_and_never_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shops.dtd").write_text('<!ENTITY bike "loaded"><!ATTLIST offer id CDATA "loaded">')
-    plain, with_doctype = read(tmp_path, yml(OFFER)), read(tmp_path, named(yml(OFFER)))
-    assert with_doctype == plain
+    plain = (HEAD + "<offers>" + OFFER + TAIL).encode()
+    doctype = b'<!DOCTYPE yml_catalog SYSTEM "shops.dtd"><yml_catalog'
+    assert read(tmp_path, plain.replace(b"<yml_catalog", doctype, 1)) == read(tmp_path, plain)
 
 
-def test_avito_ads(tmp_path):
-    kind, rows = read(tmp_path, AVITO)
-    assert kind == "avito"
-    assert [(row.number, row.line, row.fault) for row in rows] == [(1, 3, None)]
-    assert rows[0].photos == ["http://a/1.jpg", "http://a/2.jpg"]
-    assert rows[0].values == {
-        "id": "bike-1",
-        "name": "City bike",
-        "price": "120",
-        "category": "Велосипеды",
-        "description": "<p>Good</p>",
-        "delivery.option": ["PVZ", "Courier"],
-    }
+LAMP = """<offer id="a1" available="false"><typePrefix>Floor lamp</typePrefix>
+<vendor>Acme</vendor><model>X &amp; Y</model><price>10.5</price><categoryId>7</categoryId><url>http://s/a1</url>
+<picture>http://p/1.jpg</picture><picture> http://p/2.jpg </picture>
+<param name="Colour">red</param><description><![CDATA[<b>bright</b>]]></description></offer>"""
+BIKE = {"id": "bike-1", "name": "City bike", "price": "120"}
+XML_FORMATS = [
+    (
+        *("yml", HEAD + CATEGORIES + LAMP + OFFER + TAIL, 2, ["http://p/1.jpg", "http://p/2.jpg"]),
+        {
+            "id": "a1",
+            "name": "Floor lamp Acme X & Y",
+            "price": "10.5",
+            "url": "http://s/a1",
+            "typePrefix": "Floor lamp",
+            "vendor": "Acme",
+            "model": "X & Y",
+            "category": "7",
+            "category_name": "Lamps",
+            "available": "false",
+            "param:Colour": "red",
+            "description": "<b>bright</b>",
+        },
+    ),
+    (
+        *("avito", AVITO, 3, ["http://a/1.jpg", "http://a/2.jpg"]),
+        {
+            **BIKE,
+            "category": "Велосипеды",
+            "description": "<p>Good</p>",
+            "delivery.option": ["PVZ", "Courier"],
+        },
+    ),
+    (
+        *("google_rss", RSS, 3, [f"http://a/{n}.jpg" for n in (1, 2, 3)]),
+        {
+            **BIKE,
+            "price": "120.00 EUR",
+            "category": "Bicycles > City",
+            "url": "http://s/1",
+            "shipping.country": "DE",
+            "shipping.price": "4.90 EUR",
+        },
+    ),
+    ("google_atom", ATOM, 2, ["http://a/1.jpg"], {**BIKE, "url": "http://s/1"}),
+]
 
 
-def test_google_products_of_rss(tmp_path):
-    kind, rows = read(tmp_path, gzip.compress(RSS.encode()))
-    assert kind == "google_rss"
-    assert rows[0].photos == ["http://a/1.jpg", "http://a/2.jpg", "http://a/3.jpg"]
-    assert rows[0].values == {
-        "id": "bike-1",
-        "name": "City bike",
-        "price": "120.00 EUR",
-        "category": "Bicycles > City",
-        "url": "http://s/1",
-        "shipping.country": "DE",
-        "shipping.price": "4.90 EUR",
-    }
-
-
-def test_google_products_of_atom_under_another_prefix(tmp_path):
-    kind, rows = read(tmp_path, ATOM)
-    assert kind == "google_atom"
-    assert rows[0].photos == ["http://a/1.jpg"]
-    assert rows[0].values == {
-        "id": "bike-1",
-        "name": "City bike",
-        "price": "120",
-        "url": "http://s/1",
-    }
+@pytest.mark.parametrize(
+    ("kind", "document", "line", "photos", "values"), XML_FORMATS, ids=[x[0] for x in XML_FORMATS]
+)
+def test_each_xml_format_is_read(tmp_path, *, kind, document, line, photos, values):
+    for data in (document.encode(), gzip.compress(document.encode())):
+        found, rows = read(tmp_path, data)
+        assert found == kind
+        assert [row.number for row in rows] == list(range(1, len(rows) + 1))
+        assert (rows[0].line, rows[0].fault) == (line, None)
+        assert (rows[0].photos, rows[0].values) == (photos, values)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "windows-1251"])
 def test_the_encoding_is_the_one_that_the_xml_declares(tmp_path, encoding):
     data = AVITO.replace("UTF-8", encoding).encode(encoding)
     assert read(tmp_path, data)[1][0].values["category"] == "Велосипеды"
+    document = HEAD.replace("UTF-8", encoding) + "<offers>" + OFFER.replace("A", "Стол") + TAIL
+    assert read(tmp_path, document.encode(encoding))[1][0].values["name"] == "Стол"
 
 
 def test_a_row_over_its_bounds_is_a_faulty_one(tmp_path):

@@ -18,19 +18,16 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from room import HEAD, rows
 
-from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
-from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
+from headrace.fetch.applying import HoldLimits, hold_reason
+from headrace.fetch.cli.text import describe_run
+from headrace.fetch.errors import FileFault, LanguageUnknown
 from headrace.fetch.i18n import Texts, languages, placeholders, preferred
-from headrace.fetch.model import (
-    PhotoProblem,
-    RowProblem,
-    Run,
-    RunState,
-)
+from headrace.fetch.model import Host, Link, PhotoProblem, RowProblem, Run, RunState
 from headrace.fetch.outcomes import OUTCOME_CODES
 from headrace.fetch.reports import (
     BOM,
@@ -43,17 +40,11 @@ from headrace.fetch.reports import (
     page_of,
     safe_cell,
 )
-from headrace.fetch.safety_hold import HoldLimits, hold_reason
+from headrace.fetch.service.items import ahead_of
 
 SOURCES = Path(__file__).parents[2] / "src" / "headrace" / "fetch"
+TAGS = "html head meta title style body h1 h2 table tr th td thead tbody code p"
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")
-MANY = compile_query(
-    "many",
-    "-- As many photos without a copy.\n"
-    "INSERT INTO headrace.fetch_need (run_id, item, url, outcome)"
-    " SELECT :run_id::bigint, 'a', 'http://h.example/' || n, 'failed:http_404'"
-    " FROM generate_series(1, :count::bigint) n",
-)
 
 
 def problem(**values) -> RowProblem:
@@ -62,42 +53,25 @@ def problem(**values) -> RowProblem:
 
 
 def run_of(**values) -> Run:
-    counts = dict.fromkeys(
-        ("rows", "invalid", "new", "changed", "unchanged", "gone", "problems"), 0
-    )
-    fields = {
-        **counts,
-        "run": 7,
-        "customer": "shop",
-        "state": RunState.DONE,
-        "file_name": "<b>c.csv</b>",
-        "format": "csv",
-        "reason": None,
-        "started_at": datetime(2026, 1, 2, tzinfo=UTC),
-        "ended_at": None,
-        "items_pending": 0,
-        "photos": 0,
-        "photos_pending": 0,
-        "photos_by_outcome": {},
-    }
-    return Run(**{**fields, **values})
-
-
-@pytest.mark.parametrize("cell", FORMULAS)
-def test_no_cell_is_a_formula(cell):
-    assert safe_cell(cell) == f"'{cell}"
+    zero = ("rows", "invalid", "new", "changed", "unchanged", "gone", "problems", "photos")
+    fields = dict.fromkeys((*zero, "items_pending", "photos_pending"), 0)
+    fields |= {"run": 7, "customer": "shop", "state": RunState.DONE, "file_name": "<b>c.csv</b>"}
+    fields |= {"format": "csv", "reason": None, "ended_at": None, "photos_by_outcome": {}}
+    return Run(**{**fields, "started_at": datetime(2026, 1, 2, tzinfo=UTC), **values})
 
 
 @given(st.text())
-def test_any_cell_comes_back_as_text(cell):
+@example("=1+1")
+def test_any_cell_is_read_back_as_text_and_no_formula(cell):
     line = line_of_photo(PhotoProblem(item=cell, url=cell, outcome="failed:dns", text=cell))
     (row,) = list(csv.reader(io.StringIO(csv_of([line]), newline="")))
-    told = dict(zip(COLUMNS, row, strict=True))
-    assert told["item"].removeprefix("'") == cell.removeprefix("'")
-    assert not told["link"].lstrip().startswith(("=", "+", "-", "@"))
+    shown = dict(zip(COLUMNS, row, strict=True))
+    assert shown["item"].removeprefix("'") == cell.removeprefix("'")
+    assert not shown["link"].lstrip().startswith(("=", "+", "-", "@"))
 
 
-def test_the_csv_is_taken_for_utf_8():
+def test_the_csv_has_a_byte_order_mark_and_no_cell_is_a_formula():
+    assert [safe_cell(cell) for cell in FORMULAS] == [f"'{cell}" for cell in FORMULAS]
     assert csv_head().startswith(BOM)
     assert csv_head().rstrip() == BOM + ",".join(f'"{name}"' for name in COLUMNS)
 
@@ -125,29 +99,11 @@ def test_nothing_of_a_file_becomes_markup(text):
     photo = PhotoProblem(item=text, url=f"javascript:{text}", outcome="failed:dns", text=text)
     rows = [line_of_row(problem(text=text, item=text, field=text))]
     page = Page(page_of(run_of(file_name=text), rows, [line_of_photo(photo)], Texts.load("ru")))
-    allowed = [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "thead",
-        "tbody",
-        "code",
-        "p",
-    ]
-    assert set(page.tags) <= set(allowed)
+    assert set(page.tags) <= set(TAGS.split())
     assert set(page.attributes) == {("lang", "ru"), ("charset", "utf-8")}
 
 
-def test_the_page_says_what_there_is_and_that_there_is_more():
+def test_the_page_shows_its_problems_and_how_many_more_exist():
     texts = Texts.load("en")
     good = page_of(run_of(), [], [], texts)
     assert "No problems" in good
@@ -190,7 +146,7 @@ def test_every_language_has_every_sentence_with_the_same_values():
 
 
 def test_every_outcome_and_every_code_of_a_row_has_a_sentence():
-    """Those that the code names; what a host makes up is said by its kind."""
+    """Outcomes that the code names; others have the sentence of their kind."""
     texts = documents()["en"]
     code = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
     named = set(re.findall(r'"((?:refused|failed):[a-z_]+)"', code))
@@ -214,18 +170,20 @@ def test_sentences_show_the_limits_of_the_deployment_as_people_write_them():
     assert "larger than 64 KB" in texts.row("name", "field_too_large", {"most": 64 * 1024})
 
 
-def file_faults_in_code():
-    """(code, names of its values) of each fault of a whole file that the readers find."""
+def calls_in_code(*functions: str):
+    """Each call of these functions in the source."""
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            name = getattr(getattr(node, "func", None), "id", "")
-            is_fault = name in ("broken", "not_a_catalogue", "Truncated") and node.args
-            if is_fault and isinstance(node.args[0], ast.Constant):
-                yield node.args[0].value, {given.arg for given in node.keywords}
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in functions:
+                yield node
 
 
 def test_every_fault_of_a_file_has_a_sentence_with_its_values_in_every_language():
-    found = list(file_faults_in_code())
+    found = [
+        (call.args[0].value, {given.arg for given in call.keywords})
+        for call in calls_in_code("broken", "not_a_catalogue", "Truncated")
+        if call.args and isinstance(call.args[0], ast.Constant)
+    ]
     assert len(found) > 30
     for lang in languages():
         sentences = Texts.load(lang).sections["file"]
@@ -233,7 +191,22 @@ def test_every_fault_of_a_file_has_a_sentence_with_its_values_in_every_language(
             assert placeholders(sentences[code]) - {"accepted"} <= values, f"{lang} {code}"
 
 
-async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, command):
+def test_every_fault_of_a_row_has_a_sentence_with_its_values():
+    sentences = documents()["en"]["row"]
+    found = [
+        call.args
+        for call in calls_in_code("Fault")
+        if len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+    ]
+    assert len(found) > 10
+    for _, code, *values in found:
+        shown = placeholders(sentences[code.value]) - {"field"}
+        if not values or isinstance(values[0], ast.Dict):
+            given = {key.value for key in values[0].keys} if values else set()
+            assert shown <= given, f"{code.value}: its sentence shows values that no fault has"
+
+
+async def test_a_fault_of_a_file_is_described_in_the_sellers_language(shop, client, command):
     path = "/v1/fetch/customers/shop/catalogues"
     russian = {"accept-language": "ru-RU"}
     answer = await client.post(path, content=b"hello\n1,2\n", headers=russian)
@@ -250,42 +223,18 @@ async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, c
     for number, words in ((run.run, "ошибка в JSON"), (held.run, "кавычка открыта и не закрыта")):
         page = (await client.get(f"/v1/fetch/runs/{number}/report", params={"lang": "ru"})).text
         assert words in page
-        told = (await command("catalogue", "errors", str(number), "--lang", "ru"))[1]
-        assert told.startswith("file: ")
-        assert words in told
+        shown = (await command("catalogue", "errors", str(number), "--lang", "ru"))[1]
+        assert shown.startswith("file: ")
+        assert words in shown
         table = "".join([part async for part in shop.fetch.reports.csv(number, lang="ru")])
         assert words in table
     assert "line 3: a quote is opened" in held.reason
 
 
-def faults_in_code():
-    """(code, names of its values, None where they are no literal) of each fault in the source."""
-    for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "Fault":
-                continue
-            code = node.args[1] if len(node.args) > 1 else None
-            if isinstance(code, ast.Constant):
-                given = node.args[2] if len(node.args) > 2 else ast.Dict([], [])
-                literal = isinstance(given, ast.Dict)
-                yield code.value, {key.value for key in given.keys} if literal else None
-
-
-def test_every_fault_of_a_row_has_a_sentence_and_the_values_that_it_shows():
-    sentences = documents()["en"]["row"]
-    found = list(faults_in_code())
-    assert len(found) > 10
-    for code, values in found:
-        assert code in sentences, f"{code}: give it a sentence in each file of fetch/i18n"
-        if values is not None:
-            missing = placeholders(sentences[code]) - values - {"field"}
-            assert not missing, f"{code}: its sentence shows {missing}, which no fault gives"
-
-
 def test_a_sentence_shows_its_values_or_falls_back():
     texts = Texts.load("en")
-    told = texts.of_row(problem(values={"length": 1200, "most": 1000}))
-    assert told == "the field price has 1,200 characters, at most 1,000 are allowed"
+    shown = texts.of_row(problem(values={"length": 1200, "most": 1000}))
+    assert shown == "the field price has 1,200 characters, at most 1,000 are allowed"
     assert texts.of_row(problem(text="as it was kept")) == "as it was kept"
     assert texts.of_row(problem(code="made_up", text="as it was kept")) == "as it was kept"
     assert "made_up" in texts.of_row(problem(code="made_up", values={"a": 1}))
@@ -299,10 +248,10 @@ def test_a_sentence_shows_its_values_or_falls_back():
 LIMITS = HoldLimits(share=0.3, items=20)
 
 
-def test_why_a_run_is_held_is_said_in_words():
+def test_each_reason_to_hold_has_a_sentence():
     reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, truncated=None)
-    told = Texts.load("ru").reason(reason)
-    assert (told.count("3"), told.count("50")) == (1, 1)
+    shown = Texts.load("ru").reason(reason)
+    assert (shown.count("3"), shown.count("50")) == (1, 1)
     for lang in languages():
         for reason in (
             hold_reason(LIMITS, rows_valid=70, published=100, missing=31, truncated=None),
@@ -329,21 +278,26 @@ def test_why_a_run_is_held_is_said_in_words():
         (",".join(["ru"] * 10_000), "ru"),
     ],
 )
-def test_the_best_language_there_is(header, lang):
+def test_the_preferred_available_language(header, lang):
     assert preferred(header) == lang
 
 
-def test_a_language_that_is_not_there():
+def test_an_unknown_language_is_refused():
     with pytest.raises(LanguageUnknown, match="use one of en, ru"):
         Texts.load("xx")
     assert Texts.load("RU").lang == "ru"
 
 
-async def test_a_report_is_whole_however_long(shop):
+async def test_a_report_is_complete_however_long(shop):
     run = await shop.run("id,name,price,photos\na,A,5,\nb,B,five,\n,C,5,\n")
-    await shop.postgres.run(MANY, run_id=run.run, count=2500)
+    await shop.sql(
+        "INSERT INTO #fetch_need (run_id, item, url, outcome)"
+        " SELECT :run::bigint, 'a', 'http://h.example/' || n, 'failed:http_404'"
+        " FROM generate_series(1, 2500) n",
+        run=run.run,
+    )
     parts = [part async for part in shop.fetch.reports.csv(run.run)]
-    rows = list(csv.DictReader(io.StringIO("".join(parts).removeprefix(BOM), newline="")))
+    rows = read_csv("".join(parts))
     assert len(rows) == 2502
     assert [(r["row"], r["item"], r["field"]) for r in rows[:2]] == [
         ("2", "b", "price"),
@@ -355,7 +309,134 @@ async def test_a_report_is_whole_however_long(shop):
     assert "нет фотографии" in russian[-1]
     page = await shop.fetch.reports.page(run.run, lang="ru")
     assert page.count("нет фотографии") == 1000
-    with pytest.raises(RunUnknown):
-        await shop.fetch.reports.page(999)
-    with pytest.raises(LanguageUnknown):
-        await shop.fetch.reports.problems(run.run, lang="xx")
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text.removeprefix(BOM), newline="")))
+
+
+# Over HTTP and on the command line
+
+
+async def test_reports_in_the_requested_form_and_language(client, command, shop, tmp_path):
+    text = "id,name,price,photos\na,A,5,\n=b\u200b,B,5,\nc,C,five,http://10.0.0.1/x.jpg\n"
+    run = (await shop.run(text)).run
+    path = f"/v1/fetch/runs/{run}/errors"
+    english = await client.get(path)
+    russian = await client.get(path, headers={"Accept-Language": "ru-RU,en;q=0.5"})
+    assert [a.headers["content-language"] for a in (english, russian)] == ["en", "ru"]
+    by_name = await client.get(f"{path}?lang=ru", headers={"Accept-Language": "en"})
+    assert by_name.json() == russian.json()
+    for ours, theirs in zip(english.json()["problems"], russian.json()["problems"], strict=True):
+        assert ours["code"] == theirs["code"]
+        assert ours["text"] != theirs["text"]
+    assert (await client.get(f"{path}?lang=xx")).json()["code"] == "fetch.language_unknown"
+    assert (await client.get(f"{path}?format=pdf")).status_code == 422
+    for options in (
+        {"params": {"format": "csv"}},
+        {"headers": {"Accept": "text/csv, application/json;q=0.5"}},
+    ):
+        answer = await client.get(path, **options)
+        assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+        assert f'filename="run-{run}-errors.csv"' in answer.headers["content-disposition"]
+        rows = read_csv(answer.text)
+        assert [(r["row"], r["line"], r["field"]) for r in rows] == [
+            ("2", "3", "id"),
+            ("3", "4", "price"),
+        ]
+        assert all(r["code"] and r["text"] for r in rows)
+    page = await client.get(f"/v1/fetch/runs/{run}/report?lang=ru")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"] == POLICY
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["cache-control"] == "private, no-store"
+    assert '<html lang="ru">' in page.text
+    words, file = ("catalogue", "errors", str(run), "--lang", "ru"), tmp_path / "report"
+    assert (await command(*words, "--csv", str(file)))[0] == 0
+    assert file.read_bytes() == (await client.get(f"{path}?format=csv&lang=ru")).content
+    assert (await command(*words, "--html", str(file)))[0] == 0
+    assert file.read_text() == page.text
+    assert "не подходит" in (await command(*words))[1]
+
+
+async def test_an_upload_returns_why_it_is_held_in_the_callers_language(shop, client):
+    await shop.run(HEAD + rows(30))
+    address = "/v1/fetch/customers/shop/catalogues"
+    english = await client.post(address, content=HEAD)
+    assert english.json()["reason"] == "empty: no valid row"
+    russian = await client.post(f"{address}?lang=ru", content=HEAD + rows(1))
+    assert russian.json()["state"] == "held"
+    assert russian.json()["reason"].startswith("в файле годных строк: 1,")
+    applied = await client.post(f"{address}?lang=ru", content=HEAD + rows(30))
+    assert (applied.json()["state"], applied.json()["reason"]) == ("done", None)
+
+
+# Why a photo is stored or not
+
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def link(**values) -> Link:
+    fields = dict.fromkeys(("sha256", "etag", "last_modified", "recheck_at"))
+    fields |= {"customer": "shop", "url": "http://h/", "outcome": "failed:http_404", "text": ""}
+    fields |= {"checked_at": AT, "failures": 1, "rounds_left": 0, "run": 1}
+    return Link(**{**fields, **values})
+
+
+def paused_host() -> Host:
+    fields = {"host": "h", "customer": "shop", "starts_in": "1s", "needs": {}, "mean_s": None}
+    fields |= {"requests": 1, "photos_by_outcome": {}, "crawl_delay_s": None}
+    return Host(**fields, first_seen_at=AT, last_seen_at=AT, paused_until=AT)
+
+
+@pytest.mark.parametrize(
+    ("found", "host", "runs", "is_allowed", "text"),
+    [
+        (link(), None, [], True, "requested again by the next catalogue that lists it"),
+        (link(rounds_left=3), None, [], True, "skipped by 3 more whole catalogues"),
+        (link(sha256="x"), None, [], True, "the last good copy is kept"),
+        (link(), paused_host(), [], True, "paused until 2026-01-02 03:04:05"),
+        (link(), None, [], False, "not requested while the URL is refused"),
+        (link(outcome="stored"), None, [], True, "a good copy is stored"),
+        (None, None, [4, 7], True, "run 7 will request it"),
+    ],
+)
+def test_when_a_link_is_requested_next(found, host, runs, *, is_allowed, text):
+    assert text in ahead_of(found, host, runs=runs, job=None, is_allowed=is_allowed)
+
+
+async def test_why_a_photo_waits_and_why_it_failed(shop, command, process):
+    """The job and the lane of a photo that waits; later its outcome and its next try."""
+    good, gone = shop.origin.url("/photo/1"), shop.origin.url("/none")
+    await shop.fetch.customers.set("shop", starts_max=10, window_s=60, connections=3)
+    run = await shop.run(f"{HEAD}a,A,5,{good}|{gone}\n")
+    found = await shop.fetch.links.why(good)
+    (one,) = found.customers
+    assert (found.links, one.customer, one.waiting_runs) == ([], "shop", [run.run])
+    assert one.job.text in one.ahead
+    assert (one.lane.waiting, one.lane.starts_max) == (2, 10)
+    shown = (await command("why", good))[1]
+    assert "shop: not requested yet" in shown
+    assert one.job.text in shown
+
+    async def ignore(_item) -> None:
+        pass
+
+    async with process(ignore):
+        await shop.wait_done(run)
+    (one,) = (await shop.fetch.links.why(good)).customers
+    assert "a good copy is stored" in one.ahead
+    assert (one.waiting_runs, one.job) == ([], None)
+    (other,) = (await shop.fetch.links.why(gone)).customers
+    assert "1 more whole catalogues" in other.ahead
+    shown = (await command("why", gone))[1]
+    assert "there is no photo at this link (404): correct the link" in shown
+    assert "lane: " in shown
+    for odd in ("", "nonsense", "http://h/\x00", "http://h/" + "x" * 5000):
+        found = await shop.fetch.links.why(odd)
+        assert (found.allowed, found.customers) == (False, [])
+    shown = (await command("catalogue", "errors", str(run.run)))[1]
+    assert f"{gone}: there is no photo at this link (404): correct the link" in shown
+    shown = describe_run(await shop.fetch.runs.get(run.run))
+    assert f"1 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in shown

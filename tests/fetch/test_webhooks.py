@@ -1,19 +1,23 @@
-"""Webhooks: signed by the letter, in order, nothing lost while the receiver is away."""
+"""Webhooks: signed, in order, no result lost while the receiver is away."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from forbidden import FORBIDDEN_ADDRESSES
-from name_server import NameServer
-from receiver import Receiver
+from room import DUE_NOW, JOBS, LIMITS, working
 from tests.kit.waiting import wait_true
 
-from headrace.engines.sql import compile_query
+from headrace.cli.doctor import check_webhooks
 from headrace.fetch import FetchConfig, store
 from headrace.fetch.errors import UrlRefused, WebhookUnknown
 from headrace.fetch.model import WEBHOOK_QUEUE, Customer, Result
@@ -31,32 +35,42 @@ from headrace.fetch.webhook_delivery import (
     new_secret,
     signature,
 )
-from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, Task
+from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.model import JobFilter
-from headrace.jobs.worker import Worker
 
-JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
-DUE_NOW = compile_query(
-    "due_now",
-    "-- What waits for its time is due.\n"
-    "UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()",
-)
+GUIDE = Path(__file__).parents[2] / "docs" / "fetch.md"
+BODY = b'{"type":"fetch.results","results":[]}'
+
+
+# Messages
 
 
 def test_the_signature_is_that_of_the_standard():
-    """The vector that the makers of Standard Webhooks publish."""
+    """The vector that Standard Webhooks publish."""
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     signed = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_both_secrets_sign_during_a_rotation():
+def signed_headers(*secrets: str, at_s: float | None = None) -> dict[str, str]:
+    lines = headers_of("results_1_2", BODY, secrets, int(time.time() if at_s is None else at_s))
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def test_the_receiver_of_the_guide_accepts_our_messages_and_no_others():
+    """The code of docs/fetch.md, as it is printed there."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(compile(snippet, "docs/fetch.md", "exec"), names)
+    is_ours = names["is_ours"]
     old, new = new_secret(), new_secret()
-    headers = dict(line.split(": ", 1) for line in headers_of("results_1_2", b"{}", [new, old], 5))
-    assert headers["webhook-signature"].split(" ") == [
-        signature(new, "results_1_2", 5, b"{}"),
-        signature(old, "results_1_2", 5, b"{}"),
-    ]
+    assert is_ours(new, signed_headers(new), BODY)
+    for secret in (old, new):
+        assert is_ours(secret, signed_headers(new, old), BODY), "both sign during a rotation"
+    assert not is_ours(old, signed_headers(new), BODY)
+    assert not is_ours(new, signed_headers(new), BODY + b" ")
+    assert not is_ours(new, signed_headers(new) | {"webhook-id": "results_1_3"}, BODY)
+    assert not is_ours(new, signed_headers(new, at_s=time.time() - 3600), BODY)
 
 
 def result(seq: int, *, size: int = 0) -> Result:
@@ -82,6 +96,9 @@ def test_a_message_is_bounded_in_results_and_bytes():
     assert alone.last_seq == 7
 
 
+# Delivery
+
+
 class Hooks:
     """The webhooks of customer `shop`, and a publisher of results; works while `working`."""
 
@@ -102,7 +119,7 @@ class Hooks:
             return await self.webhooks.set("shop", url, tx=tx)
 
     async def publish(self, *ids: str, version: int = 1) -> list[int]:
-        """Publish a version of each; their numbers."""
+        """Publish a version of each; return their numbers."""
         async with self.postgres.transaction() as tx:
             return await self.publish_in(tx, *ids, version=version)
 
@@ -115,17 +132,8 @@ class Hooks:
 
 
 @pytest.fixture
-async def receiver():
-    """Somebody who listens."""
-    receiver = Receiver()
-    await receiver.start()
-    yield receiver
-    await receiver.close()
-
-
-@pytest.fixture
 def config(receiver):
-    """The receiver's port is open, and messages are short-lived."""
+    """The receiver's port is allowed, and requests are short."""
     return FetchConfig(
         allow_networks=("127.0.0.0/8",), allow_ports=(receiver.port,), webhook_timeout_s=2.0
     )
@@ -135,84 +143,199 @@ def config(receiver):
 async def hooks(postgres, config):
     """The webhooks, no worker."""
     hooks = Hooks(postgres, config)
-    limits = {"starts_max": 10, "window_s": 1, "connections": 1}
-    await store.catalogues.set_customer(postgres, Customer(customer="shop", **limits))
+    await store.runs.set_customer(postgres, Customer(customer="shop", **LIMITS))
     yield hooks
     await hooks.client.close()
 
 
 @pytest.fixture
-async def working(hooks):
+async def worker(hooks):
     """A worker on the webhook queue."""
-    stop = asyncio.Event()
-    worker = Worker(hooks.postgres, hooks.jobs, JOBS, host_name="test")
-    running = asyncio.create_task(worker.run(stop))
-    yield running
-    stop.set()
-    await asyncio.wait_for(running, 60)
+    async with working(hooks.postgres, hooks.jobs) as task:
+        yield task
 
 
-async def wait_taken(hooks, receiver, results: int) -> None:
-    await wait_true(lambda: len(receiver.told()) >= results, what=f"{results} results are taken")
-
-    async def is_idle() -> bool:
-        queue = await hooks.jobs.queues.get("fetch.webhook")
-        return queue.ready + queue.leased + queue.scheduled == 0
-
-    await wait_true(is_idle, what="the webhook rests")
+async def jobs_of(hooks) -> tuple[int, int]:
+    """Webhook jobs (ready or running, waiting for their time)."""
+    queue = await hooks.jobs.queues.get(WEBHOOK_QUEUE)
+    return queue.ready + queue.leased, queue.scheduled
 
 
-async def wait_waiting(hooks) -> None:
-    """Until what failed waits for its next time."""
+async def wait_jobs(hooks, *, scheduled: int = 0) -> None:
+    async def is_quiet() -> bool:
+        return await jobs_of(hooks) == (0, scheduled)
 
-    async def ask() -> bool:
-        queue = await hooks.jobs.queues.get("fetch.webhook")
-        return (queue.ready, queue.leased, queue.scheduled) == (0, 0, 1)
-
-    await wait_true(ask, what="the message waits for its next try")
+    await wait_true(is_quiet, what=f"{scheduled} messages wait")
 
 
-@pytest.mark.usefixtures("working")
-async def test_results_come_signed_and_in_order(hooks, receiver):
-    secret = await hooks.set(receiver.url)
-    assert secret.startswith("whsec_")
-    assert await hooks.set(receiver.url) is None
-    seqs = await hooks.publish("a", "b")
-    seqs += await hooks.publish("a", version=2)
-    await wait_taken(hooks, receiver, 3)
-    assert receiver.told() == [
-        (seqs[0], "publish", "a", 1),
-        (seqs[1], "publish", "b", 1),
-        (seqs[2], "publish", "a", 2),
-    ]
-    assert all(post.is_signed_with(secret) for post in receiver.posts)
-    assert not receiver.posts[0].is_signed_with(new_secret())
-    document = receiver.posts[0].document
-    assert (document["type"], document["customer"]) == ("fetch.results", "shop")
-    found = await hooks.webhooks.get("shop")
-    assert (found.taken_seq, found.waiting, found.failures) == (seqs[2], 0, 0)
-    assert found.last_status == 204
+class Protocol:
+    """Drives a webhook at random; the oracle is a cursor over the published results."""
+
+    def __init__(self, hooks, receiver, rng: random.Random) -> None:
+        self.hooks, self.receiver, self.rng = hooks, receiver, rng
+        self.seqs: list[int] = []
+        self.cursor = 0
+        self.version = 0
+        self.secrets: list[str] = []
+
+    async def take(self, step: str) -> None:
+        self.receiver.posts.clear()
+        await getattr(self, step)()
+        expected = [seq for seq in self.seqs if seq > self.cursor]
+        await self.drain(len(expected))
+        assert [one[0] for one in self.receiver.delivered()] == expected, step
+        self.cursor = max(self.cursor, *expected, 0)
+        for post in self.receiver.posts:
+            assert all(post.is_signed_with(secret) for secret in self.secrets)
+            assert not post.is_signed_with(new_secret())
+        found = await self.hooks.webhooks.get("shop")
+        assert (found.waiting, found.failures, found.failing_since) == (0, 0, None)
+
+    async def drain(self, results: int) -> None:
+        async def is_drained() -> bool:
+            await self.hooks.postgres.value(DUE_NOW)
+            return len(self.receiver.delivered()) >= results and await jobs_of(self.hooks) == (0, 0)
+
+        await wait_true(is_drained, what=f"{results} results are delivered")
+
+    async def publish(self) -> None:
+        self.version += 1
+        count = self.rng.choice([1, 2, 30, 130])
+        names = [f"i{n}" for n in range(count)]
+        self.seqs += await self.hooks.publish(*names, version=self.version)
+
+    async def publish_at_once(self) -> None:
+        async def publish(name: str) -> None:
+            for version in range(1, 9):
+                self.seqs.extend(await self.hooks.publish(name, version=version))
+
+        self.receiver.planned += [(204, {}), (500, {}), (429, {"Retry-After": "0"})] * 2
+        await asyncio.gather(*(publish(name) for name in "abcd"))
+        self.seqs.sort()
+        await wait_true(self._is_planned_over, what="all planned responses are used")
+
+    async def _is_planned_over(self) -> bool:
+        await self.hooks.postgres.value(DUE_NOW)
+        if await jobs_of(self.hooks) == (0, 0):
+            self.receiver.planned.clear()
+        return not self.receiver.planned
+
+    async def refuse(self) -> None:
+        elsewhere = {"Location": "http://127.0.0.1:1/"}
+        answers = [(500, {}), (302, elsewhere), (503, {"Retry-After": "1800"}), (404, {})]
+        self.receiver.planned += self.rng.sample(answers, 2)
+        await self.publish()
+
+    async def gone(self) -> None:
+        self.receiver.planned.append((410, {}))
+        await self.publish()
+
+        async def is_disabled() -> bool:
+            return (await self.hooks.webhooks.get("shop")).disabled_at is not None
+
+        await wait_true(is_disabled, what="the webhook is disabled")
+        await self.publish()
+        await self.drain(0)
+        assert len(self.receiver.posts) == 1
+        waiting = (await self.hooks.webhooks.get("shop")).waiting
+        assert waiting == len([seq for seq in self.seqs if seq > self.cursor])
+        await self.hooks.set(self.receiver.url)
+
+    async def rotate(self) -> None:
+        rotated = await self.hooks.webhooks.rotate("shop")
+        self.secrets = [*self.secrets[-1:], rotated.secret]
+        trial = await self.hooks.webhooks.test("shop")
+        assert (trial.is_accepted, trial.status) == (True, 204)
+        [post] = self.receiver.posts
+        assert post.document["type"] == "fetch.test"
+        self.receiver.posts.clear()
+        await self.publish()
+
+    async def replay(self) -> None:
+        self.cursor = self.rng.choice([0, *self.seqs])
+        assert (await self.hooks.webhooks.replay("shop", after=self.cursor)).after == self.cursor
+
+    async def set_again(self) -> None:
+        assert await self.hooks.set(self.receiver.url) is None, "its secret stays"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("working")
-async def test_a_receiver_that_is_away_loses_nothing(hooks, receiver):
-    receiver.planned += [(500, {}), (302, {"Location": "http://127.0.0.1:1/"})]
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_every_result_is_delivered_once_in_order_whatever_happens(hooks, receiver, seed):
+    rng = random.Random(seed)
+    protocol = Protocol(hooks, receiver, rng)
+    protocol.secrets = [await hooks.set(receiver.url)]
+    assert protocol.secrets[0].startswith("whsec_")
+    steps = ["publish", "publish_at_once", "refuse", "gone", "rotate", "replay", "set_again"] * 2
+    for step in ["publish", *rng.sample(steps, len(steps))]:
+        await protocol.take(step)
+    receiver.posts.clear()
+    await hooks.webhooks.remove("shop")
+    await hooks.publish("a", version=1000)
+    await wait_jobs(hooks)
+    assert receiver.posts == []
+    with pytest.raises(WebhookUnknown, match="--webhook URL"):
+        await hooks.webhooks.get("shop")
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_failed_message_waits_for_its_backoff_or_the_receivers_time(hooks, receiver):
+    receiver.planned += [(500, {}), (503, {"Retry-After": "1800"}), (410, {})]
     await hooks.set(receiver.url)
-    seqs = await hooks.publish(*(f"i{n}" for n in range(130)))
-    await wait_waiting(hooks)
-    found = await hooks.webhooks.get("shop")
-    assert (found.failures, found.last_status, found.waiting) == (1, 500, 130)
-    assert found.next_at is not None
-    await hooks.postgres.run(DUE_NOW)
-    await wait_true(lambda: not receiver.planned, what="it is sent again")
-    await wait_waiting(hooks)
-    await hooks.postgres.run(DUE_NOW)
-    await wait_taken(hooks, receiver, 130)
-    assert [p.status for p in receiver.posts] == [500, 302, 204, 204]
-    assert [one[0] for one in receiver.told()] == seqs
-    found = await hooks.webhooks.get("shop")
-    assert (found.failures, found.failing_since, found.waiting) == (0, None, 0)
+    await hooks.publish(*(f"i{n}" for n in range(130)))
+    for failures, status in ((1, 500), (2, 503)):
+        await wait_true(lambda count=failures: len(receiver.posts) == count, what="it is sent")
+        await wait_jobs(hooks, scheduled=1)
+        found = await hooks.webhooks.get("shop")
+        assert (found.failures, found.last_status, found.waiting) == (failures, status, 130)
+        assert found.next_at is not None
+        await hooks.postgres.value(DUE_NOW)
+    assert 1795 <= (found.next_at - found.last_at).total_seconds() <= 1805
+
+
+async def test_a_webhook_job_ends_only_after_it_saw_every_result(hooks, receiver):
+    """A turn is the life of one job; each result has a job of its turn or a later one."""
+    await hooks.set(receiver.url)
+    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
+
+    async def end_turn() -> bool:
+        async with hooks.postgres.transaction() as tx:
+            return await store.results.end_turn(tx, "shop", turn)
+
+    async with hooks.postgres.transaction() as tx:
+        await hooks.publish_in(tx, "a")
+        ending = asyncio.create_task(end_turn())
+        done, _ = await asyncio.wait({ending}, timeout=0.2)
+        assert not done, "a publisher that has not committed holds the webhook"
+    assert await ending is False
+
+
+async def test_a_lost_job_is_replaced_and_a_result_after_a_turn_makes_a_job(hooks, receiver):
+    await hooks.set(receiver.url)
+    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
+    async with hooks.postgres.transaction() as tx:
+        assert await store.results.end_turn(tx, "shop", turn)
+    await hooks.publish("a")
+    await hooks.publish("b")
+    assert await jobs_of(hooks) == (2, 0), "one of the first turn, one of the next for both"
+    await hooks.sender.notify_all()
+    assert await jobs_of(hooks) == (2, 0)
+    await hooks.jobs.bulk("delete", JobFilter(queue=WEBHOOK_QUEUE, state="ready"))
+    await hooks.sender.notify_all()
+    assert await jobs_of(hooks) == (1, 0)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_job_of_an_older_turn_has_no_effect(hooks, receiver):
+    await hooks.set(receiver.url)
+    await hooks.publish("a")
+    await wait_true(lambda: receiver.posts, what="it is delivered")
+    await wait_jobs(hooks)
+    stale = NewJob(queue=WEBHOOK_QUEUE, payload=WebhookJob(customer="shop", turn=-1))
+    await hooks.jobs.enqueue(stale)
+    await wait_jobs(hooks)
+    assert len(receiver.posts) == 1
 
 
 async def test_no_more_is_read_than_a_message_carries(hooks):
@@ -228,138 +351,12 @@ async def test_no_more_is_read_than_a_message_carries(hooks):
         assert [one.seq for one in found] == seqs[1 : 1 + count]
 
 
-@pytest.mark.usefixtures("working")
-async def test_a_receiver_says_when_to_come_again(hooks, receiver):
-    receiver.planned.append((503, {"Retry-After": "1800"}))
-    await hooks.set(receiver.url)
-    await hooks.publish("a")
-    await wait_waiting(hooks)
-    found = await hooks.webhooks.get("shop")
-    assert 1795 <= (found.next_at - found.last_at).total_seconds() <= 1805
+# Addresses
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("working")
-async def test_gone_disables_until_a_person_sets_it_again(hooks, receiver, capsys):
-    await hooks.set(receiver.url)
-    receiver.planned.append((410, {}))
-    await hooks.publish("a")
-
-    async def is_disabled() -> bool:
-        return (await hooks.webhooks.get("shop")).disabled_at is not None
-
-    await wait_true(is_disabled, what="the webhook is disabled")
-    assert "webhook_gone" in capsys.readouterr().out
-    await hooks.publish("a", version=2)
-    await wait_taken(hooks, receiver, 0)
-    assert len(receiver.posts) == 1
-    assert (await hooks.webhooks.get("shop")).waiting == 2
-    await hooks.set(receiver.url)
-    await wait_taken(hooks, receiver, 2)
-    assert [one[3] for one in receiver.told()] == [1, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("working")
-async def test_rotation_replay_trial_and_removal(hooks, receiver):
-    first = await hooks.set(receiver.url)
-    second = await hooks.webhooks.rotate("shop")
-    trial = await hooks.webhooks.test("shop")
-    assert (trial.is_taken, trial.status) == (True, 204)
-    assert receiver.posts[0].is_signed_with(first)
-    assert receiver.posts[0].is_signed_with(second.secret)
-    assert receiver.posts[0].document["type"] == "fetch.test"
-    receiver.posts.clear()
-    seqs = await hooks.publish("a", "b")
-    await wait_taken(hooks, receiver, 2)
-    assert (await hooks.webhooks.replay("shop")).after == 0
-    await wait_taken(hooks, receiver, 4)
-    await hooks.webhooks.replay("shop", after=seqs[0])
-    await wait_taken(hooks, receiver, 5)
-    assert [one[0] for one in receiver.told()] == [*seqs, *seqs, seqs[1]]
-    await hooks.webhooks.remove("shop")
-    await hooks.publish("a", version=3)
-    await wait_taken(hooks, receiver, 5)
-    assert len(receiver.told()) == 5
-    with pytest.raises(WebhookUnknown, match="--webhook URL"):
-        await hooks.webhooks.get("shop")
-
-
-async def test_results_published_while_it_goes_to_rest_are_told(hooks, receiver):
-    """A publisher that has not committed holds the webhook: the turn ends only after it is seen."""
-    await hooks.set(receiver.url)
-    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
-
-    async def rest() -> bool:
-        async with hooks.postgres.transaction() as tx:
-            return await store.results.end_turn(tx, "shop", turn)
-
-    async with hooks.postgres.transaction() as tx:
-        await hooks.publish_in(tx, "a")
-        resting = asyncio.create_task(rest())
-        done, _ = await asyncio.wait({resting}, timeout=0.2)
-        assert not done
-    assert await resting is False
-
-
-async def test_a_result_after_the_rest_makes_a_job_of_the_next_turn(hooks, receiver):
-    await hooks.set(receiver.url)
-    turn = (await store.results.find_webhooks(hooks.postgres, customer="shop"))[0].turn
-    async with hooks.postgres.transaction() as tx:
-        assert await store.results.end_turn(tx, "shop", turn)
-    await hooks.publish("a")
-    await hooks.publish("b")
-    queue = await hooks.jobs.queues.get(WEBHOOK_QUEUE)
-    assert queue.ready == 2, "one of the first turn, one of the next for both results"
-
-
-async def test_a_webhook_whose_job_was_lost_gets_another(hooks, receiver):
-    await hooks.set(receiver.url)
-    await hooks.publish("a")
-    await hooks.sender.notify_all()
-    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1, "one is there already"
-    await hooks.jobs.bulk("delete", JobFilter(queue=WEBHOOK_QUEUE, state="ready"))
-    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 0
-    await hooks.sender.notify_all()
-    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1
-
-
-@pytest.mark.usefixtures("working")
-async def test_a_job_of_an_older_turn_does_nothing(hooks, receiver):
-    await hooks.set(receiver.url)
-    await hooks.publish("a")
-    await wait_taken(hooks, receiver, 1)
-    stale = NewJob(queue=WEBHOOK_QUEUE, payload=WebhookJob(customer="shop", turn=-1))
-    await hooks.jobs.enqueue(stale)
-    await wait_taken(hooks, receiver, 1)
-    assert len(receiver.posts) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("working")
-async def test_whatever_happens_beside_it_each_result_is_told_in_order(hooks, receiver):
-    """Publishers at once and refusals: every number arrives, none before its turn, none twice."""
-    await hooks.set(receiver.url)
-    receiver.planned += [(204, {}), (500, {}), (204, {}), (429, {"Retry-After": "0"})] * 3
-    seqs: list[int] = []
-
-    async def publish(name: str) -> None:
-        for version in range(1, 26):
-            seqs.extend(await hooks.publish(name, version=version))
-
-    async def hurry() -> None:
-        while not receiver.told() or len({one[0] for one in receiver.told()}) < 100:
-            await hooks.postgres.run(DUE_NOW)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(publish(name) for name in "abcd"))
-    await asyncio.wait_for(hurry(), 60)
-    told = [one[0] for one in receiver.told()]
-    assert told == sorted(told)
-    assert told == sorted(set(seqs))
-
-
-async def test_where_nothing_may_be_sent(hooks, config, receiver):
+async def test_no_forbidden_url_is_set_and_no_such_address_connected(
+    hooks, config, receiver, names
+):
     for url in ("http://10.0.0.1/hook", "ftp://example.com/", "http://u:p@example.com/"):
         with pytest.raises(UrlRefused):
             await hooks.set(url)
@@ -367,37 +364,49 @@ async def test_where_nothing_may_be_sent(hooks, config, receiver):
     for name in ("nobody", "\x00", ""):
         with pytest.raises(WebhookUnknown):
             await hooks.webhooks.get(name)
-    strict = WebhookClient(replace(config, allow_networks=()))
+    name_servers = f"127.0.0.1:{names.port}"
+    strict = WebhookClient(replace(config, allow_networks=(), name_servers=name_servers))
     with pytest.raises(PostFailed, match="this machine"):
         await strict.post(receiver.url.replace("127.0.0.1", "localhost"), [], b"{}")
+    for number, address in enumerate(FORBIDDEN_ADDRESSES):
+        host = f"h{number}.example"
+        names.records[host] = ["93.184.215.14", address]
+        with pytest.raises(PostFailed, match="not public"):
+            await strict.post(f"http://{host}:{receiver.port}/", [], b"{}")
     await strict.close()
     assert receiver.posts == []
 
 
-async def test_a_receiver_that_hangs_or_is_not_there_is_given_up(hooks, config, receiver):
+async def test_a_receiver_that_hangs_or_does_not_listen_is_given_up(config, receiver):
     receiver.is_hanging = True
-    poster = WebhookClient(replace(config, webhook_timeout_s=0.2))
-    with pytest.raises(PostFailed):
-        await poster.post(receiver.url, [], b"{}")
     url = receiver.url
+    client = WebhookClient(replace(config, webhook_timeout_s=0.2))
+    with pytest.raises(PostFailed):
+        await client.post(url, [], b"{}")
     await receiver.close()
     with pytest.raises(PostFailed):
-        await poster.post(url, [], b"{}")
-    await poster.close()
+        await client.post(url, [], b"{}")
+    await client.close()
 
 
-async def test_a_name_that_leads_inside_is_never_connected_to(config, receiver):
-    """Every form of a forbidden address, beside a public one of the same name."""
-    transport, names = await asyncio.get_running_loop().create_datagram_endpoint(
-        NameServer, local_addr=("127.0.0.1", 0)
-    )
-    name_servers = f"127.0.0.1:{names.port}"
-    poster = WebhookClient(replace(config, allow_networks=(), name_servers=name_servers))
-    for address in FORBIDDEN_ADDRESSES:
-        host = f"h{len(names.records)}.example"
-        names.records[host] = ["93.184.215.14", address]
-        with pytest.raises(PostFailed, match="not public"):
-            await poster.post(f"http://{host}:{receiver.port}/", [], b"{}")
-    await poster.close()
-    transport.close()
-    assert receiver.posts == []
+@pytest.mark.parametrize(
+    ("failures", "is_gone", "state", "text"),
+    [
+        (0, False, "ok", "1 accept their results"),
+        (9, False, "warn", "deliveries fail: shop (1)"),
+        (1, True, "warn", "returned 410: shop (1)"),
+    ],
+)
+async def test_the_doctor_reports_failing_receivers(
+    hooks, receiver, *, failures, is_gone, state, text
+):
+    app = SimpleNamespace(installed_fetch=lambda: SimpleNamespace(webhooks=hooks.webhooks))
+    assert await check_webhooks(app) == []
+    await hooks.set(receiver.url)
+    async with hooks.postgres.session() as session:
+        disabled = "now()" if is_gone else "NULL"
+        await session.connection.execute(
+            f"UPDATE headrace.fetch_webhook SET failures = {failures}, disabled_at = {disabled}"
+        )
+    (found,) = await check_webhooks(app)
+    assert (found.state, text in found.text) == (state, True)

@@ -1,10 +1,8 @@
-"""The package as others get it.
+"""Wheel and sdist of this tree, and environments with the libraries of an extra.
 
-Built from this tree, and environments that hold exactly what an extra names.
-
-Nothing is downloaded: an environment's libraries are links to those that run the tests, of the
-distributions that `headrace[EXTRA]` asks for and of what they ask for in turn. So a library that is
-used and not named is missing there, as it would be for a user.
+Nothing is downloaded: the libraries of an environment are links to those that run the tests, of the
+distributions that `headrace[EXTRA]` requires, directly or not. So a library that is used but not
+required is missing there.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ def build(hook: str, folder: Path) -> Path:
     return folder / ran.stdout.split()[-1]
 
 
-def asked_for(*extras: str) -> dict[str, Requirement]:
-    """What pyproject.toml itself asks for, by name; `all` is what it says it is."""
+def required_by(*extras: str) -> dict[str, Requirement]:
+    """The direct requirements in pyproject.toml, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = list(project["dependencies"])
     waiting = list(extras)
@@ -52,9 +50,9 @@ def asked_for(*extras: str) -> dict[str, Requirement]:
 
 
 def closure(*extras: str) -> set[str]:
-    """The distributions that `headrace[extras]` brings, without Headrace."""
+    """The distributions that `headrace[extras]` installs, without Headrace."""
     found: set[str] = set()
-    waiting = list(asked_for(*extras).values())
+    waiting = list(required_by(*extras).values())
     while waiting:
         wanted = waiting.pop()
         found.add(name := canonicalize_name(wanted.name))
@@ -69,7 +67,7 @@ def closure(*extras: str) -> set[str]:
 
 
 def tops_of(name: str) -> set[str]:
-    """What a distribution has in the folder of libraries."""
+    """The entries of a distribution in the folder of libraries."""
     return {file.parts[0] for file in metadata.files(name) or ()} - {"..", "__pycache__"}
 
 
@@ -97,7 +95,7 @@ def install(python: Path, wheel: Path) -> None:
 
 
 def copy_package(source: Path, target: Path) -> None:
-    """Have the Headrace of one environment in another, too."""
+    """Link the Headrace of one environment into another."""
     [there] = source.parents[1].glob("lib/python3*/site-packages")
     [here] = target.parents[1].glob("lib/python3*/site-packages")
     for path in there.glob("headrace*"):
@@ -105,7 +103,7 @@ def copy_package(source: Path, target: Path) -> None:
 
 
 def run(python: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command of that environment, in `folder`, which knows nothing of this tree."""
+    """Run a command of that environment in `folder`, without access to this tree."""
     outside = ("HEADRACE_", "PYTHON")
     env = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
     command = [str(python), *words]

@@ -1,4 +1,4 @@
-"""What stands beside the code for those who run it: alerts, dashboard, units, compose file."""
+"""Files for operators: alerts, runbook, dashboard, systemd units, compose file."""
 
 from __future__ import annotations
 
@@ -27,108 +27,93 @@ RULES = [
     for rule in group["rules"]
 ]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-NOT_OURS = {"up"}
-SSL_WANTED = 80877103
+SSL_REQUEST = 80877103
 AWAY = "127.0.0.1:1"
 EXAMPLE = DEPLOY / "systemd" / "headrace.env.example"
 RUN_EACH = """
 import contextlib, io, json, sys
 from headrace.__main__ import main
-told = []
+ends = []
 for words in json.loads(sys.argv[1]):
-    sys.modules.pop(sys.argv[2], None)  # each command stands on an application of its own
-    with contextlib.redirect_stderr(io.TextIOWrapper(io.BytesIO(), write_through=True)) as said:
-        told.append((main(words), said.buffer.getvalue().decode()))
-print(json.dumps(told))
+    sys.modules.pop(sys.argv[2], None)  # each command has its own application
+    with contextlib.redirect_stderr(io.TextIOWrapper(io.BytesIO(), write_through=True)) as errors:
+        ends.append((main(words), errors.buffer.getvalue().decode()))
+print(json.dumps(ends))
 """
 
 
-def _declared():
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    return set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
-
-
-def _asked(query):
-    names = set(re.findall(r"\b([a-z]+_[a-z_]+?)(?:_bucket)?\b(?=[{\[)]| [<>]|$)", query))
-    return names - NOT_OURS
-
-
-def _commands():
-    return set(
-        re.findall(
-            r"^## (headrace .+)$",
-            (ROOT / "docs" / "reference" / "commands.md").read_text(),
-            re.MULTILINE,
-        )
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+METRICS = set(
+    re.findall(
+        r"^\| `(\w+)`", (ROOT / "docs" / "reference" / "metrics.md").read_text(), re.MULTILINE
     )
+)
+COMMANDS = set(
+    re.findall(
+        r"^## (headrace .+)$",
+        (ROOT / "docs" / "reference" / "commands.md").read_text(),
+        re.MULTILINE,
+    )
+)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_asks_what_is_declared(rule):
-    asked = _asked(rule["expr"])
-    assert asked or "up{" in rule["expr"]
-    assert asked <= _declared()
+def metrics_of(query):
+    """The metrics of a query."""
+    names = set(re.findall(r"\b([a-z]+_[a-z_]+?)(?:_bucket)?\b(?=[{\[)]| [<>]|$)", query))
+    return names - {"up"}
 
 
-def test_every_alert_has_its_entry_in_the_runbook_and_no_entry_is_left_over():
-    page = (ROOT / "docs" / "runbook.md").read_text()
-    entries = re.findall(r"^### (\w+)$", page, re.MULTILINE)
-    assert entries == [rule["alert"] for rule in RULES]
+def test_alerts_use_declared_metrics_and_have_an_entry_in_the_runbook():
+    assert re.findall(r"^### (\w+)$", RUNBOOK, re.MULTILINE) == [rule["alert"] for rule in RULES]
     for rule in RULES:
+        used = metrics_of(rule["expr"])
+        assert used or "up{" in rule["expr"]
+        assert used <= METRICS, rule["alert"]
         assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+    for words in re.findall(r"`(headrace [a-z][a-z ]*[a-z])", RUNBOOK):
+        assert any(words.startswith(known) or known.startswith(words) for known in COMMANDS), words
 
 
-def test_the_runbook_names_commands_that_exist():
-    page = (ROOT / "docs" / "runbook.md").read_text()
-    known = _commands()
-    for words in re.findall(r"`(headrace [a-z][a-z ]*[a-z])", page):
-        assert any(words.startswith(command) or command.startswith(words) for command in known), (
-            words
-        )
-
-
-def test_the_dashboard_is_what_its_tool_says_and_asks_what_is_declared():
+def test_the_dashboard_is_generated_and_uses_declared_metrics():
     command = [sys.executable, "-m", "tools.dashboard", "--check"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{ran.stdout}: run `make reference`"
     shown = json.loads((DEPLOY / "grafana" / "headrace.json").read_text())
     queries = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", [])]
     assert queries
-    for query in queries:
-        assert _asked(query) & _declared(), query
+    assert [query for query in queries if not metrics_of(query) & METRICS] == []
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_a_unit_starts_a_command_that_exists_and_stops_it_in_order(unit):
-    text = unit.read_text()
-    started = re.search(r"^ExecStart=/opt/headrace/bin/(headrace [a-z ]+)", text, re.MULTILINE)
-    assert started
-    assert started[1].strip() in _commands()
-    assert "KillMode=mixed" in text
-    assert "TimeoutStopSec=60" in text
+def test_a_unit_starts_an_existing_command_and_stops_it_in_order():
+    for unit in UNITS:
+        text = unit.read_text()
+        started = re.search(r"^ExecStart=/opt/headrace/bin/(headrace [a-z ]+)", text, re.MULTILINE)
+        assert started[1].strip() in COMMANDS
+        assert "KillMode=mixed" in text
+        assert "TimeoutStopSec=60" in text
 
 
 def settings_of_example():
-    """Every line of the example, also those that are given as a choice."""
+    """Every line of the example, also commented ones."""
     lines = re.findall(r"^#? ?(HEADRACE_\w+)=(.*)$", EXAMPLE.read_text(), re.MULTILINE)
-    return {name: text or "no secret but long enough for one" for name, text in lines}
+    return {name: text or "a text with the length of a secret" for name, text in lines}
 
 
 def started_by(unit, settings):
-    """The words of the unit's command, as systemd makes them of the settings."""
+    """The words of the unit's command, with the settings filled in as by systemd."""
     [line] = re.findall(r"^ExecStart=\S+/headrace (.*)$", unit.read_text(), re.MULTILINE)
     return [re.sub(r"\$\{(\w+)\}", lambda name: settings[name[1]], word) for word in line.split()]
 
 
 @contextmanager
 def refusing_postgres():
-    """An address at which every connection is answered as PostgreSQL answers an unknown user."""
+    """The address of a server that refuses every user, as PostgreSQL does."""
 
     class Refusal(socketserver.BaseRequestHandler):
         def handle(self):
             while len(head := self.request.recv(8, socket.MSG_WAITALL)) == 8:
                 size, word = struct.unpack("!ii", head)
-                if word == SSL_WANTED:
+                if word == SSL_REQUEST:
                     self.request.sendall(b"N")
                     continue
                 self.request.recv(size - 8, socket.MSG_WAITALL)
@@ -171,25 +156,16 @@ def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
             check=False,
         )
     assert ran.returncode == 0, ran.stderr
-    for words, (code, said) in zip(commands.values(), json.loads(ran.stdout), strict=True):
-        assert code == ends.get(words[0], (7,))[0], f"{words}: {said}"
-        assert ends.get(words[0], (7, refusing))[1] in said, f"{words}: {said}"
+    for words, (code, errors) in zip(commands.values(), json.loads(ran.stdout), strict=True):
+        assert code == ends.get(words[0], (7,))[0], f"{words}: {errors}"
+        assert ends.get(words[0], (7, refusing))[1] in errors, f"{words}: {errors}"
 
 
 def test_the_compose_file_runs_every_role():
     compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
-    commands = {name: service.get("command", "") for name, service in compose["services"].items()}
-    assert set(commands) == {
-        "postgres",
-        "valkey",
-        "migrate",
-        "api",
-        "agent",
-        "scheduler",
-        "flusher",
-        "media",
-    }
+    roles = {"migrate", "api", "agent", "scheduler", "flusher", "media"}
+    assert set(compose["services"]) == {"postgres", "valkey"} | roles
     assert "HEADRACE_MEDIA_PUBLIC_URL" in compose["services"]["media"]["environment"]
-    for name in ("migrate", "api", "agent", "scheduler", "flusher", "media"):
-        words = f"headrace {commands[name]}".split(" ${")[0]
-        assert words in _commands()
+    for name in roles:
+        words = f"headrace {compose['services'][name]['command']}".split(" ${")[0]
+        assert words in COMMANDS

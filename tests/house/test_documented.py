@@ -1,83 +1,128 @@
-"""Nothing is undocumented: the reference is what the code says, and links lead somewhere."""
+"""The documentation is complete: reference, glossary, links, named files, and the built site."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+import pytest
+from tools.site_links import named
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DEPLOYED = [*PAGES, *(path for path in ROOT.glob("deploy/**/*") if path.is_file())]
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+ROOMS = ["jobs", "fetch", "views", "feed", "media"]
+LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^\s>]+")
 
 
-def test_the_reference_is_what_the_code_says():
-    """In a process of its own: click remembers the help options of whoever ran a command last."""
-    command = [sys.executable, "-m", "tools.reference", "--check"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}: run `make reference`"
-
-
-def test_every_route_says_which_scope_it_needs():
-    page = (ROOT / "docs" / "reference" / "http.md").read_text()
-    open_routes = re.findall(r"`(GET [^`]+)` \| open", page)
-    expected = {"/healthz", "/readyz"}
-    assert {route.removeprefix("GET ") for route in open_routes} == expected
-
-
-TOLD = [*PAGES, *(path for path in ROOT.glob("deploy/**/*") if path.is_file())]
+def run(*words, **env):
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def found_on(pages, search):
-    """A line for each thing that `search` finds on a page."""
+    """A line for each result of `search` on a page."""
     assert pages
     return "\n".join(
         f"{page.relative_to(ROOT)}: {found}" for page in pages for found in search(page)
     )
 
 
-def test_an_application_has_no_name_of_the_standard_library():
-    """`site:app` can never be imported: Python has a module `site` of its own, loaded before."""
+def test_the_reference_is_generated_from_the_code():
+    """In a separate process: click keeps the help options of the last command."""
+    ran = run("tools.reference", "--check")
+    assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}: run `make reference`"
+    page = (ROOT / "docs" / "reference" / "http.md").read_text()
+    assert set(re.findall(r"`GET ([^`]+)` \| open", page)) == {"/healthz", "/readyz"}
+
+
+def test_no_term_is_defined_twice():
+    terms = Counter(term.lower() for term in re.findall(r"\*\*([^*]+)\*\*", GLOSSARY))
+    assert [term for term, count in terms.items() if count > 1] == []
+
+
+def test_the_glossary_has_every_exported_class_and_no_other():
+    exported, classes = set(), set()
+    for room in ROOMS:
+        package = importlib.import_module(f"headrace.{room}")
+        exported |= set(package.__all__)
+        values = {name: getattr(package, name) for name in package.__all__}
+        classes |= {
+            name
+            for name, value in values.items()
+            if inspect.isclass(value) and not issubclass(value, Exception)
+        }
+    assert classes - set(re.findall(r"`(\w+)`", GLOSSARY)) == set()
+    assert set(re.findall(r"`([A-Z]\w+)`", GLOSSARY)) - exported == set()
+
+
+def test_no_application_is_named_as_a_module_of_the_standard_library():
+    """`site:app` can never be imported, because Python has loaded its own module `site`."""
 
     def taken(page):
-        named = re.findall(r"\b([a-z_]\w*)(?:\.\w+)*:app\b", page.read_text())
-        return sys.stdlib_module_names & set(named)
+        names = re.findall(r"\b([a-z_]\w*)(?:\.\w+)*:app\b", page.read_text())
+        return sys.stdlib_module_names & set(names)
 
-    assert found_on(TOLD, taken) == ""
+    assert found_on(DEPLOYED, taken) == ""
 
 
 def test_no_page_installs_from_a_package_index():
     """Nothing is published yet, so a package of this name there would be another project."""
 
-    def strangers(page):
-        told = r"pip install [^`\n]*(?<=[ '\"])headrace(?:\[[\w,]+\])?['\"\s`]"
-        return re.findall(told, page.read_text())
+    def installs(page):
+        pattern = r"pip install [^`\n]*(?<=[ '\"])headrace(?:\[[\w,]+\])?['\"\s`]"
+        return re.findall(pattern, page.read_text())
 
-    assert found_on(TOLD, strangers) == ""
-
-
-def test_links_lead_somewhere():
-    def lost(page):
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
-                yield target
-
-    assert found_on(PAGES, lost) == ""
+    assert found_on(DEPLOYED, installs) == ""
 
 
-def test_files_that_are_named_exist():
-    named = r"`((?:src|tests|docs|examples|tools)/[\w/.-]+?)/?`"
+def test_links_and_named_files_exist():
+    pattern = r"`((?:src|tests|docs|examples|tools)/[\w/.-]+?)/?`"
 
     def missing(page):
-        return [name for name in re.findall(named, page.read_text()) if not (ROOT / name).exists()]
+        text = page.read_text()
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+            if "://" not in target and not (page.parent / target).exists():
+                yield target
+        yield from (name for name in re.findall(pattern, text) if not (ROOT / name).exists())
 
     assert found_on(PAGES, missing) == ""
+    text = (ROOT / "Makefile").read_text()
+    short = re.search(r"^SHORT := (.*?)\n[A-Z]", text, re.MULTILINE | re.DOTALL)
+    names = short[1].replace("\\", " ").split()
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-def test_the_short_suite_names_files_that_exist():
-    names = re.search(
-        r"^SHORT := (.*?)\n[A-Z]", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert names
-    paths = [ROOT / name for name in names[1].replace("\\", " ").split()]
-    assert [str(path) for path in paths if not path.exists()] == []
+@pytest.mark.slow
+def test_the_site_builds_has_all_pages_and_loads_nothing_from_elsewhere(tmp_path):
+    for page, text, shown in (
+        ("feed.md", "[the plot](../bench/results/x.svg)", "the plot (`bench/results/x.svg`)"),
+        ("feed.md", "[`bench/x.md`](../bench/x.md)", "`bench/x.md`"),
+        ("a/why.md", "[views](../views.md#once)", "[views](../views.md#once)"),
+        ("a/why.md", "[code](../../src/x.py)", "code (`src/x.py`)"),
+        ("views.md", "[there](https://example.com/a)", "[there](https://example.com/a)"),
+    ):
+        assert named(text, page) == shown
+    options = ("--strict", "--quiet", "--site-dir", str(tmp_path))
+    ran = run("mkdocs", "build", *options, NO_MKDOCS_2_WARNING="1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    built = {path.relative_to(tmp_path).with_suffix(""): path for path in tmp_path.rglob("*.html")}
+    docs = ROOT / "docs"
+    for path in docs.rglob("*.md"):
+        name = path.relative_to(docs).with_suffix("")
+        assert {name, name.with_name("index")} & built.keys(), f"{name} is not in the site"
+    assert [path.name for path in built.values() if LOADED.findall(path.read_text())] == []

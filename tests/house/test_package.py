@@ -33,18 +33,18 @@ root = Path(headrace.__file__).parent
 for room in sys.argv[1].split():
     for path in sorted((root / room).rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
-        # Routes are the API's, which is the extra `web`.
+        # Routes belong to the extra `web`.
         if "http" not in parts:
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
 """
 CALL_EACH = """
 import contextlib, io, json, sys
 from headrace.__main__ import main
-told = {}
+ends = {}
 for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        told[words] = main(words.split()), said.getvalue()
-print(json.dumps(told))
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        ends[words] = main(words.split()), errors.getvalue()
+print(json.dumps(ends))
 """
 MISSING = {
     "up": "web",
@@ -122,7 +122,7 @@ def imported_modules():
 
 def test_nothing_is_required_that_no_code_imports():
     used = imported_modules() | USED_OTHERWISE
-    needed = packaged.asked_for("embedded", "web", "fetch", "media")
+    needed = packaged.required_by("embedded", "web", "fetch", "media")
     idle = [name for name in needed if not used & packaged.modules_of(name)]
     assert not idle, f"take {idle} out of pyproject.toml"
 
@@ -146,9 +146,9 @@ def test_an_extra_brings_all_that_its_rooms_import(bare, extras, tmp_path):
 def test_a_command_whose_libraries_are_missing_names_the_extra(bare, tmp_path):
     ran = packaged.run(bare, "-c", CALL_EACH, json.dumps(list(MISSING)), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    for words, (code, said) in json.loads(ran.stdout).items():
-        assert code == 2, said
-        assert f"pip install 'WHEEL[{MISSING[words]}]'" in said
+    for words, (code, errors) in json.loads(ran.stdout).items():
+        assert code == 2, errors
+        assert f"pip install 'WHEEL[{MISSING[words]}]'" in errors
 
 
 def test_settings_of_rooms_that_are_missing_are_known_and_wrong_ones_refused(bare, tmp_path):
@@ -163,8 +163,8 @@ def test_settings_of_rooms_that_are_missing_are_known_and_wrong_ones_refused(bar
 
 
 def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
-    told = packaged.run(bare.with_name("headrace"), "--version", folder=tmp_path)
-    assert told.stdout.startswith("headrace "), told.stderr
+    shown = packaged.run(bare.with_name("headrace"), "--version", folder=tmp_path)
+    assert shown.stdout.startswith("headrace "), shown.stderr
     python = packaged.environment(tmp_path / "env", "all")
     packaged.copy_package(bare, python)
     assert packaged.run(python, "-m", "headrace", "doctor", "--help", folder=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""However a run of the tests ends, none of its processes and folders is left."""
+"""A run of the tests leaves no process and no folder, however it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ def unending(tmp_path):
     process.wait()
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        "SIGKILL",
+        pytest.param("SIGTERM", marks=pytest.mark.soak),
+        pytest.param("SIGINT", marks=pytest.mark.soak),
+    ],
+)
 def test_nothing_is_left(number, unending):
     process, pids, folders = unending
     assert len(pids) > 5

@@ -1,4 +1,7 @@
-"""Rules of the code that a test can check. Each failure names the files and the fix."""
+"""Rules of the code that a test can check. Each failure names the files and the fix.
+
+`make layers` checks the imports, ruff the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,38 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.engines.functions import find_libraries
+from headrace.engines.migrate import find_migrations
+from headrace.engines.sql import parse_queries
+
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SRC = ROOT / "src" / "headrace"
+SOURCES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OTHERS = sorted((ROOT / "examples").rglob("*.py")) + sorted((ROOT / "tools").rglob("*.py"))
 EVERYTHING = [*SOURCES, *TESTS, *OTHERS]
-MODULE_LINES_MAX = 500
-MODULE_LINES_MIN = 60
+ELSEWHERE = [path for path in EVERYTHING if path != Path(__file__)]
+PACKAGES = tuple(
+    sorted({f"headrace.{path.parts[-4]}" for path in SRC.glob("*/sql/migrations/*.sql")})
+)
+MODULE_LINES_MAX, MODULE_LINES_MIN = 500, 60
 LINE_CHARACTERS_MAX = 100
 FUNCTION_LINES_MAX = 70
 POSITIONAL_MAX = 4
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BANNED_NAMES = {"utils", "common", "helpers", "manager", "base", "misc"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
+MOCKS = re.compile(r"\b(MagicMock|AsyncMock|unittest\.mock|fakeredis)\b")
+SLEEPS = re.compile(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)")
+REGISTRIES = re.compile("pypi" + r"\.org|python" + r"hosted|registry\.npm|deb\." + "debian")
+REGISTERED = re.compile(r"register_function\W+(?:function_name\W+)?(\w+)")
 SMALL = {
     "headrace/__main__.py": "the command; Python gives the name",
-    "headrace/feed/http/answers.py": "the JSON of several routes",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",
-    "headrace/media/cluster/health.py": "a pure decision with tests of its own",
     "headrace/media/worker/worker_api.py": "a protocol",
 }
 """Modules under the minimum, with the reason."""
-MOCKS = re.compile(r"\b(MagicMock|AsyncMock|unittest\.mock|fakeredis)\b")
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 class Module(NamedTuple):
@@ -65,34 +73,46 @@ def module_of(path):
     )
 
 
-def faults_in(paths, faults_of):
-    """One line per fault of a file. A rule is one test, because a test per file is slow."""
+def require_none(paths, faults_of):
+    """Fail with a line per fault. A rule is one test, because a test per file is slow."""
     assert paths
-    return "\n".join(f"{name_of(path)}: {fault}" for path in paths for fault in faults_of(path))
+    faults = [f"{path.relative_to(ROOT)}: {fault}" for path in paths for fault in faults_of(path)]
+    assert faults == [], "\n".join(faults)
 
 
-def test_a_module_is_of_a_readable_size_and_says_what_it_is_for():
+def test_modules_and_functions_have_a_readable_size_and_modules_a_purpose():
     def faults(path):
         lines = path.read_text().count("\n")
         if lines > MODULE_LINES_MAX:
-            yield f"{lines} lines: move an idea of its own to another module"
+            yield f"{lines} lines: move one idea to another module"
         if not module_of(path).has_docstring:
             yield "add a docstring with the purpose of the module"
         if path.stem in BANNED_NAMES:
             yield f"{path.stem} is not a name: use the field's term"
+        for name, lines, _ in module_of(path).functions:
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{name}: {lines} lines, split it"
 
-    assert faults_in(EVERYTHING, faults) == ""
+    require_none(EVERYTHING, faults)
+
+
+def test_public_functions_have_docstrings_and_few_positional_parameters():
+    def faults(path):
+        for name in module_of(path).undocumented:
+            yield f"{name}: add a docstring with its effect or value"
+        for name, _, names in module_of(path).functions:
+            if len(names) > POSITIONAL_MAX:
+                yield f"{name}{names}: put a * before some"
+
+    require_none(SOURCES, faults)
 
 
 def test_small_modules_have_a_reason():
     """A module with a single importer usually belongs to that importer."""
-    sizes = {path: path.read_text().count("\n") for path in SOURCES if path.name != "__init__.py"}
-    small = {
-        str(path.relative_to(ROOT / "src"))
-        for path, lines in sizes.items()
-        if lines < MODULE_LINES_MIN
-    }
-    assert small == set(SMALL), "merge it into its importer, or give the reason in SMALL"
+    modules = [path for path in SOURCES if path.name != "__init__.py"]
+    small = {p for p in modules if p.read_text().count("\n") < MODULE_LINES_MIN}
+    names = {str(path.relative_to(ROOT / "src")) for path in small}
+    assert names == set(SMALL), "merge it into its importer, or give the reason in SMALL"
 
 
 def test_lines_of_sql_and_lua_are_short():
@@ -103,34 +123,7 @@ def test_lines_of_sql_and_lua_are_short():
             if len(line) > LINE_CHARACTERS_MAX:
                 yield f"line {number} has {len(line)} characters, at most {LINE_CHARACTERS_MAX}"
 
-    sources = [path for kind in ("sql", "lua") for path in (ROOT / "src").rglob(f"*.{kind}")]
-    assert faults_in(sources, faults) == ""
-
-
-def test_a_function_is_of_a_readable_size():
-    def faults(path):
-        for name, lines, _ in module_of(path).functions:
-            if lines > FUNCTION_LINES_MAX:
-                yield f"{name}: {lines} lines, split it"
-
-    assert faults_in(EVERYTHING, faults) == ""
-
-
-def test_many_parameters_are_keyword_only():
-    def faults(path):
-        for name, _, names in module_of(path).functions:
-            if len(names) > POSITIONAL_MAX:
-                yield f"{name}{names}: put a * before some"
-
-    assert faults_in(SOURCES, faults) == ""
-
-
-def test_public_functions_and_classes_have_docstrings():
-    def faults(path):
-        for name in module_of(path).undocumented:
-            yield f"{name}: add a docstring with its effect or value"
-
-    assert faults_in(SOURCES, faults) == ""
+    require_none([path for kind in ("sql", "lua") for path in SRC.rglob(f"*.{kind}")], faults)
 
 
 def test_nothing_is_left_unfinished():
@@ -141,22 +134,40 @@ def test_nothing_is_left_unfinished():
         if MOCKS.search(text):
             yield "use the real engine: tests/conftest.py has one running"
 
-    assert faults_in([path for path in EVERYTHING if path != Path(__file__)], faults) == ""
+    require_none(ELSEWHERE, faults)
 
 
-def test_tests_do_not_sleep_to_let_things_settle():
+def test_tests_do_not_sleep_until_something_has_happened():
     def faults(path):
-        for sleep in re.findall(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)", path.read_text()):
+        for sleep in SLEEPS.findall(path.read_text()):
             yield f"{sleep}: wait for a condition with a deadline (wait_until)"
 
     waits = {ROOT / "tests" / "kit" / name for name in ("processes.py", "waiting.py")}
-    assert faults_in([path for path in TESTS if path not in {Path(__file__), *waits}], faults) == ""
+    require_none([path for path in TESTS if path not in {Path(__file__), *waits}], faults)
 
 
-def test_the_repository_speaks_of_the_product_alone():
-    hosts = re.compile("pypi" + r"\.org|python" + r"hosted|registry\.npm|deb\." + "debian")
-    for path in [*EVERYTHING, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]:
-        found = hosts.search(path.read_text())
-        assert not found, f"{name_of(path)} names a package registry: {found}"
+def test_no_file_names_a_package_registry():
+    def faults(path):
+        for found in REGISTRIES.findall(path.read_text()):
+            yield f"remove {found}"
+
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
+    require_none([*EVERYTHING, *pages], faults)
     lock = (ROOT / "requirements.lock").read_text()
-    assert "://" not in lock, "the lock must work with whatever index pip is configured for"
+    assert "://" not in lock, "the lock must work with the index that pip is configured for"
+
+
+def test_every_query_and_lua_function_is_used_and_migrations_have_no_gap():
+    def faults(path):
+        code = "\n".join(module.read_text() for module in path.parents[1].rglob("*.py"))
+        for query in parse_queries(path.read_text()):
+            if not re.search(rf"SQL\.{query.name}\b", code):
+                yield f"{query.name} is used nowhere: delete it"
+
+    require_none(sorted(SRC.glob("*/sql/*.sql")), faults)
+    code = "\n".join(path.read_text() for path in SOURCES)
+    names = [name for lib in find_libraries(PACKAGES) for name in REGISTERED.findall(lib.code)]
+    assert [name for name in names if name not in code] == []
+    for package in PACKAGES:
+        numbers = [migration.number for migration in find_migrations((package,))]
+        assert numbers == list(range(1, len(numbers) + 1)), package

@@ -1,7 +1,4 @@
-"""Texts use the field's words.
-
-No phrase of the list in `tools/words.py`, and short subjects of commits.
-"""
+"""Texts use the field's words (`tools/words.py`), and subjects of commits are short."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ import pytest
 from tools.words import findings, texts_below
 
 ROOT = Path(__file__).parents[2]
-PLACES = ["src", "docs", "tools", "deploy", *(path.name for path in ROOT.glob("*.md"))]
+FOLDERS = ["src", "docs", "tools", "deploy", "tests", "bench", "examples"]
+PLACES = [*FOLDERS, *(path.name for path in ROOT.glob("*.md"))]
 RENAMED = "all: rename the product to Headrace"
 SUBJECT_CHARACTERS_MAX = 65
 
@@ -21,6 +19,14 @@ SUBJECT_CHARACTERS_MAX = 65
 def test_texts_use_plain_words(place):
     found = [line for path in texts_below(ROOT / place) for line in findings(path)]
     assert found == [], "\n".join(found)
+
+
+def test_a_riddle_and_a_long_summary_are_found(tmp_path):
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("Whoever asks\nis told `who asks`.\n")
+    assert [line.split(":")[1] for line in findings(page)] == ["1", "1", "2"]
+    module.write_text(f'"""{"word " * 21}"""\nNAME = "nobody asked"  # it came to nothing\n')
+    assert [line.split(":")[1] for line in findings(module)] == ["2", "2", "1"]
 
 
 def test_subjects_of_commits_are_short_and_name_their_room():

@@ -1,8 +1,8 @@
-"""The corpus of bad input of jobs: what is called, and with which status and code it is refused.
+"""The corpus of bad input of jobs: calls with the status and code of their refusal.
 
-CALLS are verbs of `surfaces`, refused alike by Python, HTTP and the commands; where one of them
-says it otherwise, `told` is a dict with its own word and that of the rest as `else`, None where it
-cannot be said there at all. Names with a `$` are values of the place in which all this is tried.
+CALLS are verbs of `surfaces`, refused alike by Python, HTTP and the commands. Where a surface
+differs, the refusal is a dict by surface with `else` for the others; None: it cannot be expressed
+there. Names with a `$` are ids of stored jobs and leases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONG = "x" * 129
 INVALID_JOB = "422 jobs.invalid_job"
 NOT_AS_WORDS = {"commands": None}
 BY_SHAPE = {"http": "422 web.invalid_input", "commands": "422 usage"}
-"""What has no such shape at all is refused before the verb."""
+"""Values of the wrong type are refused before the verb."""
 QUEUE_UNKNOWN = "404 jobs.queue_unknown"
 JOB_UNKNOWN = "404 jobs.job_unknown"
 NOT_WAITING = "409 jobs.not_waiting"
@@ -126,8 +126,8 @@ TAKES = [
     ("ack", {"lease": "$lease", "outcomes": {"$ready": {"outcome": "done"}}}, INVALID_TAKE),
     ("ack", {"lease": "$lease", "outcomes": {2**63: {"outcome": "done"}}}, INVALID_TAKE),
     *(
-        ("ack", {"lease": "$lease", "outcomes": {"$leased": outcome}}, told)
-        for outcome, told in (
+        ("ack", {"lease": "$lease", "outcomes": {"$leased": outcome}}, refusal)
+        for outcome, refusal in (
             ({"outcome": "explode"}, {**NOT_AS_WORDS, "else": INVALID_TAKE}),
             ({"outcome": "snooze"}, INVALID_TAKE),
             ({"outcome": "send_to"}, {**NOT_AS_WORDS, "else": INVALID_TAKE}),
@@ -210,14 +210,14 @@ CRONS = [
     ({**NEW, "name": "nightly"}, "409 jobs.cron_exists"),
 ]
 CALLS = [
-    *(("enqueue", {"queue": "mail", **fault}, told) for fault, told in ENQUEUES),
+    *(("enqueue", {"queue": "mail", **fault}, refusal) for fault, refusal in ENQUEUES),
     *SINGLE,
-    *(("find", fault, told) for fault, told in SEARCHES),
-    *(("bulk", fault, told) for fault, told in BULKS),
+    *(("find", fault, refusal) for fault, refusal in SEARCHES),
+    *(("bulk", fault, refusal) for fault, refusal in BULKS),
     *TAKES,
     *QUEUES,
     *LANES,
-    *(("add_cron", fault, told) for fault, told in CRONS),
+    *(("add_cron", fault, refusal) for fault, refusal in CRONS),
     *((verb, {"name": "nobody"}, CRON_UNKNOWN) for verb in ("run_cron", "pause_cron")),
     *((verb, {"name": "nobody"}, CRON_UNKNOWN) for verb in ("resume_cron", "remove_cron")),
     ("minutes", {"queue": "nobody"}, QUEUE_UNKNOWN),
@@ -283,8 +283,16 @@ REQUESTS = [
     ("POST", "/v1/limiters/mail/lanes/x/spend", b'{"wait_max_s": 4000}', INVALID_JOB),
     ("GET", "/v1/queues/mail/minutes?from=2026-01-01T00:00:00Z", None, "422 jobs.invalid_span"),
     ("GET", "/v1/fleet/decisions?before=x", None, SHAPE),
+    ("GET", "/v1/queues/mail/minutes?from=2026-11-21T10:00:00", None, "422 jobs.invalid_span"),
+    ("GET", "/v1/queues/mail/minutes?to=0001-01-01T00:00:00Z", None, "422 jobs.invalid_span"),
+    ("GET", "/v1/crons/nobody", None, CRON_UNKNOWN),
+    ("GET", "/v1/crons/%00", None, "422 invalid_id"),
+    ("PUT", "/v1/crons/nobody", b'{"paused": true}', CRON_UNKNOWN),
+    ("PUT", "/v1/crons/declared", b'{"spec": "0 5 * * *"}', "409 jobs.cron_fixed"),
+    ("DELETE", "/v1/crons/declared", None, "409 jobs.cron_fixed"),
+    ("POST", "/v1/crons", b'{"name": "new", "spec": "0 4 * * *", "queue": "\\u0000"}', SHAPE),
 ]
-"""What only HTTP can be sent."""
+"""Requests that only HTTP can express."""
 COMMANDS = [
     (("jobs", "add", "mail", "{"), INVALID_JOB),
     (("jobs", "add", "mail", "{}", "--after", "soon"), INVALID_JOB),
@@ -310,4 +318,4 @@ COMMANDS = [
     (("crons", "add", "new", "0 4 * * *", "mail", "{"), INVALID_CRON),
     (("fleet", "minutes", "mail", "--from", "yesterday"), "422 usage"),
 ]
-"""What only can be typed."""
+"""Words that only a command can express."""

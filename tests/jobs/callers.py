@@ -1,14 +1,13 @@
-"""Callers with transactions of their own, one a driver or framework, all with the same few verbs.
+"""Callers with an open transaction, one for each driver or framework.
 
-Each is a context manager over a database's URL. `tx` is what a user passes; `run` is a statement of
-the caller's own in the same transaction; `savepoint` is a block that is rolled back to its start if
-it raises.
+Each is a context manager over a database's URL. `tx` is the value that a user passes; `run`
+executes a statement of the caller in the same transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -19,10 +18,17 @@ import psycopg2
 import psycopg2.extras
 import sqlalchemy
 from django.conf import settings
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, create_async_engine
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+connect_psycopg = psycopg.AsyncConnection.connect
 SAVE = "SAVEPOINT caller"
 BACK = "ROLLBACK TO SAVEPOINT caller"
 
@@ -65,7 +71,7 @@ async def psycopg_caller(url):
 
 @asynccontextmanager
 async def raw_psycopg_caller(url):
-    """One that numbers its placeholders, returns dicts, and began by hand in autocommit."""
+    """It numbers its placeholders, returns dicts, and began by hand in autocommit."""
     connection = await psycopg.AsyncConnection.connect(
         url,
         autocommit=True,
@@ -77,13 +83,15 @@ async def raw_psycopg_caller(url):
     await connection.close()
 
 
-def _sqlalchemy_connection_caller(driver, connect):
+def _sqlalchemy_caller(driver, connect, opened):
+    """A caller with what `opened` makes of an engine, such as a connection or a session."""
+
     @asynccontextmanager
     async def caller(url):
         engine = create_async_engine(
             f"postgresql+{driver}://", async_creator=lambda: connect(url), poolclass=NullPool
         )
-        async with engine.connect() as c:
+        async with opened(engine) as c:
 
             async def run(text):
                 await c.execute(sqlalchemy.text(text))
@@ -94,24 +102,8 @@ def _sqlalchemy_connection_caller(driver, connect):
     return caller
 
 
-def _sqlalchemy_session_caller(driver, connect, *, is_scoped):
-    @asynccontextmanager
-    async def caller(url):
-        engine = create_async_engine(
-            f"postgresql+{driver}://", async_creator=lambda: connect(url), poolclass=NullPool
-        )
-        session = AsyncSession(engine)
-        if is_scoped:
-            session = async_scoped_session(lambda: AsyncSession(engine), asyncio.current_task)
-
-        async def run(text):
-            await session.execute(sqlalchemy.text(text))
-
-        yield Caller(session, run, session.commit, session.rollback)
-        await session.close()
-        await engine.dispose()
-
-    return caller
+def _scoped_async_session(engine):
+    return aclosing(async_scoped_session(lambda: AsyncSession(engine), asyncio.current_task))
 
 
 ASYNC_CALLERS = {
@@ -119,11 +111,11 @@ ASYNC_CALLERS = {
     "asyncpg pooled": pooled_asyncpg_caller,
     "psycopg": psycopg_caller,
     "psycopg raw": raw_psycopg_caller,
-    "sqlalchemy asyncpg": _sqlalchemy_connection_caller("asyncpg", asyncpg.connect),
-    "sqlalchemy psycopg": _sqlalchemy_connection_caller("psycopg", psycopg.AsyncConnection.connect),
-    "sqlalchemy session": _sqlalchemy_session_caller("asyncpg", asyncpg.connect, is_scoped=False),
-    "sqlalchemy scoped session": _sqlalchemy_session_caller(
-        "psycopg", psycopg.AsyncConnection.connect, is_scoped=True
+    "sqlalchemy asyncpg": _sqlalchemy_caller("asyncpg", asyncpg.connect, AsyncEngine.connect),
+    "sqlalchemy psycopg": _sqlalchemy_caller("psycopg", connect_psycopg, AsyncEngine.connect),
+    "sqlalchemy session": _sqlalchemy_caller("asyncpg", asyncpg.connect, AsyncSession),
+    "sqlalchemy scoped session": _sqlalchemy_caller(
+        "psycopg", connect_psycopg, _scoped_async_session
     ),
 }
 
@@ -137,7 +129,7 @@ def blocking_psycopg_caller(url):
 
 @contextmanager
 def psycopg2_caller(url):
-    """With the cursor that gives dicts."""
+    """With the cursor that returns dicts."""
     connection = psycopg2.connect(url, cursor_factory=psycopg2.extras.RealDictCursor)
 
     def run(text):
@@ -148,34 +140,20 @@ def psycopg2_caller(url):
     connection.close()
 
 
-def _blocking_sqlalchemy_caller(driver, connect):
+def _blocking_sqlalchemy_caller(driver, connect, opened):
     @contextmanager
     def caller(url):
         engine = sqlalchemy.create_engine(
             f"postgresql+{driver}://", creator=lambda: connect(url), poolclass=NullPool
         )
-        with engine.connect() as c:
+        with opened(engine) as c:
             yield Caller(c, lambda text: c.execute(sqlalchemy.text(text)), c.commit, c.rollback)
 
     return caller
 
 
-def _blocking_session_caller(driver, connect, *, is_scoped):
-    @contextmanager
-    def caller(url):
-        engine = sqlalchemy.create_engine(
-            f"postgresql+{driver}://", creator=lambda: connect(url), poolclass=NullPool
-        )
-        session = scoped_session(sessionmaker(engine)) if is_scoped else Session(engine)
-        yield Caller(
-            session,
-            lambda text: session.execute(sqlalchemy.text(text)),
-            session.commit,
-            session.rollback,
-        )
-        session.close()
-
-    return caller
+def _scoped_session(engine):
+    return closing(scoped_session(sessionmaker(engine)))
 
 
 def use_django(url):
@@ -198,7 +176,7 @@ def use_django(url):
 
 @contextmanager
 def django_caller(url):
-    """With Django's own connection, in autocommit switched off as `atomic` does it."""
+    """With Django's connection, without autocommit as in `atomic`."""
     use_django(url)
     connection = django.db.connection
 
@@ -221,11 +199,13 @@ def django_alias_caller(url):
 BLOCKING_CALLERS = {
     "psycopg": blocking_psycopg_caller,
     "psycopg2": psycopg2_caller,
-    "sqlalchemy psycopg": _blocking_sqlalchemy_caller("psycopg", psycopg.connect),
-    "sqlalchemy psycopg2": _blocking_sqlalchemy_caller("psycopg2", psycopg2.connect),
-    "sqlalchemy session": _blocking_session_caller("psycopg", psycopg.connect, is_scoped=False),
-    "sqlalchemy scoped session": _blocking_session_caller(
-        "psycopg2", psycopg2.connect, is_scoped=True
+    "sqlalchemy psycopg": _blocking_sqlalchemy_caller("psycopg", psycopg.connect, Engine.connect),
+    "sqlalchemy psycopg2": _blocking_sqlalchemy_caller(
+        "psycopg2", psycopg2.connect, Engine.connect
+    ),
+    "sqlalchemy session": _blocking_sqlalchemy_caller("psycopg", psycopg.connect, Session),
+    "sqlalchemy scoped session": _blocking_sqlalchemy_caller(
+        "psycopg2", psycopg2.connect, _scoped_session
     ),
     "django": django_caller,
     "django alias": django_alias_caller,

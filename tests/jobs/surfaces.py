@@ -1,10 +1,7 @@
-"""The verbs of jobs through each way in.
+"""The verbs of the jobs room as Python, HTTP on a real socket, and typed commands.
 
-Python, HTTP on a real socket, the commands as they are typed.
-
-`await surface.do("enqueue", {"queue": "mail", "priority": 0})` gives what JSON can hold, the same
-on each surface; what is refused raises `Refused` with the status and the code. A verb that has no
-answer gives None.
+`await surface.do("enqueue", {"queue": "mail"})` returns what JSON can hold, the same on each
+surface, or raises `Refused` with the status and the code. A verb without an answer returns None.
 """
 
 from __future__ import annotations
@@ -12,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 from contextlib import asynccontextmanager
 from datetime import datetime
+from operator import attrgetter
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
 import msgspec
 from click.testing import CliRunner
-from tests.kit.ways_in import PythonVerbs, Refused, plain
+from tests.kit.ways_in import Refused, plain
 
 from headrace.jobs import NewJob, cli, http
 from headrace.jobs.crons import NewCron
@@ -32,192 +31,142 @@ from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
 
 SURFACES = ("python", "http", "commands")
-UNLIMITED = dict.fromkeys(("starts_max", "window_s", "concurrency"))
+LIMITER = "/v1/limiters/{limiter}"
+LANE = f"{LIMITER}/lanes/{{lane}}"
+HOST = "/v1/fleet/hosts/{host}"
+
+VERBS = {
+    "job": ("job", "GET /v1/jobs/{job}", "jobs show {job}"),
+    "why": ("why", "GET /v1/jobs/{job}/why", "jobs why {job}"),
+    "cancel": ("cancel", "DELETE /v1/jobs/{job}", "jobs cancel {job}"),
+    "retry": ("retry", "POST /v1/jobs/{job}/retry", "jobs retry {job}"),
+    "delete": ("delete", "DELETE /v1/jobs/{job}?keep=false", "jobs rm {job}"),
+    "find": ("", "GET /v1/jobs", ""),
+    "bulk": ("", "POST /v1/jobs/bulk", ""),
+    "take": ("", "POST /v1/queues/{queue}/take", "jobs take {queue}"),
+    "ack": ("", "POST /v1/leases/{lease}/ack", ""),
+    "extend": ("", "POST /v1/leases/{lease}/extend", "jobs extend {lease}"),
+    "queues": ("queues.all", "GET /v1/queues", "queues ls"),
+    "queue": ("queues.get", "GET /v1/queues/{queue}", "queues show {queue}"),
+    "set_queue": ("queues.set", "PUT /v1/queues/{queue}?create=true", ""),
+    "pause_queue": ("queues.pause", "", "queues pause {queue}"),
+    "resume_queue": ("queues.resume", "", "queues resume {queue}"),
+    "lanes": ("lanes.list", "GET /v1/limiters/{limiter}/lanes", "lanes ls {limiter}"),
+    "lane": ("lanes.get", f"GET {LANE}", "lanes show {limiter} {lane}"),
+    "set_lane": ("lanes.set", f"PUT {LANE}", ""),
+    "reset_lane": ("lanes.reset", f"DELETE {LANE}", "lanes reset {limiter} {lane}"),
+    "pause_lane": ("lanes.pause", f"POST {LANE}/pause", "lanes pause {limiter} {lane}"),
+    "resume_lane": ("lanes.resume", f"POST {LANE}/resume", "lanes resume {limiter} {lane}"),
+    "limiters": ("lanes.limiters", "GET /v1/limiters", "lanes limiters"),
+    "limiter": ("lanes.get_limiter", f"GET {LIMITER}", "lanes limiter {limiter}"),
+    "set_limiter": ("lanes.set_limiter", f"PUT {LIMITER}", ""),
+    "reset_limiter": (
+        "lanes.reset_limiter",
+        f"DELETE {LIMITER}",
+        "lanes limiter {limiter} --as-declared",
+    ),
+    "crons": ("crons.all", "GET /v1/crons", "crons ls"),
+    "add_cron": ("", "POST /v1/crons", ""),
+    "run_cron": ("crons.run", "POST /v1/crons/{name}/run", "crons run {name}"),
+    "pause_cron": ("crons.pause", "PUT /v1/crons/{name}", "crons pause {name}"),
+    "resume_cron": ("crons.resume", "PUT /v1/crons/{name}", "crons resume {name}"),
+    "remove_cron": ("crons.remove", "DELETE /v1/crons/{name}", "crons rm {name}"),
+    "minutes": ("queues.minutes", "GET /v1/queues/{queue}/minutes", "fleet minutes {queue}"),
+    "fleet": ("fleet.state", "GET /v1/fleet", "fleet show"),
+    "drain": ("fleet.drain", f"POST {HOST}/drain", "fleet drain {host}"),
+    "undrain": ("fleet.undrain", f"POST {HOST}/undrain", "fleet undrain {host}"),
+}
+"""Each verb in Python, as a request and as a command; empty: a method of the surface."""
+MORE = {
+    "set_queue": {"create": True},
+    "set_lane": dict.fromkeys(("starts_max", "window_s", "concurrency")),
+}
+"""Arguments that Python needs besides those of the step."""
+READ_AFTER = {"set_queue": "queue", "set_lane": "lane", "set_limiter": "limiter"}
+READ_AFTER |= dict.fromkeys(("pause_lane", "resume_lane"), "lane")
+"""Python verbs without an answer, and the verb that reads what they changed."""
+SILENT = {"cancel", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
+SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
+"""Verbs without an answer, of which a command only prints that it is done."""
 
 
-class PythonSurface(PythonVerbs):
-    """The service itself."""
+class Surface:
+    """Calls a verb by its name, through a method of the surface where it has one."""
 
     def __init__(self, jobs) -> None:
-        self._jobs = jobs
-
-    async def enqueue(self, *, queue, jobs=None, **job):
-        given = [NewJob(queue=queue, **_moments(one)) for one in ([job] if jobs is None else jobs)]
-        return {"ids": await self._jobs.enqueue_many(given)}
-
-    async def job(self, *, job):
-        return await self._jobs.job(job)
-
-    async def why(self, *, job):
-        return await self._jobs.why(job)
-
-    async def find(self, *, limit=100, after=None, **wanted):
-        page = await self._jobs.find(before=after, jobs_max=limit, **wanted)
-        return {"jobs": page.jobs, "next": page.next_before}
-
-    async def cancel(self, *, job):
-        return await self._jobs.cancel(job)
-
-    async def retry(self, *, job):
-        return await self._jobs.retry(job)
-
-    async def delete(self, *, job):
-        return await self._jobs.delete(job)
-
-    async def bulk(self, *, action, dry_run=False, **wanted):
-        done = await self._jobs.bulk(action, JobFilter(**wanted), dry_run=dry_run)
-        return {**msgspec.to_builtins(done), "next_before": None}
-
-    async def take(self, *, queue, n=1, lease="5m"):
-        return await self._jobs.takes.take(queue, n, lease_s=_seconds(lease))
-
-    async def ack(self, *, lease, outcomes=None, rest=None):
-        said = {int(job): TakenOutcome(**told) for job, told in (outcomes or {}).items()}
-        others = None if rest is None else TakenOutcome(**rest)
-        return await self._jobs.takes.ack(lease, said, rest=others)
-
-    async def extend(self, *, lease, lease_for="5m"):
-        expires_at = await self._jobs.takes.extend(lease, _seconds(lease_for))
-        return {"lease_id": lease, "expires_at": expires_at}
-
-    async def queues(self):
-        return await self._jobs.queues.all()
-
-    async def queue(self, *, queue):
-        return await self._jobs.queues.get(queue)
-
-    async def set_queue(self, *, queue, **changes):
-        await self._jobs.queues.set(queue, create=True, **changes)
-        return await self._jobs.queues.get(queue)
-
-    async def pause_queue(self, *, queue):
-        return await self._jobs.queues.pause(queue)
-
-    async def resume_queue(self, *, queue):
-        return await self._jobs.queues.resume(queue)
-
-    async def lanes(self, *, limiter, limit=100):
-        return await self._jobs.lanes.list(limiter, lanes_max=limit)
-
-    async def lane(self, *, limiter, lane):
-        return await self._jobs.lanes.get(limiter, lane)
-
-    async def set_lane(self, *, limiter, lane, **limits):
-        await self._jobs.lanes.set(limiter, lane, **{**UNLIMITED, **limits})
-        return await self._jobs.lanes.get(limiter, lane)
-
-    async def pause_lane(self, *, limiter, lane):
-        await self._jobs.lanes.pause(limiter, lane)
-        return await self._jobs.lanes.get(limiter, lane)
-
-    async def resume_lane(self, *, limiter, lane):
-        await self._jobs.lanes.resume(limiter, lane)
-        return await self._jobs.lanes.get(limiter, lane)
-
-    async def reset_lane(self, *, limiter, lane):
-        return await self._jobs.lanes.reset(limiter, lane)
-
-    async def limiters(self):
-        return await self._jobs.lanes.limiters()
-
-    async def limiter(self, *, limiter):
-        return await self._jobs.lanes.get_limiter(limiter)
-
-    async def reset_limiter(self, *, limiter):
-        return await self._jobs.lanes.reset_limiter(limiter)
-
-    async def set_limiter(self, *, limiter, **limits):
-        await self._jobs.lanes.set_limiter(limiter, **limits)
-        return await self._jobs.lanes.get_limiter(limiter)
-
-    async def crons(self):
-        return await self._jobs.crons.all()
-
-    async def add_cron(self, **cron):
-        return await self._jobs.crons.add(NewCron(**cron))
-
-    async def run_cron(self, *, name):
-        return {"id": await self._jobs.crons.run(name)}
-
-    async def pause_cron(self, *, name):
-        return await self._jobs.crons.pause(name)
-
-    async def resume_cron(self, *, name):
-        return await self._jobs.crons.resume(name)
-
-    async def remove_cron(self, *, name):
-        return await self._jobs.crons.remove(name)
-
-    async def minutes(self, *, queue):
-        return await self._jobs.queues.minutes(queue)
-
-    async def fleet(self):
-        return await self._jobs.fleet.state()
-
-    async def drain(self, *, host):
-        return await self._jobs.fleet.drain(host)
-
-    async def undrain(self, *, host):
-        return await self._jobs.fleet.undrain(host)
-
-
-ROUTES = {
-    "job": ("GET", "/v1/jobs/{job}"),
-    "why": ("GET", "/v1/jobs/{job}/why"),
-    "find": ("GET", "/v1/jobs"),
-    "cancel": ("DELETE", "/v1/jobs/{job}"),
-    "retry": ("POST", "/v1/jobs/{job}/retry"),
-    "delete": ("DELETE", "/v1/jobs/{job}?keep=false"),
-    "take": ("POST", "/v1/queues/{queue}/take"),
-    "ack": ("POST", "/v1/leases/{lease}/ack"),
-    "extend": ("POST", "/v1/leases/{lease}/extend"),
-    "queues": ("GET", "/v1/queues"),
-    "queue": ("GET", "/v1/queues/{queue}"),
-    "set_queue": ("PUT", "/v1/queues/{queue}?create=true"),
-    "lanes": ("GET", "/v1/limiters/{limiter}/lanes"),
-    "lane": ("GET", "/v1/limiters/{limiter}/lanes/{lane}"),
-    "set_lane": ("PUT", "/v1/limiters/{limiter}/lanes/{lane}"),
-    "reset_lane": ("DELETE", "/v1/limiters/{limiter}/lanes/{lane}"),
-    "pause_lane": ("POST", "/v1/limiters/{limiter}/lanes/{lane}/pause"),
-    "resume_lane": ("POST", "/v1/limiters/{limiter}/lanes/{lane}/resume"),
-    "limiters": ("GET", "/v1/limiters"),
-    "limiter": ("GET", "/v1/limiters/{limiter}"),
-    "set_limiter": ("PUT", "/v1/limiters/{limiter}"),
-    "reset_limiter": ("DELETE", "/v1/limiters/{limiter}"),
-    "crons": ("GET", "/v1/crons"),
-    "add_cron": ("POST", "/v1/crons"),
-    "run_cron": ("POST", "/v1/crons/{name}/run"),
-    "pause_cron": ("PUT", "/v1/crons/{name}"),
-    "resume_cron": ("PUT", "/v1/crons/{name}"),
-    "remove_cron": ("DELETE", "/v1/crons/{name}"),
-    "minutes": ("GET", "/v1/queues/{queue}/minutes"),
-    "fleet": ("GET", "/v1/fleet"),
-    "drain": ("POST", "/v1/fleet/hosts/{host}/drain"),
-    "undrain": ("POST", "/v1/fleet/hosts/{host}/undrain"),
-}
-IN_QUERY = ("GET", "take", "extend")
-
-
-class HttpSurface:
-    """Requests to the room's routes."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
+        self.jobs = jobs
 
     async def do(self, verb, given):
         special = getattr(self, verb, None)
-        if special is not None:
-            return await special(**given)
-        method, path = ROUTES[verb]
-        body = dict(given)
-        for name in given:
-            if f"{{{name}}}" in path:
-                path = path.replace(f"{{{name}}}", quote(str(body.pop(name)), safe=""))
+        return await (special(**given) if special else self.call(verb, given))
+
+
+class PythonSurface(Surface):
+    """The service itself."""
+
+    async def do(self, verb, given):
+        try:
+            return plain(await super().do(verb, given))
+        except HeadraceError as error:
+            raise Refused(error.status, error.code) from error
+
+    async def call(self, verb, given):
+        path, route, words = VERBS[verb]
+        names = [name for name in given if f"{{{name}}}" in f"{route} {words}"]
+        rest = {name: value for name, value in given.items() if name not in names}
+        places = {name: given[name] for name in names}
+        answer = await attrgetter(path)(self.jobs)(*places.values(), **MORE.get(verb, {}) | rest)
+        if verb in READ_AFTER:
+            return await self.call(READ_AFTER[verb], places)
+        return {"id": answer} if verb == "run_cron" else answer
+
+    async def lanes(self, *, limiter, limit=100):
+        return await self.jobs.lanes.list(limiter, lanes_max=limit)
+
+    async def take(self, *, queue, n=1, lease="5m"):
+        return await self.jobs.takes.take(queue, n, lease_s=_seconds(lease))
+
+    async def add_cron(self, **cron):
+        return await self.jobs.crons.add(NewCron(**cron))
+
+    async def enqueue(self, *, queue, jobs=None, **job):
+        given = [NewJob(queue=queue, **_moments(one)) for one in ([job] if jobs is None else jobs)]
+        return {"ids": await self.jobs.enqueue_many(given)}
+
+    async def find(self, *, limit=100, after=None, **wanted):
+        page = await self.jobs.find(before=after, jobs_max=limit, **wanted)
+        return {"jobs": page.jobs, "next": page.next_before}
+
+    async def bulk(self, *, action, dry_run=False, **wanted):
+        done = await self.jobs.bulk(action, JobFilter(**wanted), dry_run=dry_run)
+        return {**msgspec.to_builtins(done), "next_before": None}
+
+    async def ack(self, *, lease, outcomes=None, rest=None):
+        given = {int(job): TakenOutcome(**one) for job, one in (outcomes or {}).items()}
+        others = None if rest is None else TakenOutcome(**rest)
+        return await self.jobs.takes.ack(lease, given, rest=others)
+
+    async def extend(self, *, lease, lease_for="5m"):
+        expires_at = await self.jobs.takes.extend(lease, _seconds(lease_for))
+        return {"lease_id": lease, "expires_at": expires_at}
+
+
+class HttpSurface(Surface):
+    """Requests to the room's routes."""
+
+    def __init__(self, jobs, client: httpx.AsyncClient) -> None:
+        super().__init__(jobs)
+        self.client = client
+
+    async def call(self, verb, given):
+        method, path = VERBS[verb][1].split()
+        body = {name: value for name, value in given.items() if f"{{{name}}}" not in path}
+        path = re.sub(r"\{(\w+)\}", lambda name: quote(str(given[name[1]]), safe=""), path)
         if verb in {"pause_cron", "resume_cron"}:
             body = {"paused": verb == "pause_cron"}
         if verb == "extend":
             body = {"lease": body.pop("lease_for", "5m")}
-        if method in IN_QUERY or verb in IN_QUERY:
+        if method == "GET" or verb in {"take", "extend"}:
             return await self.ask(method, path, params=body)
         return await self.ask(method, path, json=body if body or method == "PUT" else None)
 
@@ -236,114 +185,50 @@ class HttpSurface:
 
     async def find(self, *, limit=100, after=None, **wanted):
         params = {**wanted, "limit": limit} | ({} if after is None else {"cursor": after})
-        page = await self.ask("GET", "/v1/jobs", params=params)
+        page = await self.call("find", params)
         return {"jobs": page["jobs"], "next": page["next_cursor"]}
 
     async def bulk(self, *, action, dry_run=False, **wanted):
-        body = {"action": action, "filter": wanted, "dry_run": dry_run}
-        done = await self.ask("POST", "/v1/jobs/bulk", json=body)
+        done = await self.call("bulk", {"action": action, "filter": wanted, "dry_run": dry_run})
         assert done.pop("next_cursor") is None
         return {**done, "next_before": None}
 
     async def pause_queue(self, *, queue):
-        await self.do("set_queue", {"queue": queue, "paused": True})
+        await self.call("set_queue", {"queue": queue, "paused": True})
 
     async def resume_queue(self, *, queue):
-        await self.do("set_queue", {"queue": queue, "paused": False})
+        await self.call("set_queue", {"queue": queue, "paused": False})
 
 
-WORDS = {
-    "job": "jobs show {job}",
-    "why": "jobs why {job}",
-    "cancel": "jobs cancel {job}",
-    "retry": "jobs retry {job}",
-    "delete": "jobs rm {job}",
-    "take": "jobs take {queue}",
-    "queues": "queues ls",
-    "queue": "queues show {queue}",
-    "pause_queue": "queues pause {queue}",
-    "resume_queue": "queues resume {queue}",
-    "lanes": "lanes ls {limiter}",
-    "lane": "lanes show {limiter} {lane}",
-    "reset_lane": "lanes reset {limiter} {lane}",
-    "pause_lane": "lanes pause {limiter} {lane}",
-    "resume_lane": "lanes resume {limiter} {lane}",
-    "limiters": "lanes limiters",
-    "reset_limiter": "lanes limiter {limiter} --as-declared",
-    "crons": "crons ls",
-    "run_cron": "crons run {name}",
-    "pause_cron": "crons pause {name}",
-    "resume_cron": "crons resume {name}",
-    "remove_cron": "crons rm {name}",
-    "minutes": "fleet minutes {queue}",
-    "fleet": "fleet show",
-    "drain": "fleet drain {host}",
-    "undrain": "fleet undrain {host}",
-}
-SILENT = {"cancel", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
-SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
-"""Verbs without an answer, of which the commands only say that it is done."""
+class CommandSurface(Surface):
+    """The commands, in a thread as a terminal runs them."""
 
-
-class CommandSurface:
-    """The commands, in a thread as a terminal would run them."""
-
-    def __init__(self, jobs) -> None:
-        self._jobs = jobs
-
-    async def do(self, verb, given):
-        special = getattr(self, verb, None)
-        if special is not None:
-            return await special(**given)
-        rest = dict(given)
-        words = [
-            str(rest.pop(word[1:-1])) if word.startswith("{") else word
-            for word in WORDS[verb].split()
-        ]
-        told = await self.run(*words, *options(rest))
-        return None if verb in SILENT else told
+    async def call(self, verb, given):
+        words = VERBS[verb][2].split()
+        rest = {name: value for name, value in given.items() if f"{{{name}}}" not in words}
+        words = [str(given[word[1:-1]]) if word.startswith("{") else word for word in words]
+        if verb == "extend":
+            rest = {"lease": rest.get("lease_for", "5m")}
+        shown = await self.run(*words, *options(rest))
+        if verb == "limiter":
+            [shown] = shown
+        return None if verb in SILENT else shown
 
     async def run(self, *words):
         """The document that a command shows. Raises: Refused."""
-        loop, shown = asyncio.get_running_loop(), []
-        terminal = SimpleNamespace(
-            is_json=True,
-            run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(self._jobs), loop).result(
-                60
-            ),
-            show=lambda value, text: shown.append((plain(value), text)),
-            progress=lambda text: None,
-        )
-        command = next(c for c in cli.COMMANDS if c.name == words[0])
-        ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)
-        if isinstance(ran.exception, HeadraceError):
-            raise Refused(ran.exception.status, ran.exception.code) from ran.exception
-        if ran.exit_code == 2:
-            raise Refused(422, "usage")
-        assert ran.exit_code == 0, (words, ran.output, ran.exception)
-        [(value, text)] = shown
-        assert isinstance(text, str)
-        return value
+        return (await run_command(self.jobs, *words))[0]
 
     async def enqueue(self, *, queue, jobs=None, **job):
         ids = []
         for one in [job] if jobs is None else jobs:
-            rest = dict(one)
+            rest = {_typed(name): _with_unit(name, value) for name, value in one.items()}
             payload = json.dumps(rest.pop("payload", None))
-            renamed = {"after_s": "after", "spread_s": "spread"}
-            words = options(
-                {
-                    renamed.get(name, name): f"{value}s" if name in renamed else value
-                    for name, value in rest.items()
-                }
-            )
-            ids.append((await self.run("jobs", "add", queue, payload, *words))["id"])
+            ids.append((await self.run("jobs", "add", queue, payload, *options(rest)))["id"])
         return {"ids": ids}
 
     async def find(self, *, limit=100, after=None, q=None, **wanted):
-        search = [] if q is None else ["-q", q]
-        words = options({**wanted, "max": limit, "before": after})
-        page = await self.run("jobs", "ls", *search, *words)
+        words = [*([] if q is None else ["-q", q]), *options({**wanted, "max": limit})]
+        page = await self.run("jobs", "ls", *words, *options({"before": after}))
         return {"jobs": page["jobs"], "next": page["next_before"]}
 
     async def bulk(self, *, action, dry_run=False, ids=(), q=None, older_than_s=None, **wanted):
@@ -356,37 +241,27 @@ class CommandSurface:
     async def ack(self, *, lease, outcomes=None, rest=None):
         names = {"return": "--back", "send_to": "--send-to"}
         assert rest in (None, {"outcome": "done"})
-        for job, said in (outcomes or {}).items():
-            more = options(
-                {
-                    "why": said.get("why"),
-                    "after": f"{said['after_s']}s" if "after_s" in said else None,
-                }
-            )
-            option = names.get(said["outcome"], f"--{said['outcome']}")
-            moved = [said["queue"]] if "queue" in said else []
-            await self.run("jobs", "ack", str(lease), option, str(job), *moved, *more)
+        for job, given in (outcomes or {}).items():
+            after = f"{given['after_s']}s" if "after_s" in given else None
+            option = names.get(given["outcome"], f"--{given['outcome']}")
+            words = [option, str(job), *([given["queue"]] if "queue" in given else [])]
+            words += options({"why": given.get("why"), "after": after})
+            await self.run("jobs", "ack", str(lease), *words)
         if rest is not None:
             await self.run("jobs", "ack", str(lease))
 
-    async def extend(self, *, lease, lease_for="5m"):
-        return await self.run("jobs", "extend", str(lease), "--lease", lease_for)
-
     async def set_queue(self, *, queue, **changes):
         paused = changes.pop("paused", None)
-        told = await self.run("queues", "set", queue, "--create", *options(changes, none="none"))
+        words = options(changes, none="none")
+        shown = await self.run("queues", "set", queue, "--create", *words)
         if paused is None:
-            return told
+            return shown
         await self.run("queues", "pause" if paused else "resume", queue)
         return await self.run("queues", "show", queue)
 
     async def set_lane(self, *, limiter, lane, paused=False, **limits):
         words = ["--paused"] if paused else []
         return await self.run("lanes", "set", limiter, lane, *words, *options(_rated(limits)))
-
-    async def limiter(self, *, limiter):
-        [found] = await self.run("lanes", "limiter", limiter)
-        return found
 
     async def set_limiter(self, *, limiter, **limits):
         words = options(_rated(limits)) or ["--unlimited"]
@@ -398,6 +273,26 @@ class CommandSurface:
         return await self.run("crons", "add", *words, *options(more))
 
 
+async def run_command(jobs, *words):
+    """The last document and text that a command shows. Raises: Refused."""
+    loop, shown = asyncio.get_running_loop(), []
+    terminal = SimpleNamespace(
+        is_json=True,
+        run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(60),
+        show=lambda value, text: shown.append((plain(value), text)),
+        progress=lambda text: shown.append((None, text)),
+    )
+    command = next(one for one in cli.COMMANDS if one.name == words[0])
+    ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)
+    if isinstance(ran.exception, HeadraceError):
+        raise Refused(ran.exception.status, ran.exception.code) from ran.exception
+    if ran.exit_code == 2:
+        raise Refused(422, "usage")
+    assert ran.exit_code == 0, (words, ran.output, ran.exception)
+    assert all(isinstance(text, str) for _, text in shown)
+    return shown[-1]
+
+
 def options(given, *, none=None):
     """`{"slots_min": 2}` as it is typed; None is left out, or typed as `none`."""
     typed = {name: none if value is None else value for name, value in given.items()}
@@ -407,6 +302,14 @@ def options(given, *, none=None):
         if value is not None
         for word in (("-" if len(name) == 1 else "--") + name.replace("_", "-"), str(value))
     ]
+
+
+def _typed(name):
+    return {"after_s": "after", "spread_s": "spread"}.get(name, name)
+
+
+def _with_unit(name, value):
+    return value if _typed(name) == name else f"{value}s"
 
 
 def _rated(limits):
@@ -430,13 +333,11 @@ def _seconds(text):
 @asynccontextmanager
 async def surface_on(name, postgres, jobs):
     """The surface `name` of a service; HTTP is served while the block lasts."""
-    if name == "python":
-        yield PythonSurface(jobs)
-    elif name == "commands":
-        yield CommandSurface(jobs)
-    else:
+    if name == "http":
         async with client_of(postgres, jobs) as client:
-            yield HttpSurface(client)
+            yield HttpSurface(jobs, client)
+    else:
+        yield (PythonSurface if name == "python" else CommandSurface)(jobs)
 
 
 @asynccontextmanager
@@ -444,7 +345,7 @@ async def client_of(postgres, jobs):
     """A client of the room's routes on a real socket, with a token for them."""
     loaded = load_config({"web": WebConfig}, env={})
     web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
-    house = SimpleNamespace(
+    app = SimpleNamespace(
         version="0.0.0",
         metrics_folder=None,
         config=dataclasses.replace(loaded, sections={"web": web}),
@@ -455,14 +356,13 @@ async def client_of(postgres, jobs):
     )
     token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
+    running = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at)))
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
     host, port = ready.result()
     headers = {"authorization": f"Bearer {token.text}"}
-    # verify=False: reading the authorities, 20 ms of CPU a client, is for no one on a plain
-    # address.
+    # verify=False: a plain address needs no certificate authorities, and reading them costs 20 ms.
     async with httpx.AsyncClient(
         base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
     ) as client:

@@ -95,35 +95,31 @@ async def slots_of(postgres, name):
 
 
 @pytest.mark.slow
-async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgres, tmp_path):
+async def test_it_reports_itself_follows_the_plan_counts_and_drains(
+    start, jobs, postgres, tmp_path
+):
     agent = start("--name", "h1")
     await wait_true(lambda: find_host(postgres, "h1"))
     assert (await find_host(postgres, "h1"))["kind"] == "agent"
     await wait_true(lambda: _has_capacity(postgres, "h1"))
-    await wait_true(lambda: _says(postgres, ["None", "None"]))
+    await wait_true(lambda: _has_slots(postgres, ["None", "None"]))
     rows = await jobs.queues.declare()
     await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})
-    await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]))
+    await wait_true(lambda: _has_slots(postgres, ["None", "None", "one", "one", "two"]))
     await _plan(postgres, "h1", {rows["two"].id: 2})
-    await wait_true(lambda: _says(postgres, ["None", "None", "two", "two"]))
+    await wait_true(lambda: _has_slots(postgres, ["None", "None", "two", "two"]))
     await jobs.enqueue_many([NewJob(queue="one", payload={}) for _ in range(25)])
     await jobs.enqueue_many([NewJob(queue="two", payload={"n": n}) for n in (1, -1, 2)])
     await wait_true(lambda: _totals(postgres, {"one": (25, 0), "two": (2, 1)}))
     assert agent.events("slot_died") == []
     await wait_true(lambda: "jobs_run_seconds_count" in _metrics(tmp_path))
     await wait_true(lambda: _counted(tmp_path) >= 3, what="slots' counts arrive")
-
-
-@pytest.mark.slow
-async def test_a_draining_host_gives_its_slots_up(start, postgres):
-    agent = start("--name", "h1")
-    await wait_true(lambda: _says(postgres, ["None", "None"]))
     await _plan(postgres, "h1", {})
     await store.fleet.set_draining(postgres, "h1")
-    await wait_true(lambda: _says(postgres, []))
+    await wait_true(lambda: _has_slots(postgres, []))
     assert agent.events("slot_died") == []
     await store.fleet.set_draining(postgres, "h1", is_draining=False)
-    await wait_true(lambda: _says(postgres, ["None", "None"]))
+    await wait_true(lambda: _has_slots(postgres, ["None", "None"]))
 
 
 @pytest.mark.slow
@@ -142,7 +138,7 @@ async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, post
 
 
 @pytest.mark.slow
-async def test_reload_starts_anew_with_the_changed_code(start, jobs, postgres, tmp_path):
+async def test_reload_restarts_with_the_changed_code(start, jobs, postgres, tmp_path):
     agent = start("--name", "h1", "--reload")
     await wait_true(lambda: find_host(postgres, "h1"))
     more = APPLICATION + '\n@app.task("three")\nasync def three(n: int) -> None: ...\n'
@@ -229,7 +225,7 @@ async def _plan(postgres, host, slots):
         await postgres.all(compile_query("plan", f"-- The plan.\n{text}"))
 
 
-async def _says(postgres, queues):
+async def _has_slots(postgres, queues):
     return await slots_of(postgres, "h1") == queues
 
 

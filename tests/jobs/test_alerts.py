@@ -1,7 +1,4 @@
-"""Alerts: each rule's edge, patience both ways, hosts that go missing.
-
-And what a webhook is sent.
-"""
+"""Alerts: the bound of each rule, how long it must hold, missing hosts, and the webhook."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headrace.jobs import store
-from headrace.jobs.fleet.alert_webhook import USE, AlertSender, WebhookFailed, send_alert
 from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
@@ -25,7 +21,7 @@ from headrace.jobs.fleet.alerts import (
     Limits,
     QueueObservation,
 )
-from headrace.jobs.fleet.scheduler import Scheduler
+from headrace.jobs.fleet.scheduler import USE, AlertSender, Scheduler, WebhookFailed, send_alert
 from headrace.kernel.resilience import Backoff
 from headrace.kernel.signing import derive_key
 
@@ -67,25 +63,21 @@ def test_the_edge_of_each_rule(rule, before, now, is_broken):
     assert (text is not None) is is_broken
 
 
-def test_a_minimum_that_does_not_hold_says_why():
+def test_the_text_of_an_alert_names_the_cause():
     broken = QUEUE_RULES["below_min"].broken
     assert broken(seen(slots=2, slots_min=2), None, LIMITS) is None
     text = broken(seen(slots=1, slots_min=2), None, LIMITS)
     assert "1 of its minimum of 2 slots" in text
     assert "they lack memory or cores" in text
     assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, LIMITS)
-
-
-def test_a_short_fleet_names_load_as_the_cause():
     broken = QUEUE_RULES["fleet_short"].broken
-    text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=True), None, LIMITS)
-    assert "hosts short of CPU add no slots" in text
-    text = broken(seen(is_short=True, oldest_age_s=60.0), None, LIMITS)
-    assert "short of CPU" not in text
+    for is_loaded in (True, False):
+        text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=is_loaded), None, LIMITS)
+        assert ("hosts short of CPU add no slots" in text) is is_loaded
 
 
-def told(watch, sights):
-    """What changed at which evaluation, at one every 5 s."""
+def changes_of(watch, sights):
+    """Changes with the number of their evaluation, one every 5 s."""
     found = []
     for index, queue in enumerate(sights):
         sight = FleetObservation(at_s=index * 5.0, queues={"mail": queue}, hosts={})
@@ -93,36 +85,35 @@ def told(watch, sights):
     return found
 
 
-def test_an_alert_takes_patience_both_ways():
+def test_an_alert_is_raised_and_cleared_after_several_evaluations():
     bad, good = seen(oldest_age_s=1000.0), seen()
     rule = QUEUE_RULES["oldest_waits"]
     raised = [bad] * rule.raise_after
-    assert told(AlertEvaluator(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
+    assert changes_of(AlertEvaluator(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
         "never often enough in a row"
     )
     edges = [good, bad] * 20
-    assert told(AlertEvaluator(LIMITS), edges) == []
+    assert changes_of(AlertEvaluator(LIMITS), edges) == []
     cleared = [good] * rule.clear_after
-    assert told(AlertEvaluator(LIMITS), [*raised, *edges, *cleared]) == [
+    assert changes_of(AlertEvaluator(LIMITS), [*raised, *edges, *cleared]) == [
         (rule.raise_after - 1, "oldest_waits", True),
         (rule.raise_after - 1 + len(edges) + rule.clear_after, "oldest_waits", False),
     ]
 
 
 def test_growth_is_seen_over_ten_minutes():
-    """From 400 to 1,600 in the tenth minute.
-
-    Raised half a minute after it began, not when we began to look.
-    """
+    """From 400 to 1,600 in the tenth minute: raised half a minute later."""
     sights = [seen(active=400)] * 120 + [seen(active=1600)] * 200
-    patience = QUEUE_RULES["active_grows"]
-    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(AlertEvaluator(LIMITS), sights)
-    assert raised_index == 120 + patience.raise_after - 1
+    rule = QUEUE_RULES["active_grows"]
+    [(raised_index, _, _), (cleared_index, _, is_raised)] = changes_of(
+        AlertEvaluator(LIMITS), sights
+    )
+    assert raised_index == 120 + rule.raise_after - 1
     assert not is_raised
-    assert cleared_index == 240 + patience.clear_after - 1, "ten minutes later it grows no more"
+    assert cleared_index == 240 + rule.clear_after - 1, "ten minutes later it grows no more"
 
 
-def hosts_told(watch, rounds):
+def changes_of_hosts(watch, rounds):
     found = []
     for index, hosts in enumerate(rounds):
         changes = watch.observe(FleetObservation(at_s=index * 5.0, queues={}, hosts=hosts))
@@ -130,28 +121,21 @@ def hosts_told(watch, rounds):
     return found
 
 
-def test_a_missing_agent_is_told_until_it_is_back():
+def test_a_missing_agent_is_an_alert_until_it_is_back():
     alive, silent, swept = {"a": False}, {"a": True}, {}
     rounds = [alive, silent, swept, swept, swept, alive, alive, alive]
-    found = hosts_told(AlertEvaluator(LIMITS), rounds)
+    found = changes_of_hosts(AlertEvaluator(LIMITS), rounds)
     assert found == [(HOST_RAISE_AFTER, "a", True), (6, "a", False)]
 
 
-def test_an_agent_that_left_properly_is_not_missed():
-    assert hosts_told(AlertEvaluator(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
-
-
-def test_a_new_leader_goes_on_with_what_is_open():
+def test_a_new_leader_continues_with_open_alerts():
     watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
     assert watch.open_counts[HOST_RULE] == 1
-    assert hosts_told(watch, [{}] * 5) == [], "still missing, and known"
-    assert hosts_told(watch, [{"a": False}] * 2) == [(1, "a", False)]
-
-
-def test_a_host_that_never_comes_back_is_forgotten():
-    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
-    found = hosts_told(watch, [{}] * 800)
-    assert [change[1:] for change in found] == [("a", False)]
+    assert changes_of_hosts(watch, [{}] * 5) == [], "still missing, and known"
+    assert changes_of_hosts(watch, [{"a": False}] * 2) == [(1, "a", False)]
+    assert changes_of_hosts(AlertEvaluator(LIMITS), [{"a": False}, {}, {}, {}, {}]) == [], "it left"
+    missing = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
+    assert [change[1:] for change in changes_of_hosts(missing, [{}] * 800)] == [("a", False)]
 
 
 async def test_alerts_are_kept_until_they_are_old(postgres, sql):
@@ -168,25 +152,25 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.fleet.drop_alerts(postgres, kept_s=7 * 86400) == 1
 
 
-async def test_the_webhook_is_told_of_each_change_once(postgres):
-    async def untold():
+async def test_the_webhook_receives_each_change_once(postgres):
+    async def unsent():
         rows = await store.fleet.unsent_alerts(postgres, age_s=60, alerts_max=9)
         return [(alert, is_raise) for alert, is_raise in rows]
 
     await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
-    [(alert, is_raise)] = await untold()
+    [(alert, is_raise)] = await unsent()
     assert is_raise
     await store.fleet.clear_alert(postgres, "at_max", "mail")
-    assert [is_raise for _, is_raise in await untold()] == [True], "first that it was raised"
+    assert [is_raise for _, is_raise in await unsent()] == [True], "first that it was raised"
     await store.fleet.mark_sent(postgres, alert.id, is_raise=True)
-    [(alert, is_raise)] = await untold()
+    [(alert, is_raise)] = await unsent()
     assert not is_raise
     await store.fleet.mark_sent(postgres, alert.id, is_raise=False)
-    assert await untold() == []
+    assert await unsent() == []
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Keeps what it is sent; answers as its server was told."""
+    """Keeps requests; answers with the status of its server."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -205,7 +189,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver():
-    """A server on loopback that takes alerts."""
+    """A server on loopback that receives alerts."""
     server = HTTPServer(("127.0.0.1", 0), Receiver)
     server.taken, server.status = [], 204
     server.refused, server.refused_with = (), 500
@@ -237,15 +221,11 @@ async def test_a_post_is_signed(receiver, alert):
     assert (parts["v1"], parts["key"]) == (expected, key.id)
 
 
-@pytest.mark.parametrize("status", [302, 307, 404, 500])
-async def test_what_is_no_yes_is_a_failure_and_no_redirect_is_followed(receiver, alert, status):
-    receiver.status = status
-    with pytest.raises(WebhookFailed, match=str(status)):
-        await send_alert(receiver.url, derive_key(SECRET, USE), alert, is_raise=True)
-    assert [path for path, _, _ in receiver.taken] == ["/alerts"]
-
-
-async def test_nobody_listens(alert):
+async def test_other_statuses_than_2xx_fail_and_no_redirect_is_followed(receiver, alert):
+    for receiver.status in (302, 307, 404, 500):
+        with pytest.raises(WebhookFailed, match=str(receiver.status)):
+            await send_alert(receiver.url, derive_key(SECRET, USE), alert, is_raise=True)
+    assert [path for path, _, _ in receiver.taken] == ["/alerts"] * 4
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -255,7 +235,7 @@ async def test_nobody_listens(alert):
         await send_alert(url, derive_key(SECRET, USE), alert, is_raise=True)
 
 
-async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs, receiver, alert):
+async def test_only_the_leader_sends_alerts_and_each_once(postgres, jobs, receiver, alert):
     jobs.config = dataclasses.replace(jobs.config, alerts_webhook_url=receiver.url)
     scheduler = Scheduler(postgres, jobs, name="here", secret=SECRET)
     await scheduler.send_alerts()
@@ -270,15 +250,14 @@ async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs
 
 
 def events(receiver):
-    """What the receiver was sent since the last look, as subject and state."""
+    """Subjects and states that the receiver got since the last call."""
     sent, receiver.taken = receiver.taken, []
     documents = [json.loads(body) for _, _, body in sent]
     return [(document["subject"], document["state"]) for document in documents]
 
 
-@pytest.mark.parametrize("status", [307, 500])
-async def test_an_event_that_is_refused_holds_up_no_other(postgres, receiver, status):
-    receiver.refused, receiver.refused_with = ("bad",), status
+async def test_a_refused_event_delays_no_other(postgres, receiver):
+    receiver.refused, receiver.refused_with = ("bad",), 500
     for subject in ("bad", "good", "fine"):
         await store.fleet.raise_alert(postgres, "at_max", subject, "it needs more")
     at_once = AlertSender(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))

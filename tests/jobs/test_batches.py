@@ -25,7 +25,7 @@ async def slot(registry):
         yield slot
 
 
-async def test_a_batch_that_returns_is_done_in_one_word(registry, slot):
+async def test_a_batch_that_returns_is_acked_as_a_whole(registry, slot):
     seen = []
 
     @registry.task("q", batch=100)
@@ -40,7 +40,7 @@ async def test_a_batch_that_returns_is_done_in_one_word(registry, slot):
     assert ack.run_s > 0
 
 
-async def test_each_job_of_a_batch_has_its_own_word(registry, slot):
+async def test_each_job_of_a_batch_has_its_outcome(registry, slot):
     @registry.task("q", batch=10)
     async def handle(batch: Batch[str]):
         assert len(batch) == 7
@@ -67,37 +67,25 @@ async def test_each_job_of_a_batch_has_its_own_word(registry, slot):
     assert slot.outcomes[6][3] == b'{"n":1}'
 
 
-@pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize("bad", [{3}, {0, 1, 9}, set(range(10))])
-async def test_one_bad_job_never_fails_its_neighbours(registry, slot, bad, is_async):
+async def test_one_bad_job_never_fails_its_neighbors(registry, slot, bad):
     runs = Counter()
 
-    def work(batch):
+    @registry.task("q", batch=10)
+    def handle(batch: Batch[int]):
         runs.update(job.payload for job in batch)
         if bad.intersection(job.payload for job in batch):
             raise ValueError("bad")
 
-    if is_async:
-
-        @registry.task("q", batch=10)
-        async def handle(batch: Batch[int]):
-            work(batch)
-
-    else:
-
-        @registry.task("q", batch=10)
-        def handle(batch: Batch[int]):
-            work(batch)
-
     jobs = slot.give(list(range(10)), attempts=[5 if n == 3 else 0 for n in range(10)])
     kinds = await slot.wait_settled(jobs)
-    bad_words = {n: "fail" if n == 3 else "retry" for n in bad}
-    assert kinds == [bad_words.get(n, "done") for n in range(10)]
+    bad_kinds = {n: "fail" if n == 3 else "retry" for n in bad}
+    assert kinds == [bad_kinds.get(n, "done") for n in range(10)]
     assert max(runs.values()) <= 5
     assert slot.outcomes[min(bad) + 1][2] == "ValueError: bad"
 
 
-async def test_words_said_before_a_raise_are_kept(registry, slot):
+async def test_outcomes_before_an_error_are_kept(registry, slot):
     runs = Counter()
 
     @registry.task("q", batch=10)
@@ -118,7 +106,7 @@ async def test_words_said_before_a_raise_are_kept(registry, slot):
     ("raised", "kind"),
     [(Retry(2.0), "retry"), (Snooze(9), "snooze"), (Fail("no"), "fail"), (Cancel("off"), "cancel")],
 )
-async def test_a_raised_word_is_meant_for_all_that_were_not_spoken_of(registry, slot, raised, kind):
+async def test_a_raised_outcome_is_for_all_jobs_without_one(registry, slot, raised, kind):
     @registry.task("q", batch=10)
     async def handle(batch: Batch[int]):
         batch[0].done()
@@ -128,7 +116,7 @@ async def test_a_raised_word_is_meant_for_all_that_were_not_spoken_of(registry, 
     assert slot.calls == 1
 
 
-async def test_a_batch_over_its_timeout_is_taken_apart(registry, slot):
+async def test_a_batch_over_its_timeout_is_bisected(registry, slot):
     @registry.task("q", batch=10, timeout="20ms")
     async def handle(batch: Batch[int]):
         if 2 in batch.payloads:
@@ -139,8 +127,8 @@ async def test_a_batch_over_its_timeout_is_taken_apart(registry, slot):
     assert slot.outcomes[3][2] == "it ran over its timeout of 0.02 s"
 
 
-async def test_taking_apart_is_bounded_and_always_blames_one(registry, slot):
-    """All jobs hang: once one was blamed and one timeout has passed, the others are snoozed."""
+async def test_bisecting_is_bounded_and_always_finds_one(registry, slot):
+    """All jobs hang: once one failed and one timeout has passed, the others are snoozed."""
 
     @registry.task("q", batch=16, timeout="20ms")
     async def handle(batch: Batch[int]):
@@ -163,7 +151,7 @@ async def test_a_sync_batch_over_its_timeout_is_not_run_beside_itself(registry, 
     gate.set()
 
 
-async def test_payloads_that_do_not_fit_spare_their_neighbours(registry, slot):
+async def test_payloads_that_do_not_fit_fail_alone(registry, slot):
     seen = []
 
     @registry.task("q", batch=10)
@@ -176,7 +164,7 @@ async def test_payloads_that_do_not_fit_spare_their_neighbours(registry, slot):
     assert slot.outcomes[2][2].startswith("the payload does not fit the task")
 
 
-async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry, slot):
+async def test_bisecting_a_batch_of_lanes_consumes_their_tokens(registry, slot):
     @registry.task("q", batch=10)
     async def handle(batch: Batch[int]):
         if 2 in batch.payloads:
@@ -198,7 +186,7 @@ async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry
     assert slot.outcomes[4][2].startswith("lane 'poor' has no 1 further starts")
 
 
-async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
+async def test_a_half_whose_start_expired_does_not_start_late(registry, slot):
     """A start is valid for the limiter's slack; a slot paused for longer returns the jobs."""
     runs = []
 

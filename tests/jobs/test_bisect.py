@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.jobs.agent.queue_state import CALL_S, BatchSizer
-from headrace.jobs.slots.lease_run import Bisect
+from headrace.jobs.slots.executor import Bisect
 
 
 def runs_of(count, bad, said=()):

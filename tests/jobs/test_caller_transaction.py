@@ -21,8 +21,8 @@ from tests.kit.waiting import wait_true
 from headrace.engines.caller_transaction import ConnectionUnknown, TransactionUnfit
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
-from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidJob, QueueUnknown
+from headrace.jobs.handle import Bridge
 
 LEFT = [
     "mine",
@@ -55,7 +55,7 @@ async def database_url(running_engines):
 
 @pytest.fixture(autouse=True)
 async def _as_new(sql):
-    """Empty what the test before left."""
+    """Delete the rows of the test before."""
     for name in LEFT:
         await sql(f"DELETE FROM {name}")
 
@@ -92,10 +92,45 @@ async def caller(request, database_url):
         yield caller
 
 
-@pytest.fixture(params=BLOCKING_CALLERS)
-def open_blocking(request, database_url):
-    """Opens a blocking caller, in the thread that uses it."""
-    return lambda: BLOCKING_CALLERS[request.param](database_url)
+async def test_a_commit_stores_whole_jobs_and_a_rollback_none(caller, mail, jobs, sql):
+    await caller.run("INSERT INTO mine VALUES (1)")
+    await mail.enqueue(to="ann", tx=caller.tx)
+    await caller.run(SAVE)
+    job_id = await mail.enqueue(to="ann", text=HARD + "\0", unique=HARD, tx=caller.tx)
+    assert await mail.enqueue(to="bob", unique=HARD, tx=caller.tx) == job_id
+    assert await sql(WAITING) == []
+    await caller.run(BACK)
+    soon_at = datetime.now(UTC) + timedelta(hours=1)
+    kept = {}
+    for count in (1, 3):
+        for due in ({}, {"at": soon_at}, {"after_s": 3_600.5}):
+            new = [
+                NewJob(queue="mail", payload={"to": f"{HARD}{n}"}, priority=3, **due)
+                for n in range(count)
+            ]
+            kept |= dict(zip(await jobs.enqueue_many(new, tx=caller.tx), new, strict=True))
+    with pytest.raises(QueueUnknown):
+        await jobs.enqueue(NewJob(queue="none"), tx=caller.tx)
+    with pytest.raises(InvalidJob):
+        await mail.enqueue(to="ann", priority=10, tx=caller.tx)
+    await caller.run(SAVE)
+    with pytest.raises(Exception, match=r"(?i)division by zero"):
+        await caller.run("SELECT 1/0")
+    with pytest.raises(TransactionUnfit, match="roll your transaction back"):
+        await mail.enqueue(to="ann", tx=caller.tx)
+    await caller.run(BACK)
+    keyed = await mail.enqueue(to="bob", text=HARD + "\0", unique=HARD, tx=caller.tx)
+    await caller.commit()
+    rows = {row["id"]: row for row in await sql(WAITING)}
+    assert len(rows) == 14
+    assert (rows[keyed]["unique_key"], len(await sql("SELECT 1 FROM mine"))) == (HARD, 1)
+    assert (await jobs.job(keyed)).payload == {"to": "bob", "text": HARD + "\0"}
+    for job_id, given in kept.items():
+        job = await jobs.job(job_id)
+        assert (job.payload, job.priority, job.unique) == (given.payload, 3, None)
+        late_s = (job.run_at - soon_at).total_seconds()
+        low, high = (0, 0) if given.at else (0, 600) if given.after_s else (-3_700, -3_000)
+        assert low <= late_s <= high
 
 
 async def test_a_rollback_leaves_no_job(caller, mail, sql):
@@ -105,47 +140,44 @@ async def test_a_rollback_leaves_no_job(caller, mail, sql):
     assert await sql("SELECT id FROM mine UNION ALL SELECT id FROM headrace.job_ready") == []
 
 
-async def test_a_commit_brings_the_job_whole_and_a_savepoint_its_part(caller, mail, jobs, sql):
-    await caller.run("INSERT INTO mine VALUES (1)")
-    job_id = await mail.enqueue(to="ann", text=HARD + "\0", unique=HARD, tx=caller.tx)
-    assert await mail.enqueue(to="bob", unique=HARD, tx=caller.tx) == job_id
+async def test_groups_lanes_and_changes_are_in_the_transaction(caller, jobs, mail, sql):
+    waiting = await mail.enqueue(to="ann", unique="k", after_s=60)
+    ended, gone = await mail.enqueue_many([{"to": "bob"}] * 2)
+    await jobs.cancel(ended)
+    group = NewGroup(
+        members=[NewJob(queue="mail", payload={"to": "ann"})] * 3,
+        on_done=NewJob(queue="mail", payload={"to": "all"}),
+    )
+    limits = {"starts_max": 1, "window_s": 60, "concurrency": None, "tx": caller.tx}
     await caller.run(SAVE)
-    await mail.enqueue(to="bob", tx=caller.tx)
+    await jobs.enqueue_groups([group], tx=caller.tx)
+    await jobs.lanes.set("mail", "bob", **limits)
+    await jobs.cancel(waiting, tx=caller.tx)
     await caller.run(BACK)
-    assert await sql(WAITING) == []
+    ids = await jobs.enqueue_groups([group, group], tx=caller.tx)
+    await jobs.lanes.set("mail", "ann", **limits)
+    await waiting.cancel(tx=caller.tx)
+    moved = await mail.enqueue(to="ann", unique="k", tx=caller.tx)
+    await jobs.retry(ended, tx=caller.tx)
+    await jobs.delete(gone, tx=caller.tx)
+    for verb in (jobs.cancel, jobs.delete):
+        with pytest.raises(JobNotWaiting):
+            await verb(gone, tx=caller.tx)
+    with pytest.raises(JobNotEnded):
+        await jobs.retry(moved, tx=caller.tx)
+    assert {row["id"] for row in await sql(WAITING)} == {waiting, gone}
     await caller.commit()
-    assert [row["id"] for row in await sql(WAITING)] == [job_id]
-    job = await jobs.job(job_id)
-    assert (job.payload, job.unique) == ({"to": "ann", "text": HARD + "\0"}, HARD)
-    assert len(await sql("SELECT 1 FROM mine")) == 1
-
-
-@pytest.mark.usefixtures("mail")
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("due", ["now", "at", "after"])
-async def test_jobs_that_differ_in_their_payloads_alone(caller, jobs, sql, count, due):
-    soon_at = datetime.now(UTC) + timedelta(hours=1)
-    when = {"now": {}, "at": {"at": soon_at}, "after": {"after_s": 3_600.5}}[due]
-    new = [
-        NewJob(queue="mail", payload={"to": f"{HARD}{number}"}, priority=3, **when)
-        for number in range(count)
-    ]
-    ids = await jobs.enqueue_many(new, tx=caller.tx)
-    assert await sql(WAITING) == []
-    await caller.commit()
-    assert ids == sorted(ids)
-    found = [await jobs.job(job_id) for job_id in ids]
-    assert [job.payload for job in found] == [job.payload for job in new]
-    assert {(job.queue, job.priority, job.lane, job.unique) for job in found} == {
-        ("mail", 3, None, None)
-    }
-    late_s = [(job.run_at - soon_at).total_seconds() for job in found]
-    low, high = {"now": (-3_700, -3_000), "at": (0, 0), "after": (0, 600)}[due]
-    assert all(low <= late <= high for late in late_s)
+    assert [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")] == ids
+    assert [row["name"] for row in await sql("SELECT name FROM headrace.lane")] == ["ann"]
+    found = {row["id"] for row in await sql(WAITING)}
+    assert found >= {moved, ended}
+    assert len(found) == 8
+    assert (await waiting.job()).state == "cancelled"
 
 
 @pytest.mark.slow
-async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg raw", "sqlalchemy psycopg"])
+async def test_ten_thousand_jobs_with_every_option(*, name, database_url, jobs, mail, sql):
     soon = datetime.now(UTC) + timedelta(hours=1)
     new = [
         NewJob(
@@ -159,89 +191,44 @@ async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
         )
         for number in range(10_000)
     ]
-    ids = await jobs.enqueue_many(new, tx=caller.tx)
-    assert len(set(ids)) == 10_000
-    await caller.commit()
-    rows = await sql(
-        "SELECT (SELECT count(*) FROM headrace.job_ready) AS ready,"
-        " (SELECT count(*) FROM headrace.lane_job) AS lanes"
-    )
-    assert rows[0]["ready"] + rows[0]["lanes"] == 10_000
+    async with ASYNC_CALLERS[name](database_url) as caller:
+        ids = await jobs.enqueue_many(new, tx=caller.tx)
+        assert len(set(ids)) == 10_000
+        await caller.commit()
+    assert await count_waiting(sql) == 10_000
     job = await jobs.job(ids[9])
     assert (job.run_at, job.lane, job.priority) == (soon, 'lane "2"', 9)
 
 
-async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
-    group = NewGroup(
-        members=[NewJob(queue="mail", payload={"to": "ann"})] * 3,
-        on_done=NewJob(queue="mail", payload={"to": "all"}),
+async def count_waiting(sql):
+    rows = await sql(
+        "SELECT count(*) AS n FROM headrace.job_ready UNION ALL"
+        " SELECT count(*) FROM headrace.lane_job"
     )
-    await caller.run(SAVE)
-    await jobs.enqueue_groups([group], tx=caller.tx)
-    await jobs.lanes.set("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
-    await caller.run(BACK)
-    ids = await jobs.enqueue_groups([group, group], tx=caller.tx)
-    await jobs.lanes.set("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
-    assert await sql(WAITING) == []
-    await caller.commit()
-    assert [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")] == ids
-    assert [row["name"] for row in await sql("SELECT name FROM headrace.lane")] == ["ann"]
-    assert len(await sql(WAITING)) == 6
+    return sum(row["n"] for row in rows)
 
 
-async def test_steering_is_the_callers_too(caller, jobs, mail, sql):
-    waiting = await mail.enqueue(to="ann", unique="k", after_s=60)
-    ended, gone = await mail.enqueue_many([{"to": "bob"}] * 2)
-    await jobs.cancel(ended)
-    await caller.run(SAVE)
-    await jobs.cancel(waiting, tx=caller.tx)
-    await caller.run(BACK)
-    await waiting.cancel(tx=caller.tx)
-    moved = await mail.enqueue(to="ann", unique="k", tx=caller.tx)
-    await jobs.retry(ended, tx=caller.tx)
-    await jobs.delete(gone, tx=caller.tx)
-    for verb, refusal in ((jobs.cancel, JobNotWaiting), (jobs.delete, JobNotWaiting)):
-        with pytest.raises(refusal):
-            await verb(gone, tx=caller.tx)
-    with pytest.raises(JobNotEnded):
-        await jobs.retry(moved, tx=caller.tx)
-    assert {row["id"] for row in await sql(WAITING)} == {waiting, gone}
-    await caller.commit()
-    assert {row["id"] for row in await sql(WAITING)} == {moved, ended}
-    assert (await waiting.job()).state == "cancelled"
-
-
-async def test_a_refused_job_leaves_the_transaction_good_and_a_failed_one_is_told(
-    caller, mail, jobs, sql
+@pytest.mark.parametrize("name", BLOCKING_CALLERS)
+async def test_sync_code_commits_and_rolls_back_alike(
+    *, name, database_url, mail, bridge, jobs, sql
 ):
-    with pytest.raises(QueueUnknown):
-        await jobs.enqueue(NewJob(queue="none"), tx=caller.tx)
-    with pytest.raises(InvalidJob):
-        await mail.enqueue(to="ann", priority=10, tx=caller.tx)
-    await caller.run("INSERT INTO mine VALUES (1)")
-    await caller.run(SAVE)
-    with pytest.raises(Exception, match=r"(?i)division by zero"):
-        await caller.run("SELECT 1/0")
-    with pytest.raises(TransactionUnfit, match="roll your transaction back"):
-        await mail.enqueue(to="ann", tx=caller.tx)
-    await caller.run(BACK)
-    await mail.enqueue(to="bob", tx=caller.tx)
-    await caller.commit()
-    assert [row["payload"] for row in await sql(WAITING)] == [b'{"to":"bob"}']
-    assert len(await sql("SELECT 1 FROM mine")) == 1
-
-
-async def test_sync_code_commits_and_rolls_back_alike(open_blocking, mail, jobs, sql):
     def work():
-        with open_blocking() as caller:
+        with BLOCKING_CALLERS[name](database_url) as caller:
             caller.run("INSERT INTO mine VALUES (1)")
             mail.sync.enqueue(to="never", tx=caller.tx)
+            caller.rollback()
+            with pytest.raises(Exception, match=r"(?i)division by zero"):
+                caller.run("SELECT 1/0")
+            with pytest.raises(TransactionUnfit, match="roll your transaction back"):
+                mail.sync.enqueue(to="ann", tx=caller.tx)
             caller.rollback()
             caller.run("INSERT INTO mine VALUES (2)")
             job_id = mail.sync.enqueue(to="ann", text=HARD, unique=HARD, tx=caller.tx)
             caller.run(SAVE)
             mail.sync.enqueue(to="bob", tx=caller.tx)
             caller.run(BACK)
+            with pytest.raises(QueueUnknown):
+                bridge(jobs.enqueue)(NewJob(queue="none"), tx=caller.tx)
             caller.commit()
             return job_id
 
@@ -252,7 +239,10 @@ async def test_sync_code_commits_and_rolls_back_alike(open_blocking, mail, jobs,
 
 
 @pytest.mark.slow
-async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, bridge, jobs, sql):
+@pytest.mark.parametrize("name", ["psycopg", "psycopg2"])
+async def test_sync_code_enqueues_thousands_and_groups(
+    *, name, database_url, mail, bridge, jobs, sql
+):
     new = [
         NewJob(queue="mail", payload={"to": "a\0"}, lane="l" if n % 2 else None)
         for n in range(10_000)
@@ -260,51 +250,30 @@ async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, brid
     group = NewGroup(members=new[:6_000], on_done=NewJob(queue="mail", payload={"to": "all"}))
 
     def work():
-        with open_blocking() as caller:
+        with BLOCKING_CALLERS[name](database_url) as caller:
             assert len(bridge(jobs.enqueue_many)(new, tx=caller.tx)) == 10_000
             bridge(jobs.enqueue_groups)([group], tx=caller.tx)
             caller.commit()
 
     await asyncio.to_thread(work)
-    rows = await sql(
-        "SELECT count(*) AS n FROM headrace.job_ready UNION ALL"
-        " SELECT count(*) FROM headrace.lane_job"
-    )
-    assert [row["n"] for row in rows] == [8_000, 8_000]
+    assert await count_waiting(sql) == 16_000
 
 
-async def test_sync_code_is_told_of_its_failed_transaction(open_blocking, mail, bridge, jobs, sql):
-    def work():
-        with open_blocking() as caller:
-            with pytest.raises(Exception, match=r"(?i)division by zero"):
-                caller.run("SELECT 1/0")
-            with pytest.raises(TransactionUnfit, match="roll your transaction back"):
-                mail.sync.enqueue(to="ann", tx=caller.tx)
-            caller.rollback()
-            with pytest.raises(QueueUnknown):
-                bridge(jobs.enqueue)(NewJob(queue="none"), tx=caller.tx)
-            mail.sync.enqueue(to="bob", tx=caller.tx)
-            caller.commit()
-
-    await asyncio.to_thread(work)
-    assert len(await sql(WAITING)) == 1
-
-
-async def test_the_hint_rides_in_the_callers_transaction(database_url, mail):
-    heard = []
+async def test_the_notification_is_sent_at_commit(database_url, mail):
+    received = []
     listening = await asyncpg.connect(database_url)
-    await listening.add_listener("headrace_jobs", lambda *message: heard.append(message[3]))
+    await listening.add_listener("headrace_jobs", lambda *message: received.append(message[3]))
     writing = await asyncpg.connect(database_url)
     async with writing.transaction():
         await mail.enqueue(to="ann", tx=writing)
         await listening.execute("SELECT 1")
-        assert heard == []
-    await wait_true(lambda: heard)
+        assert received == []
+    await wait_true(lambda: received)
     await listening.close()
     await writing.close()
 
 
-async def test_what_commits_by_itself_is_refused(database_url, mail, sql):
+async def test_autocommit_is_refused(database_url, mail, sql):
     plain = await asyncpg.connect(database_url)
     with pytest.raises(TransactionUnfit, match=r"async with c\.transaction"):
         await mail.enqueue(to="ann", tx=plain)
@@ -349,7 +318,7 @@ async def test_blocking_autocommit_is_refused(database_url, mail, sql):
     assert len(await sql(WAITING)) == 1
 
 
-async def test_a_blocking_connection_in_async_code_works_where_it_is(database_url, mail, sql):
+async def test_a_blocking_connection_works_in_async_code(database_url, mail, sql):
     with psycopg.connect(database_url) as connection:
         await mail.enqueue(to="ann", tx=connection)
         connection.rollback()
@@ -366,7 +335,7 @@ async def test_a_transaction_that_is_over_is_refused(database_url, mail, postgre
     await connection.close()
 
 
-async def test_what_is_no_connection_is_refused(mail, sql):
+async def test_other_values_than_connections_are_refused(mail, sql):
     for tx in (1, object(), b"", asyncio, False):
         with pytest.raises(ConnectionUnknown, match="tx is a"):
             await mail.enqueue(to="ann", tx=tx)

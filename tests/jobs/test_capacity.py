@@ -40,23 +40,6 @@ def test_slots_that_fit(free, pss, slots, fit):
     assert slots_that_fit(state, reserve_bytes=256 * MB, slots_per_core=50) == fit
 
 
-def test_more_memory_never_means_fewer_slots():
-    fits = [
-        slots_that_fit(
-            HostState(
-                free_bytes=free * 64 * MB,
-                pss_bytes={0: 70 * MB},
-                slots=1,
-                cores=8,
-            ),
-            reserve_bytes=256 * MB,
-            slots_per_core=64,
-        )
-        for free in range(200)
-    ]
-    assert fits == sorted(fits)
-
-
 def machine(root, cgroup, files):
     """A machine of 8 GB in a folder."""
     (root / "proc" / "self").mkdir(parents=True)
@@ -190,5 +173,5 @@ def test_pressure_is_that_of_the_group(tmp_path, cgroup, files, is_measured, pre
 def test_cores_that_processes_used():
     measured = SlotCpu()
     measured.cores_used([os.getpid()])
-    sum(range(20_000_000))
+    sum(range(6_000_000))
     assert 0 < measured.cores_used([os.getpid(), 2**22 + 1]) <= os.cpu_count()

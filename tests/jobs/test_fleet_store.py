@@ -1,27 +1,21 @@
-"""What hosts report, what they are planned, and who may write the plan."""
+"""Stored reports of hosts, plans and their leaders, and the load of queues."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
-from headrace.jobs.fleet.state import QueueCounts
+from headrace.jobs.fleet.state import QueueCounts, QueueLoad
 
 
 @pytest.fixture
-async def queue_ids(jobs, registry):
+async def queue_ids(declare):
     """Two queues: `mail` and `photos`."""
-
-    @registry.task("mail")
-    async def mail(job: dict | None): ...
-
-    @registry.task("photos", batch=10)
-    async def photos(batch): ...
-
-    return {name: row.id for name, row in (await jobs.queues.declare()).items()}
+    return await declare(mail={}, photos={})
 
 
 async def add_host(postgres, name, queue_ids, **report):
@@ -48,14 +42,14 @@ async def test_a_host_is_seen_as_it_reports_itself(postgres, queue_ids, sql):
     assert not await store.fleet.report_host(postgres, host_id, **report)
 
 
-async def test_of_a_host_that_began_anew_the_newest_row_counts(postgres, queue_ids):
+async def test_of_a_host_that_started_again_the_newest_row_counts(postgres, queue_ids):
     await add_host(postgres, "a", queue_ids, capacity=4)
     await add_host(postgres, "a", queue_ids, capacity=5)
     hosts = await store.fleet.fleet_hosts(postgres, silent_s=10)
     assert [host.shown.capacity for host in hosts] == [5]
 
 
-async def test_what_a_host_reports_adds_up_in_minutes_and_totals(postgres, queue_ids, sql):
+async def test_reports_add_up_in_minutes_and_totals(postgres, queue_ids, sql):
     host_id = await add_host(postgres, "a", queue_ids)
     mail = QueueCounts(queue_id=queue_ids["mail"], ended=4, calls=4, run_s=2.0)
     photos = QueueCounts(queue_id=queue_ids["photos"], ended=7, slot_s=4.0)
@@ -80,13 +74,13 @@ async def test_hosts_that_report_at_once_count_each_report_once(postgres, queue_
 
     ids = list(queue_ids.values())
     await asyncio.gather(*(report(ids[::step]) for step in (1, -1, 1, -1)))
-    # Those that came while another folded are left for the next.
+    # Counts that arrive while another call folds are left for the next.
     await store.fleet.fold_counts(postgres, rows_max=1000)
     queues = await store.fleet.fleet_queues(postgres, {})
     assert [queue.calls for queue in queues] == [120, 120]
 
 
-async def test_what_waits_is_counted_up_to_a_bound(jobs, postgres, queue_ids):
+async def test_waiting_jobs_are_counted_up_to_a_bound(jobs, postgres, queue_ids):
     await jobs.enqueue_many([NewJob(queue="mail", priority=n % 10) for n in range(50)])
     await jobs.enqueue_many([NewJob(queue="photos", after_s=60) for _ in range(5)])
     found = await store.fleet.fleet_waiting(postgres, count_max=1000)
@@ -98,8 +92,8 @@ async def test_what_waits_is_counted_up_to_a_bound(jobs, postgres, queue_ids):
     assert queue_ids["mail"] not in await store.fleet.fleet_waiting(postgres, count_max=20)
 
 
-async def test_of_lanes_counts_what_may_start(jobs, postgres, queue_ids, sql):
-    """What is in the journal only is work too: nobody folds it before somebody claims."""
+async def test_of_lanes_jobs_that_may_start_are_counted(jobs, postgres, queue_ids, sql):
+    """Jobs in the journal are work too: only a claim folds it."""
     await jobs.enqueue_many([NewJob(queue="mail", lane=f"l{n % 2}") for n in range(10)])
     assert (await store.fleet.fleet_waiting(postgres, count_max=99))[queue_ids["mail"]][0] == 10
     await sql("DELETE FROM headrace.lane_event")
@@ -133,7 +127,7 @@ async def test_one_leads_until_its_time_is_over(postgres, sql):
     assert not (await store.fleet.find_plan(postgres)).is_led
 
 
-async def test_a_plan_is_told_and_explained(postgres, queue_ids):
+async def test_a_plan_is_announced_and_explained(postgres, queue_ids):
     host_id = await add_host(postgres, "a", queue_ids)
     assert await store.fleet.planned_slots(postgres, "a") is None
     term = await store.fleet.lead_fleet(postgres, "me", lead_s=5)
@@ -143,15 +137,15 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
             postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=moves
         )
 
-    told: list[str] = []
+    received: list[str] = []
     listener = await postgres.connect_unpooled()
-    await listener.add_listener("headrace_fleet", lambda *message: told.append(message[3]))
+    await listener.add_listener("headrace_fleet", lambda *message: received.append(message[3]))
     move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
     assert await write({"a": {"mail": 2, "photos": 1}}, move) == 1
     assert await write({"a": {"mail": 2, "photos": 1}}) == 1, "nothing changed"
     assert await write({"a": {"mail": 3}}) == 2
     await listener.fetchval("SELECT 1")
-    assert told == ["1", "2"]
+    assert received == ["1", "2"]
     await listener.close()
     planned = await store.fleet.planned_slots(postgres, "a")
     assert (planned.version, planned.slots, planned.is_draining) == (2, {"mail": 3}, False)
@@ -175,7 +169,7 @@ async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sq
     assert await store.fleet.slot_map(postgres) == {"a": {"mail": 1}}
 
 
-async def test_decisions_are_forgotten_in_time(postgres, queue_ids, sql):
+async def test_decisions_are_deleted_after_their_time(postgres, queue_ids, sql):
     term = await store.fleet.lead_fleet(postgres, "me", lead_s=5)
     move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
     slots = {"a": {"mail": 2}}
@@ -185,3 +179,53 @@ async def test_decisions_are_forgotten_in_time(postgres, queue_ids, sql):
     await sql("UPDATE headrace.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
     assert await store.fleet.drop_decisions(postgres, kept_s=7 * 86400, rows_max=10) == 1
     assert len(await store.fleet.decisions(postgres, before=None, decisions_max=10)) == 1
+
+
+def load(**figures):
+    nothing = dict.fromkeys(("done", "failed", "retried", "lost", "calls", "claimed"), 0)
+    times = dict.fromkeys(("run_s", "wait_s", "wait_max_s", "slot_s"), 0.0)
+    return QueueLoad(queue="mail", **{**nothing, **times, **figures})
+
+
+@pytest.mark.parametrize(
+    ("figures", "waiting", "ratio"),
+    [
+        ({"done": 10, "run_s": 30.0, "slot_s": 60.0}, 0, 0.5),
+        ({"done": 10, "run_s": 30.0, "slot_s": 60.0}, 20, 1.5),
+        ({"slot_s": 60.0}, 0, 0.0),
+        ({"slot_s": 60.0}, 1, None),
+        ({"done": 10, "run_s": 30.0}, 0, None),
+    ],
+)
+def test_load_is_the_ratio_of_work_to_slots(figures, waiting, ratio):
+    assert load(**figures).ratio(waiting) == ratio
+
+
+def test_means_of_run_and_wait_times():
+    one = load(done=2, failed=1, retried=1, lost=1, claimed=8, run_s=8.0, wait_s=16.0)
+    assert (one.run_mean_s, one.wait_mean_s) == (2.0, 2.0)
+    assert (load().run_mean_s, load().wait_mean_s) == (None, None)
+
+
+async def test_the_last_minutes_are_added_up(jobs, queue_ids, postgres, sql):
+    queue_id = queue_ids["mail"]
+    counts = {"done": 3, "failed": 1, "claimed": 5}
+    counts |= {"run_s": 4.0, "wait_s": 5.0, "wait_max_s": 1.5, "slot_s": 60.0}
+    await sql("UPDATE headrace.migration SET applied_at = now() - interval '1 d'")
+    for age in ("2 min", "4 min", "3 h"):
+        await add_counts(postgres, queue_id, **counts)
+        await sql(
+            f"UPDATE headrace.queue_minute SET minute = minute - interval '{age}'"
+            " WHERE minute >= date_trunc('minute', now()) - interval '1 min'"
+        )
+    found = await jobs.fleet.load()
+    assert 300 <= found.span_s < 361
+    [one] = found.queues
+    assert (one.queue, one.done, one.failed, one.wait_max_s) == ("mail", 6, 2, 1.5)
+    assert (one.claimed, one.wait_mean_s) == (10, 1.0)
+    assert one.ratio(0) == pytest.approx(8 / 120)
+    assert [minute.done for minute in found.minutes] == [3, 3]
+    await sql("UPDATE headrace.migration SET applied_at = now() - interval '90 s'")
+    assert 90 <= (await jobs.fleet.load()).span_s < 300, "no longer than the statistics exist"
+    await sql("UPDATE headrace.migration SET applied_at = now() + interval '1 s'")
+    assert (await jobs.fleet.load()).span_s == 1

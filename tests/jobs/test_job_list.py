@@ -1,45 +1,38 @@
-"""Lists of jobs in every state.
+"""Lists of jobs and bulk actions: filters, pages, bounded searches and steps.
 
-Pages by id, filters, bounded searches, and plans that read no table whole.
+Lists read no table whole.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from lease_steps import claim_one, live_manager, settle
+from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import NewJob
-from headrace.jobs.errors import InvalidFilter, QueueUnknown
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
 
 
 @pytest.fixture
-async def queue_ids(jobs, registry):
+async def queue_ids(declare):
     """Queues `mail` and `post`; `post` keeps done jobs."""
-
-    @registry.task("mail")
-    async def mail(job: dict | None): ...
-
-    @registry.task("post", keep_done="1h", keep_result=True)
-    async def post(job: dict | None): ...
-
-    rows = await jobs.queues.declare()
-    return {name: rows[name].id for name in ("mail", "post")}
+    post = {"keep_done": "1h", "keep_result": True}
+    return await declare(mail={"limiter": "lim", "lane": "optional"}, post=post)
 
 
 @pytest.fixture
-async def of_each_state(jobs, queue_ids, postgres, config):
-    """One job in each state by its name, of queue `post`."""
-    desk = await live_manager(postgres, config, queue_ids.values())
+async def of_each_state(jobs, queue_ids, manager):
+    """One job of queue `post` in each state, by state."""
     ids = {}
-    for state, word in {"done": "done", "failed": "fail", "quarantined": "quarantined"}.items():
+    for state, kind in {"done": "done", "failed": "fail", "quarantined": "quarantined"}.items():
         ids[state] = await jobs.enqueue(NewJob(queue="post"))
-        claim = await claim_one(desk, queue_ids["post"])
-        await settle(desk, claim, Outcome(word, None, f"was {state}, 100%", result=b'{"n":1}'))
+        claim = await claim_one(manager, queue_ids["post"])
+        await settle(manager, claim, Outcome(kind, None, f"was {state}, 100%", result=b'{"n":1}'))
     ids["leased"] = await jobs.enqueue(NewJob(queue="post", priority=0))
-    await claim_one(desk, queue_ids["post"])
+    await claim_one(manager, queue_ids["post"])
     ids["scheduled"] = await jobs.enqueue(NewJob(queue="post", after_s=60, lane="x"))
     ids["cancelled"] = await jobs.enqueue(NewJob(queue="post", lane="x"))
     await jobs.cancel(ids["cancelled"])
@@ -51,7 +44,7 @@ def ids_of(page):
     return [job.id for job in page.jobs]
 
 
-async def test_every_state_is_listed_where_it_is(jobs, of_each_state):
+async def test_every_state_is_listed_and_shown(jobs, of_each_state, sql):
     for state, job_id in of_each_state.items():
         page = await jobs.find(queue="post", state=state)
         assert [(job.id, job.state.value) for job in page.jobs] == [(job_id, state)]
@@ -65,27 +58,18 @@ async def test_every_state_is_listed_where_it_is(jobs, of_each_state):
     leased = await jobs.job(of_each_state["leased"])
     [listed] = (await jobs.find(state="leased")).jobs
     assert (listed.host, listed.lease_id, listed.priority) == ("test", leased.lease_id, 0)
-
-
-async def test_a_done_job_that_is_kept_shows_its_result(jobs, of_each_state):
     done = await jobs.job(of_each_state["done"])
     assert (done.state.value, done.result, done.payload) == ("done", {"n": 1}, None)
-    assert (await jobs.job(of_each_state["failed"])).error == "was failed, 100%"
-
-
-async def test_a_leased_job_shows_its_progress(jobs, of_each_state, sql):
-    job_id = of_each_state["leased"]
-    assert (await jobs.job(job_id)).progress is None
-    [listed] = (await jobs.find(state="leased")).jobs
-    values = f"{job_id}, 0.25, 'a quarter', {listed.lease_id}"
+    assert (leased.progress, listed.progress) == (None, None)
+    values = f"{leased.id}, 0.25, 'a quarter', {listed.lease_id}"
     await sql(
         f"INSERT INTO headrace.job_progress (job_id, ratio, text, lease_id) VALUES ({values})"
     )
-    progress = (await jobs.job(job_id)).progress
+    progress = (await jobs.job(leased.id)).progress
     assert (progress.ratio, progress.text) == (0.25, "a quarter")
 
 
-async def test_text_is_found_in_errors_alone(jobs, of_each_state):
+async def test_text_is_searched_in_errors_alone(jobs, of_each_state):
     assert ids_of(await jobs.find(q="WAS FAILED")) == [of_each_state["failed"]]
     # Not a pattern: percent and underscore are characters.
     assert ids_of(await jobs.find(q="%")) == sorted(
@@ -97,7 +81,7 @@ async def test_text_is_found_in_errors_alone(jobs, of_each_state):
     ]
 
 
-async def test_lanes_are_listed_by_priority_and_place(jobs, queue_ids):
+async def test_jobs_of_a_lane_are_listed_whatever_their_priority(jobs, queue_ids):
     many = [
         NewJob(queue=queue, lane=lane, priority=priority, after_s=after_s)
         for queue in ("mail", "post")
@@ -125,9 +109,7 @@ async def test_lanes_are_listed_by_priority_and_place(jobs, queue_ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [1, 3, 1000])
-async def test_pages_miss_and_repeat_nothing(jobs, queue_ids, monkeypatch, window, sql):
-    monkeypatch.setattr(bulk, "WINDOW_ROWS", window)
+async def test_pages_miss_and_repeat_no_job(jobs, queue_ids, monkeypatch):
     ids = await jobs.enqueue_many(
         [
             NewJob(queue="mail", lane="x" if n % 3 == 0 else None, after_s=60 if n % 2 else None)
@@ -136,23 +118,20 @@ async def test_pages_miss_and_repeat_nothing(jobs, queue_ids, monkeypatch, windo
     )
     for job_id in ids[::4]:
         await jobs.cancel(job_id)
-    for wanted in (
-        {},
-        {"queue": "mail"},
-        {"state": "cancelled"},
-        {"lane": "x"},
-        {"state": "ready"},
-    ):
-        found, before = [], None
-        for _ in range(60):
-            page = await jobs.find(**wanted, before=before, jobs_max=7)
-            found += ids_of(page)
-            before = page.next_before
-            if before is None:
-                break
-        assert before is None
-        assert found == ids_of(await jobs.find(**wanted, jobs_max=1000)), wanted
-    assert ids_of(await jobs.find(jobs_max=1000)) == ids[::-1]
+    filters = ({}, {"queue": "mail"}, {"state": "cancelled"}, {"lane": "x"}, {"state": "ready"})
+    for window in (1, 3, 1000):
+        monkeypatch.setattr(bulk, "WINDOW_ROWS", window)
+        for wanted in filters:
+            found, before = [], None
+            for _ in range(60):
+                page = await jobs.find(**wanted, before=before, jobs_max=7)
+                found += ids_of(page)
+                before = page.next_before
+                if before is None:
+                    break
+            assert before is None
+            assert found == ids_of(await jobs.find(**wanted, jobs_max=1000)), wanted
+        assert ids_of(await jobs.find(jobs_max=1000)) == ids[::-1]
 
 
 async def test_a_search_that_costs_too_much_is_cut_off(jobs, queue_ids, monkeypatch):
@@ -171,40 +150,9 @@ async def test_a_search_that_costs_too_much_is_cut_off(jobs, queue_ids, monkeypa
     assert 3 <= pages <= 4
 
 
-@pytest.mark.parametrize(
-    ("wanted", "pointer"),
-    [
-        ({"state": "gone"}, "/state"),
-        ({"state": "nothing"}, "/state"),
-        ({"state": ""}, "/state"),
-        ({"q": ""}, "/q"),
-        ({"q": "x" * 201}, "/q"),
-        ({"q": "\0"}, "/q"),
-        ({"q": "x", "state": "ready"}, "/q"),
-        ({"lane": ""}, "/lane"),
-        ({"lane": "x" * 129}, "/lane"),
-    ],
-)
-async def test_filters_that_mean_nothing(jobs, queue_ids, wanted, pointer):
-    with pytest.raises(InvalidFilter) as raised:
-        await jobs.find(**wanted)
-    assert raised.value.problems[0].pointer == pointer
-
-
-async def test_queues_that_are_none(jobs, queue_ids):
-    for name in ("nobody", "\0", "\ud800", ""):
-        with pytest.raises(QueueUnknown):
-            await jobs.find(queue=name)
-    assert (await jobs.find(before=-1)).jobs == []
-    assert (await jobs.find(before=2**70)).jobs == []
-    for jobs_max in (-5, 0, 1001, True, 1.5):
-        with pytest.raises(InvalidFilter):
-            await jobs.find(jobs_max=jobs_max)
-
-
 @pytest.mark.slow
 async def test_no_page_reads_a_table_whole(jobs, queue_ids, sql, postgres):
-    """Counted by PostgreSQL itself, on tables whose statistics say that they are empty."""
+    """PostgreSQL counts its scans, on tables whose statistics state that they are empty."""
     await sql("SELECT pg_stat_force_next_flush()")
     ids = await jobs.enqueue_many([NewJob(queue="mail", after_s=9)] * 3000)
     await jobs.enqueue_many([NewJob(queue="mail", lane="x")] * 1000)
@@ -228,3 +176,82 @@ async def test_no_page_reads_a_table_whole(jobs, queue_ids, sql, postgres):
         " AND relname IN ('job_ready', 'lane_job', 'job_failed', 'job_done_rest')"
     )
     assert {row["relname"]: row["seq_scan"] for row in scans} == {}
+
+
+async def states(jobs, ids):
+    return [(await jobs.job(job_id)).state.value for job_id in ids]
+
+
+async def test_bulk_filters_by_error_age_lane_and_state(
+    jobs, queue_ids, manager, sql, broken_invariants
+):
+    ids = await jobs.enqueue_many([NewJob(queue="mail", payload=n, version=3) for n in range(4)])
+    await settle(manager, await claim_one(manager, queue_ids["mail"], 4), FAIL)
+    late = await jobs.enqueue(NewJob(queue="mail"))
+    await jobs.cancel(late)
+    ended = f"UPDATE headrace.job_failed SET ended_at = now() - interval '2 h' WHERE id < {ids[2]}"
+    await sql(ended)
+    old = JobFilter(queue="mail", older_than_s=3600)
+    assert (await jobs.bulk("delete", old, dry_run=True)).matched == 2
+    done = await jobs.bulk("retry", JobFilter(ids=[ids[0], ids[3], 10**9]))
+    assert (done.matched, done.changed) == (2, 2)
+    assert (await jobs.bulk("delete", old)).changed == 1, "a retried job is due since now"
+    assert await states(jobs, ids) == ["ready", "gone", "failed", "ready"]
+    found = await jobs.bulk("retry", JobFilter(queue="mail", state="failed", q="503"))
+    assert (found.matched, found.changed, found.more) == (1, 1, False)
+    assert await states(jobs, [ids[2], late]) == ["ready", "cancelled"]
+    claim = await claim_one(manager, queue_ids["mail"])
+    assert (set(claim.ids), set(claim.attempts)) == ({ids[0], ids[2], ids[3]}, {0})
+    assert set(claim.versions) == {3}
+    lanes = [NewJob(queue="mail", lane=lane) for lane in "abc" for _ in range(4)]
+    await jobs.enqueue_many([*lanes, NewJob(queue="mail", lane="a", after_s=60)])
+    await claim_lane_jobs(manager, queue_ids["mail"], 2)
+    leased = len((await jobs.find(lane="a", state="leased")).jobs)
+    assert (await jobs.bulk("cancel", JobFilter(lane="a"))).changed == 5 - leased
+    await jobs.bulk("delete", JobFilter(lane="b", state="ready"))
+    assert await broken_invariants() == []
+    assert (await jobs.bulk("cancel", JobFilter(ids=[]))).matched == 0
+
+
+async def test_steps_of_a_bulk_action_are_bounded(jobs, queue_ids, monkeypatch):
+    monkeypatch.setattr(bulk, "JOBS_PER_STEP", 10)
+    monkeypatch.setattr(bulk, "BULK_S", 0.0)
+    await jobs.enqueue_many([NewJob(queue="mail")] * 25)
+    first = await jobs.bulk("cancel", JobFilter(queue="mail"))
+    assert (first.changed, first.more) == (10, True)
+    newer = await jobs.enqueue(NewJob(queue="mail"))
+    second = await jobs.bulk("cancel", JobFilter(queue="mail"), before=first.next_before)
+    third = await jobs.bulk("cancel", JobFilter(queue="mail"), before=second.next_before)
+    assert (second.changed, third.changed, third.more) == (10, 5, False)
+    assert await states(jobs, [newer]) == ["ready"]
+
+
+@pytest.mark.slow
+async def test_bulk_actions_at_once_beside_a_worker_end_each_job_once(
+    jobs, manager, queue_ids, broken_invariants
+):
+    lanes, queue_id = (None, "a", "b", "c"), queue_ids["mail"]
+    given = [NewJob(queue="mail", lane=lanes[n % 4], unique=str(n)) for n in range(1500)]
+    ids = await jobs.enqueue_many(given)
+
+    async def claim():
+        count = 0
+        for _ in range(20):
+            one = await claim_one(manager, queue_id, 20) or await claim_lane_jobs(
+                manager, queue_id, 20
+            )
+            if one is not None:
+                count += len(one.ids)
+                await settle(manager, one, FAIL)
+        return count
+
+    some = JobFilter(queue="mail", state="ready")
+    *changed, claimed = await asyncio.gather(
+        jobs.bulk("cancel", some), jobs.bulk("cancel", some), jobs.bulk("delete", some), claim()
+    )
+    assert sum(done.changed for done in changed) + claimed == len(ids)
+    assert await broken_invariants() == []
+    kept = (await jobs.bulk("retry", JobFilter(queue="mail"), dry_run=True)).matched
+    assert kept == changed[0].changed + changed[1].changed + claimed
+    status = await jobs.queues.get("mail")
+    assert (status.ready, status.leased) == (0, 0)

@@ -1,10 +1,8 @@
-"""One life of jobs, told alike by Python, HTTP and the command line.
-
-`scenario.toml`, step by step.
-"""
+"""Python, HTTP and commands return the same: `scenario.toml`, and what only one of them shows."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tomllib
 from contextlib import asynccontextmanager
@@ -14,72 +12,71 @@ from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
-from surfaces import SURFACES, Refused, surface_on
+from surfaces import SURFACES, Refused, client_of, run_command, surface_on
 from tests.kit.queue_counts import add_counts
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, QueueUnknown, Registry, cli, store
+from headrace.jobs import Jobs, NewJob, Registry, cli, store
+from headrace.jobs.fleet.scheduler import Planner
+from headrace.jobs.service import bulk
+from headrace.jobs.service import queues as queues_service
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
 END_LEASES = compile_query(
-    "end", "-- Time passes.\nUPDATE headrace.host SET expires_at = now() WHERE kind = 'taker'"
+    "end", "-- Leases end.\nUPDATE headrace.host SET expires_at = now() WHERE kind = 'taker'"
 )
 AGE_MINUTES = compile_query(
     "age", "-- A day passes.\nUPDATE headrace.queue_minute SET minute = minute - interval '1 d'"
 )
 
 
-class Meanwhile:
-    """What happens beside the verbs."""
+class Events:
+    """Events of the scenario that are no verbs."""
 
     def __init__(self, postgres, jobs) -> None:
         self._postgres = postgres
         self._jobs = jobs
-        self._hosts = {}
 
-    async def a_host_comes(self, *, host, queues, capacity, slots):
+    async def host_registers(self, *, host, queues, capacity, slots):
         known = await store.queues.find_queues(self._postgres, queues)
         host_id = await store.leases.add_host(self._postgres, host, [q.id for q in known], 3600)
-        self._hosts[host] = host_id
-        await store.fleet.report_host(
-            self._postgres, host_id, capacity=capacity, load_per_core=0.5, slots=slots
-        )
+        report = {"capacity": capacity, "load_per_core": 0.5, "slots": slots}
+        await store.fleet.report_host(self._postgres, host_id, **report)
 
-    async def leases_end(self):
+    async def leases_expire(self):
         await self._postgres.run(END_LEASES)
         await self._jobs.sweep()
 
-    async def counts_come(self, *, queue, **counted):
+    async def counts_arrive(self, *, queue, **counted):
         [known] = await store.queues.find_queues(self._postgres, [queue])
         await self._jobs.sweep()
         await self._postgres.run(AGE_MINUTES)
         await add_counts(self._postgres, known.id, **counted)
 
 
-class Telling:
+class ScenarioRun:
     """One run of the scenario on one surface."""
 
-    def __init__(self, surface, meanwhile) -> None:
+    def __init__(self, surface, events) -> None:
         self._surface = surface
-        self._meanwhile = meanwhile
+        self._events = events
         in_two_hours = datetime.now(UTC) + timedelta(hours=2)
         self._kept = {"in_two_hours": in_two_hours.isoformat(timespec="seconds")}
 
     async def step(self, step):
-        """Do a step, compare with what it gives; return the whole answer, or how it was refused."""
+        """Do a step and compare its answer; return the whole answer, or its refusal."""
         given = self._filled(step.get("with", {}))
-        meanwhile = getattr(self._meanwhile, step["do"].replace(" ", "_"), None)
-        if meanwhile is not None:
-            return await meanwhile(**given)
+        event = getattr(self._events, step["do"], None)
+        if event is not None:
+            return await event(**given)
         if "refused" in step:
             with pytest.raises(Refused) as raised:
                 await self._surface.do(step["do"], given)
             assert raised.value.told == step["refused"]
             return step["refused"]
         answer = await self._surface.do(step["do"], given)
-        if "gives" in step:
-            require_part(answer, self._filled(step["gives"]))
+        require_part(answer, self._filled(step.get("gives", {})) if "gives" in step else answer)
         for name, path in step.get("keep", {}).items():
             value = answer
             for part in path.split("."):
@@ -88,7 +85,7 @@ class Telling:
         return answer
 
     def _filled(self, value):
-        """`value` with what was kept in the place of its names."""
+        """`value` with kept values in the place of their names."""
         if isinstance(value, dict):
             return {str(self._filled(k)): self._filled(v) for k, v in value.items()}
         if isinstance(value, list):
@@ -99,7 +96,7 @@ class Telling:
 
 
 def require_part(answer, expected, path="answer"):
-    """Whether `expected` is a part of the answer, in each list as many as there are."""
+    """Fail unless `expected` is a part of the answer; lists must have the same length."""
     if isinstance(expected, dict):
         assert isinstance(answer, dict), f"{path}: {answer!r}"
         for name, value in expected.items():
@@ -116,24 +113,27 @@ def require_part(answer, expected, path="answer"):
 
 
 def without_chance(value, name=""):
-    """An answer without what differs from run to run.
-
-    Moments, ages, cursors, numbers in sentences.
-    """
+    """An answer without what differs from run to run: moments, ages, cursors, numbers in texts."""
     if isinstance(value, dict):
         return {k: without_chance(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [without_chance(one, name) for one in value]
     if value is None:
         return None
-    if name.endswith(("_at", "_age_s")) or name in {"next", "minute", "at", "traceparent"}:
+    if name.endswith(("_at", "_age_s")) or name in {
+        "next",
+        "minute",
+        "at",
+        "traceparent",
+        "span_s",
+    }:
         return f"<{name}>"
     return re.sub(r"\d+", "N", value) if name == "text" else value
 
 
 @asynccontextmanager
 async def fresh_service(running_engines, config):
-    """A service on a database of its own."""
+    """A service on a separate database."""
     async with running_engines.database() as url:
         postgres = Postgres(url, PostgresConfig())
         jobs = Jobs(postgres, config, Registry())
@@ -142,68 +142,25 @@ async def fresh_service(running_engines, config):
         await postgres.close()
 
 
-async def told_at(name, telling, step):
-    """What a surface tells at a step, without what differs from run to run."""
-    try:
-        return without_chance(await telling.step(step))
-    except (Exception, pytest.fail.Exception) as error:
-        error.add_note(f"{name}, step {step['name']!r}")
-        raise
-
-
 @pytest.mark.slow
-async def test_every_way_in_tells_the_same_life(running_engines, config):
-    told = {}
+async def test_every_surface_returns_the_same(running_engines, config):
+    answers = {}
     for name in SURFACES:
         async with (
             fresh_service(running_engines, config) as (postgres, jobs),
             surface_on(name, postgres, jobs) as surface,
         ):
-            telling = Telling(surface, Meanwhile(postgres, jobs))
-            told[name] = [(step["name"], await told_at(name, telling, step)) for step in STEPS]
+            run, answers[name] = ScenarioRun(surface, Events(postgres, jobs)), []
+            for number, step in enumerate(STEPS):
+                try:
+                    answer = without_chance(await run.step(step))
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"{name}, step {number}: {step}")
+                    raise
+                answers[name].append((number, step["do"], answer))
     for name in SURFACES[1:]:
-        for ours, theirs in zip(told["python"], told[name], strict=True):
+        for ours, theirs in zip(answers["python"], answers[name], strict=True):
             assert ours == theirs, f"python and {name}"
-
-
-@pytest.mark.parametrize("lane", ["a/b", "https://shop.example/x?y=1", "a%2Fb", "/", "ж/\N{SEAL}"])
-async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
-    place = {"limiter": "hosts/of us", "lane": lane}
-    await jobs.lanes.set(**place, starts_max=1, window_s=60, concurrency=None)
-    async with surface_on("http", postgres, jobs) as surface:
-        found = await surface.do("set_lane", {**place, "starts_max": 5, "window_s": 60.0})
-        assert (found["lane"], found["starts_max"]) == (lane, 5)
-        assert await surface.do("lane", place) == found
-        assert await surface.do("lanes", {"limiter": place["limiter"]}) == [found]
-        path = f"/v1/limiters/{quote(place['limiter'], safe='')}/lanes/{quote(lane, safe='')}/spend"
-        spent = [await surface.ask("POST", path, json={"starts": 3}) for _ in range(2)]
-        assert spent == [{"wait_s": 0.0}, {"wait_s": None}]
-        await surface.do("reset_lane", place)
-        with pytest.raises(Refused, match=r"jobs\.lane_unknown"):
-            await surface.do("lane", {**place, "lane": f"{lane}/"})
-        with pytest.raises(Refused, match=r"web\.not_found"):
-            await surface.ask("GET", "/v1%2Flimiters")
-    assert (await jobs.lanes.get(**place)).follows_limiter
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("{to:x}",), "PAYLOAD: expected JSON with its quotes, got '{to:x}': JSON is malformed"),
-        (("[" * 9000 + "]" * 9000,), "PAYLOAD: the JSON is nested too deep"),
-        (("{}", "--after", "2y"), "--after: expected a duration such as 30s, 10m or 2h, got '2y'"),
-        (("{}", "--spread", "x"), "--spread: expected a duration such as 30s, 10m or 2h, got 'x'"),
-    ],
-)
-def test_each_wrong_word_of_add_is_told_by_its_name(words, told):
-    add = next(command for command in cli.COMMANDS if command.name == "jobs")
-    ran = CliRunner().invoke(add, ["add", "mail", *words])
-    assert ran.exception.text.startswith(told)
-
-
-async def test_setting_a_queue_that_is_not_there_tells_how_to_make_it(jobs):
-    with pytest.raises(QueueUnknown, match=r"queues set NAME --create.*\?create=true"):
-        await jobs.queues.set("nope", retries=1)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +171,231 @@ async def test_setting_a_queue_that_is_not_there_tells_how_to_make_it(jobs):
         ({"id": 1}, {"id": "<none>"}),
         ({"id": None}, {"id": "<some>"}),
         ({"jobs": [{"id": 1}, {"id": 2}]}, {"jobs": [{"id": 1}]}),
-        ({"jobs": []}, {"jobs": [{"id": 1}]}),
         (None, {"id": 1}),
     ],
 )
-def test_what_is_no_part_of_an_answer_is_found(answer, expected):
+def test_a_different_answer_is_detected(answer, expected):
     with pytest.raises(AssertionError):
         require_part(answer, expected)
 
 
-def test_steps_have_names_of_their_own_and_what_they_need():
-    names = [step["name"] for step in STEPS]
-    assert len(set(names)) == len(names)
-    allowed = {"name", "do", "with", "gives", "refused", "keep"}
-    assert {key for step in STEPS for key in step} <= allowed
-    assert not [step["name"] for step in STEPS if "refused" in step and "gives" in step]
+@pytest.fixture
+async def queue(jobs, registry):
+    """A queue `q` with the alias `old`."""
+
+    @registry.task("q", aliases=["old"], slots=(1, 9), batch=7, keep_result=True)
+    async def handle(job=None): ...
+
+    await jobs.queues.declare()
+    return "q"
+
+
+@pytest.fixture
+async def client(postgres, jobs, queue):
+    """A client of the room's routes."""
+    async with client_of(postgres, jobs) as client:
+        yield client
+
+
+async def shown_by(jobs, *words):
+    """The text that a command shows."""
+    return (await run_command(jobs, *words))[1]
+
+
+async def test_names_of_lanes_with_slashes_are_reached(postgres, jobs):
+    async with surface_on("http", postgres, jobs) as surface:
+        for lane in ("a/b", "https://shop.example/x?y=1", "a%2Fb", "/", "ж/\N{SEAL}"):
+            place = {"limiter": "hosts/of us", "lane": lane}
+            await jobs.lanes.set(**place, starts_max=1, window_s=60, concurrency=None)
+            found = await surface.do("set_lane", {**place, "starts_max": 5, "window_s": 60.0})
+            assert (found["lane"], found["starts_max"]) == (lane, 5)
+            assert await surface.do("lane", place) == found
+            limiter, name = (quote(place[part], safe="") for part in ("limiter", "lane"))
+            path = f"/v1/limiters/{limiter}/lanes/{name}/spend"
+            spent = [await surface.ask("POST", path, json={"starts": 3}) for _ in range(2)]
+            assert spent == [{"wait_s": 0.0}, {"wait_s": None}]
+            await surface.do("reset_lane", place)
+            assert (await jobs.lanes.get(**place)).follows_limiter
+        with pytest.raises(Refused, match=r"web\.not_found"):
+            await surface.ask("GET", "/v1%2Flimiters")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("{to:x}",), "PAYLOAD: expected JSON with its quotes, got '{to:x}': JSON is malformed"),
+        (("[" * 9000 + "]" * 9000,), "PAYLOAD: the JSON is nested too deep"),
+        (("{}", "--after", "2y"), "--after: expected a duration such as 30s, 10m or 2h, got '2y'"),
+        (("{}", "--spread", "x"), "--spread: expected a duration such as 30s, 10m or 2h, got 'x'"),
+    ],
+)
+def test_an_error_of_a_command_names_the_option(words, text):
+    add = next(command for command in cli.COMMANDS if command.name == "jobs")
+    ran = CliRunner().invoke(add, ["add", "mail", *words])
+    assert ran.exception.text.startswith(text)
+
+
+async def test_pages_are_linked_and_a_cursor_belongs_to_its_filter(client, jobs):
+    ids = await jobs.enqueue_many([NewJob(queue="q", lane="a b&c")] * 5)
+    first = {"lane": "a b&c", "limit": 2}
+    answer = await client.get("/v1/jobs", params=first)
+    cursor = answer.json()["next_cursor"]
+    seen = [job["id"] for job in answer.json()["jobs"]]
+    while "next" in answer.links:
+        assert answer.json()["next_cursor"] in answer.links["next"]["url"]
+        answer = await client.get(answer.links["next"]["url"])
+        seen += [job["id"] for job in answer.json()["jobs"]]
+    assert answer.json()["next_cursor"] is None
+    assert seen == ids[::-1]
+    flipped = ("A" if cursor[0] != "A" else "B") + cursor[1:]
+    for params in ({"cursor": cursor}, {**first, "cursor": flipped}):
+        answer = await client.get("/v1/jobs", params=params)
+        assert (answer.status_code, answer.json()["code"]) == (400, "cursor.invalid"), params
+    body = {"action": "cancel", "filter": {"queue": "q"}, "cursor": cursor}
+    assert (await client.post("/v1/jobs/bulk", json=body)).json()["code"] == "cursor.invalid"
+    assert (await jobs.queues.get("q")).ready == 5
+
+
+async def test_a_bulk_action_continues_over_http_and_by_itself_as_a_command(
+    client, jobs, monkeypatch
+):
+    monkeypatch.setattr(bulk, "JOBS_PER_STEP", 2)
+    monkeypatch.setattr(bulk, "BULK_S", 0.0)
+    await jobs.enqueue_many([NewJob(queue="q")] * 5)
+    body = {"action": "delete", "filter": {"queue": "q"}}
+    changed = []
+    for _ in range(3):
+        done = (await client.post("/v1/jobs/bulk", json=body)).json()
+        changed.append(done["changed"])
+        body["cursor"] = done["next_cursor"]
+    assert (changed, done["more"], done["next_cursor"]) == ([2, 2, 1], False, None)
+    [*_, last] = await jobs.enqueue_many([NewJob(queue="q")] * 5)
+    assert await shown_by(jobs, "jobs", "bulk", "cancel", "--queue", "q") == "cancel: 5 jobs"
+    again = ("jobs", "bulk", "retry", "--queue", "q", "--dry-run")
+    assert await shown_by(jobs, *again) == "5 jobs fit"
+    assert await shown_by(jobs, *again, "--id", str(last)) == "1 job fits"
+    listed = await shown_by(jobs, "jobs", "ls", "--queue", "q", "--max", "3")
+    assert listed.endswith(f"more: --before {last - 2}")
+    assert listed.count("cancelled") == 6
+
+
+@pytest.mark.slow
+async def test_a_take_waits_for_a_job_and_its_rest_is_acked(client, jobs):
+    nothing = await client.post("/v1/queues/q/take?wait=100ms")
+    assert nothing.json() == {"lease_id": None, "jobs": [], "expires_at": None}
+    waiting = asyncio.create_task(client.post("/v1/queues/old/take?n=5&wait=20s&lease=1h"))
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload=n) for n in range(3)])
+    taken = (await waiting).json()
+    assert [job["id"] for job in taken["jobs"]] == ids
+    body = {
+        "outcomes": {str(ids[1]): {"outcome": "fail", "why": "blurred"}},
+        "rest": {"outcome": "done", "result": {"ok": 1}},
+    }
+    path = f"/v1/leases/{taken['lease_id']}/ack"
+    assert (await client.post(path, json=body)).status_code == 204
+    assert (await client.post(path, json=body)).json()["code"] == "jobs.lease_lost"
+    assert [(await jobs.job(i)).state.value for i in ids] == ["done", "failed", "done"]
+    assert (await jobs.job(ids[0])).result == {"ok": 1}
+
+
+async def test_every_outcome_can_be_typed(jobs, queue):
+    people = await jobs.queues.set("people", create=True)
+    for n in range(5):
+        await jobs.enqueue(NewJob(queue="q", payload=n, priority=n))
+    shown = await shown_by(jobs, "jobs", "take", "q", "-n", "5", "--lease", "10m")
+    lease, ids = shown.split()[1], [line.split()[0] for line in shown.splitlines()[2:]]
+    assert "until" in await shown_by(jobs, "jobs", "extend", lease, "--lease", "1h")
+    words = ["--cancel", ids[0], "--fail", ids[1], "--why", "no", "--done", ids[2]]
+    await shown_by(jobs, "jobs", "ack", lease, *words)
+    words = ["--snooze", ids[3], "--after", "1h", "--send-to", ids[4], "people"]
+    shown = await shown_by(jobs, "jobs", "ack", lease, *words)
+    assert shown == f"job {ids[3]}: snooze, job {ids[4]}: send_to"
+    found = [await jobs.job(int(job_id)) for job_id in ids]
+    states = ["cancelled", "failed", "done", "scheduled", "ready"]
+    assert [job.state.value for job in found] == states
+    assert (found[0].error, found[3].attempt, found[4].queue) == ("no", 0, people.queue)
+    assert await shown_by(jobs, "jobs", "take", "q") == "nothing is due"
+
+
+async def test_a_queue_shows_its_settings_slots_and_bounded_counts(client, jobs, sql, monkeypatch):
+    put = await client.put("/v1/queues/q", json={"importance": 9, "retries": 0})
+    assert put.json()["overridden"] == {"importance": 9, "retries": 0}
+    shown = (await client.put("/v1/queues/q", json={"importance": None})).json()
+    assert (shown["importance"], shown["overridden"]) == (5, {"retries": 0})
+    assert (shown["slots_min"], shown["slots_max"], shown["batch"]) == (1, 9, 7)
+    assert (await client.get("/v1/queues/old")).json() == (await client.get("/v1/queues/q")).json()
+    assert shown["is_known"] is False
+    await sql(
+        "INSERT INTO headrace.host (name, queues, slots, expires_at) SELECT 'h', ARRAY[id],"
+        """ '[{"queue": "q"}, {"queue": "q"}, {"queue": null}]', now() + interval '1 h'"""
+        " FROM headrace.queue"
+    )
+    shown = (await client.get("/v1/queues/q")).json()
+    assert (shown["is_known"], shown["slots"]) == (True, 2)
+    text = await shown_by(jobs, "queues", "show", "q")
+    assert "2 (1-9)" in text
+    assert "retries     0 (by hand)" in text
+    assert "by hand" not in await shown_by(jobs, "queues", "set", "q", "--retries", "none")
+    monkeypatch.setattr(queues_service, "COUNT_MAX", 4)
+    for count, lane, after_s in ((2, None, None), (1, "x", None), (5, None, 60)):
+        await jobs.enqueue_many([NewJob(queue="q", lane=lane, after_s=after_s)] * count)
+    status = await jobs.queues.get("q")
+    assert (status.ready, status.ready_is_capped) == (3, False)
+    assert (status.scheduled, status.scheduled_is_capped) == (4, True)
+    await jobs.enqueue(NewJob(queue="q", lane="x"))
+    assert (await jobs.queues.get("q")).ready_is_capped
+    [status] = await jobs.queues.all()
+    assert (status.ready, status.scheduled, status.ready_is_capped) == (4, 5, False)
+    assert " 4+ " in await shown_by(jobs, "queues", "show", "q")
+
+
+async def test_lanes_and_the_fleet_at_the_terminal(client, postgres, jobs, sql):
+    await jobs.lanes.set("q", "x", starts_max=1, window_s=60, concurrency=2)
+    assert "(paused)" in await shown_by(jobs, "lanes", "pause", "q", "x")
+    shown = await shown_by(jobs, "lanes", "resume", "q", "x")
+    assert "paused" not in shown
+    assert "1 in 60 s" in shown
+    assert await shown_by(jobs, "lanes", "spend", "q", "x") == "begin in 0.000 s"
+    refused = await shown_by(jobs, "lanes", "spend", "q", "x", "--wait", "1s")
+    assert refused == "refused: nothing was consumed"
+    await shown_by(jobs, "lanes", "limiter", "q", "--concurrency", "3")
+    assert "by code" in await shown_by(jobs, "lanes", "limiter", "q", "--as-declared")
+    slots = [{"queue": "q", "pid": 7, "busy_s": 1.0}]
+    await Events(postgres, jobs).host_registers(host="a:1", queues=["q"], capacity=5, slots=slots)
+    await Events(postgres, jobs).counts_arrive(queue="q", done=8, claimed=10, wait_s=5.0)
+    await store.fleet.raise_alert(postgres, "at_max", "q", "it needs more")
+    await Planner(postgres, jobs, "me").run_once()
+    await sql("UPDATE headrace.fleet_plan SET leads_until = now() + interval '1 h'")
+    shown = await shown_by(jobs, "fleet", "show")
+    for word in ("plan 1, led by me", "a:1", "q 1", "at_max", "below_min"):
+        assert word in shown
+    state = (await client.get("/v1/fleet")).json()
+    assert (state["hosts"][0]["planned"], state["plan"]["is_led"]) == ({"q": 1}, True)
+    assert [alert["rule"] for alert in state["alerts"]] == ["at_max"]
+    assert state["decisions"] == (await client.get("/v1/fleet/decisions")).json()
+    first = state["decisions"][0]["id"]
+    assert (await client.get(f"/v1/fleet/decisions?before={first}")).json() == []
+    for before in ("9223372036854775808", "-1"):
+        assert (await client.get(f"/v1/fleet/decisions?before={before}")).status_code == 200
+    assert len((await client.get("/v1/fleet/alerts?open=true")).json()) == 1
+    await jobs.fleet.drain("a:1")
+    assert "draining" in await shown_by(jobs, "fleet", "show")
+    assert "0 -> 1" in await shown_by(jobs, "fleet", "decisions", "--max", "5")
+    assert "open" in await shown_by(jobs, "fleet", "alerts", "--open")
+    assert "0.500" in await shown_by(jobs, "fleet", "minutes", "q"), "the mean wait"
+    span = ("--from", "2026-01-01T00:00:00+0000", "--to", "2026-01-01T01:00:00+0000")
+    assert (await run_command(jobs, "fleet", "minutes", "q", *span))[0] == []
+
+
+async def test_a_cron_is_changed_over_http_and_shown_at_the_terminal(client, jobs):
+    words = ("nightly", "0 4 * * *", "q", '{"a": 1}', "--tz", "Europe/Moscow", "--priority", "1")
+    added, text = await run_command(jobs, "crons", "add", *words)
+    assert (added["payload"], added["priority"]) == ({"a": 1}, 1)
+    assert "01:00:00" in text
+    assert (await client.get("/v1/crons/nightly")).json() == added
+    assert (await client.put("/v1/crons/nightly", json={"paused": True})).json()["paused"]
+    changed = (await client.put("/v1/crons/nightly", json={"tz": "UTC", "payload": None})).json()
+    assert changed["next_at"].endswith("T04:00:00Z")
+    assert (changed["payload"], changed["paused"]) == (None, True)
+    ran = (await client.post("/v1/crons/nightly/run")).json()
+    assert str(ran["id"]) in await shown_by(jobs, "crons", "ls")

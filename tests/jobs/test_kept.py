@@ -1,36 +1,34 @@
-"""What is kept of done jobs, in partitions that go whole; and how far running jobs say they are."""
+"""What is kept: done jobs in partitions, results, progress, and statistics per minute."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from lease_steps import claim_one, live_manager, settle, told
+from lease_steps import claim_one, settle, told
+from tests.kit.queue_counts import add_counts
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob, store
+from headrace.jobs.errors import InvalidSpan
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.store.leases import ClaimCursor
+
+DAY = timedelta(days=1)
+OLD_PARTITION = (
+    "CREATE TABLE headrace.job_done_2020010106 PARTITION OF headrace.job_done"
+    " FOR VALUES FROM ('2020-01-01 06:00Z') TO ('2020-01-01 12:00Z')"
+)
 
 
 @pytest.fixture
-async def queue_id(jobs, registry, sql):
-    """The id of a queue `q` that keeps done jobs for a day."""
-    registry.task("q")(_nothing)
-    queue_id = (await jobs.queues.declare())["q"].id
-    await sql("UPDATE headrace.queue SET keep_done_s = 86400")
+async def keeping(queue_id, sql):
+    """The id of queue `q`, which keeps done jobs for a day."""
+    await sql("UPDATE headrace.queue SET keep_done_s = 86400 WHERE name = 'q'")
     return queue_id
-
-
-@pytest.fixture
-async def desk(postgres, config, queue_id):
-    """A desk of a living host."""
-    return await live_manager(postgres, config, [queue_id])
-
-
-async def _nothing(job: dict | None) -> None:
-    """Never called."""
 
 
 async def partitions(sql):
@@ -40,78 +38,60 @@ async def partitions(sql):
     return [row["name"].removeprefix("headrace.") for row in rows]
 
 
-async def test_done_jobs_are_kept(jobs, desk, queue_id, postgres, sql):
-    [job_id] = await jobs.enqueue_many([NewJob(queue="q", payload=[1], unique="k", version=2)])
-    lease = await claim_one(desk, queue_id)
-    assert not lease.is_plain
-    assert await settle(desk, lease)
+async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
+    jobs, manager, keeping, postgres, sql
+):
+    given = NewJob(queue="q", payload=[1], unique="k", version=2)
+    [job_id, other] = await jobs.enqueue_many([given, NewJob(queue="q")])
+    lease = await claim_one(manager, keeping)
+    outcomes = {job_id: Outcome("done", result=b"1"), other: Outcome("fail")}
+    assert await settle(manager, lease, outcomes)
     row = await store.jobs.find_done(postgres, job_id)
     assert (row["state"], row["queue"], row["payload"]) == ("done", "q", b"[1]")
     assert (row["unique_key"], row["version"], row["result"]) == ("k", 2, None)
     [kept] = await sql("SELECT drop_at - ended_at AS kept FROM headrace.job_done")
     assert kept["kept"].total_seconds() == 86_400
-    assert await store.jobs.find_done(postgres, job_id + 1) is None
-
-
-async def test_results_are_kept_where_the_queue_says_so(jobs, desk, queue_id, postgres, sql):
-    ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(3)])
-    lease = await claim_one(desk, queue_id)
-    outcomes = [Outcome("done", result=b"1"), DONE, Outcome("fail")]
-    assert await settle(desk, lease, dict(zip(ids, outcomes, strict=True)))
-    assert (await store.jobs.find_done(postgres, ids[0]))["result"] is None
     await sql("UPDATE headrace.queue SET keep_done_s = NULL, keep_result = true")
     ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
-    lease = await claim_one(desk, queue_id)
-    desk.settle(told(lease, {ids[0]: Outcome("done", result=b"[7]")}))
-    desk.settle(told(lease))
-    await desk.flush()
-    rows = [await store.jobs.find_done(postgres, job_id) for job_id in ids]
-    assert [row["result"] for row in rows] == [b"[7]", None]
-
-
-async def test_a_takers_result_is_kept(jobs, queue_id, postgres, sql):
-    await sql("UPDATE headrace.queue SET keep_result = true")
-    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
+    lease = await claim_one(manager, keeping)
+    manager.settle(told(lease, {ids[0]: Outcome("done", result=b"[7]")}))
+    manager.settle(told(lease))
+    await manager.flush()
+    ids += await jobs.enqueue_many([NewJob(queue="q")])
     taken = await jobs.takes.take("q")
-    await jobs.takes.ack(taken.lease_id, {job_id: TakenOutcome(result={"ok": True})})
-    assert (await store.jobs.find_done(postgres, job_id))["result"] == b'{"ok":true}'
-    assert queue_id
+    await jobs.takes.ack(taken.lease_id, {ids[2]: TakenOutcome(result={"ok": True})})
+    rows = [await store.jobs.find_done(postgres, job_id) for job_id in ids]
+    assert [row["result"] for row in rows] == [b"[7]", None, b'{"ok":true}']
 
 
-async def test_partitions_are_made_ahead_and_dropped_whole(jobs, desk, queue_id, postgres, sql):
-    made = await store.jobs.maintain_done_partitions(postgres)
+async def test_partitions_are_created_ahead_and_dropped_whole(
+    jobs, manager, queue_id, *, postgres, sql
+):
+    assert await store.jobs.maintain_done_partitions(postgres) == 0, "no queue keeps anything"
+    assert await partitions(sql) == ["job_done_rest"]
+    await sql("UPDATE headrace.queue SET keep_done_s = 86400 WHERE name = 'q'")
+    created = await store.jobs.maintain_done_partitions(postgres)
     names = await partitions(sql)
-    assert len(names) == made + 1
-    assert 6 <= made <= 8
+    assert len(names) == created + 1
+    assert 6 <= created <= 8
     assert await store.jobs.maintain_done_partitions(postgres) == 0
     await jobs.enqueue_many([NewJob(queue="q")])
-    await settle(desk, await claim_one(desk, queue_id))
+    await settle(manager, await claim_one(manager, queue_id))
     [row] = await sql("SELECT tableoid::regclass::text AS name FROM headrace.job_done")
     assert row["name"].removeprefix("headrace.") in names
-    old = "job_done_2020010106"
-    await sql(
-        f"CREATE TABLE headrace.{old} PARTITION OF headrace.job_done"
-        " FOR VALUES FROM ('2020-01-01 06:00Z') TO ('2020-01-01 12:00Z')"
-    )
+    await sql(OLD_PARTITION)
+    async with postgres.transaction() as tx:
+        await tx.connection.execute("LOCK TABLE headrace.job_done_2020010106 IN ACCESS SHARE MODE")
+        assert await store.jobs.maintain_done_partitions(postgres) == 0, "a reader uses it"
     assert await store.jobs.maintain_done_partitions(postgres) == 1
     assert await partitions(sql) == names
 
 
-async def test_a_partition_in_use_is_dropped_later(postgres, sql):
-    old = "job_done_2020010106"
-    await sql(
-        f"CREATE TABLE headrace.{old} PARTITION OF headrace.job_done"
-        " FOR VALUES FROM ('2020-01-01 06:00Z') TO ('2020-01-01 12:00Z')"
-    )
-    async with postgres.transaction() as tx:
-        await tx.connection.execute(f"LOCK TABLE headrace.{old} IN ACCESS SHARE MODE")
-        assert await store.jobs.maintain_done_partitions(postgres) == 0
-    assert await store.jobs.maintain_done_partitions(postgres) == 1
-
-
-async def test_what_came_before_its_partition_is_forgotten_too(jobs, desk, queue_id, postgres, sql):
+async def test_jobs_that_ended_before_their_partition_existed_are_dropped_too(
+    jobs, manager, keeping, postgres, sql
+):
     ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
-    await settle(desk, await claim_one(desk, queue_id))
+    await settle(manager, await claim_one(manager, keeping))
     assert (await sql("SELECT count(*) AS n FROM headrace.job_done_rest"))[0]["n"] == 2
     await sql(f"UPDATE headrace.job_done SET drop_at = now() WHERE id = {ids[0]}")
     await jobs.sweep()
@@ -120,78 +100,130 @@ async def test_what_came_before_its_partition_is_forgotten_too(jobs, desk, queue
     assert len(await partitions(sql)) > 4
 
 
-async def test_queues_that_keep_nothing_make_no_partitions(postgres, sql):
-    assert await store.jobs.maintain_done_partitions(postgres) == 0
-    assert await partitions(sql) == ["job_done_rest"]
+async def test_progress_is_stored_while_its_job_runs(jobs, manager, queue_id, postgres, sql):
+    async def stored():
+        rows = await sql("SELECT job_id FROM headrace.job_progress")
+        return [row["job_id"] for row in rows]
 
-
-async def test_progress_is_told_and_ends_with_the_job(jobs, desk, queue_id, postgres, sql):
-    [job_id, other] = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
-    lease = await claim_one(desk, queue_id)
+    first, second = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
+    lease = await claim_one(manager, queue_id)
     for ratio in (0.1, 0.5):
-        desk.note_progress(Progress(job_id, ratio, "half"))
-    desk.note_progress(Progress(other, 0.2, "\0"))
-    await wait_true(lambda: store.jobs.find_progress(postgres, other))
-    found = await store.jobs.find_progress(postgres, job_id)
-    assert (found.ratio, found.text) == (0.5, "half")
-    desk.settle(told(lease))
-    await desk.flush()
-    assert await store.jobs.find_progress(postgres, job_id) is None
-    assert await sql("SELECT job_id FROM headrace.job_progress") == []
-
-
-async def test_progress_that_comes_after_the_ack_leaves_nothing(
-    jobs, desk, queue_id, postgres, sql
-):
-    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
-    lease = await claim_one(desk, queue_id)
-    await settle(desk, lease)
-    # A statement that a frozen server runs after all, or one that another connection overtook.
-    await store.jobs.write_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, "late"))])
-    assert await sql("SELECT job_id FROM headrace.job_progress") == []
-
-
-async def test_progress_that_an_ack_overtook_in_an_open_lease_leaves_nothing(
-    jobs, desk, queue_id, postgres, sql
-):
-    [first, second] = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
-    lease = await claim_one(desk, queue_id)
-    desk.settle(told(lease, {first: DONE}))
-    await desk.flush()
+        manager.note_progress(Progress(first, ratio, "half"))
+    manager.note_progress(Progress(second, 0.2, "\0"))
+    await wait_true(lambda: store.jobs.find_progress(postgres, second))
+    found = await store.jobs.find_progress(postgres, first)
+    assert (found.ratio, found.text) == (0.5, "half"), "the latest report counts"
+    manager.settle(told(lease, {first: DONE}))
+    await manager.flush()
+    assert await stored() == [second]
     both = [(lease.lease_id, Progress(job_id, 0.5, "")) for job_id in (first, second)]
     await store.jobs.write_progress(postgres, both)
-    left = await sql("SELECT job_id FROM headrace.job_progress")
-    assert [row["job_id"] for row in left] == [second]
-    desk.note_progress(Progress(first, 0.6, "of a job that is settled"))
-    desk.note_progress(Progress(second, 0.6, "told together with the other"))
-    await wait_true(lambda: _is_told(postgres, second, 0.6))
-    left = await sql("SELECT job_id FROM headrace.job_progress")
-    assert [row["job_id"] for row in left] == [second]
-    await settle(desk, lease)
-    assert await sql("SELECT job_id FROM headrace.job_progress") == []
-
-
-async def _is_told(postgres, job_id, ratio):
-    found = await store.jobs.find_progress(postgres, job_id)
-    return found is not None and round(found.ratio, 3) == ratio
-
-
-async def test_progress_goes_with_its_lease_when_the_host_died(jobs, desk, queue_id, postgres, sql):
-    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
-    lease = await claim_one(desk, queue_id)
-    await store.jobs.write_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, ""))])
-    await sql("UPDATE headrace.host SET expires_at = now() - interval '1 s'")
-    await jobs.sweep()
-    assert await sql("SELECT job_id FROM headrace.job_progress") == []
-
-
-async def test_progress_under_a_lock_of_its_lease_does_not_wait(
-    jobs, desk, queue_id, postgres, sql
-):
-    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
-    lease = await claim_one(desk, queue_id)
+    assert await stored() == [second], "an ack overtook the report"
     async with postgres.transaction() as tx:
         await tx.connection.execute("SELECT FROM headrace.job_lease FOR UPDATE")
         async with asyncio.timeout(5):
-            await store.jobs.write_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, ""))])
-    assert await sql("SELECT job_id FROM headrace.job_progress") == []
+            await store.jobs.write_progress(postgres, both)
+    await settle(manager, lease)
+    await store.jobs.write_progress(postgres, both)
+    assert await stored() == [], "a report after the last ack is ignored"
+    [third] = await jobs.enqueue_many([NewJob(queue="q")])
+    lease = await claim_one(manager, queue_id)
+    await store.jobs.write_progress(postgres, [(lease.lease_id, Progress(third, 0.5, ""))])
+    await sql("UPDATE headrace.host SET expires_at = now() - interval '1 s'")
+    await jobs.sweep()
+    assert await stored() == [], "the host died"
+
+
+async def test_minutes_of_a_span(jobs, postgres, queue_id, sql):
+    await add_counts(postgres, queue_id, done=3, claimed=3, wait_s=1.5)
+    await sql("UPDATE headrace.queue_minute SET minute = minute - interval '90 minutes'")
+    await add_counts(postgres, queue_id, slot_s=60.0)
+    assert await jobs.queues.minutes("q") == [], "idle slots have no line"
+    await add_counts(postgres, queue_id, done=4, lost=1)
+    assert [minute.done for minute in await jobs.queues.minutes("q")] == [4]
+    now = datetime.now(UTC)
+    found = await jobs.queues.minutes("q", from_at=now - DAY, to_at=now + timedelta(minutes=1))
+    assert [(m.done, m.wait_s, m.lost) for m in found] == [(3, 1.5, 0), (4, 0.0, 1)]
+    assert await jobs.queues.minutes("q", to_at=now - DAY) == []
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    for from_at, to_at in (
+        (start, datetime(2026, 1, 3, 0, 0, 1, tzinfo=UTC)),
+        (start + DAY, start),
+        (start, start),
+        (datetime(2026, 1, 1), datetime(2026, 1, 1, 1)),  # noqa: DTZ001
+        (None, datetime.min.replace(tzinfo=UTC)),
+        (datetime.fromisoformat("0001-01-01T00:00:00+14:00"), None),
+    ):
+        with pytest.raises(InvalidSpan):
+            await jobs.queues.minutes("q", from_at=from_at, to_at=to_at)
+    await sql("UPDATE headrace.queue_minute SET minute = minute - interval '9 d' WHERE done = 3")
+    assert await store.fleet.drop_minutes(postgres, kept_s=8 * 86400, rows_max=100) == 1
+    assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (4, 0)}
+
+
+async def claims_of(runner, host_id, queue_id, *, done=()):
+    claims = await store.leases.claim_ready(
+        runner,
+        host_id,
+        queue_id,
+        leases_max=5,
+        batch=10,
+        priorities=store.leases.PRIORITIES,
+        marks=ClaimCursor().marks,
+        done=done,
+    )
+    return claims.leases
+
+
+async def test_counts_are_exact_after_lost_answers_and_rollbacks(jobs, manager, queue_id, postgres):
+    await jobs.enqueue_many([NewJob(queue="q") for _ in range(25)])
+    host_id = manager.host_id
+
+    async def claim_settle_and_fail():
+        async with postgres.transaction() as tx:
+            [lease, *_] = await claims_of(tx, host_id, queue_id)
+            await store.leases.settle(tx, whole=[lease.lease_id], losses_max=3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await claim_settle_and_fail()
+    leases = await claims_of(postgres, host_id, queue_id)
+    assert [len(lease.ids) for lease in leases] == [10, 10, 5]
+    first, second, third = (lease.lease_id for lease in leases)
+    outcomes = {second: {job_id: Outcome("done") for job_id in leases[1].ids[:4]}}
+    for _ in range(2):
+        await store.leases.settle(postgres, jobs=outcomes, whole=[first], losses_max=3)
+    await claims_of(postgres, host_id, queue_id, done=[first, second])
+    await store.leases.expire_host(postgres, host_id)
+    for _ in range(2):
+        await jobs.sweep()
+    names = ("done", "failed", "retried", "lost", "claimed")
+    minutes = await jobs.queues.minutes("q")
+    assert [sum(getattr(m, name) for m in minutes) for name in names] == [20, 0, 0, 5, 25]
+    assert await store.leases.return_lease(postgres, third, 3) == 0
+
+
+async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, queue_id, sql):
+    for lane in (None, "a"):
+        await jobs.enqueue_many([NewJob(queue="q", lane=lane) for _ in range(3)])
+    for table in ("job_ready", "lane_job"):
+        await sql(f"UPDATE headrace.{table} SET run_at = run_at - id * interval '1 min'")
+    taken = [await jobs.takes.take("q", 10) for _ in range(2)]
+    assert [len(one.jobs) for one in taken] == [3, 3]
+    await jobs.sweep()
+    [minute] = await jobs.queues.minutes("q")
+    assert minute.claimed == 6
+    assert minute.wait_mean_s == pytest.approx(60 * 3.5, abs=10)
+    assert minute.wait_max_s == pytest.approx(60 * 6, abs=10)
+
+
+async def test_a_count_that_was_committed_late_is_added_within_a_minute(postgres, queue_id, sql):
+    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    await sql(
+        "INSERT INTO headrace.job_count (at, queue, done)"
+        f" VALUES (now() - interval '21 s', {queue_id}, 1)"
+    )
+    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    await sql("UPDATE headrace.job_count_fold SET whole_at = whole_at - interval '1 min'")
+    assert await store.fleet.fold_counts(postgres, rows_max=10) == 1
+    assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (1, 0)}

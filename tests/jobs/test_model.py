@@ -1,8 +1,9 @@
-"""Pure rules: states, retries, reasons, tasks as they are declared, rates as they are written."""
+"""Pure rules: states, retries, outcomes, declared tasks, rates, and how a spread delays jobs."""
 
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -10,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs import Batch, Cancel, Fail, JobContext, JobState, Registry, Retry, Snooze, Task
+from headrace.jobs import (
+    Batch,
+    Cancel,
+    Fail,
+    JobContext,
+    JobState,
+    NewJob,
+    Registry,
+    Retry,
+    Snooze,
+    Task,
+)
 from headrace.jobs.cli import parse_rate
 from headrace.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
 from headrace.jobs.model import MOVES
@@ -21,6 +33,7 @@ from headrace.jobs.outcomes import (
     final_outcome,
     outcome_of,
 )
+from headrace.jobs.validation import prepare_jobs
 from headrace.kernel.resilience import Backoff
 
 BACKOFF = Backoff(2.0, 60.0)
@@ -39,7 +52,7 @@ class Point:
     x: int
 
 
-def test_every_state_says_where_it_may_go():
+def test_every_state_has_its_moves():
     assert MOVES.keys() == set(JobState)
     assert MOVES[JobState.GONE] == frozenset()
     assert all(JobState.GONE in MOVES[s] for s in (JobState.DONE, JobState.FAILED))
@@ -59,7 +72,7 @@ def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
         assert 1.0 <= settled.after_s <= 60.0
 
 
-def test_what_raised_errors_mean():
+def test_the_outcome_of_raised_errors():
     assert outcome_of(Retry(3, "busy")) == Outcome("retry", 3.0, "busy")
     assert outcome_of(Fail("no")) == Outcome("fail", None, "no")
     assert outcome_of(Snooze(5)).kind == "snooze"
@@ -79,22 +92,22 @@ NO_DELAYS = [-1, float("nan"), float("inf"), 1e30, 10**400]
 
 
 @pytest.mark.parametrize("given_s", NO_DELAYS)
-def test_a_delay_that_means_nothing_is_the_handlers_error(given_s):
+def test_an_invalid_delay_is_an_error_of_the_handler(given_s):
     job = JobContext(1, None, lease_id=7)
-    for say in (Retry, Snooze, job.retry, job.snooze):
+    for method in (Retry, Snooze, job.retry, job.snooze):
         with pytest.raises((TypeError, ValueError), match="after_s: expected seconds"):
-            say(given_s)
+            method(given_s)
     assert job.outcome is None
     assert outcome_of(Bare(given_s)).kind == "retry"
     exhausted = LaneExhausted("a", 1, 7.0)
     exhausted.retry_after_s = given_s
     assert outcome_of(exhausted).kind == "retry"
-    said = final_outcome(
+    final = final_outcome(
         Outcome("snooze", given_s), attempt=1, retries=5, backoff=Backoff(3.0, 3.0)
     )
-    assert said.kind == "retry"
-    assert said.after_s is not None
-    assert 1.5 <= said.after_s <= 3.0
+    assert final.kind == "retry"
+    assert final.after_s is not None
+    assert 1.5 <= final.after_s <= 3.0
 
 
 @pytest.mark.parametrize(("given_s", "kept_s"), [(None, None), (0, 0.0), (2, 2.0)])
@@ -148,28 +161,6 @@ def test_a_bound_method_is_a_handler():
     assert task.decode(b'{"number":2}') == Photo(2)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"queue": ""},
-        {"queue": "white space"},
-        {"queue": "a" * 129},
-        {"limiter": "/"},
-        {"timeout": "soon"},
-        {"timeout": "8d"},
-        {"batch": 0},
-        {"batch": 10_001},
-        {"retries": -1},
-        {"concurrency": 0},
-    ],
-)
-def test_tasks_that_mean_nothing_are_refused(options):
-    async def handler(job: dict): ...
-
-    with pytest.raises(InvalidTask):
-        Task(**{"queue": "q", "handler": handler, **options})
-
-
 def test_a_handler_whose_types_cannot_be_read_is_refused():
     async def handler(photo: Unknown): ...  # noqa: F821
 
@@ -210,6 +201,57 @@ def test_rates_as_they_are_written(text, rate):
 
 
 @pytest.mark.parametrize("text", ["", "600", "/m", "-1/m", "6/x", "6/", "1e3/m", "6/1.2.3s"])
-def test_rates_that_mean_nothing(text):
+def test_invalid_rates_are_refused(text):
     with pytest.raises(InvalidJob):
         parse_rate(text)
+
+
+def test_a_delay_of_another_type_is_refused_when_it_is_set():
+    job = JobContext(1, {}, lease_id=1)
+    for method in (Snooze, Retry, job.retry, job.snooze):
+        with pytest.raises(TypeError, match="after_s: expected seconds, got a str"):
+            method("abc")
+    for method in (Snooze, job.snooze):
+        with pytest.raises(TypeError, match="NoneType"):
+            method(None)
+    assert job.outcome is None
+
+
+SPREAD_S = st.floats(0, 86_400.0)
+
+
+@given(SPREAD_S, st.none() | st.floats(0, 86_400.0), st.floats(-86_400.0, 86_400.0))
+def test_a_spread_delays_a_job_by_at_most_itself(spread_s, after_s, away_s):
+    """A moment in the past counts as now."""
+    now = datetime.now(UTC)
+    at = now + timedelta(seconds=away_s)
+    rows = prepare_jobs(
+        [
+            NewJob(queue="q", after_s=after_s, spread_s=spread_s),
+            NewJob(queue="q", at=at, spread_s=spread_s),
+        ]
+    )
+    first_s = after_s or 0.0
+    assert first_s <= (rows.delays_s[0] or 0.0) <= first_s + spread_s
+    assert at <= rows.run_ats[1]
+    if spread_s:
+        assert max(now, at) <= rows.run_ats[1]
+        assert rows.run_ats[1] <= max(datetime.now(UTC), at) + timedelta(seconds=spread_s)
+
+
+def test_a_spread_uses_its_whole_window():
+    rows = prepare_jobs([NewJob(queue="q", spread_s=1_000.0)] * 2_000)
+    assert {int(delay_s // 100) for delay_s in rows.delays_s} == set(range(10))
+
+
+async def test_a_job_is_enqueued_into_its_window(jobs, registry):
+    @registry.task("q")
+    async def handle(n: int): ...
+
+    now = datetime.now(UTC)
+    refs = [await handle.enqueue(n=n, after_s=3_600, spread="2h") for n in range(5)]
+    moments = [(await ref.job()).run_at for ref in refs]
+    assert len(set(moments)) == 5
+    assert all(3_590 <= (at - now).total_seconds() <= 3 * 3_600 + 60 for at in moments)
+    with pytest.raises(InvalidTask, match="spread: expected a duration"):
+        await handle.enqueue(n=1, spread="some time")

@@ -82,22 +82,46 @@ def codes_of(made):
 
 
 @pytest.mark.slow
-@given(FLEETS)
-def test_no_host_holds_more_than_it_can(given_fleet):
+@given(FLEETS, st.randoms())
+def test_the_rules_of_every_plan(given_fleet, shuffler):
     needs, hosts, current = given_fleet
     made = plan(needs, hosts, current)
-    room = {host.name: 0 if host.is_draining else host.capacity for host in hosts}
-    assert made.slots.keys() == room.keys()
-    assert all(sum(there.values()) <= room[name] for name, there in made.slots.items())
-    assert all(count > 0 for there in made.slots.values() for count in there.values())
+    require_placement(made, needs, hosts, current)
+    require_moves(made, current)
+    turned = {host: dict(reversed(there.items())) for host, there in reversed(current.items())}
+    shuffler.shuffle(needs)
+    shuffler.shuffle(hosts)
+    again = plan(needs, hosts, turned)
+    assert again == msgspec.structs.replace(made, slots=again.slots, queues=again.queues)
+    assert (again.slots, again.queues) == (made.slots, made.queues), "the order is irrelevant"
 
 
-@pytest.mark.slow
-@given(FLEETS)
-def test_no_queue_has_more_than_its_maximum(given_fleet):
-    needs, hosts, current = given_fleet
-    counts = total(plan(needs, hosts, current).slots)
+def require_placement(made, needs, hosts, current):
+    """Capacity, maximum, tags, draining hosts and unknown queues are respected."""
+    assert made.slots.keys() == {host.name for host in hosts}
+    counts, tags = total(made.slots), {need.queue: need.tag for need in needs if need.tag}
     assert all(counts[need.queue] <= need.slots_max for need in needs)
+    for host in hosts:
+        there = made.slots[host.name]
+        assert all(count > 0 for count in there.values())
+        assert all(tags[queue] in host.tags for queue in there.keys() & tags.keys())
+        assert sum(there.values()) <= (0 if host.is_draining else host.capacity)
+        if not host.is_draining:
+            before = current.get(host.name, {}).get("unknown", 0)
+            assert there.get("unknown", 0) == min(before, host.capacity)
+
+
+def require_moves(made, current):
+    """The moves are the difference of the maps, each with a reason."""
+    then = {(host, q): n for host, there in current.items() for q, n in there.items() if n}
+    for move in made.moves:
+        assert move.before != move.after
+        assert then.pop((move.host, move.queue), 0) == move.before
+        then[move.host, move.queue] = move.after
+        assert move.code
+        assert move.queue in move.why or move.host in move.why
+    now = {(host, q): n for host, there in made.slots.items() for q, n in there.items()}
+    assert {place: n for place, n in then.items() if n} == now
 
 
 @pytest.mark.slow
@@ -120,17 +144,6 @@ def test_no_minimum_is_missed_while_there_is_room(needs, hosts, current):
 
 @pytest.mark.slow
 @given(FLEETS)
-def test_a_tag_is_respected(given_fleet):
-    needs, hosts, current = given_fleet
-    made = plan(needs, hosts, current)
-    tags = {need.queue: need.tag for need in needs if need.tag}
-    for host in hosts:
-        for queue in made.slots[host.name].keys() & tags.keys():
-            assert tags[queue] in host.tags
-
-
-@pytest.mark.slow
-@given(FLEETS)
 def test_planning_again_on_its_own_result_gives_the_same_counts_and_comes_to_rest(given_fleet):
     needs, hosts, current = given_fleet
     first = plan(needs, hosts, current)
@@ -146,46 +159,16 @@ def test_planning_again_on_its_own_result_gives_the_same_counts_and_comes_to_res
     pytest.fail("the spread never came to rest")
 
 
-@pytest.mark.slow
-@given(FLEETS, st.randoms())
-def test_the_order_of_what_is_given_changes_nothing(given_fleet, shuffler):
-    needs, hosts, current = given_fleet
-    made = plan(needs, hosts, current)
-    turned = {host: dict(reversed(there.items())) for host, there in reversed(current.items())}
-    shuffler.shuffle(needs)
-    shuffler.shuffle(hosts)
-    again = plan(needs, hosts, turned)
-    assert again == msgspec.structs.replace(made, slots=again.slots, queues=again.queues)
-    assert (again.slots, again.queues) == (made.slots, made.queues)
-
-
-@pytest.mark.slow
-@given(FLEETS)
-def test_the_moves_are_the_difference_of_the_maps_and_each_has_a_reason(given_fleet):
-    needs, hosts, current = given_fleet
-    made = plan(needs, hosts, current)
-    then = {(host, q): n for host, there in current.items() for q, n in there.items() if n}
-    for move in made.moves:
-        assert move.before != move.after
-        assert then.pop((move.host, move.queue), 0) == move.before
-        then[move.host, move.queue] = move.after
-        assert move.code
-        assert move.queue in move.why or move.host in move.why
-    now = {(host, q): n for host, there in made.slots.items() for q, n in there.items()}
-    assert {place: n for place, n in then.items() if n} == now
-
-
-@pytest.mark.slow
-@given(FLEETS)
-def test_a_draining_host_ends_empty_and_an_unknown_queue_stays_where_it_is(given_fleet):
-    needs, hosts, current = given_fleet
-    made = plan(needs, hosts, current)
-    for host in hosts:
-        if host.is_draining:
-            assert made.slots[host.name] == {}
-        else:
-            stands = current.get(host.name, {}).get("unknown", 0)
-            assert made.slots[host.name].get("unknown", 0) == min(stands, host.capacity)
+def test_queues_of_different_tags_share_the_hosts_that_have_both():
+    hosts = [HostRoom(name="g", capacity=6, tags=frozenset({"gpu", "ssd"})), *fleet(1, 7)]
+    needs = [
+        busy("train", 3, tag="gpu", importance=0, slots_max=6),
+        busy("index", 4, tag="ssd", importance=0, slots_max=6),
+        QueueNeed(queue="idle", slots_max=2),
+    ]
+    made = plan(needs, hosts, {"g": {"idle": 2, "index": 5}})
+    assert made.slots == {"g": {"index": 3, "train": 3}, "h0": {"idle": 2}}
+    assert plan(needs, hosts, made.slots).moves == ()
 
 
 @given(needs_of(tags=st.none()), st.integers(1, 5), st.integers(1, 30))
@@ -245,7 +228,7 @@ def test_a_queue_that_needs_slots_takes_idle_ones_and_then_the_comfort_of_others
     assert codes_of(made) == {("key", "below_need"), ("idle", "surplus"), ("busy", "comfort")}
 
 
-def test_a_backlog_gets_what_nobody_wishes_and_no_more():
+def test_a_backlog_gets_only_what_no_other_queue_needs():
     late = QueueNeed(queue="late", importance=9, active=1_000_000, handler_s=0.6)
     made = plan([late, busy("main", 60)], fleet(40), {})
     assert made.queues["late"].floor == 10
@@ -261,7 +244,7 @@ def test_one_waiting_job_gets_a_slot_and_none_gets_none():
     assert "none" not in total(plan(needs, fleet(1), {}).slots)
 
 
-def test_a_backlog_asks_for_no_more_slots_than_it_has_batches():
+def test_a_backlog_needs_no_more_slots_than_it_has_batches():
     need = QueueNeed(queue="a", active=1_000, batch=100, handler_s=10)
     assert plan([need], fleet(4), {}).queues["a"].floor == 9
     long = QueueNeed(queue="a", active=100, rate_per_s=10, handler_s=10.0)
@@ -275,7 +258,7 @@ def test_more_minimums_than_room_are_met_by_importance():
     assert made.queues_short == ("q2", "q3")
 
 
-def test_a_queue_at_its_maximum_is_told_of():
+def test_a_queue_at_its_maximum_is_reported():
     made = plan([busy("slow", 90, slots_max=7), busy("fine", 3, slots_max=7)], fleet(4), {})
     assert made.queues_at_max == ("slow",)
     assert made.queues["slow"].slots == 7
@@ -320,7 +303,7 @@ def test_others_make_way_on_hosts_with_the_tag():
     assert {m.code for m in made.moves if m.queue == "plain"} == {"made_way"}
 
 
-def test_a_queue_with_a_tag_that_no_host_has_leaves_the_room_to_others():
+def test_a_queue_whose_tag_no_host_has_leaves_the_room_to_others():
     made = plan([busy("train", 50, tag="gpu", importance=0), busy("plain", 9)], fleet(2), {})
     assert made.queues["train"].slots == 0
     assert made.queues_short == ("train",)
@@ -354,8 +337,8 @@ def whole_fleet(seed=7, share=0.75):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_the_loss_of_a_fifth_of_the_hosts_leaves_important_queues_whole(seed):
+def test_the_loss_of_a_fifth_of_the_hosts_leaves_important_queues_whole():
+    seed = 7
     needs, hosts = whole_fleet(seed, share=0.6)
     first = plan(needs, hosts, {})
     lost = set(random.Random(seed).sample([host.name for host in hosts], 8))
@@ -394,9 +377,9 @@ def test_a_fleet_of_150_queues_and_40_hosts_is_planned_within_its_time():
 
 
 def _cpu_s(work):
-    """CPU time of the quickest of five runs."""
+    """CPU time of the quickest of three runs."""
     runs_s = []
-    for _ in range(5):
+    for _ in range(3):
         began_s = time.process_time()
         work()
         runs_s.append(time.process_time() - began_s)

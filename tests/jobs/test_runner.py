@@ -27,40 +27,28 @@ async def slot(registry):
         yield slot
 
 
-async def test_single_jobs_are_refilled_and_their_outcomes_said_together(registry, slot):
-    gate, running, most = asyncio.Event(), 0, 0
+async def test_single_jobs_are_refilled_and_their_outcomes_sent_together(registry, slot):
+    gate, threads, barrier = asyncio.Event(), set(), threading.Barrier(3)
 
     @registry.task("q", concurrency=5)
     async def handle(number: int):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
         await (gate.wait() if number == 0 else asyncio.sleep(0))
-        running -= 1
 
-    jobs = slot.give([{"number": n} for n in range(40)])
-    await slot.wait_settled(jobs[1:])
-    assert (most, slot.runner.jobs_open, slot.runner.calls_running) == (5, 1, 1)
-    gate.set()
-    assert await slot.wait_settled(jobs) == ["done"] * 40
-    assert len([message for message in slot.said if isinstance(message, Ack)]) < 10
-
-
-async def test_sync_handlers_stay_in_their_threads(registry, slot):
-    threads, local = set(), threading.local()
-
-    @registry.task("q")
-    def handle(number: int):
+    @registry.task("sync")
+    def sync(number: int):
         threads.add(threading.get_ident())
-        local.runs = getattr(local, "runs", 0) + 1
-        return local.runs
 
     @registry.task("wide", concurrency=3)
     def wide(number: int):
         barrier.wait(60)
 
-    barrier = threading.Barrier(3)
-    await slot.wait_settled(slot.give([{"number": n} for n in range(20)]))
+    jobs = slot.give([{"number": n} for n in range(40)])
+    await slot.wait_settled(jobs[1:])
+    assert (slot.runner.jobs_open, slot.runner.calls_running) == (1, 1)
+    gate.set()
+    assert await slot.wait_settled(jobs) == ["done"] * 40
+    assert len([message for message in slot.said if isinstance(message, Ack)]) < 10
+    await slot.wait_settled(slot.give([{"number": n} for n in range(20)], queue="sync"))
     assert len(threads) == 1
     await slot.wait_settled(slot.give([{"number": n} for n in range(6)], queue="wide"))
 
@@ -141,16 +129,16 @@ async def _caught(spending):
     raise AssertionError("it was allowed")
 
 
-async def test_progress_is_told_and_rationed(registry, slot):
+async def test_progress_is_sent_at_a_limited_rate(registry, slot):
     @registry.task("q")
     async def handle():
         for step in range(100):
             current_job().progress(step / 10, f"step {step}")
 
     await slot.wait_settled(slot.give([{}]))
-    told = [message for message in slot.said if isinstance(message, Progress)]
-    assert told[0] == Progress(1, 0.0, "step 0")
-    assert len(told) < 10
+    sent = [message for message in slot.said if isinstance(message, Progress)]
+    assert sent[0] == Progress(1, 0.0, "step 0")
+    assert len(sent) < 10
 
 
 async def test_the_current_job_is_known_to_code_that_is_given_fields(registry, slot):
@@ -178,7 +166,7 @@ async def test_the_current_job_is_known_to_code_that_is_given_fields(registry, s
     assert seen == [(n, n, 1) for n in range(1, 7)]
 
 
-async def test_results_are_kept_where_the_task_says_so(registry, slot):
+async def test_results_are_kept_if_the_task_declares_it(registry, slot):
     @registry.task("kept", keep_result=True)
     async def kept(n: int):
         return {"n": n} if n else {object()}
@@ -196,7 +184,7 @@ async def test_results_are_kept_where_the_task_says_so(registry, slot):
     assert slot.outcomes[job][3] is None
 
 
-async def test_stopping_lets_calls_end_and_hands_back_the_rest(registry, slot):
+async def test_stopping_lets_calls_end_and_returns_the_rest(registry, slot):
     started, gate = asyncio.Event(), asyncio.Event()
 
     @registry.task("q", concurrency=2)
@@ -256,12 +244,12 @@ async def test_stopping_cuts_what_outlives_the_grace_time(registry, slot, kind):
     assert kinds == [first, "returned", "returned"]
 
 
-async def test_a_queue_without_code_is_handed_back(slot):
+async def test_jobs_of_a_queue_without_code_are_returned(slot):
     assert await slot.wait_settled(slot.give([1, 2])) == ["snooze", "snooze"]
     assert slot.outcomes[1][1] == 15.0
 
 
-async def test_the_board_shows_who_runs(registry):
+async def test_the_status_board_shows_running_calls(registry):
     shown = []
 
     class StatusBoard:

@@ -1,7 +1,4 @@
-"""The scheduler on a real database.
-
-Who leads, what is planned from what hosts report, what is told of it.
-"""
+"""The scheduler on a real database: the leader, its plans from reports, and alerts."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ async def queue_ids(jobs, registry, sql):
 
 @pytest.fixture
 def add_host(postgres, queue_ids, sql):
-    """Register a host that reports, and is not taken for silent however long the test takes."""
+    """Register a host that reports and does not become silent during the test."""
 
     async def add(name, *, queues=("mail", "photos"), capacity=10, slots=()):
         ids = [queue_ids[queue] for queue in queues]
@@ -67,7 +64,7 @@ def add_host(postgres, queue_ids, sql):
 
 @pytest.fixture
 def planner(postgres, jobs):
-    """A planner that leads when it is asked first."""
+    """A planner that leads after its first run."""
     return Planner(postgres, jobs, "first")
 
 
@@ -102,7 +99,7 @@ async def test_the_first_plan_of_all_gives_minimums_and_what_is_active(
     assert sum(sum(host.planned.values()) for host in state.hosts) == 3
 
 
-async def test_traffic_is_given_what_it_takes(planner, postgres, add_host, queue_ids):
+async def test_traffic_gets_the_slots_that_it_needs(planner, postgres, add_host, queue_ids):
     """30 jobs/s of 0.2 s are 6 slots' work, and wish for about 10."""
     await add_host("a", capacity=40)
     await warm(planner).run_once()
@@ -110,11 +107,6 @@ async def test_traffic_is_given_what_it_takes(planner, postgres, add_host, queue
     await planner.run_once()
     [count] = (await slots_of(postgres, "photos")).values()
     assert 7 <= count <= 12
-
-
-async def test_without_hosts_nothing_is_planned(planner, postgres, queue_ids):
-    await planner.run_once()
-    assert (await store.fleet.find_plan(postgres)).version == 0
 
 
 async def test_a_new_leader_without_a_window_leaves_the_map(
@@ -152,18 +144,13 @@ async def test_a_standby_takes_over_and_the_old_leader_is_refused(
     assert (head.leader, head.term) == ("heir", 2)
 
 
-async def test_a_silent_host_loses_its_slots(planner, postgres, add_host, sql):
-    await add_host("a")
-    await add_host("b")
-    await warm(planner).run_once()
-    await sql("UPDATE headrace.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
-    await planner.run_once()
-    assert await slots_of(postgres, "mail") == {"b": 2}
-    codes = {d.code for d in await store.fleet.decisions(postgres, before=None, decisions_max=9)}
-    assert "host_gone" in codes
-
-
-async def test_a_draining_host_is_emptied(planner, jobs, postgres, add_host):
+async def test_hosts_that_drain_fall_silent_or_change_their_code_lose_slots(
+    *, planner, jobs, postgres, add_host, sql, queue_ids
+):
+    early = Planner(postgres, jobs, "early")
+    await early.run_once()
+    assert (await store.fleet.find_plan(postgres)).version == 0, "no hosts"
+    await early.stop_leading()
     await add_host("a")
     await add_host("b")
     await warm(planner).run_once()
@@ -173,9 +160,19 @@ async def test_a_draining_host_is_emptied(planner, jobs, postgres, add_host):
     await jobs.fleet.undrain("a")
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"a": 1, "b": 1}
+    await sql("UPDATE headrace.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {"b": 2}
+    codes = {d.code for d in await store.fleet.decisions(postgres, before=None, decisions_max=9)}
+    assert "host_gone" in codes
+    await sql(f"UPDATE headrace.host SET queues = ARRAY[{queue_ids['photos']}]")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {}
+    [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=1)
+    assert (decision.code, decision.before, decision.after) == ("no_code", 2, 0)
 
 
-async def test_slots_come_only_where_code_and_tag_are(planner, jobs, postgres, add_host, sql):
+async def test_slots_are_only_on_hosts_with_code_and_tag(planner, jobs, postgres, add_host, sql):
     await add_host("a", queues=("photos",))
     await add_host("b")
     await add_host("c")
@@ -184,18 +181,6 @@ async def test_slots_come_only_where_code_and_tag_are(planner, jobs, postgres, a
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"b": 1, "c": 1}
     assert await slots_of(postgres, "photos") == {"c": 3}
-
-
-async def test_a_queue_that_no_code_knows_any_more_gives_its_slots_back(
-    planner, postgres, add_host, sql, queue_ids
-):
-    await add_host("a")
-    await warm(planner).run_once()
-    await sql(f"UPDATE headrace.host SET queues = ARRAY[{queue_ids['photos']}]")
-    await planner.run_once()
-    assert await slots_of(postgres, "mail") == {}
-    [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=1)
-    assert (decision.code, decision.before, decision.after) == ("no_code", 2, 0)
 
 
 @pytest.mark.slow
@@ -303,10 +288,10 @@ async def test_calls_that_still_run_count_as_time_spent(host):
     second = readings(facts(QUEUE, idle), first)
     assert second["mail"].run_s == 8.0, "the call ended, and its time is not added up yet"
     fresh = msgspec.structs.replace(QUEUE, done=0, run_s=1.0)
-    assert readings(facts(fresh, idle), second)["mail"].run_s == 1.0, "totals began anew"
+    assert readings(facts(fresh, idle), second)["mail"].run_s == 1.0, "totals started from zero"
 
 
-async def test_queues_that_people_work_ring_no_alert(host):
+async def test_queues_of_takers_raise_no_alert(host):
     strange = msgspec.structs.replace(QUEUE, id=9, name="moderation", calls=0)
     assert observation(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
     assert observation(facts(strange, host), None, {}).queues.keys() == set()
@@ -314,14 +299,10 @@ async def test_queues_that_people_work_ring_no_alert(host):
     assert observation(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
 
 
-async def test_a_paused_queue_needs_nothing(host):
+async def test_a_paused_queue_needs_no_slot_and_a_maximum_bounds_the_minimum(host):
     paused = msgspec.structs.replace(QUEUE, is_paused=True)
-    asked = plan_input(facts(paused, host), {"mail": Rate(50.0, 1.0)})
-    [need] = asked.needs
+    [need] = plan_input(facts(paused, host), {"mail": Rate(50.0, 1.0)}).needs
     assert (need.slots_min, need.rate_per_s) == (0, 0.0)
-
-
-async def test_a_minimum_over_the_maximum_is_the_maximum(host):
     narrow = msgspec.structs.replace(QUEUE, slots_max=1)
     [need] = plan_input(facts(narrow, host), {}).needs
     assert (need.slots_min, need.slots_max) == (1, 1)

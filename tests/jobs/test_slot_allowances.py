@@ -12,14 +12,14 @@ from tests.kit.waiting import wait_true
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob, store
-from headrace.jobs.acks import InFlightLease
 from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.jobs.outcomes import InFlightLease
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
-HOSTS, FLOATS, STEPS = 40, 4, 2000
+HOSTS, FLOATS, STEPS = 40, 4, 1200
 AGE = compile_query(
     "age",
     "-- A host row expired :age_s ago.\nUPDATE headrace.host"

@@ -1,7 +1,4 @@
-"""What code declares.
-
-Options and their bounds, what is stored of them, what a person sets over it, old names.
-"""
+"""Declarations of code: options and bounds, stored settings, overrides, former names."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ async def handle():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({"batch": 0}, "batch 0 is not within 1 and 10000"),
         ({"batch": True}, "batch True is not within"),
@@ -52,21 +49,13 @@ async def handle():
         ({"retry": 1}, r"unknown options \['retry'\]"),
     ],
 )
-def test_options_out_of_bounds_are_refused(options, told):
-    with pytest.raises(InvalidTask, match=told):
+def test_options_out_of_bounds_are_refused(options, text):
+    with pytest.raises(InvalidTask, match=text):
         Task(queue="q", handler=handle, **options)
 
 
-def test_a_decorator_without_its_name_is_refused(registry):
-    with pytest.raises(InvalidTask, match=r'write @app.task\("name"\)'):
-        registry.task(handle)
-    with pytest.raises(InvalidTask, match=r'write @app.cron\("0 4'):
-        registry.cron(handle)
-    assert list(registry) == []
-
-
 @pytest.mark.parametrize(
-    ("handler", "options", "told"),
+    ("handler", "options", "text"),
     [
         (lambda at, to: None, {}, "takes at, options of `enqueue`"),
         (lambda unique, lane: None, {}, "takes unique, lane, options of"),
@@ -80,8 +69,8 @@ def test_a_decorator_without_its_name_is_refused(registry):
         (lambda **fields: None, {}, r"takes only \*\*fields"),
     ],
 )
-def test_handlers_that_no_payload_can_reach_are_refused(handler, options, told):
-    with pytest.raises(InvalidTask, match=told):
+def test_handlers_that_no_payload_can_reach_are_refused(handler, options, text):
+    with pytest.raises(InvalidTask, match=text):
         Task(queue="q", handler=handler, **options)
 
 
@@ -101,16 +90,7 @@ def test_a_batch_handler_takes_a_batch():
         Task(queue="q", handler=handler, batch=10)
 
 
-def test_names_that_only_groups_and_payloads_know_stay_free():
-    assert Task(queue="q", handler=lambda payload, version, group: None).takes_fields
-    whole = {"at": 1}
-
-    async def take(lane: dict): ...
-
-    assert Task(queue="q", handler=take).job(whole).payload == whole
-
-
-def test_what_is_kept_follows_from_both_options():
+def test_kept_times_follow_from_both_options():
     def kept(**options):
         declared = Task(queue="q", handler=handle, **options).declared
         return declared.keep_done_s, declared.keep_result
@@ -160,7 +140,7 @@ def test_a_name_belongs_to_one_queue(registry):
             registry.queue(name, aliases=aliases)
 
 
-async def test_what_code_declares_is_stored_and_follows_the_code(jobs, registry, postgres, config):
+async def test_declarations_are_stored_and_follow_the_code(jobs, registry, postgres, config):
     registry.task(
         "q",
         batch=50,
@@ -211,7 +191,7 @@ async def test_declaring_again_writes_nothing(jobs, registry, sql):
     assert await sql("SELECT declared_at, xmin::text FROM headrace.queue") == rows
 
 
-async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
+async def test_settings_of_an_operator_win_and_are_reset(jobs, registry):
     registry.task("q", retries=3, slots=(2, 40), importance=3)(handle)
     settings = await jobs.queues.set("q", slots_min=5, importance=9, paused=True)
     assert (settings.slots_min, settings.importance, settings.paused) == (5, 9, True)
@@ -224,29 +204,6 @@ async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
     assert (settings.overridden, settings.slots_min, settings.paused) == ({}, 2, False)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"importance": 10},
-        {"retries": 1.5},
-        {"slots_min": True},
-        {"slots_min": 41},
-        {"slots_max": 1},
-        {"paused": None},
-        {"colour": 1},
-    ],
-)
-async def test_settings_out_of_bounds_change_nothing(jobs, registry, changes):
-    registry.task("q", slots=(2, 40))(handle)
-    before = await jobs.queues.settings("q")
-    with pytest.raises(InvalidSetting) as caught:
-        await jobs.queues.set("q", **{"retries": 1, **changes})
-    assert caught.value.problems[0].pointer in {f"/{name}" for name in [*changes, "slots_min"]}
-    assert await jobs.queues.settings("q") == before
-    with pytest.raises(QueueUnknown):
-        await jobs.queues.set("nobody", retries=1)
-
-
 async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, postgres, config, sql):
     jobs.registry.task("old", retries=1)(handle)
     waiting = await jobs.enqueue(NewJob(queue="old"))
@@ -257,7 +214,7 @@ async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, post
     assert (await after.queues.declare())["new"].limiter == "old"
     for job_id in (waiting, lane):
         assert (await jobs.job(job_id)).queue == "new"
-    # The old process goes on, and starts again.
+    # The old process continues, and starts again.
     late = await jobs.enqueue(NewJob(queue="old"))
     again = Jobs(postgres, config, jobs.registry)
     assert (await again.queues.declare())["old"].is_alias
@@ -271,23 +228,7 @@ async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, post
     assert (await after.queues.settings("new")).paused
 
 
-async def test_a_queue_with_lanes_stays_with_its_limiter(jobs, postgres, config):
-    jobs.registry.task("q")(handle)
-    await jobs.enqueue(NewJob(queue="q", lane="a"))
-    other = Registry()
-    other.task("q", limiter="shared")(handle)
-    with pytest.raises(LimiterFixed):
-        await Jobs(postgres, config, other).queues.declare()
-
-
-async def test_a_queue_without_code_can_be_enqueued_into(jobs, registry):
-    people = registry.queue("people")
-    job = await people.enqueue({"photo": 1}, unique="photo:1")
-    assert (await job.job()).payload == {"photo": 1}
-    assert list(registry) == []
-
-
-async def test_what_enqueue_returns_is_the_id_and_more(jobs, registry):
+async def test_enqueue_returns_a_reference_that_equals_the_id(jobs, registry):
     task = registry.task("q")(handle)
     job = await task.enqueue(after_s=3600)
     assert isinstance(job, JobRef)
@@ -303,13 +244,6 @@ async def test_what_enqueue_returns_is_the_id_and_more(jobs, registry):
     assert other.id == again.id + 1
 
 
-async def test_a_reference_fits_into_a_payload(jobs, registry):
-    people = registry.queue("people")
-    first = await people.enqueue({})
-    second = await people.enqueue({"after": first, "all": [first]})
-    assert (await second.job()).payload == {"after": first.id, "all": [first.id]}
-
-
 async def test_options_of_enqueue_many_hold_for_all_its_jobs(jobs, registry):
     people = registry.queue("people")
     ids = await people.enqueue_many(
@@ -318,11 +252,11 @@ async def test_options_of_enqueue_many_hold_for_all_its_jobs(jobs, registry):
     for job_id in ids:
         job = await jobs.job(job_id)
         assert (job.lane, job.priority, job.state) == ("a", 2, "scheduled")
-    for options, told in (
+    for options, text in (
         ({"unique": "a"}, r"not \['unique'\]: .* task.job\(payload, unique=...\)"),
         ({"colour": 1}, r"not \['colour'\]"),
     ):
-        with pytest.raises(InvalidTask, match=told):
+        with pytest.raises(InvalidTask, match=text):
             await people.enqueue_many([{}], **options)
     with pytest.raises(InvalidTask, match=r"a job has its own options: give \['lane'\]"):
         await people.enqueue_many([people.job({})], lane="a")
@@ -333,25 +267,16 @@ async def test_fields_are_passed_by_name(registry):
     async def add(x: int, y: int = 0): ...
 
     people = registry.queue("people")
-    for call, told in (
+    for call, text in (
         (lambda: add.enqueue(2, 3), r"pass the fields by name: add.enqueue\(x=2, y=3\)"),
         (lambda: add.enqueue(2), r"add.enqueue\(x=2\)"),
         (lambda: add.enqueue_many([2]), r"add.enqueue\(x=2\)"),
         (lambda: people.enqueue({}, {}), r"2 payloads where one is taken"),
     ):
-        with pytest.raises(InvalidTask, match=told):
+        with pytest.raises(InvalidTask, match=text):
             await call()
     with pytest.raises(InvalidTask, match="by name"):
         add.job(2, 3)
-
-
-def test_the_words_of_celery_are_told_in_ours(registry):
-    task = registry.task("q")(handle)
-    for name in ("delay", "apply_async"):
-        with pytest.raises(AttributeError, match=rf"no {name}: .*task.enqueue.*from-celery.md"):
-            getattr(task, name)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = task.nothing
 
 
 async def _batch(batch):
@@ -376,41 +301,6 @@ def rows_of(queue):
     return JobColumns(queues=[queue], lanes=[None])
 
 
-async def test_first_enqueues_at_once_declare_once(postgres, registry):
-    registry.task("a")(handle)
-    queues = Counted(postgres, registry, Lanes(postgres))
-    asked = [asyncio.create_task(queues.ids(rows_of("a"))) for _ in range(50)]
-    await asyncio.sleep(0)
-    asked[0].cancel()
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(answers[0], asyncio.CancelledError)
-    assert answers[1:] == [answers[1]] * 49
-    assert queues.declared == 1
-
-
-async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, registry):
-    registry.task("a")(handle)
-    queues = Counted(postgres, registry, Lanes(postgres))
-    first = asyncio.create_task(queues.ids(rows_of("a")))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    registry.task("b")(handle)
-    assert await first != await queues.ids(rows_of("b"))
-    assert queues.declared == 2
-
-
-async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
-    registry.task("a")(handle)
-    queues = Counted(postgres, registry, Lanes(postgres))
-    queues.fails = True
-    answers = await asyncio.gather(
-        *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True
-    )
-    assert {type(answer) for answer in answers} == {LimiterFixed}
-    queues.fails = False
-    assert len(await queues.ids(rows_of("a"))) == 1
-
-
 async def test_enqueue_many_of_dicts_reads_no_signature_per_job(jobs, registry):
     @registry.task("mail")
     async def send_mail(to: str, text: str = "") -> None: ...
@@ -431,42 +321,22 @@ async def test_enqueue_many_of_dicts_reads_no_signature_per_job(jobs, registry):
     assert sum(calls.values()) < 500 * 12
 
 
-@pytest.mark.parametrize(
-    ("payload", "told"),
-    [
-        ({"to": "ann", "txt": "hi"}, "unexpected keyword argument 'txt'"),
-        ({"text": "hi"}, "missing a required argument: 'to'"),
-        ({"to": "ann", 5: "hi"}, "other fields"),
-        ({}, "missing a required argument: 'to'"),
-    ],
-)
-async def test_each_payload_of_enqueue_many_has_the_fields_of_the_handler(
-    jobs, registry, sql, payload, told
-):
-    @registry.task("mail")
-    async def send_mail(to: str, *, text: str = "") -> None: ...
-
-    with pytest.raises(InvalidTask, match=told):
-        await send_mail.enqueue_many([{"to": "ann"}, payload])
-    assert await sql("SELECT FROM headrace.job_ready") == []
-
-
 async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry, sql):
     registry.limiter("smtp", rate="5/m")
 
     @registry.task("mail", limiter="smtp")
     async def send_mail(to: str) -> None: ...
 
-    registry.queue("told")
-    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits only jobs with a lane"
+    registry.queue("done")
+    text = "/1/lane: queue 'mail' has limiter 'smtp', which limits only jobs with a lane"
     good = send_mail.job(to="ann", lane="smtp")
-    with pytest.raises(InvalidJob, match=told):
+    with pytest.raises(InvalidJob, match=text):
         await send_mail.enqueue_many([good, send_mail.job(to="bob")])
     with pytest.raises(InvalidJob, match="/0/lane"):
         await send_mail.enqueue(to="ann")
     with pytest.raises(InvalidJob, match="/1/lane"):
         await jobs.enqueue_groups(
-            [NewGroup(members=[good, send_mail.job(to="bob")], on_done=NewJob(queue="told"))]
+            [NewGroup(members=[good, send_mail.job(to="bob")], on_done=NewJob(queue="done"))]
         )
     assert (
         await sql("SELECT id FROM headrace.job_ready UNION SELECT id FROM headrace.lane_job") == []
@@ -475,7 +345,7 @@ async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry,
     assert (await jobs.queues.get("mail")).needs_lane
 
 
-async def test_who_does_not_have_the_code_is_refused_as_well(jobs, registry, postgres, config):
+async def test_an_app_without_the_code_is_refused_as_well(jobs, registry, postgres, config):
     registry.task("mail", lane="required")(handle)
     await jobs.queues.declare()
     elsewhere = Jobs(postgres, config, Registry())
@@ -494,3 +364,88 @@ async def test_a_lane_may_be_optional(jobs, registry):
     with pytest.raises(InvalidTask, match="its jobs have no lane"):
         registry.cron("0 4 * * *", name="nightly", limiter="smtp")(handle)
     registry.cron("0 4 * * *", name="nightly", limiter="smtp", lane="optional")(handle)
+
+
+async def test_settings_out_of_bounds_are_refused(jobs, registry):
+    registry.task("q", slots=(2, 40))(handle)
+    before = await jobs.queues.settings("q")
+    for changes in (
+        {"importance": 10},
+        {"retries": 1.5},
+        {"slots_min": True},
+        {"slots_min": 41},
+        {"slots_max": 1},
+        {"paused": None},
+        {"colour": 1},
+    ):
+        with pytest.raises(InvalidSetting) as caught:
+            await jobs.queues.set("q", **{"retries": 1, **changes})
+        assert caught.value.problems[0].pointer in {f"/{name}" for name in [*changes, "slots_min"]}
+        assert await jobs.queues.settings("q") == before
+    with pytest.raises(QueueUnknown, match=r"queues set NAME --create.*\?create=true"):
+        await jobs.queues.set("nobody", retries=1)
+
+
+async def test_a_queue_without_code_takes_payloads_with_references(jobs, registry):
+    people = registry.queue("people")
+    first = await people.enqueue({"photo": 1}, unique="photo:1")
+    second = await people.enqueue({"after": first, "all": [first]})
+    assert (await second.job()).payload == {"after": first.id, "all": [first.id]}
+    assert list(registry) == []
+
+
+async def test_queues_are_declared_once_by_enqueues_at_once(postgres, registry):
+    registry.task("a")(handle)
+    queues = Counted(postgres, registry, Lanes(postgres))
+    queues.fails = True
+    answers = await asyncio.gather(
+        *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True
+    )
+    assert {type(answer) for answer in answers} == {LimiterFixed}
+    queues.fails, queues.declared = False, 0
+    waiting = [asyncio.create_task(queues.ids(rows_of("a"))) for _ in range(50)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    registry.task("b")(handle)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert answers[1:] == [answers[1]] * 49
+    assert queues.declared == 1
+    assert await queues.ids(rows_of("b")) != answers[1], "a queue added meanwhile is found"
+    assert queues.declared == 2
+
+
+async def test_payloads_have_the_fields_of_the_handler(jobs, registry, sql):
+    @registry.task("mail")
+    async def send_mail(to: str, *, text: str = "") -> None: ...
+
+    for payload, text in (
+        ({"to": "ann", "txt": "hi"}, "unexpected keyword argument 'txt'"),
+        ({"text": "hi"}, "missing a required argument: 'to'"),
+        ({"to": "ann", 5: "hi"}, "other fields"),
+        ({}, "missing a required argument: 'to'"),
+    ):
+        with pytest.raises(InvalidTask, match=text):
+            await send_mail.enqueue_many([{"to": "ann"}, payload])
+    assert await sql("SELECT FROM headrace.job_ready") == []
+
+
+def test_names_that_are_free_and_words_of_other_libraries(registry):
+    assert Task(queue="q", handler=lambda payload, version, group: None).takes_fields
+
+    async def take(lane: dict): ...
+
+    assert Task(queue="q", handler=take).job({"at": 1}).payload == {"at": 1}
+    for call, text in (
+        (registry.task, r'write @app.task\("name"\)'),
+        (registry.cron, "write @app"),
+    ):
+        with pytest.raises(InvalidTask, match=text):
+            call(handle)
+    task = registry.task("q")(handle)
+    for name in ("delay", "apply_async"):
+        with pytest.raises(AttributeError, match=rf"no {name}: .*task.enqueue.*from-celery.md"):
+            getattr(task, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = task.nothing

@@ -1,12 +1,9 @@
-"""Why a job is where it is.
-
-Each reason, told by real rows, and the order in which they are told.
-"""
+"""Why a job is in its state: each reason from real rows, and the order of the checks."""
 
 from __future__ import annotations
 
 import pytest
-from lease_steps import claim_lane_jobs, claim_one, live_manager, settle
+from lease_steps import claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.outcomes import Outcome
@@ -14,18 +11,14 @@ from headrace.jobs.service import jobs as jobs_service
 
 
 @pytest.fixture
-async def queue_id(jobs, registry):
-    """The id of a queue `q` with a limiter."""
-
-    @registry.task("q", limiter="lim", lane="optional")
-    async def handle(job: dict | None): ...
-
-    return (await jobs.queues.declare())["q"].id
+async def queue_ids(declare):
+    """One queue `q` with a limiter."""
+    return await declare(q={"limiter": "lim", "lane": "optional"})
 
 
 @pytest.fixture
 async def host_id(postgres, queue_id):
-    """A living host whose code knows the queue."""
+    """A live host that serves the queue."""
     return await store.leases.add_host(postgres, "one", [queue_id], 30)
 
 
@@ -40,7 +33,7 @@ async def reason(jobs, job_id):
     return (await jobs.why(job_id)).reason
 
 
-async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
+async def test_code_tags_and_turns(jobs, queue_id, postgres, sql):
     job_id = await jobs.enqueue(NewJob(queue="q"))
     assert await reason(jobs, job_id) == "no_code"
     other_id = await store.leases.add_host(postgres, "other", [queue_id + 1], 30)
@@ -81,7 +74,7 @@ async def test_slots(jobs, host_id, postgres, sql):
     assert await reason(jobs, job_id) == "queue_paused"
 
 
-async def test_how_many_go_before(jobs, host_id, monkeypatch):
+async def test_the_number_of_jobs_before_it(jobs, host_id, monkeypatch):
     await jobs.enqueue_many([NewJob(queue="q", priority=0)] * 2)
     await jobs.enqueue_many([NewJob(queue="q", priority=0, after_s=60)] * 2)
     first, job_id = await jobs.enqueue_many([NewJob(queue="q")] * 2)
@@ -92,18 +85,17 @@ async def test_how_many_go_before(jobs, host_id, monkeypatch):
     assert "2 or more go before it" in (await jobs.why(job_id)).text
 
 
-async def test_lanes(jobs, host_id, queue_id, postgres, config):
-    desk = await live_manager(postgres, config, [queue_id])
+async def test_lanes(jobs, host_id, queue_id, manager):
     ids = await jobs.enqueue_many([NewJob(queue="q", lane="a")] * 4)
     await jobs.lanes.set("lim", "a", starts_max=2, window_s=60, concurrency=1)
     assert "3 go before it in lane 'a'" in (await jobs.why(ids[3])).text
-    claim = await claim_lane_jobs(desk, queue_id)
+    claim = await claim_lane_jobs(manager, queue_id)
     assert list(claim.ids) == ids[:1]
     assert await reason(jobs, ids[0]) == "running"
     why = await jobs.why(ids[1])
     assert (why.reason, "1 of 1" in why.text) == ("lane_full", True)
-    await settle(desk, claim)
-    await settle(desk, await claim_lane_jobs(desk, queue_id))
+    await settle(manager, claim)
+    await settle(manager, await claim_lane_jobs(manager, queue_id))
     why = await jobs.why(ids[2])
     assert why.reason == "lane_over_rate"
     assert why.until_at is not None
@@ -111,17 +103,16 @@ async def test_lanes(jobs, host_id, queue_id, postgres, config):
     assert await reason(jobs, ids[2]) == "lane_paused"
 
 
-async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config):
-    desk = await live_manager(postgres, config, [queue_id])
+async def test_jobs_that_do_not_wait(jobs, host_id, queue_id, manager):
     later = await jobs.enqueue(NewJob(queue="q", after_s=60))
     why = await jobs.why(later)
     assert (why.reason, why.until_at) == ("not_due", (await jobs.job(later)).run_at)
     done, failed = await jobs.enqueue_many([NewJob(queue="q")] * 2)
-    claim = await claim_one(desk, queue_id)
+    claim = await claim_one(manager, queue_id)
     why = await jobs.why(done)
     assert why.text == f"lease {claim.lease_id} on test has it"
     no = Outcome("fail", None, "no such peer")
-    await settle(desk, claim, {done: Outcome("done"), failed: no})
+    await settle(manager, claim, {done: Outcome("done"), failed: no})
     why = await jobs.why(done)
     assert (why.reason, "not committed" in why.text) == ("gone", True)
     assert ((await jobs.why(failed)).reason, (await jobs.why(failed)).text) == (
@@ -130,16 +121,13 @@ async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config)
     )
 
 
-async def test_a_job_that_runs_again_tells_its_last_error(
-    jobs, host_id, queue_id, postgres, config
-):
-    desk = await live_manager(postgres, config, [queue_id])
+async def test_a_job_that_runs_again_shows_its_last_error(jobs, host_id, queue_id, manager):
     await jobs.queues.set("q", retries=5)
     plain, laned = await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", lane="a")])
     later = Outcome("retry", 60, f"RuntimeError: no peer\n{'x' * 900}")
-    await settle(desk, await claim_one(desk, queue_id), {plain: later})
+    await settle(manager, await claim_one(manager, queue_id), {plain: later})
     soon = Outcome("retry", 0, "RuntimeError: laned")
-    await settle(desk, await claim_lane_jobs(desk, queue_id), {laned: soon})
+    await settle(manager, await claim_lane_jobs(manager, queue_id), {laned: soon})
     job = await jobs.job(plain)
     assert (job.state, job.attempt) == ("scheduled", 1)
     assert job.error.startswith("RuntimeError: no peer\nxxx")

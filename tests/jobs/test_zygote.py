@@ -106,8 +106,8 @@ class Talk:
         await wait_true(lambda: len(of_kind()) >= count)
         return of_kind()[-1]
 
-    def _note_forked(self, told, pidfd):
-        self.pid = told.pid
+    def _note_forked(self, forked, pidfd):
+        self.pid = forked.pid
         os.close(pidfd)
 
     def _lose(self):
@@ -131,20 +131,15 @@ def work(queue, payloads):
     )
 
 
-async def test_it_says_what_an_agent_must_know_of_the_application(zygote):
+async def test_slots_work_leave_and_die_while_their_zygote_runs(zygote, tmp_path):
     loaded = await asyncio.wait_for(zygote.wait_loaded(), 60)
     facts = {task.queue: task for task in loaded.tasks}
     assert (facts["sizes"].batch, facts["sizes"].importance, facts["sizes"].timeout_s) == (10, 2, 3)
     assert (facts["each"].concurrency, facts["each"].limiter) == (7, "shared")
-    assert facts["each"].is_async
-    assert not facts["sizes"].is_async
+    assert (facts["each"].is_async, facts["sizes"].is_async) == (True, False)
     assert loaded.settings["jobs.retry_first"] == "7s"
     assert "jobs.poll" not in loaded.settings, "defaults are not sent"
     assert (loaded.threads, loaded.sockets) == ([], []), "an app with all rooms leaves nothing open"
-
-
-async def test_a_slot_works_and_leaves_in_order(zygote, tmp_path):
-    await asyncio.wait_for(zygote.wait_loaded(), 60)
     slot = await Talk(zygote, 4).start()
     slot.link.give(work("sizes", [b'{"bytes": 1}'] * 3))
     ack = await slot.wait(Ack)
@@ -160,42 +155,28 @@ async def test_a_slot_works_and_leaves_in_order(zygote, tmp_path):
     assert (slot.exits[0].slot, slot.exits[0].pid, slot.exits[0].status) == (4, slot.pid, 0)
     hooks = (tmp_path / "hooks.txt").read_text().split()
     assert hooks == ["start", str(slot.pid), "stop", str(slot.pid)]
-
-
-async def test_a_slot_whose_agent_is_gone_leaves(zygote):
-    await asyncio.wait_for(zygote.wait_loaded(), 60)
-    slot = await Talk(zygote, 0).start()
-    slot.link.close()
-    await wait_true(lambda: slot.exits)
-    assert slot.exits[0].status == 0
-
-
-async def test_a_killed_slot_is_reaped_and_told(zygote):
-    await asyncio.wait_for(zygote.wait_loaded(), 60)
-    slot = await Talk(zygote, 0).start()
-    os.kill(slot.pid, signal.SIGKILL)
-    await wait_true(lambda: slot.exits)
-    assert slot.exits[0].status == -signal.SIGKILL
-    assert not Path(f"/proc/{slot.pid}").exists()
-
-
-async def test_slots_share_nothing_but_what_they_must(zygote):
-    """No descriptor of one slot is open in another."""
-    await asyncio.wait_for(zygote.wait_loaded(), 60)
-    first = await Talk(zygote, 0).start()
-    second = await Talk(zygote, 1).start()
-    sockets = [
-        {
-            str(entry.readlink())
-            for entry in Path(f"/proc/{slot.pid}/fd").iterdir()
-            if entry.readlink().name.startswith("socket:")
-        }
-        for slot in (first, second)
+    orphan = await Talk(zygote, 0).start()
+    killed = await Talk(zygote, 1).start()
+    assert open_sockets(orphan.pid).isdisjoint(open_sockets(killed.pid))
+    zygote.on_exited = (exits := []).append
+    orphan.link.close()
+    await wait_true(lambda: exits)
+    os.kill(killed.pid, signal.SIGKILL)
+    await wait_true(lambda: len(exits) == 2)
+    assert [(ended.pid, ended.status) for ended in exits] == [
+        (orphan.pid, 0),
+        (killed.pid, -signal.SIGKILL),
     ]
-    assert sockets[0].isdisjoint(sockets[1])
+    assert not Path(f"/proc/{killed.pid}").exists()
 
 
-async def test_a_dead_zygote_is_replaced(zygote):
+def open_sockets(pid):
+    """The sockets that a process has open."""
+    entries = (entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return {str(entry) for entry in entries if entry.name.startswith("socket:")}
+
+
+async def test_a_dead_zygote_is_replaced_until_its_import_fails(zygote, tmp_path):
     loaded = await asyncio.wait_for(zygote.wait_loaded(), 60)
     slot = await Talk(zygote, 0).start()
     os.kill(loaded.pid, signal.SIGKILL)
@@ -206,10 +187,6 @@ async def test_a_dead_zygote_is_replaced(zygote):
     slot.link.stop(0.1)
     await wait_true(lambda: slot.is_lost)
     await Talk(zygote, 1).start()
-
-
-async def test_an_import_that_fails_ends_the_agent(zygote, tmp_path, monkeypatch):
-    await asyncio.wait_for(zygote.wait_loaded(), 60)
     (tmp_path / "small_app.py").write_text("1 / 0\n")
     zygote.loaded = None
     os.kill(zygote.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Concurrent identical calls share one execution, whoever of the callers is cancelled."""
+"""Concurrent identical calls share one execution, also if some callers are cancelled."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 engines     embedded engines for a test run; a database per test, copied from a migrated template
 processes   `headrace` as a child process, with its output and its descendants
+forked      functions in forked processes that may die at a crash point
+site        a folder with an application, run by `headrace up`, and hosts that it fetches from
 waiting     waits for a condition in an event loop
 chaos       a proxy with delays, black holes, resets and lost replies
 wire        requests and replies of a proxied connection

@@ -7,12 +7,16 @@ engines.
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+
+from tests.kit.run_cleanup import MEMORY_VARIABLE
 
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.endpoints import Endpoints
@@ -79,3 +83,10 @@ async def template_on(
         yield engines
     finally:
         await admin.close()
+
+
+@contextmanager
+def engines_folder() -> Iterator[Path]:
+    """A folder for the engines, in memory if possible, where databases are three times as fast."""
+    with tempfile.TemporaryDirectory(prefix="hr-", dir=os.environ[MEMORY_VARIABLE]) as folder:
+        yield Path(folder)

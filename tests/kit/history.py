@@ -171,15 +171,33 @@ class Recorder:
         self._pid = pid
 
 
+class HistoryReader:
+    """Reads a folder's events; a further `read` parses only what was appended meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parsed_bytes: dict[Path, int] = {}
+        self._events: list[Event] = []
+
+    def read(self) -> History:
+        """All events so far, by time. Raises: ValueError for a malformed line."""
+        torn = 0
+        for file in sorted(self._folder.glob("*.jsonl")):
+            done = self._parsed_bytes.get(file, 0)
+            with file.open("rb") as opened:
+                opened.seek(done)
+                whole, newline, rest = opened.read().rpartition(b"\n")
+            torn += bool(rest)
+            self._parsed_bytes[file] = done + len(whole) + len(newline)
+            if newline:
+                self._events += _parsed(file, whole.decode().split("\n"))
+        self._events.sort(key=lambda event: event.at_ns)
+        return History(tuple(self._events), torn)
+
+
 def read_history(folder: Path) -> History:
     """All events in `folder`, by time. Raises: ValueError for a malformed line."""
-    events: list[Event] = []
-    torn = 0
-    for file in sorted(folder.glob("*.jsonl")):
-        *lines, rest = file.read_text().split("\n")
-        torn += bool(rest)
-        events += _parsed(file, lines)
-    return History(tuple(sorted(events, key=lambda event: event.at_ns)), torn)
+    return HistoryReader(folder).read()
 
 
 def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Event]:

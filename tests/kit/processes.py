@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -63,6 +65,13 @@ def descendants(pid: int) -> list[int]:
             found += children
             waiting += children
     return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with ExitStack() as probes:
+        bound = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in bound]
 
 
 NEVER_RETRIEVED: Final = "exception was never retrieved"

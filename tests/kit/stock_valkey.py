@@ -1,4 +1,4 @@
-"""Servers that speak Valkey's protocol, with the configuration that they have by themselves."""
+"""Valkey and Redis servers of one test: with their default configuration, or to be damaged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from libvalkey import Reader, pack_command
-from tests.kit.own_cluster import free_ports
-from tests.kit.processes import wait_until
+from tests.kit.processes import free_ports, wait_until
 
-from headrace.engines.embedded import launcher
+from headrace.engines import launcher
 from headrace.engines.embedded.process import packaged_file
 
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
@@ -32,18 +32,19 @@ def program_of(server: str) -> Path | None:
     found = shutil.which(name)
     if found is None:
         return None
-    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return Path(found) if major in told else None
+    text = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return Path(found) if major in text else None
 
 
 class StockValkey:
     """One server in a folder. `settings` are added on the command line; none: untouched."""
 
-    def __init__(self, folder: Path, server: str, **settings: str) -> None:
+    def __init__(self, folder: Path, server: str = "valkey9", **settings: str) -> None:
         self.folder, self.settings = folder, settings
+        self.environment: Mapping[str, str] = {}
         self._program = program_of(server)
         [self.port] = free_ports(1)
-        self._process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | None = None
         folder.mkdir(parents=True)
 
     @property
@@ -51,25 +52,26 @@ class StockValkey:
         """For clients."""
         return f"valkey://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         """Start it and wait until it answers."""
         assert self._program is not None
         words = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         for name, value in self.settings.items():
-            words += [f"--{name}", *value.split()]
+            words += [f"--{name}", *(value.split() or [""])]
         bound = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
         bound += [str(int(signal.SIGKILL)), "same", "--"]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*bound, str(self._program), *words],
+            self.process = subprocess.Popen(
+                [*bound, str(self._program), *words, *more],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
             )
         wait_until(lambda: self.command("PING") == b"PONG", what="the server answers")
 
     def command(self, *words: str | int) -> object:
-        """One command on a connection of its own; None where nobody answers."""
+        """The reply to one command on a new connection, also an error; None without a server."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
                 client.sendall(pack_command(words))
@@ -83,9 +85,58 @@ class StockValkey:
         except OSError:
             return None
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        assert self.process.poll() is None, "it ended before it was killed"
+        self.process.kill()
+        self.process.wait()
+
     def end(self) -> None:
         """End it if it runs."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is not None and process.poll() is None:
             process.kill()
             process.wait()
+
+
+class OwnValkey(StockValkey):
+    """A server with an append-only file, behind a link that clients follow when they connect."""
+
+    def __init__(self, folder: Path, link: Path, *, appendfsync: str = "everysec") -> None:
+        options = {"appendonly": "yes", "appendfsync": appendfsync, "save": ""}
+        options |= {"unixsocket": str(folder / "s"), "repl-diskless-sync-delay": "0"}
+        super().__init__(folder, **options)
+        self.link = link
+
+    @property
+    def url(self) -> str:
+        """The same URL for every server with this link."""
+        return f"unix://{self.link}"
+
+    def start(self, *more: str) -> None:
+        """See `StockValkey`; the first server with a link is the primary."""
+        (self.folder / "s").unlink(missing_ok=True)
+        super().start(*more)
+        if not self.link.is_symlink():
+            self.lead()
+
+    def lead(self) -> None:
+        """Make this server the one that the link leads to."""
+        draft = self.link.with_suffix(".new")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(self.folder / "s")
+        draft.replace(self.link)
+
+    def file_bytes(self) -> int:
+        """Size of the part of the append-only file that is being written."""
+        return self._file().stat().st_size
+
+    def cut_tail(self, *, at: int | None = None, lost_bytes: int = 0) -> None:
+        """Remove the end of the append-only file, while the server is killed."""
+        size = self.file_bytes()
+        with self._file().open("r+b") as opened:
+            opened.truncate(max(0, size - lost_bytes) if at is None else at)
+
+    def _file(self) -> Path:
+        return max((self.folder / "appendonlydir").glob("*.incr.aof"))

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_until
+from tests.kit.processes import HeadraceProcess, descendants, free_ports, is_alive, wait_until
 
 SECRET = "whole-nodes-" + "s" * 32
 DEADLINE_S = 90.0
@@ -169,6 +169,5 @@ def resident_kib(pid: int) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    """A port that nobody listens on."""
+    return free_ports(1)[0]

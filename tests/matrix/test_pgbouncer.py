@@ -1,6 +1,6 @@
-"""PgBouncer in transaction mode.
+"""PgBouncer in transaction mode: refused without the server's own URL, and supported with it.
 
-Refused at the start without the server's own URL, and supported with it.
+`test_rooms` runs all rooms through it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rooms import ROOMS
-from tests.kit.own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
+from tests.kit.own_postgres import run_statements
 from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
@@ -19,10 +18,7 @@ from headrace.engines.migrate import apply_migrations, check_schema, shares_back
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresPooled
 from headrace.engines.sql import compile_query
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
-]
+pytestmark = pytest.mark.slow
 IGNORED = {"ignore_startup_parameters": "statement_timeout"}
 END_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -31,29 +27,12 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
 SLEEP = compile_query("sleep", "-- Hold a connection.\nSELECT pg_sleep(0.05), :number::bigint")
 
 
-@pytest.fixture
-async def make_pgbouncer(make_postgres, servers_folder):
-    """`await make_pgbouncer(pool_mode="session")`: a pooler before an empty server."""
-    poolers: list[OwnPgbouncer] = []
-
-    async def make(**settings: str) -> tuple[OwnPgbouncer, str]:
-        server = await make_postgres("15")
-        pooler = OwnPgbouncer(servers_folder / f"pooler{len(poolers)}", server, **settings)
-        poolers.append(pooler)
-        await pooler.start()
-        return pooler, server.url
-
-    yield make
-    for pooler in poolers:
-        pooler.end()
-
-
 @pytest.mark.parametrize("settings", [{}, IGNORED])
 async def test_without_the_servers_own_url_nothing_starts(
-    make_pgbouncer, running_engines, settings, tmp_path
+    make_pooler, running_engines, settings, tmp_path
 ):
-    pooler, direct = await make_pgbouncer(**settings)
-    postgres = Postgres(pooler.url, PostgresConfig())
+    pooled, direct = await make_pooler(**settings)
+    postgres = Postgres(pooled, PostgresConfig())
     with pytest.raises(PostgresPooled, match=r"set postgres\.direct_url"):
         await apply_migrations(postgres, PACKAGES)
     migrated = Postgres(direct, PostgresConfig())
@@ -63,7 +42,7 @@ async def test_without_the_servers_own_url_nothing_starts(
         await check_schema(postgres, PACKAGES, version="0.1.0")
     await postgres.close()
     urls = {
-        "HEADRACE_POSTGRES_URL": pooler.url,
+        "HEADRACE_POSTGRES_URL": pooled,
         "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
     }
     started = HeadraceProcess(["scheduler"], folder=tmp_path, env=urls)
@@ -71,18 +50,18 @@ async def test_without_the_servers_own_url_nothing_starts(
     assert "HEADRACE_POSTGRES_DIRECT_URL" in started.out + started.err
 
 
-async def test_a_pooler_in_session_mode_needs_no_other_url(make_pgbouncer):
-    pooler, _ = await make_pgbouncer(pool_mode="session", **IGNORED)
-    postgres = Postgres(pooler.url, PostgresConfig())
+async def test_a_pooler_in_session_mode_needs_no_other_url(make_pooler):
+    pooled, _ = await make_pooler(pool_mode="session", **IGNORED)
+    postgres = Postgres(pooled, PostgresConfig())
     assert not await shares_backends(postgres)
     await apply_migrations(postgres, PACKAGES)
     await check_schema(postgres, PACKAGES, version="0.1.0")
     await postgres.close()
 
 
-async def test_statements_at_once_get_their_own_answers(make_pgbouncer):
-    pooler, direct = await make_pgbouncer(default_pool_size="2")
-    postgres = Postgres(pooler.url, PostgresConfig(direct_url=direct))
+async def test_statements_at_once_get_their_own_answers(make_pooler):
+    pooled, direct = await make_pooler(default_pool_size="2")
+    postgres = Postgres(pooled, PostgresConfig(direct_url=direct))
 
     async def ask(number: int) -> int:
         if number % 3:
@@ -96,18 +75,6 @@ async def test_statements_at_once_get_their_own_answers(make_pgbouncer):
     await postgres.close()
 
 
-async def test_all_rooms_work_through_it(make_pgbouncer, make_rooms, running_engines):
-    pooler, direct = await make_pgbouncer(default_pool_size="10", max_client_conn="200")
-    rooms = make_rooms(
-        HEADRACE_POSTGRES_URL=pooler.url,
-        HEADRACE_POSTGRES_DIRECT_URL=direct,
-        HEADRACE_VALKEY_URL=running_engines.endpoints.valkey_url,
-        HEADRACE_VALKEY_PREFIX="pooled",
-    )
-    for room in ROOMS:
-        getattr(rooms, room)()
-
-
 def test_the_servers_own_url_alone_is_refused(tmp_path):
     env = {"HEADRACE_POSTGRES_DIRECT_URL": "postgresql://db/site"}
     started = HeadraceProcess(["scheduler"], folder=tmp_path, env=env)
@@ -115,11 +82,11 @@ def test_the_servers_own_url_alone_is_refused(tmp_path):
     assert "postgres.direct_url is set without postgres.url" in started.out + started.err
 
 
-async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_engines, tmp_path):
-    pooler, direct = await make_pgbouncer(**IGNORED)
+async def test_the_doctor_names_the_pooler_and_its_fix(make_pooler, running_engines, tmp_path):
+    pooled, direct = await make_pooler(**IGNORED)
     await run_statements(direct, "CREATE DATABASE other")
 
-    async def look(url: str = pooler.url, **flags: str):
+    async def look(url: str = pooled, **flags: str):
         own = {"postgres.url": url, "valkey.url": running_engines.endpoints.valkey_url}
         async with Headrace(flags={"data.folder": str(tmp_path), **own, **flags}) as app:
             found = await check_postgres(app, app.engines)
@@ -129,12 +96,12 @@ async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_e
     [alone] = (await look()).values()
     assert (alone.subject, alone.state) == ("pooler", "fail")
     assert "postgres.direct_url" in alone.fix
-    wrong = await look(**{"postgres.direct_url": direct.replace("/postgres", "/other")})
+    wrong = await look(**{"postgres.direct_url": f"{direct.rpartition('/')[0]}/other"})
     assert wrong["pooler"].fix == "use the same database in both"
     found = await look(**{"postgres.direct_url": direct})
     assert found["pooler"].state == "ok"
     assert "statement_timeout" in found["timeouts"].text
     await run_statements(direct, found["timeouts"].fix)
-    # The pooler's own connections of before have the old setting.
+    # Connections that the pooler has open still have the old setting.
     await run_statements(direct, END_OTHERS)
     assert "timeouts" not in await look(**{"postgres.direct_url": direct})

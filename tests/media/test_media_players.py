@@ -10,23 +10,21 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
-from urllib.request import urlopen
 
 import pytest
 from id3_tracks import JPEG, make_mp3
 from playwright.async_api import async_playwright
-from tests.kit.processes import HeadraceProcess, wait_until
+from tests.kit.processes import HeadraceProcess
 from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import SECRET, whole_node
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
-from headrace.media.id3 import Tags, tag_bytes
+from headrace.media.id3 import START_BYTES, Tags, own_tag_bytes, tag_bytes
 
 pytestmark = pytest.mark.slow
-SECRET = "players-" + "s" * 32
 TAGS = {"title": "Ein Lied", "artist": "Wer sonst", "album": "Platte", "buyer": "user:42"}
 SECONDS, TIMES = 5, 120
 MODES = {"files": "", "disks": "blocks:96MiB"}
@@ -49,50 +47,29 @@ def needs(program: str) -> str:
     return path
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
-def serves(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="module", params=["disks", pytest.param("files", marks=pytest.mark.soak)])
 async def shop(request, tmp_path_factory):
     needs("ffmpeg")
     folder = tmp_path_factory.mktemp(f"shop-{request.param}")
     blobs = Blobs((folder / "store").as_uri())
-    port = free_port()
-    config = MediaConfig(listen=("127.0.0.1", port), signed="required")
+    config = MediaConfig(signed="required")
     media = Media(blobs, config, secret=lambda: SECRET)
     track = make_mp3(folder / "made.mp3", seconds=SECONDS, times=TIMES, title="as recorded")
+    music = track[own_tag_bytes(track[:START_BYTES], len(track)) :]
     await media.objects.put("tracks/song.mp3", track)
     stored = await media.tags.put(**TAGS, cover=JPEG)
     signed = await media.objects.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
-    music = make_mp3(folder / "plain.mp3", seconds=SECONDS, times=TIMES)
-    assert track.endswith(music)
-    disks = MODES[request.param] and f"{folder}/{MODES[request.param]}"
-    env = {
-        "HEADRACE_SECRET": SECRET,
-        "HEADRACE_BLOBS_URL": blobs.folder.as_uri(),
-        "HEADRACE_DATA_FOLDER": str(folder / "data"),
-        "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{port}",
-        "HEADRACE_MEDIA_SIGNED": "required",
-        "HEADRACE_MEDIA_WORKERS": "1",
-        "HEADRACE_MEDIA_DISKS": disks,
+    settings = {
+        "blobs_url": blobs.folder.as_uri(),
+        "media_signed": "required",
+        "media_workers": "1",
+        "media_disks": MODES[request.param] and f"{folder}/{MODES[request.param]}",
     }
-    node = HeadraceProcess(["media", "serve"], folder=folder / "node", env=env)
-    try:
-        wait_until(lambda: serves(port), what="a node that serves")
-        yield Shop(media, signed.url, tag_bytes(Tags(**TAGS, cover=JPEG)) + music, node)
-    finally:
-        node.end()
-        await blobs.close()
+    async with whole_node(folder, **settings) as node:
+        url = signed.url.replace("127.0.0.1:8081", f"127.0.0.1:{node.port}")
+        bought = tag_bytes(Tags(**TAGS, cover=JPEG)) + music
+        yield Shop(media, url, bought, node.process)
+    await blobs.close()
 
 
 def run(*command: str) -> bytes:
@@ -105,46 +82,23 @@ def curl(*arguments: str) -> bytes:
     return run(needs("curl"), "-sS", "--fail-with-body", *arguments)
 
 
-def test_curl_gets_all_and_any_part(shop):
-    assert curl(shop.url) == shop.bought
-    seam = len(shop.bought) - len(shop.bought.partition(JPEG)[2])
-    for first, last in ((0, 9), (seam - 5, seam + 5), (400_000, 900_000), (seam, seam)):
-        assert curl("-r", f"{first}-{last}", shop.url) == shop.bought[first : last + 1]
-    assert curl("-r", "-100", shop.url) == shop.bought[-100:]
-    head = curl("-I", shop.url).decode().lower()
-    assert f"content-length: {len(shop.bought)}\r\n" in head
-    assert "accept-ranges: bytes\r\n" in head
-    assert "content-type: audio/mpeg\r\n" in head
-    assert "cache-control: private, max-age=" in head
-
-
-def test_curl_keeps_what_has_not_changed(shop, tmp_path):
+def test_curl_gets_all_and_keeps_what_has_not_changed(shop, tmp_path):
     etag, out = tmp_path / "etag", tmp_path / "song.mp3"
     again = ["--etag-save", str(etag), "--etag-compare", str(etag), "-o", str(out), shop.url]
     etag.touch()
     assert curl("-w", "%{http_code}", *again) == b"200"
-    assert out.read_bytes() == shop.bought
+    assert (out.read_bytes() == shop.bought) is True
     assert curl("-w", "%{http_code}", *again) == b"304"
+    seam = len(shop.bought) - len(shop.bought.partition(JPEG)[2])
+    assert curl("-r", f"{seam - 5}-{seam + 5}", shop.url) == shop.bought[seam - 5 : seam + 6]
 
 
-def test_what_was_not_signed_is_refused(shop):
-    for url in (shop.url.partition("?")[0], shop.url[:-1], shop.url.replace("song", "sing")):
-        ran = subprocess.run(
-            [needs("curl"), "-sS", "-o", "-", "-w", "%{http_code}", url],
-            capture_output=True,
-            timeout=90,
-            check=True,
-        )
-        assert ran.stdout.endswith(b"403"), ran.stdout
-        assert b"media.signature_invalid" in ran.stdout
-
-
-@pytest.mark.parametrize("kept", [7, 100, 300_000, 5_000_001])
-def test_wget_goes_on_where_it_was_cut(shop, tmp_path, kept):
+@pytest.mark.parametrize("kept", [100, 5_000_001])
+def test_wget_continues_where_it_was_cut(shop, tmp_path, kept):
     out = tmp_path / "song.mp3"
     out.write_bytes(shop.bought[:kept])
     run(needs("wget"), "-q", "-c", "-O", str(out), shop.url)
-    assert out.read_bytes() == shop.bought
+    assert (out.read_bytes() == shop.bought) is True
 
 
 def test_ffprobe_finds_the_buyer_and_the_music(shop):

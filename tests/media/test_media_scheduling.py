@@ -22,7 +22,7 @@ def connect_slow(served) -> socket.socket:
     """A client that reads nothing by itself."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-    client.connect((served.host, served.port))
+    client.connect(("127.0.0.1", served.port))
     client.setblocking(False)
     return client
 

@@ -12,7 +12,7 @@ from tls_files import make_certificate
 
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media.cluster.membership import InvalidNode
-from headrace.media.model import MediaConfig
+from headrace.media.model import MediaConfig, parse_origins
 from headrace.media.worker.supervisor import require_servable
 
 
@@ -35,13 +35,13 @@ def config_of(**settings: str) -> MediaConfig:
         ("disks", "/var/cache/a:900TiB", "from 16MiB to 256TiB"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_where_it_is_read(setting, text, expected):
+def test_an_invalid_value_is_refused_where_it_is_read(setting, text, expected):
     with pytest.raises(InvalidConfig, match=setting.replace("_", "-")) as refused:
         config_of(**{setting: text})
     assert expected in refused.value.text
 
 
-def test_values_at_the_bounds_are_taken():
+def test_values_at_the_bounds_are_accepted():
     config = config_of(
         connections_max="1",
         workers="64",
@@ -70,7 +70,7 @@ def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
         assert expected in refused.value.text
 
 
-def test_a_disk_is_a_folder_or_a_device_and_one_that_is_away_is_no_fault(tmp_path: Path):
+def test_a_disk_is_a_folder_or_a_device_and_a_missing_one_is_no_fault(tmp_path: Path):
     away = tmp_path / "away"
     require_servable(config_of(disks=f"{tmp_path}:16MiB, {away}:16MiB"))
     with pytest.raises(InvalidConfig, match="a folder or a block device") as refused:
@@ -100,3 +100,24 @@ def test_the_command_ends_with_2_and_no_traceback(tmp_path: Path):
     assert ended.returncode == 2, ended.stderr
     assert "invalid_config" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ()),
+        ("*", ("*",)),
+        (" https://A.example ,http://[::1]:3000", ("https://a.example", "http://[::1]:3000")),
+    ],
+)
+def test_origins_are_parsed(text, found):
+    assert parse_origins(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*, https://a.example", "https://a.example/", "a.example", "null", "https://a.example:0"],
+)
+def test_invalid_origins_are_refused(text):
+    with pytest.raises(ValueError, match="origins without a path"):
+        parse_origins(text)

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-import socket
 import tomllib
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from media_surfaces import SURFACES, CommandSurface, Refused, surface_on
-from raw_clients import pattern
-from tests.kit.processes import HeadraceProcess, is_alive
+from id3_tracks import JPEG
+from media_surfaces import SURFACES, CommandSurface, surface_on
+from node_kinds import few_partitions
+from raw_clients import SECRET, pattern, photo_key, serving
 from tests.kit.waiting import wait_true
+from tests.kit.ways_in import Refused
 
-from headrace.kernel.errors import Unavailable
+from headrace.engines.blobs import InvalidBlobKey
 from headrace.media import Media, MediaConfig
 from headrace.media.cli import COMMANDS
-from headrace.media.errors import NodeNotHere
+from headrace.media.errors import ObjectUnknown, WrongContentAddress
 from headrace.media.hottest import write_hottest
 from headrace.media.http import ROUTES
+from headrace.media.id3 import TagCorrupt
+from headrace.media.model import DiskConfig
+from headrace.media.signing import Keys, check
+from headrace.media.tracing import read_trace
 
 STEPS = tomllib.loads(Path(__file__).with_name("media_scenario.toml").read_text())["step"]
-DISK = "24MiB"
+KEY = "tracks/a.mp3"
+
+
+@pytest.fixture(autouse=True)
+def _few():
+    with few_partitions(bits=12):
+        yield
 
 
 def filled(value, names):
@@ -47,133 +60,161 @@ def without_any(answer, expected):
     return answer
 
 
-@pytest.fixture
-def node(blobs, tmp_path):
-    """A real node of a cluster with two disks, and the service over the same data folder."""
-    data, disks = tmp_path / "data", [tmp_path / "d1", tmp_path / "d2"]
-    process = HeadraceProcess(
-        ["media", "serve"],
-        folder=tmp_path / "node",
-        env={
-            "HEADRACE_DATA_FOLDER": str(data),
-            "HEADRACE_BLOBS_URL": blobs.folder.as_uri(),
-            "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
-            "HEADRACE_MEDIA_WORKERS": "1",
-            "HEADRACE_MEDIA_DISKS": ",".join(f"{disk}:{DISK}" for disk in disks),
-            "HEADRACE_MEDIA_NODE": "n1",
-            "HEADRACE_MEDIA_DC": "east",
-            "HEADRACE_MEDIA_REPLICAS": "1",
-        },
-    )
-    yield process, Media(blobs, MediaConfig(), secret=lambda: "s" * 32, folder=data / "run/media")
-    process.end()
-
-
-def free_port():
-    """A free port, which must be fixed beforehand because the other nodes get it."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-async def wait_ready(process, media):
-    """Return once the node is registered, is served, and its disks are in use."""
-
-    async def is_ready():
-        assert is_alive(process.pid), process.err
-        try:
-            return len(await media.disks.list()) == 2 and await media.nodes.list()
-        except (NodeNotHere, Unavailable):
-            return False
-
-    await wait_true(is_ready, what="the node in use")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SURFACES)
-async def test_every_way_in_tells_the_same_life(name, node, tmp_path):
-    process, media = node
-    await wait_ready(process, media)
-    first, second = await media.disks.list()
-    names = {"$d1": first.id, "$d2": second.id, "$free": str(tmp_path / "free")}
-    async with surface_on(name, media, tmp_path) as surface:
-        for step in STEPS:
-            given = filled(step.get("with", {}), names)
-            try:
-                if "refused" in step:
-                    with pytest.raises(Refused) as raised:
-                        await surface.do(step["do"], given)
-                    assert raised.value.told == step["refused"]
-                else:
-                    answer = await surface.do(step["do"], given)
-                    expected = filled(step["gives"], names)
-                    assert without_any(answer, expected) == expected
-            except (Exception, pytest.fail.Exception) as error:
-                error.add_note(f"{name}, step {step['name']!r}")
-                raise
-
-
-async def test_disks_need_a_node_on_this_data_folder(blobs, tmp_path):
-    for folder in (None, tmp_path):
-        media = Media(blobs, MediaConfig(), folder=folder)
-        for name in SURFACES:
-            async with surface_on(name, media, tmp_path) as surface:
-                for verb in ("disks", "hottest"):
-                    with pytest.raises(Refused) as raised:
-                        await surface.do(verb, {})
-                    assert raised.value.told == "409 media.node_not_here"
-
-
-async def test_what_is_asked_for_most_is_told_alike(blobs, tmp_path):
-    media = Media(blobs, MediaConfig(), folder=tmp_path)
-    write_hottest(tmp_path, [("tracks/a.mp3", 7.031), ("tracks/b.mp3", 2.5), ("c.jpg", 0.1)])
-    rows = [
-        {"key": "tracks/a.mp3", "requests_per_s": 7.03},
-        {"key": "tracks/b.mp3", "requests_per_s": 2.5},
-    ]
-    for name in SURFACES:
+async def test_each_surface_gives_the_same_answers_and_refusals(name, blobs, tmp_path):
+    disks = tuple(DiskConfig(tmp_path / disk, 24 * 2**20) for disk in ("d1", "d2"))
+    settings = {"disks": disks, "node": "n1", "dc": "east", "replicas": 1}
+    async with serving(blobs, run=tmp_path / "run", **settings) as node:
+        media = Media(blobs, MediaConfig(), secret=lambda: SECRET, folder=tmp_path / "run")
+        await wait_true(media.nodes.list, what="the node in the membership")
+        names = {f"$d{n}": disk.id for n, disk in enumerate(await media.disks.list(), 1)}
+        names |= {"$free": str(tmp_path / "free"), "$jpeg": base64.b64encode(JPEG).decode()}
         async with surface_on(name, media, tmp_path) as surface:
-            assert await surface.do("hottest", {"limit": 2}) == rows
-            assert len(await surface.do("hottest", {})) == 3
+            for step in STEPS:
+                try:
+                    await take_step(surface, step, names)
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"{name}, step {step['name']!r}")
+                    raise
+        assert node.port
 
 
-async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):
+async def take_step(surface, step, names) -> None:
+    given = filled(step.get("with", {}), names)
+    if "refused" in step:
+        with pytest.raises(Refused) as raised:
+            await surface.do(step["do"], given)
+        assert raised.value.told == step["refused"]
+        return
+    answer = await surface.do(step["do"], given)
+    expected = filled(step["gives"], names)
+    assert without_any(answer, expected) == expected
+    if "keep" in step:
+        names[step["keep"]] = answer["id"]
+
+
+@pytest.mark.parametrize("name", SURFACES)
+async def test_without_a_node_on_this_data_folder(name, blobs, tmp_path):
+    """Its disks are unknown, but what it wrote last is shown; a signed URL needs no node."""
+    media = Media(blobs, MediaConfig(), secret=lambda: SECRET, folder=tmp_path)
+    async with surface_on(name, media, tmp_path) as surface:
+        for verb in ("disks", "hottest"):
+            with pytest.raises(Refused) as raised:
+                await surface.do(verb, {})
+            assert raised.value.told == "409 media.node_not_here"
+        write_hottest(tmp_path, [(KEY, 7.031), ("tracks/b.mp3", 2.5), ("c.jpg", 0.1)])
+        rows = [
+            {"key": KEY, "requests_per_s": 7.03},
+            {"key": "tracks/b.mp3", "requests_per_s": 2.5},
+        ]
+        assert await surface.do("hottest", {"limit": 2}) == rows
+        assert len(await surface.do("hottest", {})) == 3
+        given = {
+            "key": KEY,
+            "address": "203.0.113.0/24",
+            "ttl_s": 600,
+            "grid_s": 300,
+            "rate": 65_536,
+        }
+        signed = await surface.do("sign", {**given, "trace": "user=42"})
+        base, _, query = signed["url"].partition("?")
+        assert base == f"http://127.0.0.1:8081/m/{KEY}"
+        grant = check(Keys.derive(SECRET), f"/m/{KEY}", query, now_s=0, address="203.0.113.9")
+        assert (grant.rate, grant.trace, grant.expires_at % 300) == (65_536, "user=42", 0)
+
+
+async def test_the_service_checks_keys_and_content(blobs):
+    media = Media(blobs, MediaConfig())
+    key = photo_key(b"abc", "png")
+    stored = await media.objects.put(key, b"abc")
+    assert stored == await media.objects.info(key)
+    assert (stored.size_bytes, stored.content_type) == (3, "image/png")
+    await media.objects.put(KEY, b"12345")
+    assert [item.key for item in await media.objects.ls("tracks/")] == [KEY]
+    assert len(await media.objects.ls(objects_max=1)) == 1
+    with pytest.raises(WrongContentAddress):
+        await media.objects.put(photo_key(b"other"), b"abd")
+    for bad in ("../x", "/x", "a//b", ""):
+        with pytest.raises(InvalidBlobKey):
+            await media.objects.put(bad, b"x")
+        with pytest.raises(InvalidBlobKey):
+            media.objects.url(bad)
+        with pytest.raises(ObjectUnknown):
+            await media.objects.info(bad)
+
+
+@pytest.mark.parametrize(
+    ("config", "url"),
+    [
+        (MediaConfig(), "http://127.0.0.1:8081/m/a/b@c.jpg"),
+        (MediaConfig(listen=("::1", 80)), "http://[::1]:80/m/a/b@c.jpg"),
+        (MediaConfig(public_url="https://cdn.test/x/"), "https://cdn.test/x/m/a/b@c.jpg"),
+    ],
+)
+async def test_the_url_of_an_object(blobs, config, url):
+    assert Media(blobs, config).objects.url("a/b@c.jpg") == url
+
+
+async def test_a_url_is_plain_unless_it_must_be_signed(blobs):
+    options = {"secret": lambda: SECRET}
+    media = Media(blobs, MediaConfig(), **options)
+    assert "&s=" not in media.objects.url(KEY)
+    query = media.objects.url(KEY, ttl_s=60, trace="user=42,request=r7").partition("?")[2]
+    grant = check(media.objects.url_keys, f"/m/{KEY}", query, now_s=0, address="::1")
+    tag = read_trace({"baggage": "user=43"}, KEY, grant.trace)
+    assert list(tag) == [None, "42", "r7", KEY]
+    shut = Media(blobs, MediaConfig(signed="required", url_ttl_s=60), **options)
+    assert "&s=" in shut.objects.url(KEY)
+
+
+async def test_a_stored_tag_is_kept_once_and_checked_when_it_is_read(blobs):
+    media = Media(blobs, MediaConfig(), secret=lambda: SECRET)
+    stored = await media.tags.put(title="Lied")
+    [before] = [info async for info in blobs.list("_headrace")]
+    assert await media.tags.put(title="Lied") == stored
+    assert [info async for info in blobs.list("_headrace")] == [before]
+    data = await blobs.get(before.key)
+    await blobs.put(before.key, data.replace(b"Lied", b"Leid"))
+    with pytest.raises(TagCorrupt):
+        await media.tags.get(stored.id)
+
+
+async def test_a_node_that_does_not_answer_is_reported_by_warm(blobs, tmp_path):
     media = Media(blobs, MediaConfig(listen=("127.0.0.1", 9)))
-    await media.objects.put("tracks/a.mp3", pattern(300_000))
-    surface = CommandSurface(media, tmp_path)
-    told = await surface.run("warm", "tracks/a.mp3", exit_code=7)
-    [node] = told["nodes"]
+    await media.objects.put(KEY, pattern(300_000))
+    shown = await CommandSurface(media, tmp_path).run("warm", KEY, exit_code=7)
+    [node] = shown["nodes"]
     assert (node["node"], node["blocks"], node["failed"]) == ("127.0.0.1:9", 0, 2)
     assert "9" in node["fault"]
 
 
-async def test_warm_asks_one_byte_of_each_block(blobs):
-    """The requests that a counting node gets are the blocks it would read."""
-    asked = []
+async def test_warm_requests_one_byte_of_each_block(blobs):
+    heads = []
 
     async def answer(reader, writer):
         with suppress(asyncio.IncompleteReadError):
             while head := await reader.readuntil(b"\r\n\r\n"):
-                asked.append(head.decode())
+                heads.append(head.decode())
                 writer.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx")
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
-    media = Media(blobs, MediaConfig(listen=address))
-    await media.objects.put("tracks/a.mp3", pattern(600_000))
+    media = Media(blobs, MediaConfig(listen=server.sockets[0].getsockname()))
+    await media.objects.put(KEY, pattern(600_000))
     await media.objects.put("tracks/empty.mp3", b"")
-    done = await media.warming.warm(["tracks/a.mp3", "tracks/empty.mp3"])
+    done = await media.warming.warm([KEY, "tracks/empty.mp3"])
     server.close()
     assert [row.blocks for row in done.nodes] == [3]
-    assert all(head.startswith("GET /m/tracks/a.mp3 HTTP/1.1\r\n") for head in asked)
-    ranges = [head.partition("Range: ")[2].split("\r\n")[0] for head in asked]
+    assert all(head.startswith(f"GET /m/{KEY} HTTP/1.1\r\n") for head in heads)
+    ranges = [head.partition("Range: ")[2].split("\r\n")[0] for head in heads]
     assert ranges == [f"bytes={start}-{start}" for start in (0, 262_144, 524_288)]
 
 
 def test_every_route_has_a_scope_that_fits_its_verb():
-    reading = {"planMedia", "simulateMedia"}
+    reading = {"plan_media", "simulate_media"}
     for route in ROUTES:
         [method] = route.http_methods
-        is_read = method == "GET" or route.operation_id in reading
+        is_read = method == "GET" or route.handler_name in reading
         assert route.opt["scope"] == ("media:read" if is_read else "media:write"), route
 
 
@@ -187,33 +228,54 @@ def test_every_route_has_a_scope_that_fits_its_verb():
         (["warm"], 2),
     ],
 )
-def test_what_is_typed_wrongly_reaches_no_node(words, exit_code):
+def test_mistyped_commands_reach_no_node(words, exit_code):
     [command] = COMMANDS
     ran = CliRunner().invoke(command, words, obj=None)
     assert ran.exit_code == exit_code
     assert "has no attribute" not in repr(ran.exception)
 
 
+def test_commands_print_texts_for_a_shell(tmp_path, blobs):
+    """One line: a URL, an id, a table; and the effect of a dry run."""
+    media, shown = Media(blobs, MediaConfig(), secret=lambda: SECRET), []
+    terminal = SimpleNamespace(
+        is_json=False,
+        run=lambda _kind, verb: asyncio.run(verb(media)),
+        show=lambda _value, text: shown.append(text),
+    )
+    [command] = COMMANDS
+
+    def run(*words):
+        ran = CliRunner().invoke(command, words, obj=terminal, standalone_mode=False)
+        assert ran.exception is None, ran.exception
+        return shown.pop()
+
+    (tmp_path / "file").write_bytes(b"12345")
+    run("put", KEY, str(tmp_path / "file"))
+    assert run("url", KEY) == f"http://127.0.0.1:8081/m/{KEY}"
+    identifier = run("tag", "put", "--title", "Lied", "--buyer", "u1")
+    assert len(identifier) == 64
+    assert "title: Lied\n  buyer: u1" in run("tag", "show", identifier)
+    assert run("sign", KEY, "--tag", identifier).startswith("http://127.0.0.1:8081/")
+    assert run("tag", "rm", identifier, "--dry-run") == f"would remove {identifier}"
+    assert run("tag", "rm", identifier) == f"removed {identifier}"
+    started = run("trace", "on", "--tag", "user=42", "--for", "5m")
+    assert started.splitlines()[1].startswith("user=42  ")
+    assert run("trace", "show") == started
+    assert run("trace", "off", "--tag", "user=42") == started
+    assert run("trace", "off") == "no active traces"
+
+
 def test_a_simulation_is_drawn(tmp_path):
     [command] = COMMANDS
-    shown = []
-
-    class Screen:
-        is_json = True
-
-        def show(self, value, text):
-            shown.append((value, text))
-
-    plot = tmp_path / "plot.svg"
+    shown, plot = [], tmp_path / "plot.svg"
+    screen = SimpleNamespace(is_json=True, show=lambda value, text: shown.append((value, text)))
     words = ["partitions", "simulate", "--centres", "1", "--nodes", "2", "--plot", str(plot)]
-    ran = CliRunner().invoke(command, words, obj=Screen())
+    ran = CliRunner().invoke(command, words, obj=screen)
     assert ran.exit_code == 0, ran.exception
     [(value, text)] = shown
-    assert [step.name for step in value.steps] == [
-        "whole",
-        "a node of each data center lost",
-        "roll-out",
-    ]
+    names = [step.name for step in value.steps]
+    assert names == ["whole", "a node of each data center lost", "roll-out"]
     assert "times fair, most" in text
     assert plot.read_text().startswith("<svg")
     assert json.dumps(text)

@@ -9,11 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.cluster.cluster_config import Document, DocumentPoller, FollowedDocument
+from headrace.media.cluster.cluster_config import Document
 from headrace.media.tracing import (
     LINES_PER_S,
     TRACE,
@@ -54,7 +53,7 @@ def test_a_tag_is_read_from_the_head():
     assert not read_trace({}, KEY).has_context
 
 
-def test_what_a_signed_url_says_wins():
+def test_the_tag_of_a_signed_url_wins():
     fields = {"baggage": "user=mallory,request=r8"}
     assert read_trace(fields, KEY, "user=42") == TraceTag(None, "42", "r8", KEY)
 
@@ -85,7 +84,7 @@ def test_no_head_is_an_error_or_gets_into_a_line(parent, baggage):
         assert value is None or re.fullmatch(r"[A-Za-z0-9._:@~/-]{1,512}", value)
 
 
-def test_a_tag_goes_on_under_the_same_trace():
+def test_a_tag_is_passed_on_under_the_same_trace():
     tag = TraceTag(PARENT, "42", None, KEY)
     onward = dict(onward_fields(tag))
     assert onward["baggage"] == f"user=42,object={KEY}"
@@ -106,7 +105,7 @@ def test_nothing_that_can_be_traced(text):
         parse_selector(text)
 
 
-def test_a_watch_asks_for_its_own_requests_until_its_end():
+def test_a_watch_matches_its_own_requests_until_its_end():
     traces, now = log_of(watch("user=42"), watch(f"object={KEY}", ends_s=10))
     assert traces.is_on
     assert traces.is_wanted(TraceTag(None, "42", None, "other.mp3"))
@@ -171,7 +170,7 @@ def test_a_line_has_the_tag_and_the_time_of_each_stage(capfd):
     }
 
 
-def test_lines_are_bounded_and_what_is_left_out_is_told(capfd):
+def test_lines_are_bounded_and_omitted_ones_are_counted(capfd):
     configure_logs("media")
     traces, now = log_of(watch("user=42"))
     before = REGISTRY.get_sample_value("media_trace_lines_total", {"outcome": "left_out"}) or 0
@@ -223,20 +222,3 @@ async def test_a_watch_that_is_over_makes_room(blobs):
     assert list(await traces.list()) == []
     await traces.start("user=43", for_s=60)
     assert [w.value for w in await traces.list()] == ["43"]
-
-
-@pytest.mark.slow
-async def test_every_process_of_a_node_follows_what_is_started(blobs, tmp_path):
-    polled = FollowedDocument(TRACE)
-    polling = DocumentPoller(blobs, tmp_path / "run", [polled], every_s=0.1)
-    await polling.start()
-    try:
-        follower = TraceLog(lambda: polled.value.watches, node="n1")
-        assert not follower.is_on
-        await Traces(blobs).start("user=42", for_s=60)
-        await wait_true(lambda: follower.is_on)
-        assert follower.is_wanted(TraceTag(None, "42", None, KEY))
-        await Traces(blobs).stop()
-        await wait_true(lambda: not follower.is_on)
-    finally:
-        await polling.close()

@@ -1,4 +1,4 @@
-"""The rate of a signed URL: at most a burst ahead, and at most one timer per burst."""
+"""Deadlines of connections, and the rate of a signed URL: at most a burst ahead, few timers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.worker.deadlines import BURST_BYTES_MIN, BURST_S, RateLimit
+from headrace.media.worker.deadlines import BURST_BYTES_MIN, BURST_S, Deadlines, RateLimit
 
 
 @given(
@@ -24,6 +24,19 @@ def test_no_more_goes_out_than_the_rate_and_one_burst(rate, steps):
         assert ahead <= max(BURST_BYTES_MIN, rate * BURST_S) + 1
 
 
+@pytest.mark.parametrize("rate", [1000, 600_000, 10**9])
+def test_sends_that_take_time_do_not_allow_each_other(rate):
+    """Otherwise a paced client would occupy its worker until its answer ends."""
+    pace, now_s, sends = RateLimit(rate, 0.0), 0.0, 0
+    while now_s < 10:
+        share = pace.allowed_bytes(now_s)
+        pace.spend(share)
+        sends += share > 0
+        now_s += 0.00005 if share else pace.wait_s()
+    burst = max(BURST_BYTES_MIN, rate * BURST_S)
+    assert sends <= 10 * rate / (burst / 4) + 2
+
+
 @pytest.mark.parametrize("rate", [1000, 32_768, 10**6, 10**9])
 def test_a_client_that_takes_all_gets_its_rate(rate):
     pace, now_s, sent, timers = RateLimit(rate, 0.0), 0.0, 0, 0
@@ -37,3 +50,19 @@ def test_a_client_that_takes_all_gets_its_rate(rate):
     burst = max(BURST_BYTES_MIN, rate * BURST_S)
     assert 60 * rate - burst <= sent <= 60 * rate + 2 * burst
     assert timers <= 60 * rate / (burst / 2) + 2
+
+
+class Item:
+    """An item with a deadline."""
+
+    def __init__(self) -> None:
+        self.deadline_s, self.bucket = 0.0, 0
+
+
+def test_deadlines_move_both_ways_and_are_due_once():
+    deadlines, early, late, gone = Deadlines(), Item(), Item(), Item()
+    for item, at_s in ((early, 60), (early, 2), (late, 2), (late, 60), (gone, 3)):
+        deadlines.watch(item, at_s)
+    deadlines.forget(gone)
+    due = [deadlines.take_due(now_s) for now_s in (1.0, 10.0, 59.0, 61.0, 100.0)]
+    assert due == [[], [early], [], [late], []]

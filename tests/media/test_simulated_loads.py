@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+import uvicorn
+from litestar import Litestar
+from tests.kit.waiting import wait_true
 
+from headrace.media import partitions
 from headrace.media.errors import InvalidSimulation
-from headrace.media.partitions import PARTITIONS, Candidate, PartitionTable
-from headrace.media.simulate.cluster import ROLL_OUT, Cluster, Situation, loads_of, simulate
-from headrace.media.simulate.plot import lines_svg, loads_svg
+from headrace.media.http.cluster import simulate_media
+from headrace.media.partitions import Candidate, PartitionTable
+from headrace.media.simulate import cluster as simulated
+from headrace.media.simulate.cluster import (
+    ROLL_OUT,
+    Cluster,
+    SimulationBusy,
+    Situation,
+    lines_svg,
+    loads_of,
+    loads_svg,
+    simulate,
+    simulate_in_process,
+)
 
+FEW = 1 << 14
 NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few():
+    """Fewer partitions: their number decides no share, and tables of all are slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (partitions, simulated):
+            patch.setattr(module, "PARTITIONS", FEW)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +76,7 @@ def test_every_request_goes_where_a_node_would_send_it(table):
     served = dict.fromkeys(entering, 0.0)
     asked = dict.fromkeys(entering, 0.0)
     orphans = 0
-    for partition in range(PARTITIONS):
+    for partition in range(FEW):
         alive = [name for name in table.owners(partition) if name not in lost]
         orphans += not alive
         for entry, share in entering.items():
@@ -54,10 +84,10 @@ def test_every_request_goes_where_a_node_would_send_it(table):
             by = entry if entry in alive or not alive else (near or alive)[0]
             served[by] += share
             asked[by] += share * (by != entry)
-    assert unowned == orphans / PARTITIONS
+    assert unowned == orphans / FEW
     for load in loads[2:]:
-        assert load.share_after == pytest.approx(served[load.name] / PARTITIONS)
-        sent = entering[load.name] + asked[load.name] / PARTITIONS
+        assert load.share_after == pytest.approx(served[load.name] / FEW)
+        sent = entering[load.name] + asked[load.name] / FEW
         assert load.sent_share == pytest.approx(sent)
 
 
@@ -142,3 +172,63 @@ def test_lines_are_drawn_for_each_policy():
     root = ET.fromstring(lines_svg("hits <x>", {"ours": points, "LRU": points}))
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert [len(line.get("points").split()) for line in lines] == [2, 2]
+
+
+# In a separate process
+
+SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
+LARGE = Cluster(centres=10, nodes=10)
+
+
+def simulating() -> list[str]:
+    """Child processes that run a simulation."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_bytes()
+            if parent == os.getpid() and b"headrace.media.simulate.cluster" in command:
+                found.append(path.name)
+    return found
+
+
+@pytest.mark.slow
+async def test_another_process_gives_the_same_loads():
+    apart = await simulate_in_process(SMALL, lost=["c1-n1"])
+    assert [[node.is_up for node in step.nodes] for step in apart.steps] == [
+        [node.is_up for node in step.nodes] for step in simulate(SMALL, lost=["c1-n1"]).steps
+    ]
+
+
+async def test_what_cannot_be_is_refused_before_a_process_is_made():
+    with pytest.raises(InvalidSimulation, match="c9"):
+        await simulate_in_process(SMALL, lost=["c9"])
+    assert simulating() == []
+
+
+@pytest.mark.slow
+async def test_it_ends_when_the_caller_leaves():
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(Litestar([simulate_media]), log_level="error"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+    body = b'{"centres": 4, "nodes": 4}'
+    head = f"POST /v1/media/simulate HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await wait_true(lambda: len(simulating()) == 1, what="it computes")
+    writer.close()
+    await wait_true(lambda: simulating() == [], what="it ended")
+    server.should_exit = True
+    await serving
+
+
+@pytest.mark.slow
+async def test_a_second_one_is_refused_and_a_cancelled_one_ends():
+    first = asyncio.create_task(simulate_in_process(LARGE))
+    await wait_true(lambda: len(simulating()) == 1, what="it computes")
+    with pytest.raises(SimulationBusy):
+        await simulate_in_process(SMALL)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert simulating() == []

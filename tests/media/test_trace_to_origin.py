@@ -3,98 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
+from node_kinds import bucket_store
 
-from headrace.engines.blobs import Blobs
 from headrace.kernel.logs import onward
 from headrace.media.tracing import TraceTag, onward_fields, read_trace
 
-PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-HEAD = (
-    'HTTP/1.1 {status}\r\nContent-Length: 3\r\nETag: "x"\r\n{more}'
-    "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
-)
-
-
-class Origin:
-    """A store of one object, `abc`, that records its requests."""
-
-    def __init__(self) -> None:
-        self.heads: list[dict[str, str]] = []
-
-    async def serve(self, reader, writer) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                first, *lines = head.rstrip().split("\r\n")
-                self.heads.append(dict(line.lower().split(": ", 1) for line in lines))
-                is_head = first.startswith("HEAD")
-                more = "" if is_head else "Content-Range: bytes 0-2/3\r\n"
-                status = "200 OK" if is_head else "206 Partial Content"
-                writer.write(HEAD.format(status=status, more=more).encode())
-                writer.write(b"" if is_head else b"abc")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-
-@asynccontextmanager
-async def running(origin: Origin):
-    server = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+KEY = "a.mp3"
+TAG = TraceTag("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "42", "r7", KEY)
 
 
 @pytest.fixture
-async def origin(monkeypatch):
-    for name, value in {
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-    }.items():
-        monkeypatch.setenv(name, value)
-    found = Origin()
-    async with running(found) as port:
-        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
-        yield found
+async def remote(monkeypatch):
+    """A remote store whose requests are signed, and its bucket."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with bucket_store(AWS_SKIP_SIGNATURE="false") as (blobs, bucket):
+        bucket.objects[KEY] = b"abc"
+        yield blobs, bucket
 
 
-async def read(blobs: Blobs, fields=()) -> None:
-    """In its own task, as a request is."""
+async def heads_of_reads(blobs, bucket, fields=()) -> list[dict[str, str]]:
+    """The heads of three reads, made in their own task as those of a request are."""
 
-    async def ask() -> None:
+    async def read() -> list[dict[str, str]]:
         onward.set(fields)
-        assert await blobs.read_range("a.mp3", 0, 3) == b"abc"
-        assert (await blobs.read_part("a.mp3", 0, 3))[1] == b"abc"
-        assert (await blobs.info("a.mp3")).size_bytes == 3
+        heads = []
+        for work in (
+            blobs.read_range(KEY, 0, 3),
+            blobs.read_part(KEY, 0, 3),
+            blobs.info(KEY),
+        ):
+            await work
+            heads.append(bucket.fields[KEY] if bucket is not None else {})
+        return heads
 
-    await asyncio.create_task(ask())
-
-
-async def test_an_origin_is_told_whom_a_watched_read_is_for(origin):
-    tag = TraceTag(PARENT, "42", "r7", "a.mp3")
-    blobs = Blobs("s3://m")
-    await read(blobs, onward_fields(tag))
-    assert len(origin.heads) == 3
-    for head in origin.heads:
-        there = read_trace(head, "a.mp3")
-        assert (there.trace, there.user, there.request) == (tag.trace, "42", "r7")
-        # Part of the signature, so that no proxy can change it.
-        assert "baggage;" in head["authorization"]
+    return await asyncio.create_task(read())
 
 
-async def test_no_other_read_tells_anything(origin):
-    blobs = Blobs("s3://m")
-    await read(blobs)
-    await read(blobs, onward_fields(TraceTag(PARENT, "42", None, "a.mp3")))
-    await read(blobs)
-    told = ["traceparent" in head or "baggage" in head for head in origin.heads]
-    assert told == [False] * 3 + [True] * 3 + [False] * 3
+async def test_the_origin_receives_the_tag_of_a_watched_read_and_of_no_other(remote):
+    for fields in ((), onward_fields(TAG), ()):
+        for head in await heads_of_reads(*remote, fields):
+            assert ("traceparent" in head, "baggage" in head) == (bool(fields), bool(fields))
+            if fields:
+                there = read_trace(head, KEY)
+                assert (there.trace, there.user, there.request) == (TAG.trace, "42", "r7")
+                # Part of the signature, so that no proxy can change it.
+                assert "baggage;" in head["authorization"]
 
 
-async def test_a_folder_is_read_as_ever(blobs):
-    await blobs.put("a.mp3", b"abc")
-    await read(blobs, onward_fields(TraceTag(PARENT, "42", None, "a.mp3")))
+async def test_a_folder_is_read_without_a_tag(blobs):
+    await blobs.put(KEY, b"abc")
+    assert await heads_of_reads(blobs, None, onward_fields(TAG)) == [{}] * 3

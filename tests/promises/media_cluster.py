@@ -1,7 +1,4 @@
-"""A media cluster of real nodes over a small bucket, with constant traffic from checking clients.
-
-The clients check every byte.
-"""
+"""A media cluster of real nodes over a bucket of this process; clients check every byte."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ import asyncio
 import hashlib
 import random
 import signal
-import socket
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 import httpx
 import msgspec
-from little_bucket import LittleBucket
-from tests.kit.processes import HeadraceProcess
+from bucket import Bucket
+from tests.kit.processes import HeadraceProcess, free_ports
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
@@ -33,45 +30,37 @@ SIZE_BYTES = 2 * BLOCK_BYTES + 70_001
 OBJECT_BLOCKS = 3
 
 
+@lru_cache(maxsize=200)
 def content(key: str, version: int = 1) -> bytes:
-    """The bytes of `key`.
-
-    A function of key, version and place, so that no other bytes can pass for them.
-    """
+    """The bytes of `key`: a function of key, version and offset, so no others can pass."""
     return hashlib.shake_128(f"{key} {version}".encode()).digest(SIZE_BYTES)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Node:
     """One node: `headrace media serve` in its own data folder."""
 
-    def __init__(self, name: str, folder: Path, bucket: LittleBucket, **settings: str) -> None:
-        self.name, self.folder = name, folder
-        self.host, self.port = "127.0.0.1", free_port()
-        self.settings = settings
+    def __init__(self, name: str, folder: Path, bucket: Bucket, **settings: str) -> None:
+        self.name, self.folder, self.settings = name, folder, settings
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self._bucket = bucket
         self.process: HeadraceProcess | None = None
 
     @property
     def member(self) -> Member:
-        return Member(name=self.name, address=f"{self.host}:{self.port}")
+        return Member(name=self.name, address=self.address)
 
     def url(self, key: str) -> str:
-        return f"http://{self.host}:{self.port}/m/{key}"
+        return f"http://{self.address}/m/{key}"
 
     def start(self) -> None:
+        """Start it."""
         disk = self.folder / "disk"
         disk.mkdir(parents=True, exist_ok=True)
         settings = {
             "NODE": self.name,
-            "LISTEN": f"{self.host}:{self.port}",
+            "LISTEN": self.address,
             "DISKS": f"{disk}:64MiB",
-            # The bucket is this process, which reads and checks for all clients: it may be slow.
+            # The bucket is this process, which reads and checks for all clients.
             "WORKERS": "1",
             "REPLICAS": "2",
             "ORIGIN_TIMEOUT": "30s",
@@ -85,9 +74,11 @@ class Node:
         )
 
     async def wait_serving(self, client: httpx.AsyncClient) -> None:
+        """Wait until it serves."""
+
         async def ask() -> bool:
             try:
-                return (await client.get(f"http://{self.host}:{self.port}/healthz")).is_success
+                return (await client.get(f"http://{self.address}/healthz")).is_success
             except httpx.TransportError:
                 return False
 
@@ -99,38 +90,37 @@ class Node:
         self.process.kill_all()
         self.process = None
 
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.end()
-            self.process = None
+    def events(self, name: str) -> list[dict]:
+        return self.process.events(name) if self.process else []
 
 
 @dataclass
 class Cluster:
     """Nodes over one bucket, and a client of them all."""
 
-    bucket: LittleBucket
+    bucket: Bucket
     nodes: list[Node]
     client: httpx.AsyncClient
     keys: list[str] = field(default_factory=list)
 
     @property
     def table(self) -> PartitionTable:
-        """Who keeps what, from the document in the bucket."""
-        data = self.bucket.objects[MEMBERSHIP.key]
-        membership = MEMBERSHIP.decode(data)
+        """The owners of partitions, from the document in the bucket."""
+        membership = MEMBERSHIP.decode(self.bucket.objects[MEMBERSHIP.key])
         return PartitionTable.build(membership.candidates(time.time()), membership.replicas)
+
+    def owners(self, key: str) -> list[str]:
+        """Names of the nodes that own a key."""
+        return list(self.table.owners(partition_of(key)))
 
     def put(self, key: str, version: int = 1) -> None:
         self.bucket.objects[key] = content(key, version)
-        if key not in self.keys:
-            self.keys.append(key)
 
     async def get(self, node: Node, key: str, **fields: str) -> httpx.Response:
         return await self.client.get(node.url(key), headers=fields)
 
     async def wait_routing(self) -> None:
-        """Return once every node sends what it does not keep to one that does."""
+        """Wait until every node sends requests for keys of others to an owner."""
         table = self.table
 
         async def is_routing() -> bool:
@@ -144,29 +134,44 @@ class Cluster:
 
         await wait_true(is_routing, what="all nodes route")
 
+    async def warm(self) -> None:
+        for key in self.keys:
+            for node in self.nodes:
+                assert (await self.get(node, key)).content == content(key)
+
+    def keys_of(self, owner: str, count: int, *, without: str = "") -> list[str]:
+        """New objects whose first owner is the node `owner`, and that `without` does not own."""
+        table = self.table
+        names = [f"of/{number}.mp3" for number in range(2_000)]
+        owners = {name: table.owners(partition_of(name)) for name in names}
+        found = [key for key in names if owners[key][0] == owner and without not in owners[key]]
+        for key in found[:count]:
+            self.put(key)
+        return found[:count]
+
     def hop_headers(self, to: str, key: str, *, secret: str = SECRET) -> dict[str, str]:
-        """What a node would send to `to` for the whole of `key`."""
+        """The fields that a node sends to `to` for the whole of `key`."""
         signer = HopSigner([derive_key(secret, KEY_USE)], "n0")
         value, _ = signer.sequence().sign(to, covered_by("GET", f"/m/{key}", {}), 0)
         return {HOP_FIELD: value}
 
 
 @asynccontextmanager
-async def running_cluster(folder: Path, *, count: int = 3, keys: int = 12, **settings: str):
-    """`count` nodes that know each other and hold nothing yet, over `keys` objects."""
-    bucket = LittleBucket()
+async def running_cluster(folder: Path, *, keys: int = 12, **settings: str):
+    """Three nodes that have each other's addresses and cache nothing yet."""
+    bucket = Bucket()
     await bucket.start()
-    nodes = [Node(f"n{i}", folder / f"n{i}", bucket, **settings) for i in range(count)]
-    # Known before they start, so none has to ramp up.
+    nodes = [Node(f"n{i}", folder / f"n{i}", bucket, **settings) for i in range(3)]
+    # Members before they start, so that none has to ramp up.
     members = Membership(version=1, members=tuple(node.member for node in nodes))
     bucket.objects[MEMBERSHIP.key] = msgspec.json.encode(members)
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(
         timeout=60, limits=limits, trust_env=False, verify=False
     ) as client:
-        cluster = Cluster(bucket, nodes, client)
-        for number in range(keys):
-            cluster.put(f"tracks/{number}.mp3")
+        cluster = Cluster(bucket, nodes, client, [f"tracks/{n}.mp3" for n in range(keys)])
+        for key in cluster.keys:
+            cluster.put(key)
         try:
             for node in nodes:
                 node.start()
@@ -175,12 +180,11 @@ async def running_cluster(folder: Path, *, count: int = 3, keys: int = 12, **set
             await cluster.wait_routing()
             yield cluster
         finally:
-            # All told at once, so that they end beside each other.
-            for node in nodes:
-                if node.process is not None:
-                    node.process.signal(signal.SIGTERM)
-            for node in nodes:
-                node.end()
+            running = [node.process for node in nodes if node.process is not None]
+            for process in running:
+                process.signal(signal.SIGTERM)
+            for process in running:
+                process.end()
             await bucket.stop()
 
 
@@ -195,11 +199,10 @@ class Traffic:
         self.slowest_s = 0.0
         self.faults: list[str] = []
         self._random = random.Random(seed)
-        self._contents: dict[tuple[str, int], bytes] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._listen()) for _ in range(4)]
+        self._tasks = [asyncio.create_task(self._read_on()) for _ in range(4)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -207,19 +210,17 @@ class Traffic:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def wait_reads(self, count: int) -> None:
-        """Return after `count` further answers."""
-        wanted = self.reads + count
-        await wait_true(lambda: self.reads >= wanted or self.faults, what="traffic")
-
-    async def wait_answers(self, count: int) -> None:
-        """Return after `count` further answers or faults."""
+    async def wait_reads(self, count: int, *, is_strict: bool = True) -> None:
+        """Wait for further answers; `is_strict` fails at the first fault."""
         wanted = self.reads + len(self.faults) + count
-        await wait_true(
-            lambda: self.reads + len(self.faults) >= wanted, what="traffic", deadline_s=120
-        )
 
-    async def _listen(self) -> None:
+        def is_enough() -> bool:
+            assert not (is_strict and self.faults), self.faults
+            return self.reads + len(self.faults) >= wanted
+
+        await wait_true(is_enough, what="traffic", deadline_s=120)
+
+    async def _read_on(self) -> None:
         while True:
             node, key = self._random.choice(self.through), self._random.choice(self.cluster.keys)
             start = self._random.randrange(SIZE_BYTES)
@@ -231,16 +232,9 @@ class Traffic:
                 self.faults.append(f"{node.name} {key}: {error!r}")
                 continue
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+            versions = self.versions.get(key, {1})
             if answer.status_code != 206:
                 self.faults.append(f"{node.name} {key}: {answer.status_code} {answer.text[:200]}")
-            elif not self._is_right(key, start, last, answer.content):
+            elif not any(answer.content == content(key, v)[start : last + 1] for v in versions):
                 self.faults.append(f"{node.name} {key}: WRONG BYTES from {start}")
             self.reads += 1
-
-    def _is_right(self, key: str, start: int, last: int, body: bytes) -> bool:
-        for version in self.versions.get(key, {1}):
-            if (key, version) not in self._contents:
-                self._contents[key, version] = content(key, version)
-            if self._contents[key, version][start : last + 1] == body:
-                return True
-        return False

@@ -1,18 +1,31 @@
-"""`headrace up` as a whole: engines that die under it, engines of the user's own, wrong starts."""
+"""`headrace up` as users run it: an engine, a role or everything dies, and nothing is lost.
+
+One site for all tests; its engines sync as by default.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_until
-
-from headrace.engines.embedded import EmbeddedEngines
+from tests.kit.site import Site, photo, photo_host
 
 pytestmark = pytest.mark.slow
+ITEMS = [f"ad:{number}" for number in range(20)]
+
+
+@pytest.fixture
+def running(site):
+    if site.process is None:
+        site.up()
+    return site
 
 
 def pid_of(parent: int, word: bytes) -> int:
@@ -24,14 +37,20 @@ def pid_of(parent: int, word: bytes) -> int:
     return next(pid for pid in descendants(parent) if name(pid) == word)
 
 
-def test_postgres_killed_under_a_running_site_is_restarted_and_no_role_dies(site):
-    process = site.up()
-    assert site.call("GET", "/v1/queues").status_code == 200
+def test_a_second_site_in_the_same_folder_is_refused_and_the_first_continues(running):
+    assert running.run("up", exit_code=5) is None
+    assert running.call("GET", "/v1/queues").status_code == 200
+
+
+def test_killed_postgres_is_restarted_and_no_role_ends(running):
+    process = running.process
+    died = len(process.events("role_died"))
+    assert running.call("GET", "/v1/queues").status_code == 200
     os.kill(pid_of(process.pid, b"postgres"), signal.SIGKILL)
     statuses = []
 
     def is_back() -> bool:
-        answer = site.call("GET", "/v1/queues")
+        answer = running.call("GET", "/v1/queues")
         statuses.append(answer.status_code)
         if answer.status_code == 503:
             assert answer.headers["content-type"] == "application/problem+json"
@@ -41,68 +60,125 @@ def test_postgres_killed_under_a_running_site_is_restarted_and_no_role_dies(site
 
     wait_until(is_back, what="the site answers again")
     assert set(statuses) <= {200, 503}
-    site.run("jobs", "add", "notes", '{"text": "after the storm"}')
-    wait_until(lambda: site.lines("notes.txt") == ["after the storm"], what="the job ran")
-    assert process.events("role_died") == []
+    running.run("jobs", "add", "notes", '{"text": "after PostgreSQL"}')
+    wait_until(lambda: "after PostgreSQL" in running.lines("notes.txt"), what="the job ran")
+    assert len(process.events("role_died")) == died
 
 
-def test_a_killed_role_is_restarted_and_reported(site):
-    process = site.up()
-    [started] = [e for e in process.events("role_started") if e["name"] == "agent"]
-    os.kill(started["pid"], signal.SIGKILL)
-    wait_until(lambda: process.events("role_died"), what="its death is reported")
-    [died] = process.events("role_died")
+def test_a_killed_role_is_restarted_and_reported(running):
+    process = running.process
+    seen = len(process.events("role_died"))
+    started = [e for e in process.events("role_started") if e["name"] == "agent"]
+    os.kill(started[-1]["pid"], signal.SIGKILL)
+    wait_until(lambda: len(process.events("role_died")) > seen, what="its death is reported")
+    died = process.events("role_died")[-1]
     assert (died["name"], died["exit_code"]) == ("agent", -signal.SIGKILL)
-    site.run("jobs", "add", "notes", '{"text": "worked by the next"}')
-    wait_until(lambda: site.lines("notes.txt") == ["worked by the next"], what="the job ran")
+    running.run("jobs", "add", "notes", '{"text": "after the agent"}')
+    wait_until(lambda: "after the agent" in running.lines("notes.txt"), what="the job ran")
 
 
-async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path, servers_folder):
-    engines = EmbeddedEngines(servers_folder / "engines")
-    told = await engines.start()
-    try:
-        env = {
-            "HEADRACE_POSTGRES_URL": told.postgres_url,
-            "HEADRACE_VALKEY_URL": told.valkey_url,
-            "HEADRACE_BLOBS_URL": (tmp_path / "own blobs").as_uri(),
-        }
-        process = site.up(**env)
-        assert {b"postgres", b"valkey-server"}.isdisjoint(
-            {Path(f"/proc/{pid}/comm").read_bytes().strip() for pid in process.family()}
-        )
-        added = HeadraceProcess(
-            ["jobs", "add", "notes", '{"text": "elsewhere"}'], folder=site.folder, env=env
-        )
-        assert added.wait_exit() == 0
-        wait_until(lambda: site.lines("notes.txt") == ["elsewhere"], what="the job ran")
-        checked = HeadraceProcess(["doctor"], folder=site.folder, env=env)
-        assert checked.wait_exit() == 0, checked.out
-        family = process.family()
-        process.signal(signal.SIGINT)
-        assert process.wait_exit() == 0
-        wait_until(lambda: not any(is_alive(pid) for pid in family), what="nothing stays behind")
-    finally:
-        await engines.stop()
+class Callers:
+    """Hits over HTTP until nobody answers; what was answered, and what may have been counted."""
+
+    def __init__(self, site) -> None:
+        self.answered, self.sent = dict.fromkeys(ITEMS, 0), dict.fromkeys(ITEMS, 0)
+        self._site = site
+        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(3)]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self):
+        """Wait until all found that nobody answers."""
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def _call(self, number):
+        # Each caller has its own items, so its counts need no lock.
+        while True:
+            for item in ITEMS[number::3]:
+                self.sent[item] += 1
+                try:
+                    answer = self._site.call("POST", f"/v1/views/items/{item}?class=human")
+                except httpx.HTTPError:
+                    return
+                if answer.status_code == 200:
+                    self.answered[item] += 1
 
 
-def test_a_port_that_is_taken_is_told_and_nothing_stays_behind(site):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = site.folder / "headrace.toml"
-        settings.write_text(settings.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}", 1))
-        process = HeadraceProcess(["up"], folder=site.folder)
-        wait_until(lambda: len(process.family()) > 3, what="it starts")
-        family = process.family()
-        assert process.wait_exit() == 5
-    assert f"127.0.0.1:{port} is in use by" in process.err
-    assert "cli.role_refused" in process.err
-    wait_until(lambda: not any(is_alive(pid) for pid in family), what="nothing stays behind")
+def test_acknowledged_jobs_photos_and_hits_survive_kill_9_of_everything(running):
+    body = {"payload": {"text": "later"}, "after_s": 3600}
+    [job] = running.document("POST", "/v1/queues/notes/jobs", json=body)["ids"]
+    with photo_host() as (base, paths):
+        running.run_catalogue("shop", base, [f"item{n}" for n in range(6)])
+        wait_until(lambda: len(running.items()) >= 6, what="six items are published")
+        key = next(row["photos"][0] for row in running.items() if row["id"] == "item3")
+        callers = Callers(running)
+        wait_until(lambda: sum(callers.answered.values()) > 100, what="hits were answered")
+        killed = running.process.kill_all()
+        assert len(killed) > 6
+        callers.join()
+        wait_until(lambda: not any(map(is_alive, killed)), what="all are dead")
+
+        running.up()
+        assert running.document("GET", f"/v1/jobs/{job}")["state"] == "scheduled"
+        assert len(paths) == 6, "no photo is downloaded twice"
+    part = running.media(key, Range="bytes=0-99")
+    assert (part.status_code, part.content) == (206, photo("item3")[:100])
+    assert hashlib.sha256(running.media(key).content).hexdigest() in key
+    require_counted(running, callers)
+
+    family = running.process.family()
+    running.process.signal(signal.SIGTERM)
+    assert running.process.wait_exit() == 0
+    wait_until(lambda: not any(map(is_alive, family)), what="no process is left")
+    running.process = None
 
 
-def test_settings_that_are_wrong_are_all_told_before_anything_starts(site):
-    (site.folder / "headrace.toml").write_text('[web]\nlisten = "here"\n[jobs]\nleese = "1s"\n')
+def require_counted(site, callers):
+    """Each answered hit is counted once, in the total and in its hour."""
+
+    def total(item):
+        [row] = site.document("GET", f"/v1/views?ids={item}")
+        return row["total"]
+
+    totals = {item: total(item) for item in ITEMS}
+    for item, seen in totals.items():
+        assert callers.answered[item] <= seen <= callers.sent[item], item
+    hit = site.document("POST", f"/v1/views/items/{ITEMS[0]}?class=human")
+    assert hit == {"id": ITEMS[0], "total": totals[ITEMS[0]] + 1}
+    wait_until(
+        lambda: not sum(row["pending"] for row in site.document("GET", "/v1/views/lag")),
+        what="everything is flushed",
+    )
+    verified = site.run("views", "verify")
+    assert (verified["differences"], verified["views"]) == ([], sum(totals.values()) + 1)
+    hours = site.run("views", "series", ITEMS[1], "--by", "hour")
+    assert sum(hour["human"] for hour in hours) == totals[ITEMS[1]]
+
+
+def test_a_start_that_is_refused_names_the_cause_and_leaves_no_process(
+    tmp_path, running_engines, database_url
+):
+    site = Site(tmp_path / "site")
+    settings = site.folder / "headrace.toml"
+    text = settings.read_text()
+    settings.write_text('[web]\nlisten = "here"\n[jobs]\nleese = "1s"\n')
     process = HeadraceProcess(["up"], folder=site.folder)
     assert process.wait_exit() == 2
     assert "expected an address and a port" in process.err
     assert "jobs.leese" in process.err
     assert not (site.folder / "headrace-data").exists()
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings.write_text(text.replace("127.0.0.1:0", f"127.0.0.1:{port}", 1))
+        urls = {"HEADRACE_POSTGRES_URL": database_url}
+        urls["HEADRACE_VALKEY_URL"] = running_engines.endpoints.valkey_url
+        process = HeadraceProcess(["up"], folder=site.folder, env=urls)
+        wait_until(lambda: len(process.family()) > 3, what="it starts")
+        family = process.family()
+        assert process.wait_exit() == 5
+    assert f"127.0.0.1:{port} is in use by" in process.err
+    assert "cli.role_refused" in process.err
+    wait_until(lambda: not any(map(is_alive, family)), what="no process is left")

@@ -1,40 +1,15 @@
-"""Fixtures of the views room: services and flushers on a database and keys of this test's own."""
+"""Fixtures of views: services and flushers on the database and keys of one test."""
 
 from __future__ import annotations
 
 import pytest
+from tests.views.room_harness import app, engines, jobs, registry, sql
 
-from headrace.engines import Engines
-from headrace.engines.multiplex import Multiplexer
-from headrace.engines.sql import compile_query
-from headrace.engines.valkey import ValkeyConfig
-from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.views import Views, ViewsConfig
 from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
-
-@pytest.fixture
-async def engines(running_engines, postgres, valkey, blobs):
-    """All engines, with this test's database and prefix."""
-    config = ValkeyConfig(prefix=valkey.prefix)
-    line = Multiplexer(running_engines.endpoints.valkey_url, config)
-    yield Engines(postgres, valkey, line, blobs)
-    await line.close()
-
-
-@pytest.fixture
-def registry():
-    """Tasks of this test."""
-    return Registry()
-
-
-@pytest.fixture
-def jobs(postgres, registry):
-    """The queue below."""
-    jobs = Jobs(postgres, JobsConfig(poll_s=0.2), registry)
-    registry.bind(lambda: jobs)
-    return jobs
+__all__ = ["app", "engines", "jobs", "registry", "sql"]
 
 
 @pytest.fixture
@@ -57,7 +32,7 @@ def views(make_views, registry):
 
 @pytest.fixture
 def make_flusher(engines):
-    """`make_flusher()`: another flusher; it does nothing by itself."""
+    """`make_flusher()`: another flusher, which runs only when called."""
 
     def make(name="test", **settings):
         return Flusher(engines, ViewsConfig(**settings), name=name)
@@ -75,13 +50,3 @@ def flusher(make_flusher):
 def valkey_store(engines):
     """The keys of this test."""
     return ValkeyStore(engines.valkey, engines.multiplexer)
-
-
-@pytest.fixture
-def sql(postgres):
-    """Run any statement: `await sql("SELECT ...")` gives its rows."""
-
-    async def run(text):
-        return await postgres.all(compile_query("test", f"-- A statement of a test.\n{text}"))
-
-    return run

@@ -1,4 +1,4 @@
-"""The demo's readers take right totals as right, and a single view too many as wrong."""
+"""The demo's readers accept correct totals and detect a single extra view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADVERTS = [Advert("shop", f"item{n}", 1, "Sofa", "10", ()) for n in range(6)]
 
 
 async def read(engines, views, until):
-    """Let readers read until `until`, and say what they saw."""
+    """Let readers read until `until` holds. Return what they found."""
     async with client_of(engines, views) as client:
         token = client.headers["authorization"].removeprefix("Bearer ")
         readers = Readers(str(client.base_url).rstrip("/"), token)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headrace.engines.postgres import PostgresDown
-from headrace.views import breaker
-from headrace.views.breaker import CircuitBreaker
+from headrace.views import valkey_store
+from headrace.views.valkey_store import CircuitBreaker
 
 
 class Server:
@@ -30,12 +30,12 @@ async def test_an_open_breaker_does_not_call_the_server():
     for _ in range(5):
         with pytest.raises(PostgresDown) as raised:
             await circuit.call(server.query, wait_s=0.01)
-        assert raised.value.retry_after_s == breaker.REST_S
+        assert raised.value.retry_after_s == valkey_store.REST_S
     assert server.calls == 1
 
 
 async def test_one_caller_tries_after_the_rest_and_its_answer_closes_the_breaker(monkeypatch):
-    monkeypatch.setattr(breaker, "REST_S", 0.0)
+    monkeypatch.setattr(valkey_store, "REST_S", 0.0)
     server, circuit = Server(), CircuitBreaker()
     with pytest.raises(PostgresDown):
         await circuit.call(server.query, wait_s=0.01)

@@ -1,7 +1,4 @@
-"""Views on a cluster.
-
-A hit is counted once, whatever moves, is killed or comes back empty meanwhile.
-"""
+"""Views on a cluster: hits are counted once while hash slots move and primaries are killed."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from headrace.views import ViewsConfig
 from headrace.views.model import shard_of
 
 SHARDS = ViewsConfig().shards
-PAUSE_S = 0.01
-"""So long a caller that was refused waits."""
 IDS = [f"ad:{number}" for number in range(40)]
 
 
@@ -30,7 +25,7 @@ def engines(cluster_engines):
 
 
 class Crowd:
-    """Hits from many callers at once, and what is known of each."""
+    """Concurrent callers, their acknowledged hits, and those without an answer."""
 
     def __init__(self, make_views, sql):
         self.make_views, self._sql = make_views, sql
@@ -42,9 +37,8 @@ class Crowd:
     async def _call(self, number):
         draw = random.Random(number)
         while not self._stop.is_set():
-            ids = draw.sample(IDS, draw.randint(1, 6))
             by_shard = {}
-            for entity in ids:
+            for entity in draw.sample(IDS, draw.randint(1, 6)):
                 by_shard.setdefault(shard_of(entity, SHARDS), []).append(entity)
             for part in by_shard.values():
                 try:
@@ -52,29 +46,52 @@ class Crowd:
                 except ValkeyDown:
                     self.unknown.update(part)
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stop.wait(), PAUSE_S)
+                        await asyncio.wait_for(self._stop.wait(), 0.01)
                 else:
                     self.counted.update(part)
 
     async def wait_calls(self, hits):
-        """Until so many more were counted."""
+        """Wait for more acknowledged hits."""
         wanted = self.counted.total() + hits
         await wait_true(lambda: self.counted.total() >= wanted, what="hits are counted")
 
+    async def wait_counted(self, ids):
+        """Wait for another hit of each id."""
+        before = {entity: self.counted[entity] for entity in ids}
+        await wait_true(lambda: all(self.counted[entity] > before[entity] for entity in ids))
+
     async def end(self):
-        """No more of them."""
+        """Stop the callers."""
         self._stop.set()
         await asyncio.gather(*self._callers)
 
     async def stored(self):
-        """Totals as PostgreSQL has them."""
+        """Totals in PostgreSQL."""
         rows = await self._sql("SELECT id, total FROM headrace.views_total")
         return {row["id"]: row["total"] for row in rows}
+
+    async def require_counted_once(self, flusher, *, lost=()):
+        """Every acknowledged hit is counted once, except those of the ids in `lost`."""
+        await self.end()
+
+        async def is_reachable():
+            await flusher.run_once()
+            return not flusher._unreachable
+
+        await wait_true(is_reachable, what="all shards are flushed")
+        await flushed(flusher)
+        totals = await self.stored()
+        for entity in IDS:
+            counted = self.counted[entity]
+            assert totals[entity] <= counted + self.unknown[entity], entity
+            assert entity in lost or totals[entity] >= counted, entity
+        assert {one.id: one.total for one in await self.views.totals(IDS)} == totals
+        assert (await self.views.analytics.verify()).differences == []
 
 
 @pytest.fixture
 async def crowd(make_views, sql):
-    """Hits go on from here until its `end`."""
+    """Callers that count until `end`."""
     crowd = Crowd(make_views, sql)
     yield crowd
     await crowd.end()
@@ -85,6 +102,16 @@ def key_of(valkey_store, shard):
     return valkey_store._key(shard, "q")
 
 
+def shards_of(cluster, valkey_store, primary):
+    """The shards of a primary."""
+    owners = {n: cluster.owner_of(key_of(valkey_store, n)) for n in range(SHARDS)}
+    return {shard for shard, owner in owners.items() if owner is primary}
+
+
+def ids_of(shards):
+    return [entity for entity in IDS if shard_of(entity, SHARDS) in shards]
+
+
 async def flushed(flusher):
     """Flush until nothing is left."""
     while await flusher.run_once():
@@ -92,11 +119,13 @@ async def flushed(flusher):
 
 
 @pytest.mark.slow
-async def test_totals_are_counted_and_read_on_all_primaries(cluster, valkey_store, views, flusher):
-    assert len({cluster.owner_of(key_of(valkey_store, shard)).port for shard in range(SHARDS)}) == 3
-    assert {total.total for total in await views.hits(IDS)} == {1}
-    assert {total.total for total in await views.hits(IDS)} == {2}
-    assert [total.total for total in await views.totals([*IDS, "ad:new"])] == [2] * len(IDS) + [0]
+async def test_totals_are_counted_and_read_on_all_primaries(
+    cluster, valkey_store, views, flusher, make_views
+):
+    assert all(shards_of(cluster, valkey_store, primary) for primary in cluster.primaries)
+    for total in (1, 2):
+        assert {each.total for each in await views.hits(IDS)} == {total}
+    assert [each.total for each in await views.totals([*IDS, "ad:new"])] == [2] * len(IDS) + [0]
     await views.hit(IDS[0], viewer="someone")
     [one] = await views.totals([IDS[0]], fields=["total", "unique"])
     assert (one.total, one.unique) == (3, 1)
@@ -105,12 +134,20 @@ async def test_totals_are_counted_and_read_on_all_primaries(cluster, valkey_stor
     assert (await views.analytics.verify()).views == 2 * len(IDS) + 1
     assert [lag.pending for lag in await views.analytics.lag()] == [0] * SHARDS
     assert await valkey_store.drop_totals(range(SHARDS)) == len(IDS)
-    assert {total.total for total in await views.totals(IDS[1:])} == {2}
+    assert {each.total for each in await views.totals(IDS[1:])} == {2}
     await views.hits(IDS)
-    cursor = await valkey_store.sweep(b"0", [0, 1, 2, 3], idle_s=0)
+    cursor = await valkey_store.sweep(b"0", range(SHARDS), idle_s=0)
     while cursor != b"0":
-        cursor = await valkey_store.sweep(cursor, [0, 1, 2, 3], idle_s=0)
+        cursor = await valkey_store.sweep(cursor, range(SHARDS), idle_s=0)
     assert await valkey_store.drop_totals(range(SHARDS)) == 0
+    for primary in cluster.primaries:
+        assert primary.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"
+    try:
+        durable = make_views(durability="durable")
+        assert {each.total for each in await durable.hits(IDS[1:])} == {4}
+    finally:
+        for primary in cluster.primaries:
+            assert primary.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
 
 
 @pytest.mark.slow
@@ -119,77 +156,62 @@ async def test_shards_that_move_lose_and_double_nothing(cluster, valkey_store, c
     for shard in (0, 1):
         key = key_of(valkey_store, shard)
         owner = cluster.owner_of(key)
-        other = cluster.primaries[cluster.primaries.index(owner) - 1]
-        for to in (other, owner):
+        for to in (cluster.primaries[cluster.primaries.index(owner) - 1], owner):
             await asyncio.to_thread(cluster.move, key, to=to)
             await crowd.wait_calls(50)
             await flusher.run_once()
-    await crowd.end()
-    await flushed(flusher)
     assert not crowd.unknown
-    assert await crowd.stored() == crowd.counted
-    told = await crowd.views.totals(list(crowd.counted))
-    assert {one.id: one.total for one in told} == crowd.counted
+    await crowd.require_counted_once(flusher)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["with its data", "empty"])
-async def test_a_primary_that_is_killed_doubles_nothing(
+async def test_a_killed_primary_doubles_nothing_and_stops_only_its_shards(
     cluster, valkey_store, crowd, flusher, is_emptied
 ):
     await crowd.wait_calls(400)
     assert await flusher.run_once() > 0
     gone = cluster.owner_of(key_of(valkey_store, 0))
-    away = {
-        shard for shard in range(SHARDS) if cluster.owner_of(key_of(valkey_store, shard)) is gone
-    }
+    down = shards_of(cluster, valkey_store, gone)
     gone.kill()
     try:
-        await _goes_on_without(away, crowd, flusher)
+        await wait_true(lambda: crowd.unknown, what="hits fail")
+        await crowd.wait_calls(50)
+        found = await crowd.views.totals(IDS)
+        assert {shard_of(one.id, SHARDS) for one in found if one.stale} == down
+        assert None not in [one.total for one in found]
+        alive = next(entity for entity in IDS if shard_of(entity, SHARDS) not in down)
+        assert (await crowd.make_views().hit(alive)).total > 1
+        crowd.counted[alive] += 1
+        before = (await crowd.stored())[alive]
+
+        async def is_flushed():
+            await flusher.run_once()
+            return (await crowd.stored())[alive] > before
+
+        await wait_true(is_flushed, what="the other shards are flushed")
         if is_emptied:
             gone.empty()
     finally:
         await asyncio.to_thread(gone.start)
         await asyncio.to_thread(cluster.wait_serving)
-    there = [entity for entity in IDS if shard_of(entity, SHARDS) in away]
-    before = {entity: crowd.counted[entity] for entity in there}
-    await wait_true(lambda: all(crowd.counted[entity] > before[entity] for entity in there))
-    await crowd.end()
-    await _wait_all_flushed(flusher)
-    totals = await crowd.stored()
-    for entity in IDS:
-        most = crowd.counted[entity] + crowd.unknown[entity]
-        assert totals[entity] <= most, entity
-        if not (is_emptied and entity in there):
-            assert totals[entity] >= crowd.counted[entity], entity
-    assert {one.id: one.total for one in await crowd.views.totals(IDS)} == totals
+    await crowd.wait_counted(ids_of(down))
+    await crowd.require_counted_once(flusher, lost=ids_of(down) if is_emptied else ())
 
 
 @pytest.mark.soak
-async def test_a_replica_that_is_promoted_doubles_nothing(replicated, valkey_store, crowd, flusher):
+async def test_a_promoted_replica_doubles_nothing(replicated, valkey_store, crowd, flusher):
     cluster, replica = replicated
     gone = cluster.primaries[0]
     await crowd.wait_calls(400)
     await flusher.run_once()
-    there = [
-        shard for shard in range(SHARDS) if cluster.owner_of(key_of(valkey_store, shard)) is gone
-    ]
-    assert there
+    moved = ids_of(shards_of(cluster, valkey_store, gone))
     gone.kill()
     await wait_true(replica.is_serving, what="it is promoted")
-    entity = next(entity for entity in IDS if shard_of(entity, SHARDS) in there)
-    before = crowd.counted[entity]
-    await wait_true(lambda: crowd.counted[entity] > before, what="hits are counted there")
+    await crowd.wait_counted(moved[:1])
     gone.start()
     await crowd.wait_calls(200)
-    await crowd.end()
-    await _wait_all_flushed(flusher)
-    totals = await crowd.stored()
-    for entity in IDS:
-        assert totals[entity] <= crowd.counted[entity] + crowd.unknown[entity], entity
-        if shard_of(entity, SHARDS) not in there:
-            assert totals[entity] >= crowd.counted[entity], entity
-    assert {one.id: one.total for one in await crowd.views.totals(IDS)} == totals
+    await crowd.require_counted_once(flusher, lost=moved)
 
 
 @pytest.mark.soak
@@ -203,49 +225,4 @@ async def test_a_storm_loses_and_doubles_nothing(own_primaries, valkey_store, cr
     await crowd.end()
     stop.set()
     await flushing
-    await _wait_all_flushed(flusher)
-    totals = await crowd.stored()
-    for entity in IDS:
-        counted, unknown = crowd.counted[entity], crowd.unknown[entity]
-        assert counted <= totals[entity] <= counted + unknown, entity
-    assert {one.id: one.total for one in await crowd.views.totals(IDS)} == totals
-    assert not (await crowd.views.analytics.verify()).differences
-
-
-async def _goes_on_without(away, crowd, flusher):
-    """Hits, reads and the flush of the other shards go on."""
-    await wait_true(lambda: crowd.unknown, what="hits fail")
-    await crowd.wait_calls(50)
-    told = await crowd.views.totals(IDS)
-    assert {shard_of(one.id, SHARDS) for one in told if one.stale} == away
-    assert None not in [one.total for one in told]
-    entity = next(entity for entity in IDS if shard_of(entity, SHARDS) not in away)
-    assert (await crowd.make_views().hit(entity)).total > 1
-    crowd.counted[entity] += 1
-    before = (await crowd.stored())[entity]
-
-    async def is_flushed():
-        await flusher.run_once()
-        return (await crowd.stored())[entity] > before
-
-    await wait_true(is_flushed, what="the other shards are flushed")
-
-
-async def _wait_all_flushed(flusher):
-    async def is_whole():
-        await flusher.run_once()
-        return not flusher._unreachable
-
-    await wait_true(is_whole, what="the shards that were away are flushed")
-    await flushed(flusher)
-
-
-async def test_durable_hits_wait_for_the_primary_of_their_shard(cluster, make_views):
-    for primary in cluster.primaries:
-        assert primary.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"
-    try:
-        views = make_views(durability="durable")
-        assert {total.total for total in await views.hits(IDS)} == {1}
-    finally:
-        for primary in cluster.primaries:
-            assert primary.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
+    await crowd.require_counted_once(flusher)

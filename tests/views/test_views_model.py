@@ -1,18 +1,20 @@
-"""Hits as lines, shards, classes of user agents, and adding up: no engine."""
+"""Without an engine: lines of hits, shards, aggregation, valid hits, traffic of user agents."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.views import Hit, Traffic
+from headrace.views import Hit, Traffic, traffic_of_user_agent
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
 from headrace.views.flush import FlushBatch
 from headrace.views.model import (
     NUMBER,
+    bot_rules,
     id_key,
     line_of,
     parse_line,
@@ -26,72 +28,67 @@ HITS = st.builds(Hit, id=IDS, n=st.integers(1, 1_000_000), traffic=st.sampled_fr
 
 
 @given(HITS)
-def test_a_line_says_what_the_hit_said(hit):
+def test_a_line_is_parsed_to_its_hit(hit):
     assert parse_line(line_of(hit)) == (hit.id, NUMBER[hit.traffic], hit.n)
 
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(HITS, min_size=1, max_size=5)), max_size=8))
-def test_adding_up_loses_nothing_and_names_each_row_once(entries):
-    tally = FlushBatch("0-1")
-    wanted: Counter = Counter()
+def test_aggregation_loses_nothing_and_has_one_row_per_key(entries):
+    batch = FlushBatch("0-1")
+    expected: Counter = Counter()
     for number, (hour, hits) in enumerate(entries):
         ms = hour * 3_600_000 + 5
-        tally.add([(f"{ms}-{number}", ",".join(map(line_of, hits)))])
+        batch.add([(f"{ms}-{number}", ",".join(map(line_of, hits)))])
         for hit in hits:
-            wanted[hit.id, NUMBER[hit.traffic], hour] += hit.n
-    counts = tally.counts()
-    assert {count[:3]: count.views for count in counts} == wanted
+            expected[hit.id, NUMBER[hit.traffic], hour] += hit.n
+    counts = batch.counts()
+    assert {count[:3]: count.views for count in counts} == expected
     assert len({count[:3] for count in counts}) == len(counts)
 
 
-def test_the_shard_of_an_id_is_its_crc_32():
-    assert [shard_of("ad:1", 4), shard_of("ad:2", 4), shard_of("ad:3", 4)] == [1, 3, 1]
+def test_shards_and_entry_ids():
+    assert [shard_of(f"ad:{n}", 4) for n in (1, 2, 3)] == [1, 3, 1], "CRC-32"
+    assert id_key("9-1") < id_key("10-0") < id_key("10-9") < id_key("10-10")
 
 
-@pytest.mark.parametrize(
-    ("hit", "named"),
-    [
-        ("", "id ''"),
-        ("a,b", "id 'a,b'"),
-        ("a*5", "id 'a\\*5'"),
-        ("x" * 129, "id"),
-        (Hit(id="a", n=0), "n '0'"),
-        (Hit(id="a", n=1_000_001), "n '1000001'"),
-        (Hit(id="a", n=True), "n 'True'"),
-        (Hit(id="a", viewer="a b"), "viewer 'a b'"),
-        (Hit(id="a", event="é"), "event 'é'"),
-        (Hit(id="a", event=""), "event ''"),
-        (Hit(id="a", traffic="robot"), "class 'robot'"),
-        (Hit(id="a", traffic=["bot"]), "class"),
-        (Hit(id="a", viewer=5), "viewer '5'"),
-        (Hit(id="a", event=b"e"), "event"),
-        (Hit(id=None), "id 'None'"),
-        (Hit(id="a", n=10**5000), "a very large integer"),
-        (Hit(id="a", n=None), "n 'None'"),
-        (None, "hit 'None': expected a Hit or an id"),
-        (5, "hit '5'"),
-        ("tom+me@x.example", "use a hash"),
-    ],
-)
-def test_a_hit_that_means_nothing_is_refused_by_name(hit, named):
-    with pytest.raises(InvalidHit, match=named):
-        require_hits(["good", hit])
+INVALID = [
+    ("", "id ''"),
+    ("a,b", "id 'a,b'"),
+    ("a*5", "id 'a\\*5'"),
+    ("x" * 129, "id"),
+    (Hit(id="a", n=0), "n '0'"),
+    (Hit(id="a", n=1_000_001), "n '1000001'"),
+    (Hit(id="a", n=True), "n 'True'"),
+    (Hit(id="a", n=10**5000), "a very large integer"),
+    (Hit(id="a", n=None), "n 'None'"),
+    (Hit(id="a", viewer="a b"), "viewer 'a b'"),
+    (Hit(id="a", viewer=5), "viewer '5'"),
+    (Hit(id="a", event="é"), "event 'é'"),
+    (Hit(id="a", event=""), "event ''"),
+    (Hit(id="a", event=b"e"), "event"),
+    (Hit(id="a", traffic="robot"), "class 'robot'"),
+    (Hit(id="a", traffic=["bot"]), "class"),
+    (Hit(id=None), "id 'None'"),
+    (None, "hit 'None': expected a Hit or an id"),
+    (5, "hit '5'"),
+    ("tom+me@x.example", "use a hash"),
+]
 
 
-@pytest.mark.parametrize("wrong", ["ad:1", b"ad:1", None, 5])
-def test_a_lone_id_is_no_list_of_them(wrong):
-    with pytest.raises(InvalidHit, match="expected a list of hits; nothing was counted"):
-        require_hits(wrong)
-    with pytest.raises(InvalidHit, match=r"expected a list of ids$"):
-        require_ids(wrong)
-
-
-def test_a_read_says_nothing_of_counting():
-    for wrong in (["a b"], [None], [5]):
-        with pytest.raises(InvalidHit) as raised:
+def test_an_invalid_hit_is_refused_by_name():
+    for hit, named in INVALID:
+        with pytest.raises(InvalidHit, match=named):
+            require_hits(["good", hit])
+    for wrong in ("ad:1", b"ad:1", None, 5):
+        with pytest.raises(InvalidHit, match="expected a list of hits; nothing was counted"):
+            require_hits(wrong)
+        with pytest.raises(InvalidHit, match=r"expected a list of ids$"):
             require_ids(wrong)
-        assert "counted" not in raised.value.text
+    for wrong in ("a b", None, 5):
+        with pytest.raises(InvalidHit) as raised:
+            require_ids([wrong])
+        assert "counted" not in raised.value.text, "this call only reads"
 
 
 def test_calls_are_bounded():
@@ -102,5 +99,65 @@ def test_calls_are_bounded():
         require_ids(["a"] * 1_001)
 
 
-def test_ids_of_entries_are_in_order_as_numbers():
-    assert id_key("9-1") < id_key("10-0") < id_key("10-9") < id_key("10-10")
+BROWSERS = """
+Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 Chrome/126.0.0.0 Safari/537.36
+Mozilla/5.0 (Macintosh; Intel Mac OS X 14_5) AppleWebKit/605.1.15 Version/17.5 Safari/605.1.15
+Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) AppleWebKit/605.1.15 Safari/604.1
+Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:127.0) Gecko/20100101 Firefox/127.0
+Mozilla/5.0 (Linux; Android 11; CUBOT NOTE 20) AppleWebKit/537.36 Chrome/108.0.0.0 Safari/537.36
+Mozilla/5.0 (Linux; Android 9; CUBOT_X18_Plus) AppleWebKit/537.36 Chrome/120.0.0.0 Safari/537.36
+Dalvik/2.1.0 (Linux; U; Android 12; CUBOT P60 Build/SP1A.210812.016)
+okhttp/4.12.0
+AvitoLike/182.2 (Pixel 8; Android 14) okhttp/4.12.0
+NewsFeed/3.2 (iPhone; iOS 17.5; Scale/3.00)
+Preview Magazine/2.1 (iPad; iOS 16.7)
+HeartMonitor/5.0 (iPhone; iOS 17.4)
+QRScanner/1.9 CFNetwork/1494.0.7 Darwin/23.4.0
+SpiderSolitaire/7.3 CFNetwork/1410.0.3 Darwin/22.6.0
+PythonQuiz/1.0 (iPhone; iOS 17.0)
+Dart/3.4 (dart:io)
+Fetch Rewards/3.41.0 (iPhone; iOS 17.5)
+Mozilla/5.0 (Linux; Android 13; SM-S918B) Chrome/124.0 Mobile Safari/537.36 [FBAN/FB4A;FBAV/460.0]
+Mozilla/5.0 (iPhone; CPU iPhone OS 17_4 like Mac OS X) Mobile/15E148 Instagram 330.0.0.28.88
+Opera/9.80 (J2ME/MIDP; Opera Mini/9.80) Presto/2.5.25 Version/10.54
+"""
+PROGRAMS = """
+Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)
+Mozilla/5.0 (compatible; YandexBot/3.0; +http://yandex.com/bots)
+Mozilla/5.0 (compatible; bingbot/2.0; +http://www.bing.com/bingbot.htm)
+Mozilla/5.0 (compatible; Baiduspider/2.0; +http://www.baidu.com/search/spider.html)
+Sogou web spider/4.0(+http://www.sogou.com/docs/help/webmasters.htm#07)
+Mozilla/5.0 (compatible; AhrefsBot/7.0; +http://ahrefs.com/robot/)
+Twitterbot/1.0
+TelegramBot (like TwitterBot)
+WhatsApp/2.23.20.0 A
+facebookexternalhit/1.1
+Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 HeadlessChrome/126.0.0.0 Safari/537.36
+Mozilla/5.0 (Linux; Android 11) Chrome/119.0 Mobile Safari/537.36 Chrome-Lighthouse
+Mozilla/5.0+(compatible; UptimeRobot/2.0; http://www.uptimerobot.com/)
+NewsBlur Feed Fetcher - 30 subscribers - http://www.newsblur.com/site/1
+curl/8.5.0
+Wget/1.21.4
+python-requests/2.32
+Python-urllib/3.11
+Python/3.11 aiohttp/3.9.5
+Go-http-client/2.0
+Java/17.0.10
+axios/1.7.2
+node
+PostmanRuntime/7.39.0
+GPTBot/1.2 (+https://openai.com/gptbot)
+"""
+
+
+def test_user_agents_of_people_and_programs_are_told_apart():
+    people, programs = BROWSERS.strip().splitlines(), PROGRAMS.strip().splitlines()
+    assert [agent for agent in people if traffic_of_user_agent(agent) != "human"] == []
+    assert [a for a in [*programs, "", None] if traffic_of_user_agent(a) != "bot"] == []
+
+
+def test_each_bot_rule_has_a_reason_and_an_example_and_is_fast():
+    for rule in bot_rules():
+        assert len(rule.reason.split()) >= 4, rule
+        assert re.search(rule.pattern, rule.example, re.IGNORECASE), rule
+        assert not re.search(r"[+*]\)[+*]", rule.pattern), "no repetition within a repetition"

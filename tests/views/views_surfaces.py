@@ -1,248 +1,191 @@
-"""The verbs of views through each way in.
+"""The verbs of views on each surface, one life of some items as a table, and an HTTP client."""
 
-Python, HTTP on a real socket, the commands as they are typed.
-
-`await surface.do("hit", {"id": "ad:1"})` gives what JSON can hold, the same on each surface; what
-is refused raises `Refused` with the status and the code.
-"""
-
-# ruff: noqa: A002 - the verbs' own word for what is counted is `id`
+# ruff: noqa: A006 - the product's name of a counted entity is `id`
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from contextlib import asynccontextmanager
 from datetime import date, datetime
-from types import SimpleNamespace
-from urllib.parse import quote
 
-import httpx
-from click.testing import CliRunner
-from tests.kit.ways_in import PythonVerbs, Refused, plain
+from tests.views.room_harness import ANY, Refusal, Surface, Verb, quoted, served, words_of
 
-from headrace.kernel.config import load_config, parse_duration_s
-from headrace.kernel.errors import HeadraceError
+from headrace.kernel.config import parse_duration_s
 from headrace.views import Hit, cli, http
-from headrace.views.errors import InvalidSpan
-from headrace.web.model import WebConfig
-from headrace.web.server import run_api
-from headrace.web.tokens import Tokens
 
-SURFACES = ("python", "http", "commands")
 SCOPES = ("views:hit", "views:read", "views:write")
+GROUP = cli.COMMANDS[0]
+INVALID, SPAN = Refusal("422 views.invalid_hit"), Refusal("422 views.invalid_span")
 
 
-class PythonSurface(PythonVerbs):
-    """The service itself."""
-
-    def __init__(self, views) -> None:
-        self._views = views
-
-    async def hit(self, *, id, n=1, **more):
-        more = {"traffic" if name == "class" else name: value for name, value in more.items()}
-        return await self._views.hit(id, n, **more)
-
-    async def hits(self, *, hits):
-        return await self._views.hits([one if isinstance(one, str) else Hit(**one) for one in hits])
-
-    async def totals(self, *, ids, fields=("total",)):
-        return await self._views.totals(ids, fields=fields)
-
-    async def series(self, *, id, by="day", **span):
-        moments = {f"{name}_at": datetime.fromisoformat(text) for name, text in span.items()}
-        return await self._views.analytics.series(id, by, **moments)
-
-    async def viewers(self, *, id, **span):
-        try:
-            days = {f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
-        except ValueError as error:
-            raise InvalidSpan(str(span)) from error
-        return await self._views.analytics.viewers(id, **days)
-
-    async def top(self, *, window, limit, **more):
-        try:
-            window_s = parse_duration_s(window)
-        except ValueError as error:
-            raise InvalidSpan(window) from error
-        return await self._views.analytics.top(window_s, limit, traffic=more.get("class", "human"))
-
-    async def verify(self):
-        return await self._views.analytics.verify()
-
-    async def pending(self):
-        return [row.pending for row in await self._views.analytics.lag()]
-
-    async def delete(self, *, id):
-        return await self._views.delete(id)
-
-    async def reclassify(self, *, id, from_at, to_at, **classes):
-        moments = [datetime.fromisoformat(text) for text in (from_at, to_at)]
-        job = await self._views.corrections.reclassify(
-            id, from_at=moments[0], to_at=moments[1], **classes
-        )
-        return {"job": job}
+def traffic_named(more):
+    """Arguments with Python's name of the class."""
+    return {"traffic" if name == "class" else name: value for name, value in more.items()}
 
 
-class HttpSurface:
-    """Requests to the room's routes."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
-
-    async def ask(self, method, path, **options):
-        """The body of an answer. Raises: Refused."""
-        answer = await self.client.request(method, path, **options)
-        if answer.is_error:
-            raise Refused(answer.status_code, answer.json()["code"])
-        return answer.json()
-
-    async def hit(self, *, id, **more):
-        return await self.ask("POST", _item(id), params={"class": "human", **more})
-
-    async def hits(self, *, hits):
-        named = [{"id": one} if isinstance(one, str) else one for one in hits]
-        return await self.ask(
-            "POST", "/v1/views", json=[{"class": "human", **one} for one in named]
-        )
-
-    async def totals(self, *, ids, fields=("total",)):
-        params = {"ids": ",".join(ids), "fields": ",".join(fields)}
-        return await self.ask("GET", "/v1/views", params=params)
-
-    async def series(self, *, id, **params):
-        return await self.ask("GET", f"{_item(id)}/series", params=params)
-
-    async def viewers(self, *, id, **params):
-        return await self.ask("GET", f"{_item(id)}/viewers", params=params)
-
-    async def top(self, **params):
-        return await self.ask("GET", "/v1/views/top", params=params)
-
-    async def verify(self):
-        return await self.ask("GET", "/v1/views/verify")
-
-    async def pending(self):
-        return [row["pending"] for row in await self.ask("GET", "/v1/views/lag")]
-
-    async def delete(self, *, id):
-        return await self.ask("DELETE", _item(id))
-
-    async def reclassify(self, **body):
-        return await self.ask("POST", "/v1/views/reclassify", json=body)
+def moments(span):
+    """Arguments `from` and `to` as Python's moments."""
+    return {f"{name}_at": datetime.fromisoformat(text) for name, text in span.items()}
 
 
-class CommandSurface:
-    """The commands, in a thread as a terminal would run them."""
-
-    def __init__(self, views) -> None:
-        self._views = views
-
-    async def do(self, verb, given):
-        return await getattr(self, verb)(**given)
-
-    async def run(self, *words):
-        """The document that a command shows. Raises: Refused."""
-        loop, shown = asyncio.get_running_loop(), []
-        terminal = SimpleNamespace(
-            is_json=True,
-            run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(
-                verb(self._views), loop
-            ).result(60),
-            show=lambda value, text: shown.append((plain(value), text)),
-        )
-        [command] = cli.COMMANDS
-        ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal)
-        if isinstance(ran.exception, HeadraceError):
-            raise Refused(ran.exception.status, ran.exception.code) from ran.exception
-        assert ran.exit_code == 0, (words, ran.output, ran.exception)
-        [(value, text)] = shown
-        assert isinstance(text, str)
-        return value
-
-    async def hit(self, *, id, n=1, **more):
-        words = [word for name, value in more.items() for word in (f"--{name}", value)]
-        [total] = await self.run("hit", id, "-n", str(n), *words)
-        return total
-
-    async def hits(self, *, hits):
-        return await self.run("hit", *hits)
-
-    async def totals(self, *, ids, fields=("total",)):
-        return await self.run("get", *ids, "--fields", ",".join(fields))
-
-    async def series(self, *, id, **options):
-        return await self.run("series", id, *_words(options))
-
-    async def viewers(self, *, id, **options):
-        return await self.run("viewers", id, *_words(options))
-
-    async def top(self, *, limit, **options):
-        return await self.run("top", "--max", str(limit), *_words(options))
-
-    async def verify(self):
-        return await self.run("verify")
-
-    async def pending(self):
-        return [row["pending"] for row in await self.run("lag")]
-
-    async def delete(self, *, id):
-        return await self.run("rm", id)
-
-    async def reclassify(self, *, id, from_at, to_at, **classes):
-        return await self.run("reclassify", id, *_words({"from": from_at, "to": to_at, **classes}))
+def item(entity, rest=""):
+    """The path of an entity."""
+    return f"/v1/views/items/{quoted(entity)}{rest}"
 
 
-def _item(id):
-    return f"/v1/views/items/{quote(id, safe='')}"
+VERBS = {
+    "hit": Verb(
+        lambda views, id, n=1, **more: views.hit(id, n, **traffic_named(more)),
+        lambda id, **more: ("POST", item(id), {"params": {"class": "human", **more}}),
+        lambda id, n=1, **more: ("hit", id, "-n", n, *words_of(more)),
+    ),
+    "hits": Verb(
+        lambda views, hits: views.hits([one if type(one) is str else Hit(**one) for one in hits]),
+        lambda hits: ("POST", "/v1/views", {"json": [{"id": i, "class": "human"} for i in hits]}),
+        lambda hits: ("hit", *hits),
+    ),
+    "totals": Verb(
+        lambda views, ids, fields=("total",): views.totals(ids, fields=fields),
+        lambda ids, fields=("total",): (
+            "GET",
+            "/v1/views",
+            {"params": {"ids": ",".join(ids), "fields": ",".join(fields)}},
+        ),
+        lambda ids, fields=("total",): ("get", *ids, "--fields", ",".join(fields)),
+    ),
+    "series": Verb(
+        lambda views, id, by="day", **span: views.analytics.series(id, by, **moments(span)),
+        lambda id, **params: ("GET", item(id, "/series"), {"params": params}),
+        lambda id, **options: ("series", id, *words_of(options)),
+    ),
+    "viewers": Verb(
+        lambda views, id, **span: views.analytics.viewers(
+            id, **{f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
+        ),
+        lambda id, **params: ("GET", item(id, "/viewers"), {"params": params}),
+        lambda id, **options: ("viewers", id, *words_of(options)),
+    ),
+    "top": Verb(
+        lambda views, window, limit, **more: views.analytics.top(
+            parse_duration_s(window), limit, **traffic_named(more)
+        ),
+        lambda **params: ("GET", "/v1/views/top", {"params": params}),
+        lambda limit, **options: ("top", "--max", limit, *words_of(options)),
+    ),
+    "verify": Verb(
+        lambda views: views.analytics.verify(),
+        lambda: ("GET", "/v1/views/verify"),
+        lambda: ("verify",),
+    ),
+    "pending": Verb(
+        lambda views: views.analytics.lag(),
+        lambda: ("GET", "/v1/views/lag"),
+        lambda: ("lag",),
+        pick="pending",
+    ),
+    "delete": Verb(
+        lambda views, id: views.delete(id),
+        lambda id: ("DELETE", item(id)),
+        lambda id: ("rm", id),
+    ),
+    "reclassify": Verb(
+        lambda views, id, from_at, to_at, **classes: views.corrections.reclassify(
+            id, **moments({"from": from_at, "to": to_at}), **classes
+        ),
+        lambda **body: ("POST", "/v1/views/reclassify", {"json": body}),
+        lambda id, from_at, to_at, **classes: (
+            "reclassify",
+            id,
+            *words_of({"from": from_at, "to": to_at, **classes}),
+        ),
+        wrap="job",
+    ),
+}
 
 
-def _words(options):
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+def total(entity, total, **more):
+    """An answer."""
+    return {"id": entity, "total": total, **more}
 
 
-@asynccontextmanager
-async def surface_on(name, engines, views):
-    """The surface `name` of a service; HTTP is served while the block lasts."""
-    if name == "python":
-        yield PythonSurface(views)
-    elif name == "commands":
-        yield CommandSurface(views)
-    else:
-        async with client_of(engines, views) as client:
-            yield HttpSurface(client)
+MOVE = {"source": "bot", "target": "human"}
+HALF_HOUR = {"from_at": "2026-01-01T00:30:00Z", "to_at": "2026-01-01T02:00:00Z"}
+YEAR_2020 = {"from": "2020-01-01T00:00:00Z", "to": "2020-02-01T00:00:00Z"}
+BACKWARDS = {"from": "2026-02-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}
+HUMANS = {"human": 10, "bot": 1, "owner": 2}
+STEPS = [
+    ("totals", {"ids": ["ad:1", "ad:2"]}, [total("ad:1", 0), total("ad:2", 0)]),
+    ("hit", {"id": "ad:1"}, total("ad:1", 1)),
+    ("hit", {"id": "ad:1", "viewer": "ann"}, total("ad:1", 2)),
+    ("hit", {"id": "ad:1", "viewer": "ann"}, total("ad:1", 3)),
+    ("hit", {"id": "ad:1", "n": 5}, total("ad:1", 8)),
+    ("hit", {"id": "ad:1", "event": "request-7"}, total("ad:1", 9)),
+    ("hit", {"id": "ad:1", "event": "request-7"}, total("ad:1", 9)),
+    ("hit", {"id": "ad:1", "class": "bot"}, total("ad:1", 9)),
+    ("hit", {"id": "ad:1", "class": "owner", "n": 2}, total("ad:1", 9)),
+    ("hits", {"hits": ["ad:2", "ad:1"]}, [total("ad:2", 1), total("ad:1", 10)]),
+    (
+        "hits",
+        {"hits": ["ad:2", "ad:3", "ad:2"]},
+        [total("ad:2", 2), total("ad:3", 1), total("ad:2", 3)],
+    ),
+    ("totals", {"ids": ["ad:2", "ad:9"]}, [total("ad:2", 3), total("ad:9", 0)]),
+    ("series", {"id": "ad:1", "by": "hour"}, []),
+    ("flush", {}, None),
+    ("series", {"id": "ad:1", "by": "hour"}, [{"start_at": ANY, **HUMANS, "staff": 0}]),
+    ("series", {"id": "ad:2"}, [{"start_at": ANY, "human": 3, "bot": 0, "owner": 0, "staff": 0}]),
+    ("series", {"id": "ad:1", "by": "day", **YEAR_2020}, []),
+    (
+        "totals",
+        {"ids": ["ad:1"], "fields": ["total", "today", "unique", "classes"]},
+        [total("ad:1", 10, today=10, unique=1, classes=HUMANS)],
+    ),
+    ("viewers", {"id": "ad:1"}, [{"day": ANY, "viewers": 1}]),
+    ("viewers", {"id": "ad:1", "from": "2020-01-01", "to": "2020-02-01"}, []),
+    ("viewers", {"id": "ad:1", "from": "2020-02-01", "to": "2020-01-01"}, SPAN),
+    (
+        "top",
+        {"window": "24h", "limit": 2},
+        [{"id": "ad:1", "views": 10}, {"id": "ad:2", "views": 3}],
+    ),
+    ("top", {"window": "2h", "limit": 1, "class": "bot"}, [{"id": "ad:1", "views": 1}]),
+    ("verify", {}, {"entities": 3, "views": 17, "differences": []}),
+    ("pending", {}, [0, 0, 0, 0]),
+    ("reclassify", {"id": "ad:1", "from_at": "$from", "to_at": "$to", **MOVE}, {"job": ANY}),
+    ("work", {}, None),
+    (
+        "totals",
+        {"ids": ["ad:1"], "fields": ["total", "classes"]},
+        [total("ad:1", 11, classes={"human": 11, "bot": 0, "owner": 2})],
+    ),
+    ("delete", {"id": "ad:2"}, total("ad:2", 3, until_at=ANY)),
+    ("hit", {"id": "ad:2", "n": 3}, total("ad:2", 0)),
+    ("flush", {}, None),
+    ("totals", {"ids": ["ad:2"], "fields": ["total", "today"]}, [total("ad:2", 0, today=0)]),
+    ("verify", {}, {"entities": 2, "views": 14, "differences": []}),
+    ("hit", {"id": "ad 1"}, INVALID),
+    ("hit", {"id": "ad:1", "n": 1_000_001}, INVALID),
+    ("hit", {"id": "ad:1", "viewer": "ann,bob"}, INVALID),
+    ("hits", {"hits": ["ad:1", "ad/1"]}, INVALID),
+    ("totals", {"ids": ["ad:1"], "fields": ["likes"]}, Refusal("422 views.unknown_field")),
+    ("series", {"id": "ad:1", **BACKWARDS}, SPAN),
+    ("top", {"window": "400d", "limit": 10}, SPAN),
+    ("reclassify", {"id": "ad:1", **HALF_HOUR, **MOVE}, SPAN),
+    ("hit", {"id": "ad:1"}, total("ad:1", 12)),
+]
 
 
 @asynccontextmanager
 async def client_of(engines, views, *, scopes=SCOPES):
-    """A client of the room's routes on a real socket, with a token for them."""
-    loaded = load_config({"web": WebConfig}, env={})
-    web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
-    house = SimpleNamespace(
-        version="0.0.0",
-        metrics_folder=None,
-        config=dataclasses.replace(loaded, sections={"web": web}),
-        engines=engines,
-        services=lambda: {"views": views},
-        routes=lambda: http.ROUTES,
-        secret="a root secret of at least thirty-two characters",
-    )
-    token = await Tokens(engines.postgres).create("tester", scopes)
-    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
-    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
-    host, port = ready.result()
-    headers = {"authorization": f"Bearer {token.text}"}
-    try:
-        async with httpx.AsyncClient(
-            base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
-        ) as client:
-            yield client
-    finally:
-        stop.set()
-        await running
+    """A client of the room's routes."""
+    async with served(engines, {"views": views}, http.ROUTES, scopes=scopes) as client:
+        yield client
+
+
+@asynccontextmanager
+async def surface_on(name, engines, views):
+    """The surface `name` of a service."""
+    if name != "http":
+        yield Surface(name, views, GROUP, VERBS)
+        return
+    async with client_of(engines, views) as client:
+        yield Surface(name, views, GROUP, VERBS, client)

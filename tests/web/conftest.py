@@ -1,9 +1,10 @@
-"""A small app with routes of its own, served on a real socket over the test's PostgreSQL."""
+"""A small app with routes of its own, served on a real socket; one server for most tests."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from small_shop import ROUTES, Shop
 
+from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.config import load_config
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
@@ -55,44 +57,76 @@ async def serving_at(app):
         await task
 
 
+@pytest.fixture(scope="session")
+async def shared_postgres(running_engines):
+    """A pool on a database that the tests share; they use tokens of their own."""
+    async with running_engines.database() as url:
+        postgres = Postgres(url, PostgresConfig())
+        yield postgres
+        await postgres.close()
+
+
+@pytest.fixture(scope="session")
+async def shared_app(shared_postgres):
+    """The application that `at` serves."""
+    return SmallApp(shared_postgres)
+
+
+@pytest.fixture(scope="session")
+async def at(shared_app):
+    """The address of a server with default settings."""
+    async with serving_at(shared_app) as at:
+        yield at
+
+
 @pytest.fixture
-def make_app(postgres):
-    """Make an app of its own settings, over this test's PostgreSQL."""
-
-    def make(**settings):
-        return SmallApp(postgres, **settings)
-
-    return make
-
-
-@pytest.fixture
-async def app(make_app):
-    """The application that `api` serves."""
-    return make_app()
-
-
-@pytest.fixture
-async def api(app):
-    """A client of a running API, without a token."""
-    async with (
-        serving_at(app) as at,
-        httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}", verify=False) as client,
-    ):
+async def api(at):
+    """A client of that server, without a token."""
+    async with httpx.AsyncClient(
+        base_url=f"http://{at.host}:{at.port}", verify=False, timeout=60
+    ) as client:
         yield client
 
 
-@pytest.fixture
-async def token(postgres):
+@pytest.fixture(scope="session")
+def make_app(shared_postgres):
+    """Make an app with settings of its own on the shared PostgreSQL."""
+    return lambda **settings: SmallApp(shared_postgres, **settings)
+
+
+@pytest.fixture(scope="session")
+def new_token(shared_postgres):
+    """`await new_token("jobs:read")`: the text of a new token."""
+
+    async def create(*scopes, **options):
+        name = f"t-{secrets.token_hex(4)}"
+        return (await Tokens(shared_postgres).create(name, scopes, **options)).text
+
+    return create
+
+
+@pytest.fixture(scope="session")
+async def token(new_token):
     """The header with a token for jobs."""
-    made = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
-    return {"authorization": f"Bearer {made.text}"}
+    return {"authorization": f"Bearer {await new_token('jobs:read', 'jobs:write')}"}
 
 
-@pytest.fixture
-async def root(postgres):
+@pytest.fixture(scope="session")
+async def root(new_token):
     """The header with a token for everything."""
-    made = await Tokens(postgres).create("root", ("*",))
-    return {"authorization": f"Bearer {made.text}"}
+    return {"authorization": f"Bearer {await new_token('*')}"}
+
+
+@pytest.fixture(scope="session")
+async def key(new_token):
+    """A publishable key."""
+    return await new_token("views:hit", publishable=True)
+
+
+@pytest.fixture(scope="session")
+async def secret(new_token):
+    """The header of a secret token for views."""
+    return {"authorization": f"Bearer {await new_token('views:hit')}"}
 
 
 async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
@@ -113,7 +147,7 @@ async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
     return answer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve():
     """Serve an app; the client is closed and the server stopped when the block ends."""
 
@@ -122,7 +156,9 @@ def serve():
         vars(app.engines).update(engines)
         async with (
             serving_at(app) as at,
-            httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}", verify=False) as client,
+            httpx.AsyncClient(
+                base_url=f"http://{at.host}:{at.port}", verify=False, timeout=60
+            ) as client,
         ):
             client.at = at
             yield client
@@ -130,13 +166,13 @@ def serve():
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serving():
     """`async with serving(app) as at`: the address, the stop event and the task of a server."""
     return serving_at
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def talk():
     """`await talk(at, *pieces)`: raw bytes out, raw bytes back."""
     return converse

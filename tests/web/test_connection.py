@@ -1,8 +1,9 @@
-"""Connections on raw sockets: framing in doubt is refused and closed, slow senders are let go."""
+"""Raw sockets: doubtful framing is refused and closed, heads and waits are bounded, stops end."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import time
 
@@ -13,38 +14,42 @@ from headrace.web.server import bind, run_api
 
 HOST = b"Host: localhost\r\n"
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = NEXT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+SLOW = NEXT.replace(b"healthz", b"v1/slow")
+POST = b"POST /v1/things HTTP/1.1\r\n" + HOST
+UPLOAD = b"POST /v1/uploads HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+PING = b"GET /healthz HTTP/1.1\r\n" + HOST
+HELLO = b"\r\n\r\nhello"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+NO_CHUNKS = b"\r\n0\r\n\r\n"
 DOUBTFUL = {
-    "length and chunked": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked and length": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n"
-    b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\n"
-    b"Content-Length: 6\r\n\r\nhello",
-    "length +5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: +5\r\n\r\nhello",
-    "length 5,5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5,5\r\n\r\nhello",
-    "length 0x5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 0x5\r\n\r\nhello",
-    "unknown coding": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n"
-    b"0\r\n\r\n",
-    "another version": b"GET /healthz HTTP/2.0\r\n%b\r\n",
-    "space before colon": b"GET /healthz HTTP/1.1\r\n%bX-A : b\r\n\r\n",
-    "folded line": b"GET /healthz HTTP/1.1\r\n%bX-A: b\r\n c\r\n\r\n",
-    "NUL in a field": b"GET /healthz HTTP/1.1\r\n%bX-A: b\x00c\r\n\r\n",
-    "bare CR": b"GET /healthz HTTP/1.1\r\n%bX-A: b\rX-B: c\r\n\r\n",
-    "huge chunk": b"POST /v1/uploads HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n"
-    b"FFFFFFFFFFFFFFFFF\r\n",
-    "LF in a chunk extension": b"POST /v1/uploads HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n"
-    b"5;a\nb\r\nhello\r\n0\r\n\r\n",
-    "two hosts": b"GET /healthz HTTP/1.1\r\n%bHost: localhost\r\n\r\n",
-    "other absolute host": b"GET http://evil.example/healthz HTTP/1.1\r\n%b\r\n",
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00 %b\r\n\r\n",
+    "length and chunked": POST + b"Content-Length: 5\r\n" + CHUNKED + NO_CHUNKS,
+    "chunked and length": POST + CHUNKED + b"Content-Length: 5\r\n" + NO_CHUNKS,
+    "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6" + HELLO,
+    "length +5": POST + b"Content-Length: +5" + HELLO,
+    "length 5,5": POST + b"Content-Length: 5,5" + HELLO,
+    "length 0x5": POST + b"Content-Length: 0x5" + HELLO,
+    "unknown coding": POST + b"Transfer-Encoding: xchunked\r\n" + NO_CHUNKS,
+    "two codings": POST + b"Transfer-Encoding: gzip, chunked\r\n" + NO_CHUNKS,
+    "another version": b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n",
+    "space before colon": PING + b"X-A : b\r\n\r\n",
+    "folded line": PING + b"X-A: b\r\n c\r\n\r\n",
+    "NUL in a field": PING + b"X-A: b\x00c\r\n\r\n",
+    "bare CR": PING + b"X-A: b\rX-B: c\r\n\r\n",
+    "huge chunk": UPLOAD + b"FFFFFFFFFFFFFFFFF\r\n",
+    "LF in a chunk extension": UPLOAD + b"5;a\nb\r\nhello\r\n0\r\n\r\n",
+    "two hosts": PING + b"Host: localhost\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "other absolute host": b"GET http://evil.example/healthz HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00 " + HOST + b"\r\n\r\n",
 }
-
-
-@pytest.fixture
-async def at(app, serving):
-    async with serving(app) as at:
-        yield at
+LONG = {
+    "target": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414),
+    "field": (PING + b"X-A: " + b"a" * 9000 + b"\r\n\r\n", 431),
+    "many fields": (PING + b"X-A: a\r\n" * 101 + b"\r\n", 431),
+    "all fields": (PING + (b"X-A: " + b"a" * 8000 + b"\r\n") * 5 + b"\r\n", 431),
+    "without end": (PING + b"X-A: " + b"a" * 300_000, 431),
+}
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -52,138 +57,90 @@ def statuses(answer: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("request_bytes", DOUBTFUL.values(), ids=DOUBTFUL)
-async def test_framing_in_doubt_is_refused_and_nothing_after_it_is_read(at, request_bytes, talk):
-    answer = await talk(at, request_bytes.replace(b"%b", HOST) + NEXT)
+async def test_doubtful_framing_is_refused_and_nothing_after_it_is_read(at, request_bytes, talk):
+    answer = await talk(at, request_bytes + NEXT)
     assert statuses(answer) == [400], answer
     assert b"application/problem+json" in answer
     assert b"onnection: close" in answer
     assert not answer.endswith(b"(not closed)")
 
 
-async def test_a_host_is_needed(at, talk):
-    assert statuses(await talk(at, b"GET /healthz HTTP/1.1\r\n\r\n")) == [400]
+@pytest.mark.parametrize(("head", "status"), LONG.values(), ids=LONG)
+async def test_heads_are_bounded(at, talk, head, status):
+    answer = await talk(at, head)
+    assert statuses(answer) == [status], answer[:300]
+    assert b"problem+json" in answer
 
 
-async def test_the_absolute_form_of_our_host_is_served(at, talk):
-    request = b"GET http://localhost/healthz HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
-    assert statuses(await talk(at, request)) == [200]
+@pytest.mark.parametrize("first", [b"", NEXT], ids=["first", "second"])
+async def test_a_head_in_pieces_is_bounded_as_a_whole_one(at, talk, first):
+    cut = PING + b"X-A: " + b"a" * 4500
+    answer = await talk(at, first + cut, b"a" * 4500 + b"\r\n\r\n")
+    assert statuses(answer)[-1] == 431, answer[:300]
 
 
-async def test_heads_are_bounded(at, talk):
-    for head, status in (
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414),
-        (b"GET / HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * 9000 + b"\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + HOST + b"X-A: a\r\n" * 101 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + HOST + (b"X-A: " + b"a" * 8000 + b"\r\n") * 5 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * 300_000, 431),
-    ):
-        answer = await talk(at, head)
-        assert statuses(answer) == [status], answer[:300]
-        assert b"problem+json" in answer
+ACCEPTED = {
+    "absolute form": (
+        (b"GET http://localhost/healthz HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n",),
+        [200],
+    ),
+    "pipelined": ((NEXT + NEXT.replace(b"healthz", b"v1/no") + LAST,), [200, 404, 200]),
+    "in pieces": ((NEXT + PING + b"X-A: a", b"b\r\nConnection: close\r\n\r\n"), [200, 200]),
+    "unauthenticated": ((SLOW.replace(b"slow", b"shelf") + LAST,), [401, 200]),
+}
 
 
-async def test_a_head_in_pieces_is_bounded_as_a_whole_one(at, talk):
-    """Also behind another request, where no single read is long."""
-    cut = b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * 4500
-    for first in (b"", NEXT):
-        answer = await talk(at, first + cut, b"a" * 4500 + b"\r\n\r\n")
-        assert statuses(answer)[-1] == 431, answer[:300]
-    good = b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-A: a"
-    answer = await talk(at, NEXT + good, b"b\r\nConnection: close\r\n\r\n")
-    assert statuses(answer) == [200, 200]
+@pytest.mark.parametrize(("pieces", "expected"), ACCEPTED.values(), ids=ACCEPTED)
+async def test_good_requests_are_answered_in_order(at, talk, pieces, expected):
+    assert statuses(await talk(at, *pieces)) == expected
 
 
-async def test_pipelined_requests_are_answered_in_order(at, talk):
-    last = NEXT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    assert statuses(await talk(at, NEXT + NEXT.replace(b"healthz", b"v1/no") + last)) == [
-        200,
-        404,
-        200,
-    ]
+async def test_slow_heads_and_bodies_are_closed(make_app, serving, talk, token):
+    body = POST + b"Authorization: " + token["authorization"].encode()
+    body += b"\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    async with serving(make_app(head_timeout_s=0.2, body_stall_s=0.2)) as at:
+        began_s = time.monotonic()
+        answers = await asyncio.gather(
+            *(
+                talk(at, begun, wait_s=60)
+                for begun in (b"", b"GET / HTTP/1.1\r\nHost: lo", NEXT + b"GET /heal", body)
+            )
+        )
+        assert [statuses(answer) for answer in answers] == [[408], [408], [200, 408], [408]]
+        assert time.monotonic() - began_s < 10
 
 
-async def test_a_head_that_never_ends_is_let_go(make_app, serving, talk):
-    async with serving(make_app(head_timeout_s=0.2)) as at:
-        started_s = time.monotonic()
-        for begun in (b"", b"GET / HTTP/1.1\r\nHost: lo"):
-            assert statuses(await talk(at, begun)) == [408]
-        # also on a connection that was used before
-        assert statuses(await talk(at, NEXT + b"GET /heal")) == [200, 408]
-        assert time.monotonic() - started_s < 10
-
-
-async def test_a_body_that_stalls_is_let_go(make_app, token, serving, talk):
-    head = b"POST /v1/things HTTP/1.1\r\n" + HOST
-    head += b"Authorization: " + token["authorization"].encode() + b"\r\n"
-    head += b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    async with serving(make_app(body_stall_s=0.2)) as at:
-        assert statuses(await talk(at, head)) == [408]
-
-
-async def test_a_slow_handler_is_not_the_senders_fault(make_app, serving):
-    app = make_app(head_timeout_s=0.1, body_stall_s=0.1)
+async def test_a_head_behind_a_slow_request_has_its_time_from_its_turn_on(make_app, serving):
+    app = make_app(head_timeout_s=0.2, body_stall_s=0.2)
     async with serving(app) as at:
         reader, writer = await asyncio.open_connection(at.host, at.port)
-        writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\nGET /hea")
+        writer.write(SLOW + b"GET /hea")
         await app.shop.reached.wait()
-        assert await reader_is_silent(reader, 0.4)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 0.4)
         app.shop.go_on.set()
         assert (await reader.readline()).split()[1] == b"200"
         writer.close()
 
 
-async def reader_is_silent(reader, for_s):
-    try:
-        async with asyncio.timeout(for_s):
-            return not await reader.read(1)
-    except TimeoutError:
-        return True
-
-
-async def test_a_connection_over_the_limit_gets_a_response(make_app, serving, talk):
-    app = make_app(connections_max=2)
-    async with serving(app) as at:
-        held = [await asyncio.open_connection(at.host, at.port) for _ in range(2)]
-        for _, writer in held:
-            writer.write(NEXT.replace(b"healthz", b"v1/slow"))
-            await app.shop.reached.wait()
-            app.shop.reached.clear()
-        answer = await talk(at, b"")
-        assert statuses(answer) == [503]
-        assert b"web.overloaded" in answer
-        assert b"retry-after: 1" in answer
-        for _, writer in held:
-            writer.close()
-
-
-async def test_a_stop_lets_requests_under_way_end(make_app, serving):
-    app = make_app()
+@pytest.mark.parametrize(("graceful_stop_s", "status"), [(60, 200), (0.2, 503)])
+async def test_a_stop_waits_for_open_requests_up_to_its_limit(
+    make_app, serving, graceful_stop_s, status
+):
+    app = make_app(graceful_stop_s=graceful_stop_s)
     async with serving(app) as at:
         reader, writer = await asyncio.open_connection(at.host, at.port)
-        writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\n")
+        writer.write(SLOW)
         await app.shop.reached.wait()
         at.stop.set()
         await wait_refused(at)
-        app.shop.go_on.set()
+        if status == 200:
+            app.shop.go_on.set()
         answer = await reader.read()
-        assert statuses(answer) == [200]
-        assert b'{"done":true}' in answer
+        assert statuses(answer) == [status]
+        assert (b'{"done":true}' if status == 200 else b"web.stopping") in answer
         writer.close()
-        await asyncio.wait_for(at.task, 60)
-
-
-async def test_a_stop_does_not_wait_for_ever(make_app, serving):
-    app = make_app(graceful_stop_s=1)
-    async with serving(app) as at:
-        reader, writer = await asyncio.open_connection(at.host, at.port)
-        writer.write(b"GET /v1/slow HTTP/1.1\r\n" + HOST + b"\r\n")
-        await app.shop.reached.wait()
-        at.stop.set()
         await asyncio.wait_for(asyncio.shield(at.task), 60)
-        answer = await reader.read()
-        assert statuses(answer) == [503]
-        assert b"web.stopping" in answer
-        writer.close()
 
 
 async def wait_refused(at):
@@ -197,18 +154,13 @@ async def wait_refused(at):
             await asyncio.sleep(0)
 
 
-async def test_an_address_that_is_taken_is_named(make_app):
+async def test_an_address_in_use_or_unknown_is_named(make_app):
     taken = bind(("127.0.0.1", 0))
-    port = taken.getsockname()[1]
+    app, port = make_app(), taken.getsockname()[1]
+    web = app.config.sections["web"]
+    app.config.sections["web"] = dataclasses.replace(web, listen=("127.0.0.1", port))
     with pytest.raises(AddressInUse, match=rf"127.0.0.1:{port} is in use by.*web.listen"):
-        await run_api(make_app_at(make_app, port), asyncio.Event(), lambda *_: pytest.fail("ready"))
+        await run_api(app, asyncio.Event(), lambda *_: pytest.fail("ready"))
     taken.close()
     with pytest.raises(AddressRefused, match=r"no-such-host\.invalid"):
         bind(("no-such-host.invalid", 80))
-
-
-def make_app_at(make_app, port):
-    app = make_app()
-    web = app.config.sections["web"]
-    app.config.sections["web"] = type(web)(listen=("127.0.0.1", port))
-    return app

@@ -7,13 +7,10 @@ import re
 from contextlib import asynccontextmanager
 
 import pytest
-from litestar import get
-from litestar.di import NamedDependency
-from small_shop import ROUTES, Shop
 
 from headrace.web.limits import CHARGE, Quotas, end_charge, headers_of_charge, network_of
 from headrace.web.model import RateLimited, TooManyRequestsOpen, WebConfig
-from headrace.web.tokens import Caller, Tokens
+from headrace.web.tokens import Caller
 
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOW = NEXT.replace(b"healthz", b"v1/slow")
@@ -74,16 +71,16 @@ async def test_idle_connections_give_way_to_new_ones(make_app, serving):
 async def test_idle_connections_of_one_address_give_way_to_its_own(make_app, serving):
     async with (
         serving(make_app(connections_max=20, connections_per_address=3)) as at,
-        lines(at, 1, local=OTHER) as [stranger],
+        lines(at, 1, local=OTHER) as [outsider],
         lines(at, 3) as held,
     ):
-        assert await stranger.ask() == 200
+        assert await outsider.ask() == 200
         for line in held:
             assert await line.ask() == 200
         async with lines(at, 1) as [new]:
             assert await new.ask() == 200
         assert [await line.ask() for line in held] == [0, 200, 200]
-        assert await stranger.ask() == 200
+        assert await outsider.ask() == 200
 
 
 async def test_heads_that_never_end_give_way_after_idle_ones(make_app, serving):
@@ -106,7 +103,7 @@ async def test_heads_that_never_end_give_way_after_idle_ones(make_app, serving):
                 assert await slow[0].ask(NEXT[30:]) == 0
 
 
-async def test_what_is_in_use_stays_and_one_address_cannot_take_all(make_app, serving):
+async def test_connections_in_use_stay_and_one_address_cannot_take_all(make_app, serving, talk):
     app = make_app(connections_max=3, connections_per_address=2)
     async with (
         serving(app) as at,
@@ -117,8 +114,10 @@ async def test_what_is_in_use_stays_and_one_address_cannot_take_all(make_app, se
             line.writer.write(SLOW)
             await app.shop.reached.wait()
             app.shop.reached.clear()
-        async with lines(at, 1) as [new]:
-            assert await new.status() == 503
+        refused = await talk(at, b"")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"web.overloaded" in refused
+        assert b"retry-after: 1" in refused
         other.writer.write(SLOW)
         await app.shop.reached.wait()
         async with lines(at, 1, local=OTHER) as [new]:
@@ -184,16 +183,8 @@ def test_a_request_is_charged_once_and_open_until_it_ends():
     assert CHARGE in fourth
 
 
-@get("/v1/wait", operation_id="wait", opt={"scope": "jobs:read"})
-async def wait(shop: NamedDependency[Shop]) -> dict[str, bool]:
-    """Wait until the test continues."""
-    shop.reached.set()
-    await shop.go_on.wait()
-    return {"done": True}
-
-
-async def test_over_the_rate_of_a_token_requests_are_429(make_app, serve, token, postgres):
-    other = (await Tokens(postgres).create("other", ("jobs:read",))).text
+async def test_over_the_rate_of_a_token_requests_are_429(make_app, serve, token, new_token):
+    other = await new_token("jobs:read")
     async with serve(make_app(requests_per_token=1)) as client:
         answers = await asyncio.gather(
             *(client.get("/v1/things/7", headers=token) for _ in range(10))
@@ -213,9 +204,9 @@ async def test_over_the_rate_of_a_token_requests_are_429(make_app, serve, token,
 
 
 async def test_a_token_has_so_many_requests_open(make_app, serve, token):
-    app = make_app(routes=[*ROUTES, wait], requests_open_per_token=1)
+    app = make_app(requests_open_per_token=1)
     async with serve(app) as client:
-        asked = asyncio.create_task(client.get("/v1/wait", headers=token))
+        asked = asyncio.create_task(client.get("/v1/shelf?q=slow", headers=token))
         await app.shop.reached.wait()
         refused = await client.get("/v1/things/7", headers=token)
         assert (refused.status_code, refused.json()["code"]) == (429, "web.too_many_requests_open")

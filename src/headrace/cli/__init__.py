@@ -2,8 +2,8 @@
 
 `main` parses global options and finds commands, `app_context` loads the application and prints
 results, `roles` has one command per process, `up` starts them under the `supervisor`. `doctor`
-and `doctor_engines` check an installation, `upkeep` migrates it and shows its settings, `init`
-writes a starter, `console` prints login links.
+and `doctor_engines` check an installation, `setup` creates and migrates it and shows its settings,
+`console` prints login links.
 
 Exit codes: 0 success; 1 internal error; 2 invalid input; 3 forbidden; 4 not found; 5 conflict;
 6 limit exceeded; 7 dependency unavailable; 8 corrupt data; 130 interrupted.

@@ -19,10 +19,9 @@ from headrace.cli.app_context import App, CommandLine
 from headrace.kernel.errors import ExtraMissing, Forbidden, HeadraceError, InvalidInput, installing
 
 ROOMS: Final = {
-    "headrace.cli.init": "uvloop",
     "headrace.cli.up": "uvloop",
     "headrace.cli.roles": "uvloop",
-    "headrace.cli.upkeep": "uvloop",
+    "headrace.cli.setup": "uvloop",
     "headrace.cli.console": "litestar",
     "headrace.jobs.cli": "asyncpg",
     "headrace.views.cli": "asyncpg",
@@ -34,10 +33,9 @@ ROOMS: Final = {
 """Modules with `COMMANDS`, and a library that shows whether their extra is installed."""
 
 NAMES: Final = {
-    "headrace.cli.init": ("init",),
     "headrace.cli.up": ("up",),
     "headrace.cli.roles": ("api", "agent", "work", "zygote", "scheduler", "flusher", "media"),
-    "headrace.cli.upkeep": ("migrate", "config", "doctor", "blobs"),
+    "headrace.cli.setup": ("init", "migrate", "config", "doctor", "blobs"),
     "headrace.cli.console": ("console",),
     "headrace.jobs.cli": ("jobs", "queues", "lanes", "crons", "fleet"),
     "headrace.views.cli": ("views",),

@@ -32,7 +32,7 @@ from headrace.kernel import metrics
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
-from headrace.kernel.resilience import Backoff
+from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
     from headrace.media.worker.ipc_reports import ChildConfig
@@ -104,9 +104,7 @@ async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Eve
             often.warning("role_waits", error=error.text, wait_s=round(wait_s, 1))
         else:
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await stop.wait()
+        await wait_event(stop, wait_s)
 
 
 async def write_metrics(app: App, role: str) -> None:

@@ -4,8 +4,9 @@ Engines start first. Each role is a process in its own session, so Ctrl-C in a t
 only this process, which stops roles before engines. Crashed processes restart with backoff. Roles
 keep running while an engine is down, since they reconnect.
 
-If the supervisor is killed, the kernel signals every child (see `engines.embedded.launch`): engines
-stop by themselves, roles receive SIGTERM, and `watch_parent` ends a role that hangs.
+If the supervisor is killed, the kernel signals every child (see `engines.launcher`): engines stop
+by themselves, roles receive SIGTERM, and `watch_parent` ends a role that hangs. If a role is
+killed, the supervisor adopts and reaps the processes that the role had started.
 
 A role reports readiness by one line of JSON on the descriptor HEADRACE_READY_FD (`announce_ready`).
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,8 +33,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Final
 
+from headrace.engines.children import ChildProcess, RestartDelay, adopt_orphans
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.process import launcher_command
 from headrace.engines.endpoints import Endpoints
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import configure_logs, logger
@@ -42,9 +43,7 @@ from headrace.kernel.resilience import Backoff
 PARENT_PID: Final = "HEADRACE_PARENT_PID"
 READY_FD: Final = "HEADRACE_READY_FD"
 GRACE_S: Final = 10.0
-HURRIED_S: Final = 0.5
-HEALTHY_S: Final = 60.0
-"""After this uptime, a crash resets the backoff."""
+REAP_EVERY_S: Final = 1.0
 RESTARTS: Final = Backoff(first_s=0.5, max_s=30.0)
 EXIT_ORPHANED: Final = 70
 _READY_BYTES_MAX: Final = 64 * 1024
@@ -124,6 +123,7 @@ class Supervisor:
         A signal before `run` cancels the block and raises KeyboardInterrupt. Also raises what
         `EmbeddedEngines.start` raises.
         """
+        adopt_orphans()
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self.request_stop)
@@ -139,6 +139,7 @@ class Supervisor:
             self._starting, self._entered = None, False
             if self._engines is not None:
                 await self._engines.stop(self._hurry)
+            ChildProcess.reap_orphans()
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
@@ -149,6 +150,7 @@ class Supervisor:
                 return await self.run()
         self._starting = None
         tasks = [asyncio.create_task(self._keep_role(role)) for role in self._roles]
+        tasks.append(asyncio.create_task(_keep_reaping()))
         if self._engines is not None:
             tasks.append(asyncio.create_task(self._keep_engines(self._engines)))
         stopping = asyncio.create_task(self._stop.wait())
@@ -189,13 +191,12 @@ class Supervisor:
                 self._on_event(Event(kind, name, facts))
 
     async def _keep_role(self, role: Role) -> None:
-        deaths = 0
+        delay = RestartDelay(self._restarts)
         while True:
-            started_s = time.monotonic()
+            delay.note_start()
             exit_code = await self._run_role(role)
-            deaths = 1 if time.monotonic() - started_s > HEALTHY_S else deaths + 1
-            delay_s = round(self._restarts.delay_s(deaths), 2)
-            facts = {"exit_code": exit_code, "deaths": deaths, "restart_in_s": delay_s}
+            delay_s = delay.next_s()
+            facts = {"exit_code": exit_code, "deaths": delay.deaths, "restart_in_s": delay_s}
             self._report("role_died", role.name, facts)
             await asyncio.sleep(delay_s)
 
@@ -207,14 +208,8 @@ class Supervisor:
         ready.add_done_callback(lambda _: pipe.close())
         own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *launcher_command(signal.SIGTERM),
-                "--",
-                *role.argv,
-                env={**os.environ, **role.env, **own},
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(writing,),
-                start_new_session=True,
+            process = await ChildProcess.start(
+                role.argv, environment={**os.environ, **role.env, **own}, files=(writing,)
             )
         except BaseException:
             ready.cancel()
@@ -226,29 +221,9 @@ class Supervisor:
         try:
             return await process.wait()
         finally:
-            await self._end(process)
+            await process.stop([(signal.SIGTERM, self._grace_s)], self._hurry)
             del self._pids[role.name]
             ready.cancel()
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
-        process.terminate()
-        ended = asyncio.ensure_future(process.wait())
-        hurried = asyncio.ensure_future(self._hurry.wait())
-        try:
-            await asyncio.wait(
-                {ended, hurried}, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not ended.done():
-                await asyncio.wait({ended}, timeout=HURRIED_S)
-        finally:
-            # Also if this wait is cancelled: the role must not outlive the supervisor. Kill its
-            # whole session, as a killed role has not stopped its children.
-            hurried.cancel()
-            if process.returncode is None:
-                _kill_session(process.pid)
-        await ended
 
     async def _read_ready(self, role: Role, pipe: BinaryIO) -> None:
         reader = asyncio.StreamReader(limit=_READY_BYTES_MAX)
@@ -269,50 +244,33 @@ class Supervisor:
             self._report("role_ready", role.name, {"announced": facts})
 
     async def _keep_engines(self, engines: EmbeddedEngines) -> None:
-        began_s = time.monotonic()
-        deaths, healthy_since_s = Counter[str](), dict[str, float]()
+        delays: defaultdict[str, RestartDelay] = defaultdict(lambda: RestartDelay(self._restarts))
         while True:
             name = await engines.wait_exit()
-            lived_s = time.monotonic() - healthy_since_s.get(name, began_s)
-            deaths[name] = 1 if lived_s > HEALTHY_S else deaths[name] + 1
-            deaths[name] = await self._restart_engine(engines, name, deaths[name])
-            healthy_since_s[name] = time.monotonic()
+            await self._restart_engine(engines, name, delays[name])
+            delays[name].note_start()
 
-    async def _restart_engine(self, engines: EmbeddedEngines, name: str, deaths: int) -> int:
+    async def _restart_engine(
+        self, engines: EmbeddedEngines, name: str, delay: RestartDelay
+    ) -> None:
         kind, facts = "engine_died", dict[str, Any]()
         while True:
-            delay_s = round(self._restarts.delay_s(deaths), 2)
-            self._report(kind, name, {"deaths": deaths, "restart_in_s": delay_s, **facts})
+            delay_s = delay.next_s()
+            self._report(kind, name, {"deaths": delay.deaths, "restart_in_s": delay_s, **facts})
             await asyncio.sleep(delay_s)
             try:
                 await engines.restart(name)
             except (HeadraceError, OSError) as error:
-                kind, facts, deaths = "engine_not_restarted", {"error": str(error)}, deaths + 1
+                kind, facts = "engine_not_restarted", {"error": str(error)}
                 continue
             self._report("engine_restarted", name, {})
-            return deaths
+            return
 
 
-def _kill_session(leader: int) -> None:
-    """Kill every process of a session, in any process group."""
-    os.killpg(leader, signal.SIGKILL)
-    while members := [pid for pid in _running_pids() if _session_of(pid) == leader]:
-        for pid in members:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _running_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _session_of(pid: int) -> int:
-    """Session of a running process; 0 if it does not run."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[3])
+async def _keep_reaping() -> None:
+    while True:
+        ChildProcess.reap_orphans()
+        await asyncio.sleep(REAP_EVERY_S)
 
 
 def announce_ready(**facts: Any) -> None:

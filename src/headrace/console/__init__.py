@@ -11,8 +11,7 @@ loaded from other origins except pictures and sound from the media role.
 Every page except the login form needs a session (`security.py`). One sampler per process serves
 all live pages on the API's event loop, so view functions must be cheap.
 
-`app.py` is the ASGI app, `pages.py` renders pages, `action_routes.py` serves action forms,
+`app.py` is the ASGI app with the forms of actions, `pages.py` renders pages,
 `actions.py` and `views.py` define what actions and screens are, `screens/` holds the rooms,
-`live.py` streams changes, `rates.py` computes rates of this machine's metrics, `rendering.py` and
-`format.py` turn values into HTML.
+`live.py` streams changes, `rendering.py` and `format.py` turn values into HTML.
 """

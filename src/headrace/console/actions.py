@@ -138,20 +138,28 @@ class Action:
     scope: str
     what: str
     command: str
-    method: str
-    path: str
+    http: str
+    """Method and path with placeholders, such as `DELETE /v1/jobs/{job}`."""
     run: Callable[[Any, dict[str, Any]], Awaitable[str]]
     body: Callable[[dict[str, Any]], Any] | None = None
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
     preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
 
+    @property
+    def method(self) -> str:
+        """The method of the HTTP call."""
+        return self.http.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """The path of the HTTP call."""
+        return self.http.partition(" ")[2]
+
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The values of a form. Raises: FieldsInvalid, with every problem."""
         values, problems = self._read(given)
-        if problems:
-            lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-            raise FieldsInvalid(f"{self.title}: {lines}", problems=tuple(problems))
+        FieldsInvalid.require_none(problems, self.title)
         return values
 
     def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
@@ -209,8 +217,7 @@ class Action:
         """The equivalent HTTP call with its body; empty while a field is invalid."""
         if not is_complete(values):
             return ""
-        place = _PLACE.sub(lambda m: quote(_text(values.get(m[1])), safe=""), self.path)
-        line = f"{self.method} {place}"
+        line = _PLACE.sub(lambda m: quote(_text(values.get(m[1])), safe=""), self.http)
         if self.body is None:
             return line
         try:

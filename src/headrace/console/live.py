@@ -16,7 +16,6 @@ last one stops it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -29,7 +28,7 @@ import msgspec
 from headrace.console.model import TooManyViewers, live_bytes, live_viewers
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
-from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.resilience import require_not_cancelled, wait_event
 
 BYTES_PER_S: Final = 5_000.0
 """Mean rate of updates to one subscriber; a burst may use twice as much."""
@@ -154,9 +153,7 @@ class Sampler:
         sample: Sample | None = None
         yield LiveEvent("heartbeat")
         while now_s < ends_s:
-            with contextlib.suppress(TimeoutError):
-                wait_s = max(sent_s + HEARTBEAT_S - now_s, 0.01)
-                await asyncio.wait_for(watch.news.wait(), wait_s)
+            await wait_event(watch.news, max(sent_s + HEARTBEAT_S - now_s, 0.01))
             now_s = time.monotonic()
             if now_s - checked_s >= CHECK_S:
                 if not await is_allowed():

@@ -15,7 +15,6 @@ from litestar import Response
 from headrace.console.actions import Action
 from headrace.console.live import Sample, Sampler, WatchedPage
 from headrace.console.model import PREFIX, ConsoleConfig, PageUnknown
-from headrace.console.rates import Rates
 from headrace.console.rendering import (
     COMPRESSED_FROM_BYTES,
     Assets,
@@ -30,7 +29,7 @@ from headrace.console.security import (
     page_headers,
     theme_of,
 )
-from headrace.console.views import Query, Room, Screen, Services, ViewContext
+from headrace.console.views import Query, Rates, Room, Screen, Services, ViewContext
 from headrace.web.model import Application, ScopeMissing, current_request_id
 from headrace.web.problems import title_of
 from headrace.web.tokens import Caller

@@ -169,6 +169,10 @@ class _Record:
     def __getitem__(self, key: str | int) -> Any:
         return self._values[self._names.index(key) if isinstance(key, str) else key]
 
+    def keys(self) -> Sequence[str]:
+        """The names of the fields."""
+        return self._names
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

@@ -1,6 +1,6 @@
 """Schema migrations: numbered files per room, in two phases, so that old and new code overlap.
 
-`0001_queue.sql` is an initial schema. `0003_pre_add_lane.sql` runs before the new code starts and
+`0001_tables.sql` is an initial schema. `0003_pre_add_lane.sql` runs before the new code starts and
 must keep the old code working. `0004_post_drop_slot.sql` runs when no old code is left. Each file
 is one transaction with a lock timeout of 4 s and a statement timeout of 5 s, so a migration that
 would block the site fails and can be repeated. An advisory lock serializes migrators. The checksum

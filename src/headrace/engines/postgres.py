@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -24,6 +24,16 @@ from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
 
 Row: TypeAlias = Any
 """A record: fields by name (`row["id"]`) and by position."""
+Value = TypeVar("Value")
+
+
+def from_row(kind: type[Value], row: Row, /, **computed: Any) -> Value:
+    """A struct of type `kind` with the fields of `row` that it has; `computed` values win."""
+    names: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+    known = set(row.keys())
+    found = {name: row[name] for name in names if name in known and name not in computed}
+    return kind(**found, **computed)
+
 
 _REFUSED: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 _BUSY: Final = (

@@ -23,10 +23,9 @@ seconds.
 
 **Files.** Read `lua/feed_v1.lua` (the index and a page of one shard), `merge.py` (a page of all
 shards), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover) first. Then:
-`service` with the topics `posts`, `follows`, `pages` and `index`; `why` (why a post is shown or
-not), `worker` (the sweep, in the role `flusher`), `id_map` (external ids and cursors),
-`valkey_store`, `store` with `sql/` (PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli` with
-`file_import`.
+`service` with the topics `posts`, `follows`, `pages` and `index`; `worker` (the sweep, in the role
+`flusher`), `id_map` (external ids and cursors), `valkey_store`, `store` with `sql/` (PostgreSQL),
+`model`, `settings`, `errors`, `http/`, `cli`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from headrace.feed.model import (
     ShardState,
     Unread,
 )
+from headrace.feed.pages import PostWhy, Reason
 from headrace.feed.settings import FeedConfig
-from headrace.feed.why import PostWhy, Reason
 
 if TYPE_CHECKING:
     from headrace.feed.service import Feed as Feed

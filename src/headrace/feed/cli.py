@@ -1,20 +1,230 @@
-"""Commands of the feed: `headrace feed post|rm|follow|page|...`. Each calls one verb and prints."""
+"""Commands of the feed: `headrace feed post|rm|follow|page|...`. Each calls one verb and prints.
+
+`headrace feed import follows|posts FILE` reads a file line by line in bounded memory. It is CSV
+with a header or one JSON object per line, recognized by its first character. Lines are imported in
+calls of up to IMPORT_STEP, each all or none; a call of follows has one viewer. So an error can
+state up to which line everything is imported. Existing entries stay unchanged, so the corrected
+file is imported again as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import csv
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from itertools import chain
+from typing import Any, BinaryIO, Final, TypeVar
 
 import click
+import msgspec
 
-from headrace.feed.file_import import import_lines, moment_of
+from headrace.feed.errors import ImportStopped, InvalidLine, InvalidPost
 from headrace.feed.follows import Follows
-from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
+from headrace.feed.model import (
+    PAGE_MAX,
+    FeedId,
+    NewPost,
+    Page,
+    People,
+    feed_page,
+    feed_people,
+    require_feed_id,
+    require_posts,
+)
 from headrace.feed.service import Feed
-from headrace.kernel.errors import Corrupt
+from headrace.kernel.errors import Conflict, Corrupt, HeadraceError, InvalidInput
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, table
+
+IMPORT_STEP: Final = 1_000
+PROGRESS_EVERY: Final = 10_000
+COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "follows": (("viewer", "author"), ("at",)),
+    "posts": (("author", "id"), ("at", "ref")),
+}
+"""Required and optional columns of each kind."""
+Line = TypeVar("Line")
+Follow = tuple[FeedId, FeedId, datetime | None]
+
+
+@click.command("import", short_help="Import follows or posts from a file.")
+@click.argument("kind", type=click.Choice(list(COLUMNS)))
+@click.argument("file", type=click.File("rb"))
+@click.pass_obj
+def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
+    """Import FILE (- is standard input): CSV with a header, or one JSON object per line.
+
+    follows: viewer, author, at (optional). posts: author, id, at, ref (the last two optional).
+    Group follows by viewer for fewer calls.
+    """
+    lines = counted(terminal, rows_of(file, kind))
+    if kind == "follows":
+        follows = ((number, _follow(row, number)) for number, row in lines)
+        count = terminal.run(
+            Feed,
+            lambda feed: import_in_steps(
+                follows, feed.follows.import_all, group=lambda line: line[0]
+            ),
+        )
+        terminal.show({"follows": count}, f"{count} new follows")
+        return
+    posts = ((number, _post(row, number)) for number, row in lines)
+    count = terminal.run(
+        Feed,
+        lambda feed: import_in_steps(posts, feed.posts.import_all, group=lambda _line: None),
+    )
+    terminal.show({"posts": count}, f"{count} posts imported")
+
+
+async def import_in_steps(
+    lines: Iterable[tuple[int, Line]],
+    write: Callable[[list[Line]], Awaitable[int]],
+    *,
+    group: Callable[[Line], object],
+) -> int:
+    """Write lines in steps of one `group` each. Return the sum of the results.
+
+    Raises: InvalidLine, ImportStopped.
+    """
+    count = done = 0
+    numbers, part = list[int](), list[Line]()
+
+    async def flush() -> None:
+        nonlocal count, done
+        if not part:
+            return
+        try:
+            count += await write(part)
+        except (InvalidInput, Conflict) as error:
+            where = (numbers[0], numbers[-1])
+            raise ImportStopped(_reason(error), lines=where, done=done) from error
+        done = numbers[-1]
+        numbers.clear()
+        part.clear()
+
+    try:
+        for number, line in lines:
+            if part and (len(part) == IMPORT_STEP or group(line) != group(part[-1])):
+                await flush()
+            numbers.append(number)
+            part.append(line)
+    except InvalidLine as error:
+        await flush()
+        raise InvalidLine(error.number, error.reason, done=done) from error
+    await flush()
+    return count
+
+
+def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Lines of a file with their numbers, validated against the columns of `kind`.
+
+    Raises: InvalidLine.
+    """
+    lines, skipped, first = _texts(file), 0, ""
+    for first in lines:
+        if first.strip():
+            break
+        skipped += 1
+    rows = _json_rows if first.lstrip().startswith("{") else _csv_rows
+    needed, allowed = COLUMNS[kind]
+    for number, row in rows(chain([first], lines), skipped):
+        missing = [name for name in needed if row.get(name) in (None, "")]
+        unknown = [name for name in row if name not in (*needed, *allowed)]
+        if missing or unknown:
+            expected = ", ".join((*needed, *(f"{name} (optional)" for name in allowed)))
+            raise InvalidLine(number, f"expected {expected}, got {', '.join(map(str, row))}")
+        yield number, row
+
+
+def counted(
+    terminal: Terminal, rows: Iterable[tuple[int, Mapping[str, Any]]]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The same rows, with progress on the terminal."""
+    for number, row in rows:
+        if number % PROGRESS_EVERY == 0:
+            terminal.progress(f"line {number}")
+        yield number, row
+
+
+def _texts(file: Iterable[bytes]) -> Iterator[str]:
+    """Lines as text, without a byte order mark."""
+    for number, line in enumerate(file, 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+            raise InvalidLine(number, f"not UTF-8 ({where}): save the file as UTF-8") from error
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _json_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, skipped + 1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except RecursionError as error:
+            raise InvalidLine(number, "the JSON is nested too deeply: flatten it") from error
+        except msgspec.DecodeError as error:
+            raise InvalidLine(number, f"not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InvalidLine(number, "expected a JSON object")
+        yield number, row
+
+
+def _csv_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = skipped
+
+    def numbered() -> Iterator[str]:
+        nonlocal number
+        for line in lines:
+            number += 1
+            yield line
+
+    try:
+        for row in csv.DictReader(numbered(), restkey="too many", strict=True):
+            yield number, {name: value for name, value in row.items() if value}
+    except csv.Error as error:
+        raise InvalidLine(number, f"not CSV ({error})") from error
+
+
+def _follow(row: Mapping[str, Any], number: int) -> Follow:
+    try:
+        viewer = require_feed_id("viewer", row["viewer"])
+        return viewer, require_feed_id("author", row["author"]), _moment(row)
+    except InvalidInput as error:
+        raise InvalidLine(number, _reason(error)) from error
+
+
+def _post(row: Mapping[str, Any], number: int) -> NewPost:
+    try:
+        post = NewPost(author=row["author"], id=row["id"], at=_moment(row), ref=row.get("ref"))
+        return require_posts([post])[0]
+    except InvalidInput as error:
+        raise InvalidLine(number, _reason(error)) from error
+
+
+def _reason(error: HeadraceError) -> str:
+    """The error without its statement about the call, which does not apply to the whole file."""
+    return error.text.partition("; nothing")[0]
+
+
+def _moment(row: Mapping[str, Any]) -> datetime | None:
+    """Raises: InvalidPost."""
+    if row.get("at") in (None, ""):
+        return None
+    return moment_of(str(row["at"]), where="at")
+
+
+def moment_of(text: str, *, where: str) -> datetime:
+    """Parse a moment. Raises: InvalidPost."""
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        raise InvalidPost(
+            f"{where}: expected a moment such as 2026-11-21T10:00Z, got {text[:40]!r}"
+        ) from error
+
 
 Verb = Callable[..., Awaitable[int]]
 ListVerb = Callable[..., Awaitable[People]]
@@ -45,7 +255,7 @@ class Moment(click.ParamType[datetime]):
         return value if isinstance(value, datetime) else moment_of(str(value), where="--at")
 
 
-@click.group("feed")
+@click.group("feed", cls=CommandGroup)
 def feed() -> None:
     """Write, read and check feeds of followed authors."""
 
@@ -55,7 +265,6 @@ def feed() -> None:
 @click.argument("id")
 @click.option("--at", type=Moment(), default=None, help="Its time; a later one delays the post.")
 @click.option("--ref", default=None, help="Passed to handlers of its deletion.")
-@click.pass_obj
 def add_post(
     terminal: Terminal,
     author: str,
@@ -72,7 +281,6 @@ def add_post(
 
 @feed.command("show", short_help="Show a post.")
 @click.argument("id")
-@click.pass_obj
 def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
     """Show post ID as stored, also while it waits."""
     found = terminal.run(Feed, lambda feed: feed.posts.find(id))
@@ -86,7 +294,6 @@ def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
 
 @feed.command("rm", short_help="Delete posts.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.pass_obj
 def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
     """Delete posts from all pages and run the handlers of deletions."""
     deleted = terminal.run(Feed, lambda feed: feed.delete(ids))
@@ -96,7 +303,6 @@ def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
 @feed.command("follow", short_help="Follow authors.")
 @click.argument("viewer")
 @_AUTHORS
-@click.pass_obj
 def follow(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
     """Let VIEWER follow authors, all or none."""
     changed = terminal.run(Feed, lambda feed: feed.follow(viewer, authors))
@@ -107,7 +313,6 @@ def follow(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
 @click.argument("viewer")
 @click.argument("authors", nargs=-1, metavar="AUTHOR...")
 @click.option("--all", "is_all", is_flag=True, help="Unfollow everyone.")
-@click.pass_obj
 def unfollow(terminal: Terminal, viewer: str, authors: tuple[str, ...], *, is_all: bool) -> None:
     """Let VIEWER unfollow authors, or everyone."""
     if is_all == bool(authors):
@@ -126,7 +331,6 @@ def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
     @feed.command(name, short_help=f"{name.title()} authors.", help=help_text)
     @click.argument("viewer")
     @_AUTHORS
-    @click.pass_obj
     def command(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
         changed = terminal.run(Feed, lambda feed: verb(feed.follows, viewer, authors))
         terminal.show({"changed": changed}, f"{changed} changed")
@@ -143,7 +347,6 @@ def _list_command(name: str, of: str, verb: ListVerb, what: str) -> None:
     @click.argument("entity", metavar=of)
     @_limit(PAGE_ROWS_MAX, 100)
     @_CURSOR
-    @click.pass_obj
     def command(terminal: Terminal, entity: str, *, limit: int, cursor: str | None) -> None:
         found = terminal.run(Feed, lambda feed: verb(feed.follows, entity, limit, cursor=cursor))
         terminal.show(feed_people(found), describe_people(found))
@@ -160,7 +363,6 @@ _list_command("blocked", "VIEWER", Follows.blocked, "the authors that a viewer b
 @_limit(PAGE_MAX, 20)
 @_CURSOR
 @click.option("--since", default=None, help="Show only posts newer than this position.")
-@click.pass_obj
 def show_page(
     terminal: Terminal, viewer: str, *, limit: int, cursor: str | None, since: str | None
 ) -> None:
@@ -173,7 +375,6 @@ def show_page(
 @click.argument("author")
 @_limit(PAGE_MAX, 20)
 @_CURSOR
-@click.pass_obj
 def list_author_posts(terminal: Terminal, author: str, *, limit: int, cursor: str | None) -> None:
     """Show the newest posts of AUTHOR."""
     found = terminal.run(Feed, lambda feed: feed.pages.author_posts(author, limit, cursor=cursor))
@@ -182,7 +383,6 @@ def list_author_posts(terminal: Terminal, author: str, *, limit: int, cursor: st
 
 @feed.command("unread", short_help="Count unread posts.")
 @click.argument("viewer")
-@click.pass_obj
 def count_unread(terminal: Terminal, viewer: str) -> None:
     """Count the posts that are newer than VIEWER's read marker."""
     found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer))
@@ -192,7 +392,6 @@ def count_unread(terminal: Terminal, viewer: str) -> None:
 @feed.command("marker", short_help="Show or set the read marker.")
 @click.argument("viewer")
 @click.argument("position", required=False)
-@click.pass_obj
 def show_marker(terminal: Terminal, viewer: str, position: str | None) -> None:
     """Show VIEWER's read marker, or move it forward to POSITION."""
 
@@ -209,7 +408,6 @@ def show_marker(terminal: Terminal, viewer: str, position: str | None) -> None:
 
 
 @feed.command("rebuild", short_help="Rebuild the index.")
-@click.pass_obj
 def rebuild(terminal: Terminal) -> None:
     """Rebuild the index in Valkey from PostgreSQL, as a job. Pages continue meanwhile."""
     job = terminal.run(Feed, lambda feed: feed.index.rebuild())
@@ -225,7 +423,6 @@ def rebuild(terminal: Terminal) -> None:
     show_default=True,
     help="Number of viewers and of authors.",
 )
-@click.pass_obj
 def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
     """Compare the index in Valkey with PostgreSQL. Exit code 8 if anything differs."""
     found = terminal.run(Feed, lambda feed: feed.index.verify(sample=None if is_all else sample))
@@ -241,7 +438,6 @@ def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
 
 
 @feed.command("stats", short_help="Show the state of the index.")
-@click.pass_obj
 def show_stats(terminal: Terminal) -> None:
     """Show state, oldest and newest post of each shard of the index."""
     found = terminal.run(Feed, lambda feed: feed.index.stats())
@@ -260,7 +456,6 @@ def show_stats(terminal: Terminal) -> None:
 @feed.command("why", short_help="Explain why a viewer sees a post or not.")
 @click.argument("viewer")
 @click.argument("post")
-@click.pass_obj
 def show_why(terminal: Terminal, viewer: str, post: str) -> None:
     """Show whether VIEWER's pages have POST, and all reasons."""
     found = terminal.run(Feed, lambda feed: feed.pages.why(viewer, post))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Final
 
 from headrace.feed import store
@@ -21,7 +20,7 @@ from headrace.feed.service import Feed
 from headrace.feed.settings import changes_repaired, sweep_lag_s
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.resilience import Backoff, require_not_cancelled
+from headrace.kernel.resilience import Backoff, require_not_cancelled, wait_event
 
 RECONNECT: Final = Backoff(0.1, 3.0)
 OLDER_S: Final = 1.0
@@ -61,8 +60,7 @@ class Sweeper:
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
                 self._sparse_log.warning("feed_not_swept", error=error.text, failures=failures)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
+            await wait_event(stop, pause_s)
 
     async def run_once(self, *, older_s: float = OLDER_S, settle_s: float = SETTLE_S) -> int:
         """Sweep changes older than `older_s`. Return how many were missing.

@@ -16,8 +16,8 @@ store stores the bytes. The photo queues are the timeout classes `fetch.1s`, `fe
 `fetch.30s` under the limiter `fetch`, whose lanes are the customers. **Limits**: `model.py`;
 section `fetch` of the configuration.
 
-**Critical rules.** `guard.py`: which URLs and addresses are allowed. `routing.py`: the class in
-which a photo starts. `upkeep.py`: deadlines of items and the backoff of failed links.
+**Critical rules.** `guard.py`: which URLs and addresses are allowed. `host_stats.py`: the class
+in which a photo starts. `service/`: deadlines of items and the backoff of failed links.
 `webhook_delivery.py`: results to foreign systems.
 
 A photo's life, from its row in a catalogue to the published item:
@@ -25,15 +25,14 @@ A photo's life, from its row in a catalogue to the published item:
 | step | file |
 | --- | --- |
 | 1. the run enqueues a job per photo | `applying.py`, `store/runs.py`, `sql/photos.sql` |
-| 2. the host's statistics select the queue | `routing.py`, `host_stats.py` |
-| 3. the job checks limits and fetches | `photo_fetch.py`, `rate_tokens.py`, `robots.py` |
-| 4. the download | `download.py`, `guard.py`, `dns.py`, `host_pool.py`, `curl.py` |
-| 5. the bytes are checked and stored | `images.py`, `blob_writer.py`, `decoding/` |
-| 6. the outcome is recorded under the lease | `store/outcomes.py`, `batching.py` |
-| 7. the item is published and delivered | `publishing.py`, `consumers.py`, `webhook_delivery.py` |
+| 2. the host's statistics select the queue | `host_stats.py` |
+| 3. the job checks limits and fetches | `photo_fetch.py`, `limits.py`, `robots.py` |
+| 4. the download | `download.py`, `guard.py`, `dns.py`, `curl.py` |
+| 5. the bytes are checked and stored | `photo_fetch.py`, `images.py`, `decoding/` |
+| 7. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
 
-Catalogues: `readers/`, `intake.py`, `schemas.py`, `catalogues.py`, `staging.py`, `applying.py`,
-`sources.py`, and `item_upload.py` for items without a file. Then `model.py`, `outcomes.py`,
+Catalogues: `readers/`, `validation.py`, `schemas.py`, `catalogues.py`, `applying.py`,
+`sources.py`. Then `model.py`, `outcomes.py`,
 `settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
 """
 

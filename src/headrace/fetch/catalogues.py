@@ -1,7 +1,7 @@
 """Runs of catalogues: read a file, stage its rows, then hold or apply the run.
 
-    read in a thread -> stage rows (`staging`, small transactions) -> hold (`safety_hold`)
-    or apply (`applying`): diff, items, needed photos and all jobs, in ONE transaction
+    read in a thread -> stage rows (`validation`, small transactions) -> hold or apply
+    (`applying`): diff, items, needed photos and all jobs, in ONE transaction
 
 A crash leaves either staged rows, which the next run of the customer deletes, or the whole run
 applied.
@@ -25,7 +25,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, PostgresBusy, Row, Tx
 from headrace.fetch import store
-from headrace.fetch.applying import APPLY_S_MAX, ROWS_TO_ANALYZE, Applying, slow_value
+from headrace.fetch.applying import APPLY_S_MAX, ROWS_TO_ANALYZE, Applying, SafetyHold, slow_value
 from headrace.fetch.errors import (
     CatalogueBroken,
     CatalogueTooLarge,
@@ -42,12 +42,10 @@ from headrace.fetch.errors import (
 from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import DRY_RUNS_KEPT, UNDOABLE_RUNS, RunState
 from headrace.fetch.readers import Catalogue, open_catalogue, require_format
-from headrace.fetch.safety_hold import SafetyHold
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
-from headrace.fetch.staging import Reading, Staging
-from headrace.fetch.validation import Rules
+from headrace.fetch.validation import Reading, Rules, Staging
 from headrace.kernel.resilience import crash_point
 
 APPLY_TRIES: Final = 3

@@ -36,8 +36,8 @@ from headrace.fetch.guard import (
     Target,
     forbidden_reason,
 )
+from headrace.fetch.limits import RateTokens
 from headrace.fetch.model import PhotoStep
-from headrace.fetch.rate_tokens import RateTokens
 from headrace.fetch.settings import FetchConfig
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})

@@ -18,6 +18,7 @@ from typing import Any, Final
 import aiodns
 
 from headrace.fetch.guard import Address
+from headrace.kernel.single_flight import SingleFlight
 
 CACHED_S: Final = 30.0
 FAILURE_CACHED_S: Final = 10.0
@@ -49,17 +50,13 @@ class DnsCache:
         self._servers = [s.strip() for s in servers.split(",")] if servers else None
         self._resolver: Any = None
         self._cache: dict[str, _Cached] = {}
-        self._in_flight: dict[str, asyncio.Task[_Cached]] = {}
+        self._lookups: SingleFlight[str, _Cached] = SingleFlight()
 
     async def resolve(self, name: str) -> tuple[Address, ...]:
         """Every address of `name`, IPv4 first. Raises: DnsFailed."""
         cached = self._cache.get(name)
         if cached is None or cached.until_s < time.monotonic():
-            lookup = self._in_flight.get(name)
-            if lookup is None:
-                lookup = self._in_flight[name] = asyncio.create_task(self._look_up(name))
-                lookup.add_done_callback(lambda _task: self._in_flight.pop(name, None))
-            cached = await asyncio.shield(lookup)
+            cached = await self._lookups.call(name, lambda: self._look_up(name))
         if cached.failure is not None:
             raise DnsFailed(cached.failure)
         return cached.addresses

@@ -43,10 +43,9 @@ from headrace.fetch.guard import (
     forbidden_reason,
     judge_url,
 )
-from headrace.fetch.host_pool import HostPool
+from headrace.fetch.limits import HUNG_S, HostPool, RateTokens, TokenExpired
 from headrace.fetch.model import PhotoStep
 from headrace.fetch.outcomes import BYTES_RECEIVED
-from headrace.fetch.rate_tokens import HUNG_S, RateTokens, TokenExpired
 from headrace.fetch.settings import FetchConfig
 from headrace.jobs.errors import LaneExhausted
 

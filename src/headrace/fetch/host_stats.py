@@ -1,16 +1,36 @@
-"""Host statistics per customer: measured in the worker, stored in PostgreSQL, cached for seconds.
+"""Host statistics per customer, and the timeout class in which a photo starts.
 
     download ended -> recorded here -> every second ONE statement for all hosts -> fetch_host
-    enqueue a page -> one read of its hosts -> `routing` selects the queue of each photo
+    enqueue a page -> one read of its hosts -> the queue of each photo
 
-A worker learns from its own downloads at once and from those of others within REFRESH_S. A killed
-worker loses the measurements of its last second; nothing depends on them.
+Statistics are stored in PostgreSQL and cached for seconds. A worker learns from its own downloads
+at once and from those of others within REFRESH_S. A killed worker loses the measurements of its
+last second; nothing depends on them.
+
+**Timeout classes.** A pure rule selects the class in which a photo starts:
+
+    a download ended -> the class that was enough -> decaying weight of (customer, host, class)
+    a photo is enqueued -> the shortest class that was enough for FIT of the weight -> its queue
+
+A share decides, not the mean: a host whose photos take 0.3 s and 4 s has a mean that fits neither.
+The simulation in `tests/fetch/test_routing.py` limits photos that start in too small a class to 5
+%.
+
+**Decay.** Weights decay by age (`fetch.speed_half_life`) and by number: RECENT downloads count. So
+a host that became faster moves back after some hundred photos. Probes are unnecessary: a long
+class measures a short download as well as a short class does.
+
+**Evidence.** Received bodies, and timeouts, which prove that a longer class is needed. A response
+without a body (404, 304) shows nothing, unless it took longer than the shortest class.
+
+Weights are stored by the length of a class, so they stay valid when a class is added or removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +40,111 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.postgres import Postgres, Row, Runner
-from headrace.fetch.batching import Batcher
-from headrace.fetch.routing import RECENT, Classes, TimeClass, decayed, host_of
 from headrace.fetch.sql import SQL
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
+
+FIT: Final = 0.95
+"""Share of a host's weight that must fit into its class."""
+HEADROOM: Final = 1.25
+"""A download that used more than 1/HEADROOM of a class counts for the next one."""
+RECENT: Final = 50
+"""Downloads of a host that count, by weight."""
+FORGOTTEN: Final = 0.05
+"""A host with less weight is treated as new."""
+_HOST: Final = re.compile(r"(https?)://([^/?#]+)", re.IGNORECASE)
+_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeClass:
+    """A timeout class: its queue, and the time limit of a photo with its redirects."""
+
+    time_s: float
+
+    @property
+    def name(self) -> str:
+        """`1s`, `500ms`."""
+        if self.time_s == int(self.time_s):
+            return f"{self.time_s:.0f}s"
+        return f"{self.time_s * 1000:g}ms"
+
+    @property
+    def queue(self) -> str:
+        """`fetch.1s`."""
+        return f"fetch.{self.name}"
+
+    @property
+    def concurrency(self) -> int:
+        """Concurrent downloads per slot; longer timeouts need more of them."""
+        return min(1000, int(200 + 20 * self.time_s))
+
+
+class Classes:
+    """The timeout classes, shortest first, and former ones that still have jobs."""
+
+    def __init__(self, times_s: Iterable[float], former_s: Iterable[float] = ()) -> None:
+        self.listed = tuple(TimeClass(s) for s in sorted(set(times_s))) or (TimeClass(30.0),)
+        kept = {c.time_s for c in self.listed}
+        self.former = tuple(TimeClass(s) for s in sorted(set(former_s) - kept))
+        self._by_queue = {c.queue: c for c in (*self.listed, *self.former)}
+
+    @property
+    def first(self) -> TimeClass:
+        """The shortest class."""
+        return self.listed[0]
+
+    @property
+    def last(self) -> TimeClass:
+        """The longest class."""
+        return self.listed[-1]
+
+    def of_queue(self, queue: str) -> TimeClass:
+        """The class of a queue; the longest for an unknown queue."""
+        return self._by_queue.get(queue, self.last)
+
+    def after(self, here: TimeClass) -> TimeClass | None:
+        """The next longer class; None after the longest."""
+        return next((c for c in self.listed if c.time_s > here.time_s), None)
+
+    def enough_for(self, took_s: float) -> TimeClass:
+        """The shortest class with headroom for a download of `took_s`, or the longest."""
+        return next((c for c in self.listed if c.time_s >= took_s * HEADROOM), self.last)
+
+    def starting(self, weights: Mapping[float, float]) -> TimeClass:
+        """The class in which a photo starts, from its host's weights by length of class."""
+        total = sum(weights.values())
+        if total < FORGOTTEN:
+            return self.first
+        for found in self.listed:
+            fits = sum(weight for time_s, weight in weights.items() if time_s <= found.time_s)
+            if fits >= FIT * total:
+                return found
+        return self.last
+
+    def needed(self, outcome: str, took_s: float, here: TimeClass) -> float | None:
+        """Length of the class that a download in `here` needed; None: no evidence."""
+        if outcome == "failed:timeout":
+            following = self.after(here)
+            return (following or self.last).time_s
+        if outcome != "received" and took_s <= self.first.time_s:
+            return None
+        return self.enough_for(took_s).time_s
+
+
+def decayed(weight: float, *, age_s: float, half_life_s: float, new: int) -> float:
+    """A weight after `age_s` and `new` further downloads; fetch_note_hosts_v1 computes the same."""
+    return weight * float(0.5 ** (age_s / half_life_s)) * max(0.0, 1 - new / RECENT)
+
+
+def host_of(url: str) -> str:
+    """Host of a URL in lower case, with a port other than the default; "" for no URL."""
+    match = _HOST.match(url)
+    if match is None:
+        return ""
+    return match[2].lower().removesuffix(_PORTS[match[1].lower()])
+
 
 FORGOTTEN_AT_ONCE: Final = 1000
 FLUSH_S: Final = 1.0

@@ -93,10 +93,7 @@ def parse_mapping(data: Any) -> Mapping:
 
 def require_mapping(mapping: Mapping) -> Mapping:
     """Return `mapping` if it is valid. Raises: InvalidMapping, with every fault."""
-    problems = tuple(_faults(mapping))
-    if problems:
-        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise InvalidMapping(f"the mapping is not valid: {texts}", problems=problems)
+    InvalidMapping.require_none(_faults(mapping), "the mapping is not valid", shown_max=3)
     return mapping
 
 

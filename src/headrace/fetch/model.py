@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -11,7 +11,8 @@ import msgspec
 
 from headrace.fetch.errors import FileFault, InvalidRate
 from headrace.jobs.model import Lane, Why
-from headrace.kernel import metrics
+from headrace.kernel import config, metrics
+from headrace.kernel.config import parse_as
 
 LIMITER: Final = "fetch"
 RESULTS_LIMITER: Final = "fetch.results"
@@ -279,7 +280,7 @@ class WebhookTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     customer: str
     url: str
-    is_taken: bool
+    is_accepted: bool
     status: int | None
     text: str
     took_s: float
@@ -441,16 +442,20 @@ def photo_key(sha256: str, extension: str) -> str:
     return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
 
 
+@dataclass(slots=True)
+class ValidatedRow:
+    """One row with a valid id; an invalid row has no hash, but keeps its item from removal."""
+
+    number: int
+    line: int
+    item: str
+    fields: bytes = b"{}"
+    photos: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Code of the refusal by URL, for photo links that are not allowed."""
+    hash: bytes | None = None
+
+
 def parse_rate(text: str) -> tuple[int, float]:
     """Starts and window in seconds of `600/m`, `10/s`, `20/5s`, `5000/h`. Raises: InvalidRate."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,6}(?:\.[0-9]{1,3})?)?(s|m|h)", text.strip())
-    if match is None:
-        raise InvalidRate(
-            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m,"
-            " or in a window such as 20/5s"
-        )
-    if int(match[1]) == 0:
-        raise InvalidRate(
-            f"rate {text[:40]!r}: the number of requests must be over 0, such as 600/m"
-        )
-    return int(match[1]), float(match[2] or 1) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[3]]
+    return parse_as(config.parse_rate, "rate", text, InvalidRate)

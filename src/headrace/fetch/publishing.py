@@ -15,28 +15,203 @@ what that consumer received, so a dropped version never leaves it with an edit o
 Each delivery is a job of its own: a call that hangs occupies one place, and any exception of a
 handler costs its own job an attempt. That includes SystemExit, which would end the process if it
 left the task.
+
+**Consumers** are `on_item` handlers, recorded in PostgreSQL so that an absence loses no result. A
+process whose application has `on_item` handlers records them when it starts to work. From then on
+every result is enqueued for each recorded consumer, whichever process publishes it. A delivery
+whose consumer is not in this process waits for a worker that has it, with growing delays, and is
+enqueued again when such a worker starts. So a restart without the application, a renamed function
+or a fleet of several applications delays deliveries and drops none. Only a person removes a
+consumer (`remove`): deliveries carry its id, and those with an unknown id are dropped when they
+run.
+
+Recording takes the same lock as publishing. A result is either delivered to a new consumer or
+older than it, which is logged; `replay` delivers the older ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres import Postgres, Runner, Tx
 from headrace.fetch import store
-from headrace.fetch.batching import Batcher
-from headrace.fetch.consumers import Consumers, Handler, ItemJob, deliveries
-from headrace.fetch.model import Item, Result
+from headrace.fetch.errors import ConsumerUnknown
+from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item, Result
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import NewResult
 from headrace.fetch.webhook_delivery import WebhookSender
-from headrace.jobs import Batch, JobContext, Jobs, Snooze
+from headrace.jobs import Batch, JobContext, Jobs, NewJob, Snooze
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
+
+Handler: TypeAlias = Callable[[Item], Awaitable[None]]
+ITEMS_OF_PAGE: Final = 5000
+WARN_EVERY_S: Final = 60.0
+_LOG: Final = logger(__name__)
+
+
+class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Payload: a result of an item for a consumer."""
+
+    seq: int
+    consumer: str
+    consumer_id: int
+
+
+class Consumers:
+    """Recorded consumers, and the handlers of this process: `fetch.consumers`."""
+
+    def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
+        self._postgres = postgres
+        self._jobs = jobs
+        self._handlers: dict[str, Handler] = {}
+        self._is_declared = True
+        self._warned_s: dict[str, float] = {}
+
+    def add(self, handler: Handler) -> None:
+        """Register a handler of this process by its module and name."""
+        name = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__name__)}"
+        self._handlers[name] = handler
+        self._is_declared = False
+
+    def handler(self, name: str) -> Handler | None:
+        """The handler of a consumer; logs a warning once a minute if this process has none."""
+        found = self._handlers.get(name)
+        now_s = time.monotonic()
+        if found is None and now_s - self._warned_s.get(name, -WARN_EVERY_S) >= WARN_EVERY_S:
+            self._warned_s[name] = now_s
+            _LOG.warning(
+                "item_consumer_not_here",
+                consumer=name,
+                text="deliveries wait for a worker whose application has this on_item handler;"
+                f" to drop them: headrace fetch consumer rm '{name}'",
+            )
+        return found
+
+    async def declare(self) -> None:
+        """Record the handlers of this process, once until another is added."""
+        if self._is_declared:
+            return
+        async with self._postgres.transaction() as tx:
+            await tx.run(SQL.lock_result_order)
+            new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
+            has_results = bool(new) and await tx.value(SQL.has_results)
+        self._is_declared = True
+        await self._enqueue_waiting()
+        for name in new:
+            _LOG.info("item_consumer_added", consumer=name)
+            if has_results:
+                _LOG.warning(
+                    "item_consumer_came_late",
+                    consumer=name,
+                    text="items published before it are not delivered: replay them with"
+                    f" headrace fetch consumer replay '{name}'",
+                )
+
+    async def _enqueue_waiting(self) -> None:
+        """Enqueue the deliveries that waited for handlers of this process.
+
+        Their old jobs find them done.
+        """
+        count = ITEMS_OF_PAGE
+        while count == ITEMS_OF_PAGE:
+            async with self._postgres.transaction() as tx:
+                rows = await tx.all(
+                    SQL.take_absent, names=list(self._handlers), rows_max=ITEMS_OF_PAGE
+                )
+                ids = await self.ids(tx)
+                jobs = [
+                    job
+                    for name in self._handlers.keys() & ids.keys()
+                    for job in deliveries(
+                        [(r["seq"], r["customer"]) for r in rows if r["consumer"] == name],
+                        {name: ids[name]},
+                    )
+                ]
+                await self._jobs.enqueue_many(jobs, tx=tx)
+            count = len(rows)
+
+    async def ids(self, runner: Runner | None = None) -> dict[str, int]:
+        """The id of each recorded consumer, by name."""
+        rows = await (runner or self._postgres).all(SQL.consumer_ids)
+        return {row["name"]: row["id"] for row in rows}
+
+    async def all(self) -> list[Consumer]:
+        """Every consumer, by name."""
+        rows = await self._postgres.all(SQL.consumers)
+        return [Consumer(**dict(row)) for row in rows]
+
+    async def remove(self, name: str) -> None:
+        """Remove a consumer and drop its deliveries; a worker with its handler records it again.
+
+        Raises: ConsumerUnknown.
+        """
+        if not _is_name(name) or not await self._postgres.run(SQL.remove_consumer, name=name):
+            raise ConsumerUnknown(name)
+
+    async def replay(self, name: str, *, customer: str | None = None) -> int:
+        """Redeliver the newest version of every item to a consumer; return the number of items.
+
+        Each page of items is a transaction, so an interrupted replay can be repeated safely.
+        Raises: ConsumerUnknown, CustomerUnknown.
+        """
+        if customer is not None:
+            await store.runs.get_customer(self._postgres, customer)
+        items, page_items, place = 0, ITEMS_OF_PAGE, ("", "")
+        while page_items == ITEMS_OF_PAGE:
+            async with self._postgres.transaction() as tx:
+                consumer_id = (
+                    await tx.value(SQL.lock_consumer, name=name) if _is_name(name) else None
+                )
+                if consumer_id is None:
+                    raise ConsumerUnknown(name)
+                rows = await tx.all(
+                    SQL.replay_page,
+                    name=name,
+                    customer=customer,
+                    after_customer=place[0],
+                    after_item=place[1],
+                    rows_max=ITEMS_OF_PAGE,
+                )
+                await tx.run(
+                    SQL.rewind_deliveries,
+                    name=name,
+                    customers=[row["customer"] for row in rows],
+                    items=[row["item"] for row in rows],
+                )
+                results = [(row["seq"], row["customer"]) for row in rows]
+                jobs = deliveries(results, {name: consumer_id})
+                await self._jobs.enqueue_many(jobs, tx=tx)
+            page_items = len(rows)
+            items += page_items
+            place = (rows[-1]["customer"], rows[-1]["item"]) if rows else place
+        return items
+
+
+def deliveries(results: list[tuple[int, str]], consumers: dict[str, int]) -> list[NewJob]:
+    """One job per result (its `seq` and customer) and consumer."""
+    return [
+        NewJob(
+            queue=ITEM_QUEUE,
+            payload=ItemJob(seq=seq, consumer=name, consumer_id=consumer_id),
+            lane=customer,
+        )
+        for seq, customer in results
+        for name, consumer_id in consumers.items()
+    ]
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and 0 < len(text) <= CONSUMER_CHARACTERS_MAX
+
 
 DELIVERIES_AT_ONCE: Final = 50
 """Concurrent handler calls of a worker."""
@@ -54,7 +229,6 @@ The delay is ABSENT_SHARE of the absence so far: short enough to reach another p
 handler, long enough for an absence of a day. A worker with the handler enqueues all waiting
 deliveries when it starts.
 """
-_LOG: Final = logger(__name__)
 
 
 class PublishJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from urllib.robotparser import RobotFileParser
 from headrace.engines.postgres import Postgres, Runner
 from headrace.fetch.curl import Bounds
 from headrace.fetch.download import Downloader
-from headrace.fetch.rate_tokens import RateTokens
+from headrace.fetch.limits import RateTokens
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
 

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 from headrace.engines.postgres import Postgres
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX
+from headrace.fetch.limits import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.model import Customer, PhotoReport, Sample, SampledPhoto
-from headrace.fetch.rate_tokens import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.sql import SQL
 from headrace.jobs.errors import LaneExhausted
 
@@ -38,7 +38,7 @@ class Sampling:
 
     async def sample(self, run_id: int, customer: str) -> Sample:
         """Download up to 20 randomly chosen photos of a run; return their outcomes."""
-        found = (await store.catalogues.find_customers(self._postgres, customer))[0]
+        found = (await store.runs.find_customers(self._postgres, customer))[0]
         async with self._postgres.transaction() as tx:
             await tx.allow_long_statements(APPLY_S_MAX)
             rows = await tx.all(SQL.sampled_links, run_id=run_id, links_max=LINKS_MAX)

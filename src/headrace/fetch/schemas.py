@@ -275,10 +275,7 @@ def parse_schema(data: Any) -> Schema:
 
 def require_schema(schema: Schema) -> Schema:
     """Return `schema` if it is valid. Raises: InvalidSchema, with every fault."""
-    problems = tuple(_faults(schema))
-    if problems:
-        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise InvalidSchema(f"the schema is not valid: {texts}", problems=problems)
+    InvalidSchema.require_none(_faults(schema), "the schema is not valid", shown_max=3)
     return schema
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from headrace.fetch.routing import parse_classes
 from headrace.kernel.config import (
     parse_count,
     parse_duration_s,
@@ -15,6 +15,19 @@ from headrace.kernel.config import (
     parse_text,
     setting,
 )
+
+CLASS_S_MAX: Final = 600.0
+CLASSES_MAX: Final = 10
+
+
+def parse_classes(text: str) -> tuple[float, ...]:
+    """Seconds of `1s, 5s, 30s`, shortest first; an empty text has none. Raises: ValueError."""
+    times_s = sorted({parse_duration_s(part) for part in text.split(",") if part.strip()})
+    if len(times_s) > CLASSES_MAX or any(not 0.05 <= s <= CLASS_S_MAX for s in times_s):
+        raise ValueError(
+            f"up to {CLASSES_MAX} durations from 50ms to {CLASS_S_MAX:.0f}s, separated by commas"
+        )
+    return tuple(times_s)
 
 
 def parse_crawl_delay(text: str) -> str:

@@ -35,12 +35,12 @@ from headrace.fetch.curl import Bounds, Validators
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.errors import CustomerUnknown, RunUnderWay, RunUnknown, SourceUnknown
 from headrace.fetch.guard import judge_url
+from headrace.fetch.limits import LaneClient, TokenExpired
 from headrace.fetch.model import CATALOGUE_QUEUE, RunState, Source
 from headrace.fetch.outcomes import is_temporary
-from headrace.fetch.rate_tokens import LaneClient, TokenExpired
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
-from headrace.fetch.store.catalogues import SourceToBring
+from headrace.fetch.store.runs import SourceToBring
 from headrace.jobs import JobContext, Jobs, NewCron, NewJob, Snooze
 from headrace.jobs.crons import Cron
 from headrace.jobs.errors import CronExists, CronUnknown
@@ -107,7 +107,7 @@ class Sources:
         A paused schedule remains paused. Raises: CustomerUnknown, MappingUnknown, UnknownFormat,
         UrlRefused, InvalidCron.
         """
-        if not await store.catalogues.find_customers(self._postgres, customer):
+        if not await store.runs.find_customers(self._postgres, customer):
             raise CustomerUnknown(customer)
         await self._catalogues.require_readable(format_name, mapping)
         judge_url(url, self._downloader.policy)
@@ -116,7 +116,7 @@ class Sources:
             name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload={"customer": customer}
         )
         async with self._postgres.transaction() as tx:
-            await store.catalogues.set_source(
+            await store.runs.set_source(
                 tx,
                 customer,
                 url=url,
@@ -161,13 +161,13 @@ class Sources:
 
     async def all(self) -> list[Source]:
         """All sources, by customer."""
-        rows = await store.catalogues.find_sources(self._postgres)
+        rows = await store.runs.find_sources(self._postgres)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
         return [_source(row, crons.get(cron_name(row["customer"]))) for row in rows]
 
     async def get(self, customer: str) -> Source:
         """The source of a customer. Raises: SourceUnknown."""
-        rows = await store.catalogues.find_sources(self._postgres, customer)
+        rows = await store.runs.find_sources(self._postgres, customer)
         if not rows:
             raise SourceUnknown(customer)
         cron = None
@@ -186,7 +186,7 @@ class Sources:
 
     async def remove(self, customer: str) -> None:
         """Delete the source of a customer; its items remain. Raises: SourceUnknown."""
-        if not await store.catalogues.drop_source(self._postgres, customer):
+        if not await store.runs.drop_source(self._postgres, customer):
             raise SourceUnknown(customer)
         await self._drop_cron(customer)
 
@@ -240,7 +240,7 @@ class Sources:
         """The URL to download and its validators; None if the source was deleted."""
         if payload.url is not None:
             return SourceToBring(payload.url, payload.format, payload.mapping)
-        found = await store.catalogues.find_to_bring(self._postgres, payload.customer)
+        found = await store.runs.find_to_bring(self._postgres, payload.customer)
         if found is None:
             return None
         try:

@@ -13,9 +13,9 @@ waiting jobs, one lease row per batch, a claim cursor, and lanes with a journal.
 
 **The life of a job**: `tasks/` (declare, enqueue), `validation.py`, `service/jobs.py` and
 `store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a
-host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns,
-`bridge.py` serves sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has
-values and limits.
+host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns, and
+the bridge for sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has values
+and limits.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
-from headrace.jobs.acks import AckBatch, AckBuffer, InFlightLease, is_all_done, outcomes_by_job
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.messages import Ack, Progress
 from headrace.jobs.model import (
     OUTCOMES,
@@ -32,8 +30,18 @@ from headrace.jobs.model import (
     jobs_wait_seconds,
     leases_lost,
 )
-from headrace.jobs.outcomes import DONE, Outcome, final_outcome, readable_text
-from headrace.jobs.store.leases import Claims, WorkAhead
+from headrace.jobs.outcomes import (
+    DONE,
+    AckBatch,
+    AckBuffer,
+    InFlightLease,
+    Outcome,
+    final_outcome,
+    is_all_done,
+    outcomes_by_job,
+    readable_text,
+)
+from headrace.jobs.store.leases import ClaimCursor, Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled

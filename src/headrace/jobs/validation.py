@@ -298,10 +298,8 @@ def require_lane(
         found.append(("concurrency", f"expected 1 to {LIMIT_MAX}; to stop a lane set paused"))
     if not is_number(weight, 1, WEIGHT_MAX):
         found.append(("weight", f"expected 1 to {WEIGHT_MAX}"))
-    if found:
-        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidJob(f"lane {str(lane)[:160]!r}: {lines}", problems=problems)
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
+    InvalidJob.require_none(problems, f"lane {str(lane)[:160]!r}")
 
 
 def is_number(value: Any, least: float, most: float) -> bool:

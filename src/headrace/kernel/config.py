@@ -54,6 +54,22 @@ def parse_duration_s(text: str) -> float:
     return float(match[1]) * _UNIT_S[match[2]]
 
 
+def parse_rate(text: str) -> tuple[int, float]:
+    """Starts and window in seconds of `600/m` or `20/5s`. Raises: ValueError."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)(ms|s|m|h|d)", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError("a rate over 0 such as 600/m or 20/5s")
+    return int(match[1]), parse_duration_s(f"{match[2] or 1}{match[3]}")
+
+
+def parse_as(parse: Callable[[str], S], name: str, text: str, refusal: type[InvalidInput]) -> S:
+    """The value that `parse` returns. Raises: `refusal`, with `name` and what is expected."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise refusal(f"{name}: expected {error}, got {text[:80]!r}") from error
+
+
 def parse_size_bytes(text: str) -> int:
     """Bytes of `512B`, `64KiB`, `25MiB`, `2GiB`. Raises: ValueError."""
     match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|TiB)", text.strip())
@@ -218,9 +234,7 @@ def load_config(
                 else f"{source}: [{row.section}] {row.name}"
             )
             problems.append(FieldProblem(name, "invalid", f"expected {error}, got {shown}"))
-    if problems:
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
+    InvalidConfig.require_none(problems, "configuration")
     return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
 
 

@@ -10,6 +10,7 @@ no secrets, no SQL and no data of other users, because the caller receives it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar, Final
@@ -90,6 +91,16 @@ class InvalidInput(HeadraceError):
     """The input can be parsed but is not valid; `problems` lists the faults."""
 
     code, status, exit_code = "invalid_input", 422, 2
+
+    @classmethod
+    def require_none(
+        cls, problems: Iterable[FieldProblem], subject: str, *, shown_max: int | None = None
+    ) -> None:
+        """Raises: this error if there are `problems`. The text shows up to `shown_max` of them."""
+        found = tuple(problems)
+        if found:
+            texts = "; ".join(f"{one.pointer}: {one.text}" for one in found[:shown_max])
+            raise cls(f"{subject}: {texts}", problems=found)
 
 
 class LimitExceeded(HeadraceError):

@@ -1,4 +1,4 @@
-"""Retry delays, cancellations that drivers swallow, and crash points for tests."""
+"""Retry delays, waits with a limit, swallowed cancellations, and crash points for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,17 @@ class Backoff:
         cap_s = min(self.max_s, self.first_s * 2.0 ** min(max(attempt, 1) - 1, 62))
         jitter = random.random() if draw is None else draw
         return cap_s * (0.5 + 0.5 * jitter)
+
+
+async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`, at most `timeout_s`. Return whether it is set.
+
+    `asyncio.wait_for` of Python 3.11 loses a cancellation that arrives together with the event.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()
 
 
 def require_not_cancelled() -> None:

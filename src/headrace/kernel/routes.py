@@ -32,6 +32,16 @@ Effect: TypeAlias = Callable[[Any], Awaitable[Response]]
 """Performs a request's effect in the given transaction, or its own for None; returns the body."""
 
 
+def routes_in(*namespaces: Mapping[str, Any]) -> list[Any]:
+    """The Litestar handlers that modules define, in order; pass `globals()` or `vars(module)`."""
+    return [
+        value
+        for namespace in namespaces
+        for value in namespace.values()
+        if hasattr(value, "http_methods") and not isinstance(value, type)
+    ]
+
+
 class ItemsMax(NamedTuple):
     """The most items that a route accepts in one JSON array; `items_max` in a handler's `opt`."""
 

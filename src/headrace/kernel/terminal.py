@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
+import click
+
 Service = TypeVar("Service")
 Answer = TypeVar("Answer")
 _BLANK: Final = frozenset(
@@ -39,6 +41,17 @@ class Terminal(Protocol):
     def progress(self, text: str) -> None:
         """Replace the progress line on standard error, unless `--json` or no terminal is used."""
         ...
+
+
+class CommandGroup(click.Group):
+    """A group whose commands receive the `Terminal` as their first argument."""
+
+    def command(  # type: ignore[override]
+        self, *args: Any, **options: Any
+    ) -> Callable[[Callable[..., Any]], click.Command]:
+        """Add the decorated function as a command."""
+        add: Callable[[Any], click.Command] = super().command(*args, **options)
+        return lambda function: add(click.pass_obj(function))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -23,7 +23,7 @@ from headrace.media.errors import PreconditionFailed, RangeUnsatisfiable
 from headrace.media.model import ANY_ORIGIN, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
-from headrace.media.signing import Grant, cache_control
+from headrace.media.signing import UrlRights, cache_control
 
 REASONS: Final = {
     200: "OK",
@@ -68,7 +68,7 @@ def object_head(
     shape: Shape,
     *,
     key: str,
-    grant: Grant,
+    rights: UrlRights,
     cache_status: str,
     keeps_alive: bool,
     cors: str = "",
@@ -79,7 +79,7 @@ def object_head(
         decision.status,
         shape,
         key=key,
-        grant=grant,
+        rights=rights,
         cache_status=cache_status,
         cors=cors,
         now_s=int(time.time()),
@@ -95,10 +95,17 @@ def object_head(
 
 
 def steady_lines(
-    status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, cors: str, now_s: int
+    status: int,
+    shape: Shape,
+    *,
+    key: str,
+    rights: UrlRights,
+    cache_status: str,
+    cors: str,
+    now_s: int,
 ) -> str:
     """The first lines of an object's head, which are the same for a second for all ranges."""
-    freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
+    freshness = cache_control(rights, is_immutable=shape.is_immutable, now_s=now_s)
     lines = (
         f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
         f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n{cors}"

@@ -1,7 +1,7 @@
 """The entry point of a child process: `python -m headrace.media.child worker|filler DESCRIPTOR`.
 
 DESCRIPTOR is the control socket. Children are started, not forked, because the client of the object
-store has threads. The configuration is the first line on the control socket
+store has threads. The configuration is the first message on the control socket
 (`ipc_reports.ChildConfig`), so no secret is on a command line. This module imports no application,
 no commands and no engine except the object store, because a restarted node waits for these imports
 before it serves.

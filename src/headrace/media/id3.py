@@ -72,10 +72,7 @@ class Tags:
 
 def tag_bytes(tags: Tags) -> bytes:
     """`tags` as a complete ID3v2.4 tag. Raises: TagInvalid, with every problem."""
-    problems = list(_problems(tags))
-    if problems:
-        text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise TagInvalid(f"this tag cannot be written: {text}", problems=tuple(problems))
+    TagInvalid.require_none(_problems(tags), "this tag cannot be written")
     body = b"".join(_frames(tags))
     if HEADER_BYTES + len(body) > TAG_BYTES_MAX:
         text = f"expected {TAG_BYTES_MAX} bytes or less in all, got {HEADER_BYTES + len(body)}"

@@ -98,7 +98,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class UrlRights:
     """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag."""
 
     expires_at: int | None = None
@@ -107,7 +107,7 @@ class Grant:
     trace: str | None = None
 
 
-OPEN: Final = Grant()
+OPEN: Final = UrlRights()
 """The permissions of an unsigned request if no signature is required."""
 
 
@@ -153,7 +153,7 @@ def sign(
     return f"{query}{_MARK}{_signature(keys.signing, path, query)}"
 
 
-def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Grant:
+def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> UrlRights:
     """The permissions of `path?query` as received from `address`. Raises: SignatureInvalid."""
     match = _QUERY.fullmatch(query)
     if match is None or not path.isascii():
@@ -166,7 +166,7 @@ def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Gra
     expires_at = int(expires)
     if not is_ours or now_s >= expires_at or not (place is None or _is_within(address, place)):
         raise SignatureInvalid
-    return Grant(expires_at, int(rate) if rate else None, tag, trace)
+    return UrlRights(expires_at, int(rate) if rate else None, tag, trace)
 
 
 def is_signed(query: str) -> bool:
@@ -186,7 +186,7 @@ class Gate:
         """The keys, derived on first use: a node with plain URLs only needs no secret."""
         return self._make_keys()
 
-    def admit(self, target: str, *, now_s: int, address: str) -> Grant:
+    def admit(self, target: str, *, now_s: int, address: str) -> UrlRights:
         """The permissions of the request for `target` (path and query) from `address`.
 
         A signature is checked even if none is required, since it may set a tag or a rate. Any other
@@ -206,13 +206,13 @@ def expiry_on_grid(now_s: float, ttl_s: float, grid_s: float) -> int:
     return math.ceil(math.ceil((now_s + ttl_s) / grid_s) * grid_s)
 
 
-def cache_control(grant: Grant, *, is_immutable: bool, now_s: int) -> str:
+def cache_control(rights: UrlRights, *, is_immutable: bool, now_s: int) -> str:
     """The Cache-Control of an answer. A signed one is private and expires with its URL."""
     fresh_s = A_YEAR_S if is_immutable else A_MINUTE_S
     tail = ", immutable" if is_immutable else ""
-    if grant.expires_at is None:
+    if rights.expires_at is None:
         return f"public, max-age={fresh_s}{tail}"
-    return f"private, max-age={max(0, min(fresh_s, grant.expires_at - now_s))}{tail}"
+    return f"private, max-age={max(0, min(fresh_s, rights.expires_at - now_s))}{tail}"
 
 
 def _signature(key: Key, path: str, query: str) -> str:

@@ -24,7 +24,7 @@ contains `{v:<shard>}`.
 
 **Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
 (the public verbs and reads), `counting` (batches of hits), `analytics` (series, top lists,
-corrections), `worker` (the flusher), `durability_wait`, `breaker`, `valkey_store`, `store` with
+corrections), `worker` (the flusher), `durability_wait`, `valkey_store`, `store` with
 `sql/` (PostgreSQL), `model`, `settings`, `errors`, `http`, `cli`.
 """
 

@@ -14,7 +14,6 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.views import store
-from headrace.views.breaker import CircuitBreaker
 from headrace.views.counting import Shards
 from headrace.views.errors import InvalidSpan, describe_value
 from headrace.views.model import (
@@ -32,7 +31,7 @@ from headrace.views.model import (
     require_traffic,
     shard_of,
 )
-from headrace.views.valkey_store import ValkeyStore
+from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 RECLASSIFY_QUEUE: Final = "views.reclassify"
 HOURS_MAX: Final = timedelta(days=100)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
-from headrace.kernel.terminal import Terminal, parse_moment, table
+from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, table
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Total, Traffic
 from headrace.views.service import Views
@@ -64,7 +64,7 @@ class Day(click.ParamType[date]):
             ) from error
 
 
-@click.group("views")
+@click.group("views", cls=CommandGroup)
 def views() -> None:
     """Count, read and check views of items."""
 
@@ -75,7 +75,6 @@ def views() -> None:
 @click.option("--viewer", default=None, help="Name of the viewer, for viewers per day.")
 @click.option("--event", default=None, help="Event id; counts once in 24 hours.")
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
-@click.pass_obj
 def hit_items(
     terminal: Terminal,
     ids: tuple[str, ...],
@@ -99,7 +98,6 @@ def hit_items(
     show_default=True,
     help=f"Comma-separated list of {', '.join(FIELDS)}.",
 )
-@click.pass_obj
 def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None:
     """Show the totals of each ID."""
     names = tuple(part.strip() for part in fields.split(","))
@@ -112,7 +110,6 @@ def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None
 @click.option("--by", type=click.Choice(["hour", "day"]), default="day", show_default=True)
 @click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
 @click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
-@click.pass_obj
 def show_series(
     terminal: Terminal,
     id: str,  # noqa: A002 - public
@@ -139,7 +136,6 @@ def show_series(
 @click.argument("id")
 @click.option("--from", "from_day", type=Day(), default=None, help="First day.")
 @click.option("--to", "to_day", type=Day(), default=None, help="End, not included.")
-@click.pass_obj
 def show_viewers(
     terminal: Terminal,
     id: str,  # noqa: A002 - public
@@ -166,13 +162,9 @@ def show_viewers(
     help="Number of items.",
 )
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
-@click.pass_obj
 def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> None:
     """Show the items with the most views, most first."""
-    try:
-        window_s = parse_duration_s(window)
-    except ValueError as error:
-        raise InvalidSpan(f"--window: expected {error}, got {window[:40]!r}") from error
+    window_s = parse_as(parse_duration_s, "--window", window, InvalidSpan)
     found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
     rows = [(row.views, row.id) for row in found]
     terminal.show(found, table(("views", "id"), rows) if found else "no views")
@@ -181,7 +173,6 @@ def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> No
 @views.command("rm", short_help="Delete all views of an item.")
 @click.argument("id")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
-@click.pass_obj
 def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa: A002 - public
     """Delete totals and series of ID, and drop its hits for 30 days."""
     if dry_run:
@@ -196,7 +187,6 @@ def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa:
 
 
 @views.command("verify", short_help="Compare totals with the sums of their hours.")
-@click.pass_obj
 def verify(terminal: Terminal) -> int:
     """Compare every total with the sum of its hours. Exit code 8 if any differs."""
     found = terminal.run(Views, lambda views: views.analytics.verify())
@@ -216,7 +206,6 @@ def verify(terminal: Terminal) -> int:
 @click.option("--to", "to_at", type=Moment(), required=True, help="End, not included.")
 @click.option("--source", type=CLASS, required=True, help="Class to take views from.")
 @click.option("--target", type=CLASS, required=True, help="Class to add them to.")
-@click.pass_obj
 def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa: A002 - public
     """Move the views of ID in whole hours between classes, as a job."""
     job = terminal.run(Views, lambda views: views.corrections.reclassify(id, **options))
@@ -224,7 +213,6 @@ def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa:
 
 
 @views.command("lag", short_help="Show the flush lag.")
-@click.pass_obj
 def show_lag(terminal: Terminal) -> None:
     """Show for each shard the entries that are not in PostgreSQL yet."""
     found = terminal.run(Views, lambda views: views.analytics.lag())

@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
+from headrace.kernel.single_flight import SingleFlight
 from headrace.views import store
-from headrace.views.breaker import CircuitBreaker
 from headrace.views.durability_wait import DurabilityWait, FileWriteWait
 from headrace.views.errors import NotCounting, ShardsFixed
 from headrace.views.model import (
@@ -32,7 +32,7 @@ from headrace.views.model import (
     shard_of,
 )
 from headrace.views.settings import hits_counted, totals_unavailable
-from headrace.views.valkey_store import Counted, ValkeyStore
+from headrace.views.valkey_store import CircuitBreaker, Counted, ValkeyStore
 
 SET_UP_S: Final = 2.0
 """Wait limit for PostgreSQL when a shard is set up and hits wait."""
@@ -65,18 +65,15 @@ class Shards:
         self._postgres = postgres
         self._valkey = valkey
         self._breaker = breaker
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: SingleFlight[None, None] = SingleFlight()
 
     async def ready(self) -> None:
         """Check the configured number of shards once, before the first use.
 
         Raises: ShardsFixed; PostgresDown if neither engine has the number.
         """
-        if self.is_ready:
-            return
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-        await asyncio.shield(self._opening)
+        if not self.is_ready:
+            await self._opening.call(None, self._open)
 
     async def ready_for_read(self) -> None:
         """Check the number of shards if an engine has it; otherwise use the configured one."""

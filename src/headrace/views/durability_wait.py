@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace.engines.multiplex import ValkeyLost
 from headrace.engines.valkey import Node, Session, Valkey, ValkeyDown, ValkeyMoved
+from headrace.kernel.batching import Batcher
 from headrace.views.errors import NotDurable
 from headrace.views.valkey_store import FileState, ValkeyStore
 
@@ -111,14 +113,6 @@ class FileWriteWait:
                 await asyncio.sleep(POLL_S)
 
 
-@dataclass(slots=True)
-class _Queue:
-    """Callers of the next confirmation, and the running one."""
-
-    next: asyncio.Future[int] | None = None
-    running: asyncio.Task[None] | None = None
-
-
 class DurabilityWait:
     """Wait until earlier writes of a shard are synced to the file or on `replicas` replicas."""
 
@@ -126,32 +120,22 @@ class DurabilityWait:
         self._valkey = valkey
         self._replicas = replicas
         self._timeout_ms = max(1, int(timeout_s * 1000))
-        self._queues: dict[int, _Queue] = {}
+        self._batchers: dict[int, Batcher[None, int]] = {}
 
     async def wait(self, shard: int) -> None:
         """Wait for the next confirmation. Raises: NotDurable, ValkeyDown."""
         which = shard if await self._valkey.is_cluster() else ONE_SERVER
-        queue = self._queues.setdefault(which, _Queue())
-        if queue.next is None:
-            queue.next = asyncio.get_running_loop().create_future()
-        mine = queue.next
-        if queue.running is None or queue.running.done():
-            queue.running = asyncio.create_task(self._run(which, queue))
-        confirmed = await asyncio.shield(mine)
+        batcher = self._batchers.get(which)
+        if batcher is None:
+            confirm = partial(self._confirm_for_all, which)
+            batcher = self._batchers[which] = Batcher(confirm, wait_s=0, runs_at_once=1)
+        confirmed = await batcher.submit(None)
         required = self._replicas or 1
         if confirmed < required:
             raise NotDurable(confirmed, required)
 
-    async def _run(self, shard: int, queue: _Queue) -> None:
-        while (shared := queue.next) is not None:
-            queue.next = None
-            try:
-                confirmed = await self._confirm(shard)
-            except ValkeyDown as error:
-                shared.set_exception(error)
-                shared.exception()  # marks it as retrieved, for the case that all callers ended
-            else:
-                shared.set_result(confirmed)
+    async def _confirm_for_all(self, shard: int, callers: list[None]) -> list[int]:
+        return [await self._confirm(shard)] * len(callers)
 
     async def _confirm(self, shard: int) -> int:
         key = f"{self._valkey.prefix}:{{v:{shard}}}:f"

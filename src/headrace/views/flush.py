@@ -152,7 +152,6 @@ class ShardFlush:
         A stream without its anchor is repaired first.
         """
         upto = self._synced_through(min_age_s)
-        batch = FlushBatch(self.through)
         pending = await self._read_part(self.through, upto)
         if not pending.has_anchor and not (self._gap_after == self.through and pending.last):
             self._seen.clear()
@@ -160,6 +159,8 @@ class ShardFlush:
             upto = self._synced_through(min_age_s)
             pending = await self._read_part(self.through, upto)
         self._seen.append((time.monotonic(), pending.last))
+        # After the repair, which may load an offset that another flusher moved.
+        batch = FlushBatch(self.through)
         batch.add(pending.rows)
         while pending.is_cut and batch.rows < ROWS_PER_FLUSH:
             pending = await self._read_part(batch.through, upto)

@@ -18,8 +18,8 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.kernel.config import parse_duration_s
-from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax
+from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
 from headrace.views.model import (
     CLASSES,
@@ -97,13 +97,7 @@ async def _hit_fast(views: Views, request: FastRequest) -> FastResponse | None:
     return FastResponse(_ENCODER.encode(total))
 
 
-@post(
-    "/v1/views/items/{id:str}",
-    operation_id="hitItem",
-    summary="Count a view",
-    status_code=200,
-    opt={**HIT, FAST_PATH: _hit_fast},
-)
+@post("/v1/views/items/{id:str}", status_code=200, opt={**HIT, FAST_PATH: _hit_fast})
 async def hit_item(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],
@@ -128,8 +122,6 @@ async def hit_item(
 
 @post(
     "/v1/views",
-    operation_id="hitItems",
-    summary="Count many views",
     status_code=200,
     opt={
         **HIT,
@@ -153,13 +145,7 @@ async def hit_items(
     return await views.hits(hits)
 
 
-@get(
-    "/v1/views/items/{id:str}/pixel",
-    operation_id="getPixel",
-    summary="Count a view by an image",
-    media_type="image/gif",
-    opt=HIT,
-)
+@get("/v1/views/items/{id:str}/pixel", media_type="image/gif", opt=HIT)
 async def get_pixel(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],
@@ -190,13 +176,7 @@ async def _totals_fast(views: Views, request: FastRequest) -> FastResponse | Non
     return FastResponse(body, 200, headers)
 
 
-@get(
-    "/v1/views",
-    operation_id="getTotals",
-    summary="Read totals",
-    media_type="application/json",
-    opt={**READ, FAST_PATH: _totals_fast},
-)
+@get("/v1/views", media_type="application/json", opt={**READ, FAST_PATH: _totals_fast})
 async def get_totals(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],
@@ -223,12 +203,7 @@ async def get_totals(
     return answer
 
 
-@get(
-    "/v1/views/items/{id:str}/series",
-    operation_id="getSeries",
-    summary="Views by hour or day",
-    opt=READ,
-)
+@get("/v1/views/items/{id:str}/series", opt=READ)
 async def get_series(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
@@ -246,12 +221,7 @@ async def get_series(
     return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
 
 
-@get(
-    "/v1/views/items/{id:str}/viewers",
-    operation_id="getViewers",
-    summary="Viewers by day",
-    opt=READ,
-)
+@get("/v1/views/items/{id:str}/viewers", opt=READ)
 async def get_viewers(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
@@ -267,7 +237,7 @@ async def get_viewers(
     return await views.analytics.viewers(id, from_day=from_day, to_day=to_day)
 
 
-@get("/v1/views/top", operation_id="getTop", summary="The most viewed items", opt=READ)
+@get("/v1/views/top", opt=READ)
 async def get_top(
     views: NamedDependency[Views],
     window: FromQuery[str] = "24h",
@@ -275,20 +245,11 @@ async def get_top(
     traffic: Annotated[Traffic, QueryParameter(name="class")] = Traffic.HUMAN,
 ) -> list[TopEntry]:
     """The items with the most views of a class within `window` (`24h`, `7d`), most first."""
-    try:
-        window_s = parse_duration_s(window)
-    except ValueError as error:
-        raise InvalidSpan(f"window: expected {error}, got {window[:40]!r}") from error
+    window_s = parse_as(parse_duration_s, "window", window, InvalidSpan)
     return await views.analytics.top(window_s, limit, traffic=traffic)
 
 
-@delete(
-    "/v1/views/items/{id:str}",
-    operation_id="deleteItem",
-    summary="Delete all views of an item",
-    status_code=200,
-    opt=WRITE,
-)
+@delete("/v1/views/items/{id:str}", status_code=200, opt=WRITE)
 async def delete_item(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
@@ -297,14 +258,10 @@ async def delete_item(
     return await views.delete(id)
 
 
-@post(
-    "/v1/views/reclassify",
-    operation_id="reclassifyViews",
-    summary="Move views between classes",
-    status_code=202,
-    opt=WRITE,
-)
-async def reclassify(views: NamedDependency[Views], data: JSONBody[Reclassify]) -> ReclassifyJob:
+@post("/v1/views/reclassify", status_code=202, opt=WRITE)
+async def reclassify_views(
+    views: NamedDependency[Views], data: JSONBody[Reclassify]
+) -> ReclassifyJob:
     """Enqueue the move of an item's views of whole hours to another class. Safe to repeat."""
     job = await views.corrections.reclassify(
         data.id, from_at=data.from_at, to_at=data.to_at, source=data.source, target=data.target
@@ -312,14 +269,14 @@ async def reclassify(views: NamedDependency[Views], data: JSONBody[Reclassify]) 
     return ReclassifyJob(job=job)
 
 
-@get("/v1/views/verify", operation_id="verifyViews", summary="Check the totals", opt=READ)
-async def verify(views: NamedDependency[Views]) -> Verified:
+@get("/v1/views/verify", opt=READ)
+async def verify_views(views: NamedDependency[Views]) -> Verified:
     """Compare every total with the sum of its hours. Empty `differences` means that all match."""
     return await views.analytics.verify()
 
 
-@get("/v1/views/lag", operation_id="getViewsLag", summary="Show the flush lag", opt=READ)
-async def get_lag(views: NamedDependency[Views]) -> list[ShardLag]:
+@get("/v1/views/lag", opt=READ)
+async def get_views_lag(views: NamedDependency[Views]) -> list[ShardLag]:
     """Entries of each shard that are counted in Valkey and not yet in PostgreSQL."""
     return await views.analytics.lag()
 
@@ -378,16 +335,4 @@ def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> 
     )
 
 
-ROUTES: Final[list[Any]] = [
-    hit_item,
-    hit_items,
-    get_pixel,
-    get_totals,
-    get_series,
-    get_viewers,
-    get_top,
-    delete_item,
-    reclassify,
-    verify,
-    get_lag,
-]
+ROUTES: Final[list[Any]] = routes_in(globals())

@@ -20,7 +20,6 @@ from headrace.jobs import Jobs, Registry
 from headrace.kernel.errors import Unavailable
 from headrace.views import store
 from headrace.views.analytics import ANSWER_S, Analytics, Corrections
-from headrace.views.breaker import CircuitBreaker
 from headrace.views.counting import CacheFiller, HitBatcher, Shards
 from headrace.views.durability_wait import DurabilityWait
 from headrace.views.errors import FieldUnknown, TooManyIds
@@ -35,7 +34,7 @@ from headrace.views.model import (
     shard_of,
 )
 from headrace.views.settings import ViewsConfig, totals_unavailable
-from headrace.views.valkey_store import ValkeyStore
+from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 KEYS_CACHED_MAX: Final = 100_000
 """Cached keys of entities, about 25 MB; then the cache is cleared."""

@@ -22,7 +22,7 @@ from headrace.engines import Engines
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
+from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled, wait_event
 from headrace.views import store
 from headrace.views.durability_wait import DurabilityWait, durability_of
 from headrace.views.errors import NotDurable, ShardsFixed
@@ -87,8 +87,7 @@ class Flusher:
                 self._sparse_log.warning("views_not_flushed", error=error.text, failures=failures)
                 flush_lag_s.set(time.monotonic() - self._caught_up_s)
                 self._reset()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
+            await wait_event(stop, pause_s)
         with suppress(HeadraceError):
             await store.leave_shards(self._postgres, self.name)
 

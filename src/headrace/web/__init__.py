@@ -14,12 +14,12 @@ publishable key.
 Engines: PostgreSQL stores tokens, console sessions, the audit log and idempotency keys.
 
 model        settings, scopes, errors and the protocol of the served app
-server       the app and its server              http         the routes at the root
+server       the app, Idempotency-Key         http         the routes at the root
 guard        checks and headers of every request, CORS
 auth         authentication and scopes           tokens       API tokens and their store
 sessions     console sessions and the audit log  limits       connection and request limits
 routes       parameter checks and OpenAPI        bodies       strict JSON bodies
-problems     errors as problem documents         idempotency  Idempotency-Key
+problems     errors as problem documents
 connection   deadlines of one connection         fast_path    routes for thousands of reads a second
 cli          commands
 """

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import Terminal, table, visible
+from headrace.kernel.terminal import CommandGroup, Terminal, table, visible
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
@@ -29,7 +29,7 @@ class Duration(click.ParamType[float]):
             self.fail(f"expected {error}, got {value!r}", param, ctx)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def tokens() -> None:
     """Create, list and revoke API tokens."""
 
@@ -52,7 +52,6 @@ def tokens() -> None:
     help="Create a publishable key for web pages (?k=), limited to"
     f" {', '.join(sorted(PUBLISHABLE_SCOPES))}.",
 )
-@click.pass_obj
 def create(
     terminal: Terminal,
     name: str,
@@ -73,7 +72,6 @@ def create(
 
 
 @tokens.command("ls")
-@click.pass_obj
 def list_tokens(terminal: Terminal) -> None:
     """List tokens, including expired and revoked tokens."""
     found: list[Token] = terminal.run(Tokens, lambda service: service.list())
@@ -88,7 +86,6 @@ def list_tokens(terminal: Terminal) -> None:
 
 @tokens.command()
 @click.argument("name")
-@click.pass_obj
 def revoke(terminal: Terminal, name: str) -> None:
     """Revoke the token NAME; servers refuse it within 5 seconds."""
     token: Token = terminal.run(Tokens, lambda service: service.revoke(name))

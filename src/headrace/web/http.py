@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
 from headrace.kernel.metrics import merged_metrics
-from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX, routes_in
 from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
 from headrace.web.sessions import Audit, AuditLine
@@ -28,8 +26,6 @@ SQL: Final = load_queries("headrace.web")
 OPEN: Final = {"scope": None}
 """The probes need no token and report only up or down."""
 AUTHENTICATED: Final = {"scope": ANY_SCOPE}
-LAZY_ERROR_MODULES: Final = {"headrace.media.errors": "xxhash"}
-"""Modules with errors that are imported on first use, and the library that each needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
 
 
-@get("/", operation_id="getIndex", opt=AUTHENTICATED, sync_to_thread=False, tags=["about"])
+@get("/", opt=AUTHENTICATED, sync_to_thread=False, tags=["about"])
 def get_index(about: NamedDependency[About]) -> Index:
     """Return the name, version and links of the API."""
     links = {
@@ -84,13 +80,13 @@ def get_index(about: NamedDependency[About]) -> Index:
     return Index(name="headrace", version=about.app.version, links=links)
 
 
-@get("/healthz", operation_id="getHealth", opt=OPEN, sync_to_thread=False, tags=["about"])
+@get("/healthz", opt=OPEN, sync_to_thread=False, tags=["about"])
 def get_health() -> Health:
     """Report that the process is alive, without checking any engine."""
     return Health(alive=True)
 
 
-@get("/readyz", operation_id="getReadiness", opt=OPEN, tags=["about"])
+@get("/readyz", opt=OPEN, tags=["about"])
 async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     """Check every engine for up to 2 s; 503 if one is down, with its name."""
     checks = checks_of(about.app)
@@ -105,7 +101,6 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
 
 @get(
     "/metrics",
-    operation_id="getMetrics",
     opt={"scope": "metrics:read"},
     sync_to_thread=True,
     tags=["about"],
@@ -116,25 +111,13 @@ def get_metrics(about: NamedDependency[About]) -> bytes:
     return merged_metrics(about.app.metrics_folder, "api")
 
 
-@get(
-    "/problems",
-    operation_id="listProblems",
-    opt=AUTHENTICATED,
-    sync_to_thread=False,
-    tags=["about"],
-)
+@get("/problems", opt=AUTHENTICATED, sync_to_thread=False, tags=["about"])
 def list_problems() -> list[ErrorKind]:
     """List every error code of this server."""
     return [_row(error) for error in _errors().values()]
 
 
-@get(
-    "/problems/{code:str}",
-    operation_id="getProblem",
-    opt=AUTHENTICATED,
-    sync_to_thread=False,
-    tags=["about"],
-)
+@get("/problems/{code:str}", opt=AUTHENTICATED, sync_to_thread=False, tags=["about"])
 def get_problem(code: FromPath[str]) -> ErrorKind:
     """Return the meaning of an error code; the `type` of each problem document links here."""
     error = _errors().get(code)
@@ -143,13 +126,7 @@ def get_problem(code: FromPath[str]) -> ErrorKind:
     return _row(error)
 
 
-@get(
-    "/v1/audit",
-    operation_id="listAudit",
-    summary="List actions of the console",
-    opt={"scope": ALL_SCOPES},
-    tags=["about"],
-)
+@get("/v1/audit", opt={"scope": ALL_SCOPES}, tags=["about"])
 async def list_audit(
     audit: NamedDependency[Audit],
     before: FromQuery[int | None] = None,
@@ -159,15 +136,7 @@ async def list_audit(
     return await audit.lines(before=before, lines_max=limit)
 
 
-ROUTES: Final[list[Any]] = [
-    get_index,
-    get_health,
-    get_readiness,
-    get_metrics,
-    list_problems,
-    get_problem,
-    list_audit,
-]
+ROUTES: Final[list[Any]] = routes_in(globals())
 
 
 def checks_of(app: Application) -> dict[str, Callable[[], Awaitable[Any]]]:
@@ -192,9 +161,6 @@ async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
 
 
 def _errors() -> dict[str, type[HeadraceError]]:
-    for module, library in LAZY_ERROR_MODULES.items():
-        if find_spec(library):
-            import_module(module)
     return {**error_table(), UnexpectedError.code: UnexpectedError}
 
 

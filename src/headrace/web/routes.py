@@ -58,16 +58,12 @@ def _require_plain_query(query_string: bytes, handler: BaseRouteHandler) -> None
             raise ParameterRepeated(
                 f"query parameter {name[:80]!r} is given {count} times: send it once"
             )
-    problems = tuple(
+    problems = [
         FieldProblem(f"query: {name}", "invalid", f"expected a whole number, got {text[:40]!r}")
         for name, text in given
         if name in kinds and _is_integer(kinds[name]) and not INTEGER.fullmatch(text)
-    )
-    if problems:
-        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise BodyInvalid(
-            f"the request has parameters that are not valid: {texts}", problems=problems
-        )
+    ]
+    BodyInvalid.require_none(problems, "the request has parameters that are not valid", shown_max=3)
 
 
 def _is_list(field: Any) -> bool:
@@ -185,6 +181,7 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
     }
     for method, path, handler in handlers_of(app):
         operation = document["paths"][path][method.lower()]
+        operation["summary"] = handler.summary or summary_of(operation["description"])
         _amend(operation, scope_of(handler), for_pages=bool(handler.opt.get(FOR_PAGES)))
     own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
     own["application/json"]["schema"] = {
@@ -193,6 +190,17 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
         "description": "An OpenAPI 3.1 document.",
     }
     return document
+
+
+def operation_id_of(handler: HTTPRouteHandler, *_: Any) -> str:
+    """The handler's name in camel case: `get_job` is `getJob`."""
+    first, *rest = handler.handler_name.split("_")
+    return first + "".join(word.title() for word in rest)
+
+
+def summary_of(description: str) -> str:
+    """The first clause of a handler's docstring."""
+    return re.split(r"[;:.](?:\s|$)", " ".join(description.split()), maxsplit=1)[0]
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

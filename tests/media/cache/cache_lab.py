@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -52,8 +52,14 @@ async def put_object(blobs: Blobs, name: str, blocks: float = 4) -> Shape:
     """Store an object of this many blocks. Return its shape."""
     size_bytes = int(blocks * BLOCK_BYTES)
     await blobs.put(name, object_data(name, size_bytes))
+    return await shape_in(blobs, name)
+
+
+async def shape_in(blobs: Blobs, name: str) -> Shape:
+    """The shape of a stored object."""
     info = await blobs.info(name)
-    return Shape(size_bytes, info.etag, int(info.modified_at.timestamp()), is_immutable=False)
+    moment_s = int(info.modified_at.timestamp())
+    return Shape(info.size_bytes, info.etag, moment_s, is_immutable=False)
 
 
 @dataclass
@@ -65,6 +71,7 @@ class CacheNode:
     disks: list[DiskConfig]
     boot: str = BOOT
     stores: list[BlockCache] = field(default_factory=list)
+    generation: Callable[[str], int] = lambda _name: 0
     filler: Filler | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _running: asyncio.Task[None] | None = None
@@ -99,6 +106,7 @@ class CacheNode:
 
     def open_cache(self, worker: int, **settings) -> BlockCache:
         """Open one more cache."""
+        settings.setdefault("generation", self.generation)
         store = BlockCache.open(self.run, worker=worker, boot=self.boot, **settings)
         store.enter_epoch()
         store.leave_epoch()
@@ -160,6 +168,35 @@ async def read_block(store: BlockCache, key: BlockKey) -> tuple[bytes, str]:
     ready = await store.block(key)
     if isinstance(ready, Frame):
         found = look_up(store, key)
+        if found is not None:
+            return found, "stored"
+        ready = await store.block(key, is_copy=True)
+    assert isinstance(ready, bytes)
+    return ready, "passed"
+
+
+def look_up_warm(store: BlockCache, key: BlockKey) -> bytes | None:
+    """The bytes of a block if a worker would send them now, from memory."""
+    store.enter_epoch()
+    try:
+        frame = store.find(key)
+        if frame is None or not store.is_warm(frame, 0, frame.length):
+            return None
+        return os.pread(frame.fd, frame.length, frame.offset)
+    finally:
+        store.leave_epoch()
+
+
+async def read_as_worker(
+    store: BlockCache, key: BlockKey, *, is_copy: bool = False
+) -> tuple[bytes, str]:
+    """A block as a worker sends it, and how: hit, stored or passed."""
+    found = None if is_copy else look_up_warm(store, key)
+    if found is not None:
+        return found, "hit"
+    ready = await store.block(key, is_copy=is_copy)
+    if isinstance(ready, Frame):
+        found = look_up_warm(store, key)
         if found is not None:
             return found, "stored"
         ready = await store.block(key, is_copy=True)

@@ -16,16 +16,25 @@ import pytest
 from headrace.media.cache.epochs import STUCK_S, FillerEpochs, WorkerEpochs, started_at
 from headrace.media.cache.linux import barrier, register_for_barriers, remove_shared
 
+HOLDER = """
+import sys
+from pathlib import Path
+from headrace.media.cache.epochs import WorkerEpochs
+epochs = WorkerEpochs(Path(sys.argv[1]), int(sys.argv[2]))
+epochs.enter()
+print("inside", flush=True)
+sys.stdin.readline()
+epochs.leave()
+print("left", flush=True)
+sys.stdin.readline()
+"""
+"""A process that stays in an epoch until it reads a line."""
+
 
 @contextmanager
 def worker_inside(run: Path, worker: int):
     """A process inside an epoch."""
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("epoch_holder.py")),
-        str(run),
-        str(worker),
-    ]
+    command = [sys.executable, "-c", HOLDER, str(run), str(worker)]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.media.cache.layout import (
@@ -102,7 +102,7 @@ def test_a_disk_of_twice_the_size_has_twice_the_slots():
 BLOCKS = st.tuples(st.text(), st.text(), st.integers(0, 2**40))
 
 
-@pytest.mark.slow
+@settings(max_examples=40)
 @given(BLOCKS, BLOCKS)
 def test_different_blocks_have_different_digests(block, other_block):
     digests = Digests(b"key")

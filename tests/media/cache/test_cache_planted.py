@@ -61,11 +61,6 @@ async def frames_change_within_a_turn(node: CacheNode, blobs) -> bool:
     return not all(seen)
 
 
-@pytest.mark.slow
-async def test_no_frame_changes_within_a_turn(one_set, blobs):
-    assert not await frames_change_within_a_turn(one_set, blobs)
-
-
 async def test_planted_without_the_wait_frames_change_within_a_turn(one_set, blobs, planted):
     planted("no wait")
     assert await frames_change_within_a_turn(one_set, blobs)

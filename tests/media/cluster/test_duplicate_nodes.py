@@ -12,9 +12,9 @@ from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.media import Media, MediaConfig
-from headrace.media.cluster.duplicate_node import NodeNameTaken, is_local, require_unique_name
+from headrace.media.cluster.cluster import NodeNameTaken, is_local, require_unique_name
 from headrace.media.cluster.hop import HopSigner
-from headrace.media.cluster.membership import Member, Roster
+from headrace.media.cluster.membership import Member, MembershipStore
 from headrace.media.worker import serve
 
 LISTEN = ("127.0.0.1", 1)
@@ -77,7 +77,7 @@ async def running(blobs, folder):
 
 async def wait_entered(blobs, address: str) -> None:
     async def is_entered() -> bool:
-        entered = (await Roster(blobs).read()).member("n1")
+        entered = (await MembershipStore(blobs).read()).member("n1")
         return entered is not None and entered.address == address
 
     await wait_true(is_entered, what=f"n1 is entered at {address}")
@@ -114,5 +114,5 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
 async def test_a_running_node_puts_its_own_dead_address_right(blobs, tmp_path):
     async with running(blobs, tmp_path / "node") as address:
         await wait_entered(blobs, address)
-        await Roster(blobs).register(Member(name="n1", address="127.0.0.1:9"), replicas=2)
+        await MembershipStore(blobs).register(Member(name="n1", address="127.0.0.1:9"), replicas=2)
         await wait_entered(blobs, address)

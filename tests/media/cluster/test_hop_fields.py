@@ -87,7 +87,7 @@ def test_a_hop_is_known_by_its_sender(guard, line):
         lambda asked: asked.fields.update({"if-match": '"x"'}),
     ],
 )
-def test_it_is_worth_nothing_for_another_request(guard, line, change):
+def test_it_is_invalid_for_another_request(guard, line, change):
     asked = PeerRequest()
     signed(line, asked)
     change(asked)
@@ -110,22 +110,12 @@ def test_every_changed_character_of_it_is_refused(guard, line):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "",
-        ";",
-        "1",
-        "1;;;;;;;;",
-        "1;2;3;4;5;6;7;8;9",
-        "x" * 4000,
-        "1;k;a;b;1e9;c;1;0;00",
-        "1;k;a;b;٣;c;1;0;00",
-    ],
-)
-def test_what_is_no_hop_field_is_refused(guard, value):
-    asked = PeerRequest()
-    asked.fields[HOP_FIELD] = value
+    ["", ";", "1", "1;;;;;;;;", "1;2;3;4;5;6;7;8;9", "x" * 4000, "1;k;a;b;1e9;c;1;0;00",
+     "1;k;a;b;٣;c;1;0;00"],
+)  # fmt: skip
+def test_an_invalid_hop_field_is_refused(guard, value):
     with pytest.raises(HopRefused):
-        guard.judge(asked)
+        guard.judge(PeerRequest(fields={HOP_FIELD: value}))
 
 
 @pytest.mark.parametrize("key", [OTHER_KEY, OTHER_USE], ids=["other secret", "other use"])
@@ -136,7 +126,7 @@ def test_other_keys_are_refused(guard, clock, key):
         guard.judge(asked)
 
 
-def test_a_secret_that_is_being_changed_is_accepted_by_whoever_knows_both(guard, clock):
+def test_a_former_secret_is_accepted_by_a_node_that_has_both(guard, clock):
     asked = PeerRequest()
     signed(HopSigner([NEXT_KEY, KEY], "a", clock).sequence(), asked)
     assert guard.judge(asked) is not None
@@ -149,7 +139,7 @@ def test_a_hop_meant_for_another_node_is_refused(guard, line):
         guard.judge(asked)
 
 
-def test_it_counts_once(guard, line):
+def test_it_is_valid_once(guard, line):
     asked = PeerRequest()
     signed(line, asked)
     assert guard.judge(asked) is not None
@@ -167,7 +157,7 @@ def test_an_older_one_of_the_same_connection_is_refused(guard, line):
 
 
 @pytest.mark.parametrize("away_s", [31, -31, 3600])
-def test_it_counts_for_half_a_minute(guard, line, clock, away_s):
+def test_it_is_valid_for_half_a_minute(guard, line, clock, away_s):
     asked = PeerRequest()
     signed(line, asked)
     clock.now_s += away_s
@@ -175,7 +165,7 @@ def test_it_counts_for_half_a_minute(guard, line, clock, away_s):
         guard.judge(asked)
 
 
-def test_what_is_remembered_is_bounded_and_kept_as_long_as_it_counts(guard, clock):
+def test_used_fields_are_kept_as_long_as_they_are_valid(guard, clock):
     signer = HopSigner([KEY], "a", clock)
     kept = PeerRequest()
     signed(signer.sequence(), kept)

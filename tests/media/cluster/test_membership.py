@@ -14,8 +14,8 @@ from headrace.media.cluster.membership import (
     InvalidNode,
     Member,
     Membership,
+    MembershipStore,
     NodeUnknown,
-    Roster,
 )
 
 
@@ -24,54 +24,56 @@ def member(name: str, **values) -> Member:
 
 
 @pytest.fixture
-def roster(blobs):
-    return Roster(blobs)
+def member_store(blobs):
+    return MembershipStore(blobs)
 
 
-async def test_nodes_enter_themselves_and_are_changed_by_name(roster):
-    assert (await roster.read()) == Membership()
-    await roster.register(member("b", dc="x"), replicas=3)
-    await roster.register(member("a", started_at_s=50.0), replicas=2)
-    found = await roster.read()
+async def test_nodes_enter_themselves_and_are_changed_by_name(member_store):
+    assert (await member_store.read()) == Membership()
+    await member_store.register(member("b", dc="x"), replicas=3)
+    await member_store.register(member("a", started_at_s=50.0), replicas=2)
+    found = await member_store.read()
     assert [one.name for one in found.members] == ["a", "b"]
     assert (found.version, found.replicas) == (2, 2), "the last start wins"
-    await roster.drain("a")
-    await roster.set_weight("b", 0.5)
-    found = await roster.read()
+    await member_store.drain("a")
+    await member_store.set_weight("b", 0.5)
+    found = await member_store.read()
     assert [(one.state, one.weight) for one in found.members] == [("draining", 1.0), ("up", 0.5)]
     assert [one.name for one in found.candidates(1e9)] == ["b"]
-    await roster.undrain("a")
-    await roster.remove("b")
-    assert [(one.name, one.state) for one in (await roster.read()).members] == [("a", "up")]
+    await member_store.undrain("a")
+    await member_store.remove("b")
+    assert [(one.name, one.state) for one in (await member_store.read()).members] == [("a", "up")]
 
 
-async def test_a_node_that_starts_again_changes_nothing_that_was_set_by_hand(roster):
-    await roster.register(member("a"), replicas=2)
-    await roster.register(member("b", started_at_s=100.0), replicas=2)
-    await roster.drain("b")
-    await roster.set_weight("b", 3)
-    before = await roster.read()
-    await roster.register(member("b", started_at_s=900.0), replicas=2)
-    assert await roster.read() == before
+async def test_a_node_that_starts_again_changes_nothing_that_was_set_by_hand(member_store):
+    await member_store.register(member("a"), replicas=2)
+    await member_store.register(member("b", started_at_s=100.0), replicas=2)
+    await member_store.drain("b")
+    await member_store.set_weight("b", 3)
+    before = await member_store.read()
+    await member_store.register(member("b", started_at_s=900.0), replicas=2)
+    assert await member_store.read() == before
     moved = msgspec.structs.replace(member("b", started_at_s=950.0), address="10.9.9.9:1")
-    await roster.register(moved, replicas=2)
-    found = (await roster.read()).member("b")
+    await member_store.register(moved, replicas=2)
+    found = (await member_store.read()).member("b")
     assert found is not None
     assert (found.address, found.state, found.weight) == ("10.9.9.9:1", "draining", 3)
     assert found.started_at_s == 100.0
 
 
-async def test_who_is_new_ramps_up_and_the_first_does_not(roster):
-    await roster.register(member("a", started_at_s=1000.0), replicas=2)
-    await roster.register(member("b", started_at_s=1000.0), replicas=2)
-    first, second = (await roster.read()).candidates(1000.0)
+async def test_who_is_new_ramps_up_and_the_first_does_not(member_store):
+    await member_store.register(member("a", started_at_s=1000.0), replicas=2)
+    await member_store.register(member("b", started_at_s=1000.0), replicas=2)
+    first, second = (await member_store.read()).candidates(1000.0)
     assert (first.weight, second.weight) == (1.0, 0.1)
-    weights = [(await roster.read()).candidates(1000.0 + s)[1].weight for s in range(0, 400, 30)]
+    weights = [
+        (await member_store.read()).candidates(1000.0 + s)[1].weight for s in range(0, 400, 30)
+    ]
     assert weights == pytest.approx([0.1 * n for n in range(1, 11)] + [1.0] * 4)
-    await roster.remove("b")
-    assert [one.name for one in (await roster.read()).candidates(5000.0)] == ["a"]
-    await roster.register(member("b", started_at_s=6000.0), replicas=2)
-    found = await roster.read()
+    await member_store.remove("b")
+    assert [one.name for one in (await member_store.read()).candidates(5000.0)] == ["a"]
+    await member_store.register(member("b", started_at_s=6000.0), replicas=2)
+    found = await member_store.read()
     assert found.candidates(6000.0)[1].weight == 0.1
     assert found.candidates(6000.0 + RAMP_S)[1].weight == 1.0
     assert found.candidates(5900.0)[1].weight == 0.1, "a clock that is behind"
@@ -93,29 +95,29 @@ async def test_who_is_new_ramps_up_and_the_first_does_not(roster):
         ("a", "10.0.0.1:8081", float("nan")),
     ],
 )
-async def test_what_no_peer_could_reach_is_refused(roster, name, address, weight):
+async def test_what_no_peer_could_reach_is_refused(member_store, name, address, weight):
     with pytest.raises((InvalidNode, ValueError)):
-        await roster.register(Member(name=name, address=address, weight=weight), replicas=2)
-    assert (await roster.read()).version == 0
+        await member_store.register(Member(name=name, address=address, weight=weight), replicas=2)
+    assert (await member_store.read()).version == 0
 
 
-async def test_unknown_nodes_and_bad_values_change_nothing(roster):
-    await roster.register(member("a"), replicas=2)
-    for change in (roster.drain, roster.undrain, roster.remove):
+async def test_unknown_nodes_and_bad_values_change_nothing(member_store):
+    await member_store.register(member("a"), replicas=2)
+    for change in (member_store.drain, member_store.undrain, member_store.remove):
         with pytest.raises(NodeUnknown, match="the members are a"):
             await change("z")
     for weight in (0, -1, 101, float("nan")):
         with pytest.raises(InvalidNode):
-            await roster.set_weight("a", weight)
+            await member_store.set_weight("a", weight)
     for replicas in (-1, 9):
         with pytest.raises(InvalidNode):
-            await roster.register(member("b"), replicas=replicas)
-    assert (await roster.read()).version == 1
+            await member_store.register(member("b"), replicas=replicas)
+    assert (await member_store.read()).version == 1
 
 
-async def test_changes_at_once_are_all_kept(roster):
-    await asyncio.gather(*(roster.register(member(name), replicas=2) for name in "abcdefgh"))
-    found = await roster.read()
+async def test_changes_at_once_are_all_kept(member_store):
+    await asyncio.gather(*(member_store.register(member(name), replicas=2) for name in "abcdefgh"))
+    found = await member_store.read()
     assert [one.name for one in found.members] == list("abcdefgh")
     assert found.version == 8
 
@@ -134,18 +136,18 @@ async def test_changes_at_once_are_all_kept(roster):
         b"\xff\xfe",
     ],
 )
-async def test_a_damaged_document_is_neither_read_nor_written_over(blobs, roster, data):
+async def test_a_damaged_document_is_neither_read_nor_written_over(blobs, member_store, data):
     await blobs.put(MEMBERSHIP.key, data)
     with pytest.raises(DocumentDamaged):
-        await roster.read()
+        await member_store.read()
     with pytest.raises(DocumentDamaged):
-        await roster.register(member("a"), replicas=2)
+        await member_store.register(member("a"), replicas=2)
     assert await blobs.get(MEMBERSHIP.key) == data
 
 
-async def test_fields_of_a_later_release_are_read_over(blobs, roster):
+async def test_fields_of_a_later_release_are_read_over(blobs, member_store):
     await blobs.put(MEMBERSHIP.key, b'{"version": 5, "new": 1, "members": []}')
-    assert (await roster.register(member("a"), replicas=2)).version == 6
+    assert (await member_store.register(member("a"), replicas=2)).version == 6
 
 
 async def test_what_others_store_meanwhile_is_never_written_over(blobs):

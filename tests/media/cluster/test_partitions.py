@@ -7,13 +7,24 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.media.partitions import CAP, PARTITIONS, Candidate, PartitionTable, partition_of
+from headrace.media import partitions
+from headrace.media.partitions import CAP, Candidate, PartitionTable, partition_of
 
+PARTITIONS = 131_072
 GOLDEN_ROWS = ["c/b", "c/b", "a/b", "c/b", "a/b", "c/b"]
 GOLDEN_SHA256 = "29360ad6e0378df4"
+
+
+FEW = 1 << 14
+"""Enough partitions for every property that the number does not decide; tables of all are slow."""
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(partitions, "PARTITIONS", FEW)
 
 
 @cache
@@ -22,7 +33,7 @@ def twelve(dcs: int = 1) -> PartitionTable:
 
 
 def firsts(table: PartitionTable) -> Counter[str]:
-    return Counter(table.owners(partition)[0] for partition in range(PARTITIONS))
+    return Counter(table.owners(partition)[0] for partition in range(partitions.PARTITIONS))
 
 
 def test_a_key_s_partition_never_changes():
@@ -50,13 +61,14 @@ def test_a_table_is_the_same_for_any_order_and_for_ever():
     assert hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16] == GOLDEN_SHA256
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_no_nodes_and_fewer_nodes_than_replicas(replicas):
     assert PartitionTable.build([], replicas).owners(7) == ()
     assert PartitionTable.build([], replicas).shares() == {}
+    assert PartitionTable.build([], 0).orphaned(()) == 1.0
     alone = PartitionTable.build([Candidate("a")], replicas)
-    assert alone.owners(0) == alone.owners(PARTITIONS - 1) == ("a",)
+    assert alone.owners(0) == alone.owners(FEW - 1) == ("a",)
     assert alone.shares() == {"a": 1.0}
 
 
@@ -71,18 +83,16 @@ def test_twelve_nodes_have_even_shares_of_first_places_and_of_all_places():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dcs", [1, 3])
-def test_whoever_of_twelve_dies_no_other_gets_over_1_05_of_its_fair_share(dcs):
-    table = twelve(dcs)
-    for dead in ("n00", "n07"):
-        shares = table.shares({dead})
-        assert sum(shares.values()) == pytest.approx(1)
-        assert len(shares) == 11
-        assert max(shares.values()) <= 1.05 / 11
+@pytest.mark.parametrize("dead", ["n00", "n07"])
+def test_when_a_node_of_twelve_dies_no_other_gets_over_1_05_of_its_fair_share(dead):
+    shares = twelve().shares({dead})
+    assert sum(shares.values()) == pytest.approx(1)
+    assert len(shares) == 11
+    assert max(shares.values()) <= 1.05 / 11
 
 
 @pytest.mark.slow
-def test_the_second_replica_stands_in_another_data_centre():
+def test_the_second_replica_is_in_another_data_centre():
     table = twelve(3)
     for partition in range(PARTITIONS):
         first, second = (int(name[1:]) for name in table.owners(partition))
@@ -90,61 +100,74 @@ def test_the_second_replica_stands_in_another_data_centre():
     lost = {f"n{i:02}" for i in range(0, 12, 3)}
     assert table.orphaned(lost) == 0
     assert max(table.shares(lost).values()) <= 1.05 / 8
+    assert max(table.shares({"n07"}).values()) <= 1.05 / 11
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("few")
+def test_replicas_of_zero_are_two_in_each_data_centre():
+    nodes = [Candidate(f"n{i}", f"dc{i % 2}") for i in range(6)]
+    table = PartitionTable.build(nodes, 0)
+    assert table.replicas == 4
+    dcs = Counter(int(name[1:]) % 2 for p in range(100) for name in table.owners(p))
+    assert dcs == {0: 200, 1: 200}
+
+
+@pytest.mark.usefixtures("few")
 def test_a_data_centre_of_one_node_is_not_given_every_second_replica():
     nodes = [Candidate(f"n{i}", "big") for i in range(6)] + [Candidate("alone", "small")]
     table = PartitionTable.build(nodes, 2)
-    places = Counter(name for p in range(PARTITIONS) for name in table.owners(p))
-    assert places["alone"] <= CAP * 2 * PARTITIONS / 7 + 2
+    places = Counter(name for p in range(FEW) for name in table.owners(p))
+    assert places["alone"] <= CAP * 2 * FEW / 7 + 2
 
 
-@pytest.mark.slow
-@settings(max_examples=2, deadline=None)
+@pytest.mark.usefixtures("few")
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_node_that_leaves_moves_only_what_it_had(data):
-    count = data.draw(st.integers(3, 4))
-    nodes = [
-        Candidate(data.draw(st.from_regex(r"[a-z]{4}", fullmatch=True)) + str(i))
-        for i in range(count)
-    ]
+    count = data.draw(st.integers(3, 5))
+    names = st.from_regex(r"[a-z]{4}", fullmatch=True)
+    nodes = [Candidate(data.draw(names) + str(i)) for i in range(count)]
     gone = data.draw(st.sampled_from(nodes))
     before = PartitionTable.build(nodes, 1)
     after = PartitionTable.build([node for node in nodes if node != gone], 1)
-    moved = sum(before.owners(p) != after.owners(p) for p in range(PARTITIONS))
+    moved = sum(before.owners(p) != after.owners(p) for p in range(FEW))
     had = firsts(before)[gone.name]
-    assert had <= moved <= had + 0.02 * PARTITIONS
-    assert moved / PARTITIONS == pytest.approx(sum(before.gains(after).values()))
-    assert max(after.shares().values()) <= CAP / (count - 1) + 1 / PARTITIONS
+    assert had <= moved <= had + 0.03 * FEW
+    assert moved / FEW == pytest.approx(sum(before.gains(after).values()))
+    assert max(after.shares().values()) <= CAP / (count - 1) + 1 / FEW
 
 
-@pytest.mark.slow
-@settings(max_examples=2, deadline=None)
-@given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.5, 4.0]), min_size=2, max_size=3))
+@pytest.mark.usefixtures("few")
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.5, 4.0]), min_size=2, max_size=4))
 def test_shares_follow_weights(weights):
     table = PartitionTable.build([Candidate(f"n{i}", "", w) for i, w in enumerate(weights)], 2)
     shares = table.shares()
     for index, weight in enumerate(weights):
         fair = weight / sum(weights)
-        assert 0.96 * fair - 0.002 <= shares[f"n{index}"] <= CAP * fair + 2 / PARTITIONS
+        assert 0.95 * fair - 0.005 <= shares[f"n{index}"] <= CAP * fair + 2 / FEW
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("few")
 def test_a_weight_that_is_lowered_takes_from_that_node_alone():
     even = PartitionTable.build([Candidate(f"n{i}") for i in range(4)], 1)
-    lighter = PartitionTable.build(
-        [Candidate(f"n{i}", "", 0.5 if i == 2 else 1) for i in range(4)], 1
-    )
-    gains = even.gains(lighter)
-    assert gains["n2"] <= 0.005
-    assert sum(gains.values()) == pytest.approx(1 / 4 - 1 / 7, abs=0.02)
+    weights = [0.5 if i == 2 else 1 for i in range(4)]
+    nodes = [Candidate(f"n{i}", "", weight) for i, weight in enumerate(weights)]
+    gains = even.gains(PartitionTable.build(nodes, 1))
+    assert gains["n2"] <= 0.01
+    assert sum(gains.values()) == pytest.approx(1 / 4 - 1 / 7, abs=0.03)
 
 
-@pytest.mark.slow
-def test_what_has_no_replica_left_is_spread_over_those_that_are():
+@pytest.mark.usefixtures("few")
+def test_partitions_without_a_replica_left_are_spread_over_all_others():
     table = PartitionTable.build([Candidate(name) for name in "abcd"], 1)
     shares = table.shares({"a"})
     assert sum(shares.values()) == pytest.approx(1)
     assert table.orphaned({"a"}) == pytest.approx(0.25, abs=0.01)
     assert max(shares.values()) == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_table_is_built_in_short_steps():
+    nodes = [Candidate(f"n{i}") for i in range(4)]
+    steps = sum(1 for _ in partitions.build_in_steps(nodes, 2))
+    assert steps == -(-(PARTITIONS // partitions.CHUNK_PARTITIONS) // (6144 // (64 * 4)))

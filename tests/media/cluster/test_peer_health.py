@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.cluster.health import FAILURES_MAX, Health
+from headrace.media.cluster.peers import FAILURES_MAX, Health
 
 
 def test_a_refused_connection_takes_a_peer_out_at_once():

@@ -11,7 +11,7 @@ from headrace.console.actions import Action, Field
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt
 from headrace.feed import Feed
 from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
-from headrace.feed.why import PostWhy
+from headrace.feed.pages import PostWhy
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50
@@ -296,8 +296,7 @@ ACTIONS: Final = (
             scope=WRITE,
             what=one.what,
             command=f"headrace feed {one.verb} {{viewer}} {{author}}",
-            method=one.method,
-            path=f"/v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
+            http=f"{one.method} /v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
             run=_relation_action(one),
             fields=(VIEWER, AUTHOR),
         )
@@ -309,8 +308,7 @@ ACTIONS: Final = (
         scope=WRITE,
         what="Deletes post {post}. No page shows it any more. This cannot be undone.",
         command="headrace feed rm {post}",
-        method="DELETE",
-        path="/v1/feed/posts/{post}",
+        http="DELETE /v1/feed/posts/{post}",
         run=delete_post,
         fields=(POST,),
         is_danger=True,
@@ -322,8 +320,7 @@ ACTIONS: Final = (
         scope=WRITE,
         what="Rebuilds the index in Valkey from PostgreSQL, in a job. Pages are served meanwhile.",
         command="headrace feed rebuild",
-        method="POST",
-        path="/v1/feed/rebuild",
+        http="POST /v1/feed/rebuild",
         run=rebuild,
     ),
     Action(
@@ -332,8 +329,7 @@ ACTIONS: Final = (
         scope=READ,
         what="Compares up to 1,000 viewers and authors in Valkey with PostgreSQL. Read-only.",
         command="headrace feed verify",
-        method="GET",
-        path="/v1/feed/verify",
+        http="GET /v1/feed/verify",
         run=verify,
     ),
 )

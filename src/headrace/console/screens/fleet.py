@@ -273,7 +273,6 @@ def _charts(
 
 
 DECISIONS_SHOWN: Final = 100
-FLOATING: Final = "floating"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

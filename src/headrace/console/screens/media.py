@@ -9,13 +9,20 @@ from typing import Final
 
 from prometheus_client.utils import floatToGoString
 
-from headrace.console.rates import Rates
 from headrace.console.screens.media_actions import ACTIONS
-from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, no_data
+from headrace.console.views import (
+    NO_DATA,
+    PanelData,
+    Rates,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+    no_data,
+)
 from headrace.kernel.metrics import FINE_BUCKETS_S
 from headrace.media.model import SOURCES, STAGES, STATUSES, MediaObject
-from headrace.media.service.local_node import Disk, HotObject
-from headrace.media.service.nodes import NodeInfo, Ownership, Plan
+from headrace.media.service.nodes import Disk, HotObject, NodeInfo, Ownership, Plan
 from headrace.media.tracing import Watch
 
 NAMES_MAX: Final = 512

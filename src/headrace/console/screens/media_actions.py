@@ -8,7 +8,7 @@ from typing import Any, Final
 from headrace.console.actions import Action, Field
 from headrace.console.format import pluralize
 from headrace.console.views import ViewContext
-from headrace.media.service.local_node import Disk, Disks
+from headrace.media.service.nodes import Disk, Disks
 
 WRITE: Final = "media:write"
 KEY: Final = Field(name="key", label="Object")
@@ -143,8 +143,7 @@ OBJECT_ACTIONS: Final = (
         what="Purges an object, or all objects with a key prefix, from the caches of all nodes."
         " The object store keeps them.",
         command="headrace media purge [{key}] [--prefix {prefix}]",
-        method="POST",
-        path="/v1/media/purge",
+        http="POST /v1/media/purge",
         run=purge,
         body=purge_body,
         fields=(
@@ -158,8 +157,7 @@ OBJECT_ACTIONS: Final = (
         scope=WRITE,
         what="Loads the whole object {key} into the caches of its owner nodes.",
         command="headrace media warm {key}",
-        method="POST",
-        path="/v1/media/warm",
+        http="POST /v1/media/warm",
         run=warm,
         body=lambda given: {"keys": [given["key"]]},
         fields=(KEY,),
@@ -170,8 +168,7 @@ OBJECT_ACTIONS: Final = (
         scope=WRITE,
         what="Deletes {key} from the object store. This cannot be undone.",
         command="headrace media rm {key}",
-        method="DELETE",
-        path="/v1/media/objects/{key}",
+        http="DELETE /v1/media/objects/{key}",
         run=remove,
         fields=(KEY,),
         is_danger=True,
@@ -185,8 +182,7 @@ NODE_ACTIONS: Final = (
         scope=WRITE,
         what="Moves all partitions away from {node}. It serves requests that still arrive.",
         command="headrace media drain {node}",
-        method="POST",
-        path="/v1/media/nodes/{node}/drain",
+        http="POST /v1/media/nodes/{node}/drain",
         run=drain,
         fields=(NODE,),
     ),
@@ -196,8 +192,7 @@ NODE_ACTIONS: Final = (
         scope=WRITE,
         what="Assigns partitions to {node} again.",
         command="headrace media undrain {node}",
-        method="POST",
-        path="/v1/media/nodes/{node}/undrain",
+        http="POST /v1/media/nodes/{node}/undrain",
         run=undrain,
         fields=(NODE,),
     ),
@@ -207,8 +202,7 @@ NODE_ACTIONS: Final = (
         scope=WRITE,
         what="Sets the share of partitions of {node} relative to a node of weight 1.",
         command="headrace media weight {node} {weight}",
-        method="PUT",
-        path="/v1/media/nodes/{node}/weight",
+        http="PUT /v1/media/nodes/{node}/weight",
         run=set_weight,
         body=lambda given: {"weight": given["weight"]},
         fields=(NODE, Field(name="weight", label="Weight", kind="decimal", default="1")),
@@ -222,8 +216,7 @@ DISK_ACTIONS: Final = (
             scope=WRITE,
             what=what,
             command=f"headrace media disks {verb} {{disk}}",
-            method="POST",
-            path=f"/v1/media/disks/{{disk}}/{verb}",
+            http=f"POST /v1/media/disks/{{disk}}/{verb}",
             run=_disk_action(run),
             fields=(DISK,),
             is_danger=verb == "retire",
@@ -237,8 +230,7 @@ DISK_ACTIONS: Final = (
         what="Reads a share of this node's blocks and compares checksums. Corrupt blocks are"
         " dropped.",
         command="headrace media verify --share {share}",
-        method="POST",
-        path="/v1/media/verify",
+        http="POST /v1/media/verify",
         run=verify,
         body=lambda given: {"share": given["share"]},
         fields=(Field(name="share", label="Share", kind="decimal", default="0.01"),),
@@ -252,8 +244,7 @@ TRACE_ACTIONS: Final = (
         what="Logs matching requests on every node for a while: one line per response, with the"
         " time of each stage.",
         command="headrace media trace on --tag {tag} --for {minutes}m",
-        method="POST",
-        path="/v1/media/traces",
+        http="POST /v1/media/traces",
         run=trace,
         body=trace_body,
         fields=(
@@ -271,8 +262,7 @@ TRACE_ACTIONS: Final = (
         scope=WRITE,
         what="Stops logging the requests of {tag}.",
         command="headrace media trace off --tag {tag}",
-        method="DELETE",
-        path="/v1/media/traces?tag={tag}",
+        http="DELETE /v1/media/traces?tag={tag}",
         run=end_trace,
         fields=(Field(name="tag", label="Tag"),),
     ),

@@ -20,10 +20,9 @@ from headrace.console.format import (
     pluralize,
 )
 from headrace.console.model import PREFIX
-from headrace.console.rates import Rates
 from headrace.console.screens import health
 from headrace.console.screens.health import Issue
-from headrace.console.views import Chart, Line, PanelData, Room, Screen, ViewContext, attempt
+from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
 from headrace.jobs.fleet.state import FleetLoad, FleetState
 from headrace.jobs.model import QueueStatus
 from headrace.web.http import checks_of

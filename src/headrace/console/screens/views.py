@@ -320,8 +320,7 @@ ACTIONS: Final = (
         what="Compares every total with the sum of its hourly counts in one snapshot. Changes"
         " nothing.",
         command="headrace views verify",
-        method="GET",
-        path="/v1/views/verify",
+        http="GET /v1/views/verify",
         run=verify,
     ),
     Action(
@@ -331,8 +330,7 @@ ACTIONS: Final = (
         what="Deletes totals and series of {id}. It is not counted for 30 days. This cannot be"
         " undone.",
         command="headrace views rm {id}",
-        method="DELETE",
-        path="/v1/views/items/{id}",
+        http="DELETE /v1/views/items/{id}",
         run=delete_entity,
         fields=(ENTITY,),
         is_danger=True,
@@ -345,8 +343,7 @@ ACTIONS: Final = (
         what="Moves views of {id} in full hours from one traffic class to another, in a job.",
         command="headrace views reclassify {id} --from {from} --to {to} --source {source}"
         " --target {target}",
-        method="POST",
-        path="/v1/views/reclassify",
+        http="POST /v1/views/reclassify",
         run=reclassify,
         body=reclassify_body,
         fields=(

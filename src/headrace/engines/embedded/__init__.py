@@ -13,8 +13,8 @@ executable and working directory before any process is killed.
     <folder>/object-store      the expected object store (`engines.mount_guard`)
 
 data_folder  the folder, its lock and the errors    servers   start and stop of each engine
-process      engine processes and orphans           launcher  the program before an engine
-settings     settings for the machine, sockets      identity  the user of PostgreSQL
+process      engine processes and orphans           identity  the user of PostgreSQL
+settings     settings for the machine, sockets
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.engines.embedded.data_folder import (
     not_readable,
     usable_folder,
 )
-from headrace.engines.embedded.process import EngineProcess, end_orphans
+from headrace.engines.embedded.process import end_orphans
 from headrace.engines.embedded.servers import PostgresServer, ValkeyServer
 from headrace.engines.embedded.settings import (
     POSTGRES_SOCKET,
@@ -146,16 +146,19 @@ class EmbeddedEngines:
 
     async def wait_exit(self) -> str:
         """Wait until an engine ends unexpectedly; return its name. Raises: NotRunning."""
-        processes = [process for server in self._servers.values() if (process := server.process)]
-        if not processes:
+        waits = {
+            asyncio.ensure_future(server.process.wait()): name
+            for name, server in self._servers.items()
+            if server.process is not None
+        }
+        if not waits:
             raise NotRunning("the engines are not running: call start() before wait_exit()")
-        waits = {asyncio.ensure_future(process.wait()): process for process in processes}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        return waits[next(iter(done))].name
+        return waits[next(iter(done))]
 
     async def restart(self, name: str) -> None:
         """Restart the engine `name`. Raises: as `start`."""
@@ -164,8 +167,7 @@ class EmbeddedEngines:
         await server.start()
 
     def _pid(self, name: str) -> int | None:
-        server = self._servers.get(name)
-        process: EngineProcess | None = server.process if server is not None else None
+        process = self._servers[name].process if name in self._servers else None
         return process.pid if process is not None and process.is_alive else None
 
 

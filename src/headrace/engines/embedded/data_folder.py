@@ -45,12 +45,6 @@ class NotRunning(Unavailable):
     code = "engines.not_running"
 
 
-class MainThreadRequired(Conflict):
-    """A child process was started outside the main thread."""
-
-    code = "engines.main_thread_required"
-
-
 class RootRefused(Conflict):
     """PostgreSQL does not run as root, and no other user is available."""
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from headrace.engines.children import launcher_command
 from headrace.engines.embedded.data_folder import RootRefused
-from headrace.engines.embedded.launcher import EXIT_REFUSED
-from headrace.engines.embedded.process import launcher_command
+from headrace.engines.launcher import EXIT_REFUSED
 
 _INNER_NAMES: Final = ("nobody", "daemon", "postgres")
 _SYSTEM_NAMES: Final = ("postgres", "nobody")

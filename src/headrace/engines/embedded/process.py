@@ -1,4 +1,4 @@
-"""Engine processes through the launcher, and orphans that an earlier run left behind."""
+"""Programs and logs of the engines, and engine processes that an earlier run left behind."""
 
 from __future__ import annotations
 
@@ -6,41 +6,19 @@ import asyncio
 import importlib.util
 import os
 import signal
-import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from headrace.engines.embedded.data_folder import (
-    EngineMissing,
-    MainThreadRequired,
-    OrphanAlive,
-    StartFailed,
-)
+from headrace.engines.children import ChildProcess
+from headrace.engines.embedded.data_folder import EngineMissing, OrphanAlive, StartFailed
 from headrace.kernel.errors import installing
 
 LOG_LINES_SHOWN: Final = 12
 _LOG_TAIL_BYTES: Final = 4096
 ENGINE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 """The complete environment of engines: PGDATA or PGPORT of a shell would change them."""
-
-
-def launcher_command(death_signal: signal.Signals, identity: str = "same") -> list[str]:
-    """The launcher's part of a command line, to be followed by `--` and the program.
-
-    The program receives `death_signal` when the main thread of this process ends. The parent-death
-    signal belongs to the thread that forks, and the main thread ends last. Raises:
-    MainThreadRequired.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise MainThreadRequired(
-            f"thread {threading.current_thread().name!r} cannot start engines or workers, which end"
-            " with their thread: start them in the main thread"
-        )
-    program = str(Path(__file__).with_name("launcher.py"))
-    return [sys.executable, "-I", "-S", program, str(os.getpid()), str(int(death_signal)), identity]
 
 
 def packaged_file(package: str, *parts: str) -> Path:
@@ -56,81 +34,30 @@ def packaged_file(package: str, *parts: str) -> Path:
     )
 
 
-class EngineProcess:
-    """A running engine with its log file, in its own session.
+async def start_engine(command: Sequence[str], *, log: Path, **options: Any) -> ChildProcess:
+    """Start `command` and append its output to `log`; `options` are those of `ChildProcess`."""
+    with log.open("ab") as output:
+        return await ChildProcess.start(
+            command, environment=ENGINE_ENVIRONMENT, output=output, **options
+        )
 
-    The session keeps Ctrl-C of a terminal from the engine, so the parent stops engines in order.
-    """
 
-    def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process) -> None:
-        self.name = name
-        self._log = log
-        self._process = process
-
-    @classmethod
-    async def start(
-        cls,
-        name: str,
-        command: Sequence[str],
-        *,
-        folder: Path,
-        log: Path,
-        environment: Mapping[str, str] = ENGINE_ENVIRONMENT,
-    ) -> EngineProcess:
-        """Start `command` in `folder` and append its output to `log`."""
-        with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=folder,
-                env=dict(environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        return cls(name, log, process)
-
-    @property
-    def pid(self) -> int:
-        """The pid of the engine; the launcher replaces itself by the engine."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine runs."""
-        return self._process.returncode is None
-
-    async def wait(self) -> int:
-        """Wait for its end; return the exit code, negative for a signal."""
-        return await self._process.wait()
-
-    async def stop(
-        self, steps: Sequence[tuple[signal.Signals, float]], hurry: asyncio.Event
-    ) -> None:
-        """Send each signal and wait its seconds for the end; `hurry` shortens the waits."""
-        for number, timeout_s in steps:
-            if not self.is_alive:
-                return
-            self._process.send_signal(number)
-            await self._wait_end(timeout_s, hurry)
-
-    async def _wait_end(self, timeout_s: float, hurry: asyncio.Event) -> None:
-        ended = asyncio.ensure_future(self.wait())
-        hurried = asyncio.ensure_future(hurry.wait())
-        waits = {ended} if hurry.is_set() else {ended, hurried}
-        try:
-            await asyncio.wait(
-                waits,
-                timeout=min(timeout_s, 2.0) if hurry.is_set() else timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            ended.cancel()
-            hurried.cancel()
-
-    def failure(self, what: str) -> StartFailed:
-        """A start error of this engine with the end of its log."""
-        return start_failure(self.name, what, self._log)
+async def wait_engine_ready(
+    process: ChildProcess,
+    is_ready: Callable[[], Awaitable[bool]],
+    *,
+    name: str,
+    log: Path,
+    timeout_s: float,
+) -> None:
+    """Wait until the engine `name` responds. Raises: StartFailed."""
+    ends_s = time.monotonic() + timeout_s
+    while not await is_ready():
+        if not process.is_alive:
+            raise start_failure(name, "ended during its start", log)
+        if time.monotonic() > ends_s:
+            raise start_failure(name, f"did not respond within {timeout_s:.0f} s", log)
+        await asyncio.sleep(_POLL_S)
 
 
 def start_failure(name: str, what: str, log: Path) -> StartFailed:

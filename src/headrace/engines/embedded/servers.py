@@ -7,11 +7,11 @@ import os
 import platform
 import shutil
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from headrace.engines.children import ChildProcess
 from headrace.engines.embedded.data_folder import WrongVersion, require_space, rotate_log
 from headrace.engines.embedded.identity import (
     Identity,
@@ -20,12 +20,11 @@ from headrace.engines.embedded.identity import (
     take_folder_back,
 )
 from headrace.engines.embedded.process import (
-    ENGINE_ENVIRONMENT,
-    EngineProcess,
     end_orphans,
-    launcher_command,
     packaged_file,
+    start_engine,
     start_failure,
+    wait_engine_ready,
 )
 from headrace.engines.embedded.settings import (
     POSTGRES_PORT,
@@ -41,7 +40,6 @@ MAJOR_VERSION: Final = "18"
 INITDB_S: Final = 120.0
 POSTGRES_READY_S: Final = 300.0
 """Crash recovery replays up to max_wal_size, which can take tens of seconds."""
-_POLL_S: Final = 0.02
 _STATUS_LINE: Final = 7  # of postmaster.pid, where pg_ctl reads `ready` as well
 _ACCESS: Final = """# Any user with access to ../run may connect; nothing listens elsewhere.
 local all all trust
@@ -49,7 +47,7 @@ local all all trust
 # An orphan shuts down immediately: a hanging client could block a fast shutdown forever, and
 # recovery at the next start loses no commit.
 _ORPHANED: Final = signal.SIGQUIT
-_POSTGRES_STOP: Final = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 7.0), (signal.SIGKILL, 10.0))
+_POSTGRES_STOP: Final = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 7.0))
 
 
 class PostgresServer:
@@ -70,7 +68,7 @@ class PostgresServer:
         self._log = folder / "logs" / "postgres.log"
         self._settings = {**postgres_settings(machine, durable=durable), **extra}
         self._durable = durable
-        self.process: EngineProcess | None = None
+        self.process: ChildProcess | None = None
 
     async def start(self) -> None:
         """Create the database if missing, start the server and wait until it responds.
@@ -89,11 +87,21 @@ class PostgresServer:
         self._write_settings()
         self._remove_stale_files()
         self._set_owner(identity, self._data)
-        command = [*launcher_command(_ORPHANED, identity.launch), "--", str(program)]
-        self.process = await EngineProcess.start(
-            self.name, [*command, *self._arguments()], folder=self._data, log=self._log
+        process = await start_engine(
+            [str(program), *self._arguments()],
+            log=self._log,
+            folder=self._data,
+            death_signal=_ORPHANED,
+            identity=identity.launch,
         )
-        await self._wait_ready(self.process)
+        self.process = process
+
+        async def is_ready() -> bool:
+            return self._is_ready(process.pid) and await self._responds()
+
+        await wait_engine_ready(
+            process, is_ready, name=self.name, log=self._log, timeout_s=POSTGRES_READY_S
+        )
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stop the server within 27 s: fast, then immediate, then by SIGKILL."""
@@ -119,7 +127,6 @@ class PostgresServer:
             shutil.rmtree(draft)
         draft.mkdir(mode=0o700)
         self._set_owner(identity, draft)
-        launcher = [*launcher_command(signal.SIGKILL, identity.launch), "--"]
         initdb = [
             str(program.with_name("initdb")),
             "-D",
@@ -131,33 +138,35 @@ class PostgresServer:
         ]
         initdb += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin"]
         initdb += ["--builtin-locale=C.UTF-8", "--no-instructions"]
-        await self._run([*launcher, *initdb, *([] if self._durable else ["--no-sync"])])
+        await self._run([*initdb, *([] if self._durable else ["--no-sync"])], identity)
         single = [str(program), "--single", "-D", str(draft), "-c", "exit_on_error=on"]
         fsync = "on" if self._durable else "off"
         single += ["-c", f"fsync={fsync}", "-c", "dynamic_shared_memory_type=mmap", "postgres"]
-        await self._run([*launcher, *single], b"CREATE DATABASE headrace\n")
+        await self._run(single, identity, b"CREATE DATABASE headrace\n")
         draft.rename(self._data)
         _sync_folder(self._folder)
 
-    async def _run(self, command: list[str], text: bytes = b"") -> None:
-        with self._log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self._folder,
-                env=ENGINE_ENVIRONMENT,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+    async def _run(self, command: list[str], identity: Identity, text: bytes = b"") -> None:
+        reading, writing = os.pipe()
+        os.write(writing, text)
+        os.close(writing)
+        try:
+            process = await start_engine(
+                command,
+                log=self._log,
+                folder=self._folder,
+                source=reading,
+                death_signal=signal.SIGKILL,
+                identity=identity.launch,
             )
+        finally:
+            os.close(reading)
         try:
             async with asyncio.timeout(INITDB_S):
-                await process.communicate(text)
+                exit_code = await process.wait()
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode != 0:
+            await process.stop(())
+        if exit_code != 0:
             raise start_failure(self.name, "could not create its database", self._log)
 
     def _require_version(self) -> None:
@@ -190,15 +199,6 @@ class PostgresServer:
         else:
             take_folder_back(self._folder, data)
 
-    async def _wait_ready(self, process: EngineProcess) -> None:
-        deadline_s = time.monotonic() + POSTGRES_READY_S
-        while not (self._is_ready(process.pid) and await self._responds()):
-            if not process.is_alive:
-                raise process.failure("ended during its start")
-            if time.monotonic() > deadline_s:
-                raise process.failure(f"did not respond within {POSTGRES_READY_S:.0f} s")
-            await asyncio.sleep(_POLL_S)
-
     def _is_ready(self, pid: int) -> bool:
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
@@ -228,7 +228,7 @@ def _sync_folder(path: Path) -> None:
 VALKEY_READY_S: Final = 300.0
 """Loading an append-only file of 10 GB takes about two minutes."""
 _ANSWER_S: Final = 5.0
-_VALKEY_STOP: Final = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
+_VALKEY_STOP: Final = ((signal.SIGTERM, 10.0),)
 
 
 class ValkeyServer:
@@ -247,7 +247,7 @@ class ValkeyServer:
         self._data = folder / "valkey"
         self._log = folder / "logs" / "valkey.log"
         self._settings = {**valkey_settings(machine, durable=durable), **extra}
-        self.process: EngineProcess | None = None
+        self.process: ChildProcess | None = None
 
     async def start(self) -> None:
         """Start the server and wait until it has loaded its data and responds.
@@ -259,11 +259,15 @@ class ValkeyServer:
         await end_orphans(self._data)
         rotate_log(self._log)
         (self._folder / "run" / VALKEY_SOCKET).unlink(missing_ok=True)
-        command = [*launcher_command(signal.SIGTERM), "--", str(program), *self._arguments()]
-        self.process = await EngineProcess.start(
-            self.name, command, folder=self._data, log=self._log
+        command = [str(program), *self._arguments()]
+        self.process = await start_engine(command, log=self._log, folder=self._data)
+        await wait_engine_ready(
+            self.process,
+            self._responds,
+            name=self.name,
+            log=self._log,
+            timeout_s=VALKEY_READY_S,
         )
-        await self._wait_ready(self.process)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stop the server within 20 s, by SIGKILL if necessary."""
@@ -281,15 +285,6 @@ class ValkeyServer:
         }
         settings = {**self._settings, **fixed}
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
-
-    async def _wait_ready(self, process: EngineProcess) -> None:
-        deadline_s = time.monotonic() + VALKEY_READY_S
-        while not await self._responds():
-            if not process.is_alive:
-                raise process.failure("ended during its start")
-            if time.monotonic() > deadline_s:
-                raise process.failure(f"did not respond within {VALKEY_READY_S:.0f} s")
-            await asyncio.sleep(_POLL_S)
 
     async def _responds(self) -> bool:
         path = f"{reachable_folder(self._folder / 'run')}/{VALKEY_SOCKET}"

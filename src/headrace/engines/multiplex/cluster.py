@@ -22,6 +22,8 @@ from headrace.engines.valkey import (
     parse_cluster_map,
 )
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import wait_event
+from headrace.kernel.single_flight import SingleFlight
 
 REFRESH_S: Final = 1.0
 GAP_S: Final = 0.05
@@ -62,7 +64,7 @@ class ClusterConnections:
         self._map: ClusterMap | None = None
         self._primaries: dict[str, ReconnectingConnection] = {}
         self._is_refresh_due = asyncio.Event()
-        self._discovery: asyncio.Task[ValkeyDown | None] | None = None
+        self._discovery: SingleFlight[None, ValkeyDown | None] = SingleFlight()
         self._refresher: asyncio.Task[None] | None = None
 
     async def wait_known(self) -> None:
@@ -70,9 +72,7 @@ class ClusterConnections:
         if self.is_single or self._map is not None:
             return
         connection = await self.first.wait_connected()
-        if self._discovery is None or self._discovery.done():
-            self._discovery = asyncio.get_running_loop().create_task(self._discover(connection))
-        failure = await asyncio.shield(self._discovery)
+        failure = await self._discovery.call(None, lambda: self._discover(connection))
         if failure is not None:
             raise down(self._server, failure.text)
 
@@ -138,11 +138,11 @@ class ClusterConnections:
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in (self._refresher, self._discovery):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        await self._discovery.cancel()
+        if self._refresher is not None:
+            self._refresher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._refresher
         for node in (self.first, *self._primaries.values()):
             await node.close()
 
@@ -198,10 +198,7 @@ class ClusterConnections:
 
     async def _refresh_forever(self) -> None:
         while True:
-            # `wait_for` on Python 3.11 loses a cancellation that arrives with the event.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
-                    await self._is_refresh_due.wait()
+            await wait_event(self._is_refresh_due, REFRESH_S)
             self._is_refresh_due.clear()
             await self._refresh()
             await asyncio.sleep(GAP_S)

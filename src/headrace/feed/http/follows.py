@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.feed.errors import UnclearUnfollow
-from headrace.feed.http.answers import AUTHORS_MAX, READ, WRITE, Changed, with_link
+from headrace.feed.http.posts import AUTHORS_MAX, READ, WRITE, Changed, with_link
 from headrace.feed.model import FeedId, FeedPeople, MuteOrBlock, feed_people
 from headrace.feed.service import Feed
 from headrace.kernel.routes import PAGE_ROWS_MAX
@@ -25,7 +25,7 @@ MEANINGS: Final = {
 }
 
 
-@put(f"{FOLLOWS}/{{author:str}}", operation_id="follow", summary="Follow an author", opt=WRITE)
+@put(f"{FOLLOWS}/{{author:str}}", opt=WRITE)
 async def follow(
     feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
 ) -> Changed:
@@ -33,13 +33,7 @@ async def follow(
     return Changed(changed=await feed.follow(viewer, author))
 
 
-@delete(
-    f"{FOLLOWS}/{{author:str}}",
-    operation_id="unfollow",
-    summary="Unfollow an author",
-    status_code=200,
-    opt=WRITE,
-)
+@delete(f"{FOLLOWS}/{{author:str}}", status_code=200, opt=WRITE)
 async def unfollow(
     feed: NamedDependency[Feed], viewer: FromPath[str], author: FromPath[str]
 ) -> Changed:
@@ -47,13 +41,7 @@ async def unfollow(
     return Changed(changed=await feed.unfollow(viewer, author))
 
 
-@post(
-    FOLLOWS,
-    operation_id="followMany",
-    summary="Follow many authors",
-    status_code=200,
-    opt={**WRITE, "items_max": AUTHORS_MAX},
-)
+@post(FOLLOWS, status_code=200, opt={**WRITE, "items_max": AUTHORS_MAX})
 async def follow_many(
     feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[list[FeedId]]
 ) -> Changed:
@@ -61,13 +49,7 @@ async def follow_many(
     return Changed(changed=await feed.follow(viewer, data))
 
 
-@delete(
-    FOLLOWS,
-    operation_id="unfollowMany",
-    summary="Unfollow many authors, or all",
-    status_code=200,
-    opt=WRITE,
-)
+@delete(FOLLOWS, status_code=200, opt=WRITE)
 async def unfollow_many(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
@@ -94,7 +76,7 @@ async def unfollow_many(
     return Changed(changed=await feed.unfollow(viewer, authors.split(",")))
 
 
-@get(FOLLOWS, operation_id="listFollowing", summary="List followed authors", opt=READ)
+@get(FOLLOWS, opt=READ)
 async def list_following(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
@@ -108,12 +90,7 @@ async def list_following(
     return with_link(request, feed_people(people), limit=limit)
 
 
-@get(
-    "/v1/feed/authors/{author:str}/followers",
-    operation_id="listFollowers",
-    summary="List followers of an author",
-    opt=READ,
-)
+@get("/v1/feed/authors/{author:str}/followers", opt=READ)
 async def list_followers(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
@@ -209,12 +186,6 @@ def path_of(kind: MuteOrBlock) -> str:
     return f"/v1/feed/viewers/{{viewer:str}}/{kind.value}s"
 
 
-ROUTES: Final[list[Any]] = [
-    follow,
-    unfollow,
-    follow_many,
-    unfollow_many,
-    list_following,
-    list_followers,
-    *[route for kind in MuteOrBlock for route in (*routes_of(kind), list_of(kind))],
+KIND_ROUTES: Final[list[Any]] = [
+    route for kind in MuteOrBlock for route in (*routes_of(kind), list_of(kind))
 ]

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
 
 import msgspec
 from litestar import Request, Response, delete, get, post, put
@@ -20,9 +21,11 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent
 from litestar.response.sse import ServerSentEventMessage
 
-from headrace.feed.http.answers import POSTS_MAX, READ, WRITE, link_of, with_link
+from headrace.feed.errors import TooManyAtOnce
 from headrace.feed.model import (
+    AT_ONCE_MAX,
     PAGE_MAX,
+    POSTS_PER_CALL_MAX,
     FeedId,
     FeedPage,
     FeedPost,
@@ -35,11 +38,45 @@ from headrace.feed.model import (
     feed_page,
     feed_post,
 )
-from headrace.feed.pages import LiveFeed
+from headrace.feed.pages import LiveFeed, PostWhy
 from headrace.feed.service import Feed
-from headrace.feed.why import PostWhy
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.routes import ENDLESS, FAST_PATH, FastRequest, FastResponse
+from headrace.kernel.routes import ENDLESS, FAST_PATH, FastRequest, FastResponse, ItemsMax
+
+READ: Final = {"scope": "feed:read"}
+WRITE: Final = {"scope": "feed:write"}
+AUTHORS_MAX: Final = ItemsMax(
+    AT_ONCE_MAX, lambda count: TooManyAtOnce("authors", count, AT_ONCE_MAX)
+)
+POSTS_MAX: Final = ItemsMax(
+    POSTS_PER_CALL_MAX, lambda count: TooManyAtOnce("posts", count, POSTS_PER_CALL_MAX)
+)
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of entries that changed, without those already in the requested state."""
+
+    changed: int
+
+
+def link_of(path: str, *, limit: int, cursor: str, since: str | None = None) -> str:
+    """The Link header of the next page."""
+    query: dict[str, Any] = {"limit": limit, "cursor": cursor}
+    if since is not None:
+        query["since"] = since
+    return f'<{path}?{urlencode(query)}>; rel="next"'
+
+
+def with_link(
+    request: Request[Any, Any, Any], answer: Any, *, limit: int, since: str | None = None
+) -> Response[Any]:
+    """A response with the Link header that matches its `next_cursor`."""
+    if answer.next_cursor is None:
+        return Response(answer)
+    path = quote(request.url.path, safe="/:@~")
+    link = link_of(path, limit=limit, cursor=answer.next_cursor, since=since)
+    return Response(answer, headers={"link": link})
+
 
 LIMIT: Final = 20
 SAMPLE_MAX: Final = 10_000
@@ -76,13 +113,8 @@ async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
     return FastResponse(body, 200, ((b"link", link.encode()),))
 
 
-@get(
-    "/v1/feed/viewers/{viewer:str}",
-    operation_id="getFeedPage",
-    summary="Read a page of a feed",
-    opt={**READ, FAST_PATH: _page_fast},
-)
-async def get_page(
+@get("/v1/feed/viewers/{viewer:str}", opt={**READ, FAST_PATH: _page_fast})
+async def get_feed_page(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
     viewer: FromPath[str],
@@ -101,12 +133,7 @@ async def get_page(
     return with_link(request, feed_page(page), limit=limit, since=since)
 
 
-@get(
-    "/v1/feed/authors/{author:str}/posts",
-    operation_id="listAuthorPosts",
-    summary="Read an author's posts",
-    opt=READ,
-)
+@get("/v1/feed/authors/{author:str}/posts", opt=READ)
 async def list_author_posts(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
@@ -120,35 +147,20 @@ async def list_author_posts(
     return with_link(request, feed_page(page), limit=limit)
 
 
-@get(
-    "/v1/feed/viewers/{viewer:str}/unread",
-    operation_id="countUnread",
-    summary="Count unread posts",
-    opt=READ,
-)
+@get("/v1/feed/viewers/{viewer:str}/unread", opt=READ)
 async def count_unread(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Unread:
     """Number of posts newer than the read marker, counted to 100; all posts without a marker."""
     return await feed.pages.unread(viewer)
 
 
-@get(
-    "/v1/feed/viewers/{viewer:str}/marker",
-    operation_id="getReadMarker",
-    summary="Show the read marker",
-    opt=READ,
-)
-async def get_marker(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Marker:
+@get("/v1/feed/viewers/{viewer:str}/marker", opt=READ)
+async def get_read_marker(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Marker:
     """The read marker of a viewer; all null: no marker."""
     return await feed.pages.marker(viewer)
 
 
-@put(
-    "/v1/feed/viewers/{viewer:str}/marker",
-    operation_id="setReadMarker",
-    summary="Set the read marker",
-    opt=WRITE,
-)
-async def set_marker(
+@put("/v1/feed/viewers/{viewer:str}/marker", opt=WRITE)
+async def set_read_marker(
     feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[ReadUpTo]
 ) -> Marker:
     """Move the read marker forward, never back: with several devices the furthest one counts."""
@@ -162,14 +174,8 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_cut: bool = False
 
 
-@get(
-    "/v1/feed/viewers/{viewer:str}/live",
-    operation_id="watchFeed",
-    summary="Receive new posts",
-    media_type=MEDIA_TYPE,
-    opt=READ,
-)
-async def get_live(
+@get("/v1/feed/viewers/{viewer:str}/live", media_type=MEDIA_TYPE, opt=READ)
+async def watch_feed(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
     viewer: FromPath[str],
@@ -218,12 +224,7 @@ class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ref: str | None = None
 
 
-@post(
-    "/v1/feed/posts",
-    operation_id="addPosts",
-    summary="Add one post or many",
-    opt={**WRITE, "items_max": POSTS_MAX},
-)
+@post("/v1/feed/posts", opt={**WRITE, "items_max": POSTS_MAX})
 async def add_posts(
     feed: NamedDependency[Feed], data: JSONBody[PostToAdd | list[PostToAdd]]
 ) -> list[Post]:
@@ -236,13 +237,8 @@ async def add_posts(
     return await feed.posts.add([NewPost(**msgspec.structs.asdict(one)) for one in given])
 
 
-@get(
-    "/v1/feed/posts/{id:str}",
-    operation_id="getFeedPost",
-    summary="Show a post",
-    opt=READ,
-)
-async def get_post(
+@get("/v1/feed/posts/{id:str}", opt=READ)
+async def get_feed_post(
     feed: NamedDependency[Feed],
     id: FromPath[str],  # noqa: A002 - the name in the path
 ) -> Post:
@@ -250,12 +246,7 @@ async def get_post(
     return await feed.posts.find(id)
 
 
-@delete(
-    "/v1/feed/posts/{id:str}",
-    operation_id="deletePost",
-    summary="Delete a post",
-    opt=WRITE,
-)
+@delete("/v1/feed/posts/{id:str}", opt=WRITE)
 async def delete_post(
     feed: NamedDependency[Feed],
     id: FromPath[str],  # noqa: A002 - the name in the path
@@ -270,25 +261,14 @@ class RebuildJob(msgspec.Struct, frozen=True, kw_only=True):
     job: int
 
 
-@post(
-    "/v1/feed/rebuild",
-    operation_id="rebuildFeed",
-    summary="Rebuild the index",
-    status_code=202,
-    opt=WRITE,
-)
-async def rebuild(feed: NamedDependency[Feed]) -> RebuildJob:
+@post("/v1/feed/rebuild", status_code=202, opt=WRITE)
+async def rebuild_feed(feed: NamedDependency[Feed]) -> RebuildJob:
     """Enqueue a rebuild of the index in Valkey. Pages continue meanwhile."""
     return RebuildJob(job=await feed.index.rebuild())
 
 
-@get(
-    "/v1/feed/verify",
-    operation_id="verifyFeed",
-    summary="Compare the index with PostgreSQL",
-    opt=READ,
-)
-async def verify(
+@get("/v1/feed/verify", opt=READ)
+async def verify_feed(
     feed: NamedDependency[Feed],
     sample: Annotated[int, QueryParameter(ge=1, le=SAMPLE_MAX)] = 1_000,
 ) -> FeedVerified:
@@ -296,39 +276,17 @@ async def verify(
     return await feed.index.verify(sample=sample)
 
 
-@get("/v1/feed/stats", operation_id="getFeedStats", summary="Show the state of the index", opt=READ)
-async def get_stats(feed: NamedDependency[Feed]) -> list[ShardState]:
+@get("/v1/feed/stats", opt=READ)
+async def get_feed_stats(feed: NamedDependency[Feed]) -> list[ShardState]:
     """State, oldest and newest post of each shard."""
     return await feed.index.stats()
 
 
-@get(
-    "/v1/feed/viewers/{viewer:str}/why",
-    operation_id="getFeedWhy",
-    summary="Explain why a post is shown or not",
-    opt=READ,
-)
-async def get_why(
+@get("/v1/feed/viewers/{viewer:str}/why", opt=READ)
+async def get_feed_why(
     feed: NamedDependency[Feed],
     viewer: FromPath[str],
     post_id: Annotated[str, QueryParameter(name="post", max_length=1_000)],
 ) -> PostWhy:
     """Whether the viewer's pages show the post, and all reasons: follow, mute, block, time."""
     return await feed.pages.why(viewer, post_id)
-
-
-ROUTES: Final[list[Any]] = [
-    get_page,
-    list_author_posts,
-    count_unread,
-    get_marker,
-    set_marker,
-    get_live,
-    add_posts,
-    get_post,
-    delete_post,
-    rebuild,
-    verify,
-    get_stats,
-    get_why,
-]

@@ -8,8 +8,15 @@ import click
 
 from headrace.fetch.cli.catalogues import catalogue_group, run_group
 from headrace.fetch.cli.customers import consumer_group, customer_group, webhook_group
-from headrace.fetch.cli.items import host_group, item_group, list_results, try_photo, why
-from headrace.fetch.cli.schemas import mapping_group, schema_group
+from headrace.fetch.cli.items import (
+    host_group,
+    item_group,
+    list_results,
+    mapping_group,
+    schema_group,
+    try_photo,
+    why,
+)
 from headrace.fetch.cli.text import describe_run
 
 __all__ = ["COMMANDS", "describe_run", "fetch"]

@@ -30,14 +30,14 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal
 
 _URLS: Final = ("http://", "https://")
 WATCH_EVERY_S: Final = 0.5
 QUIET_S: Final = 15.0
 
 
-@click.group("catalogue")
+@click.group("catalogue", cls=CommandGroup)
 def catalogue_group() -> None:
     """Catalogue files and their runs."""
 
@@ -61,7 +61,6 @@ def _reading_options(command: Any) -> Any:
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
-@click.pass_obj
 def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
     """Apply FILE, gzip or not, as CUSTOMER's complete catalogue. A worker fetches a URL."""
     no_wait, wait_s = options.pop("no_wait"), options.pop("wait_s")
@@ -93,7 +92,6 @@ def _require_file(name: str) -> Path:
 @click.option("--mapping", help="Mapping of FILE's column names.")
 @click.option("--after", default="", help="Continue after this item.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
-@click.pass_obj
 def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
     """Show the changes that FILE would make to CUSTOMER's items, or that RUN made."""
     after, limit, customer = options.pop("after"), options.pop("limit"), options.pop("customer")
@@ -123,7 +121,6 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
-@click.pass_obj
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
     """Apply RUN, which was held because its file looks truncated or wrong."""
 
@@ -136,7 +133,6 @@ def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float
 
 @catalogue_group.command("discard", short_help="Discard a held run.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
-@click.pass_obj
 def discard_run(terminal: Terminal, run_id: int) -> None:
     """Discard held RUN; nothing of it is applied."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.discard(run_id))
@@ -148,7 +144,6 @@ def discard_run(terminal: Terminal, run_id: int) -> None:
 @_reading_options
 @click.option("--cron", required=True, help="When, such as '0 * * * *' for every hour.")
 @click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
-@click.pass_obj
 def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -> None:
     """Fetch CUSTOMER's catalogue from URL on the schedule CRON; replaces its source."""
     found = terminal.run(Fetch, lambda fetch: fetch.sources.set(customer, url=url, **options))
@@ -157,7 +152,6 @@ def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -
 
 @catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
-@click.pass_obj
 def bring_source(terminal: Terminal, customer: str) -> None:
     """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
     job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
@@ -166,7 +160,6 @@ def bring_source(terminal: Terminal, customer: str) -> None:
 
 @catalogue_group.command("rm", short_help="Remove a customer's source.")
 @click.argument("customer")
-@click.pass_obj
 def remove_source(terminal: Terminal, customer: str) -> None:
     """Stop fetching CUSTOMER's catalogue; its items stay."""
     terminal.run(Fetch, lambda fetch: fetch.sources.remove(customer))
@@ -175,7 +168,6 @@ def remove_source(terminal: Terminal, customer: str) -> None:
 
 @catalogue_group.command("ls", short_help="List sources and runs.")
 @click.option("--customer", help="Only this customer's.")
-@click.pass_obj
 def list_catalogues(terminal: Terminal, customer: str | None) -> None:
     """List sources with their last results, and the newest runs."""
 
@@ -189,14 +181,13 @@ def list_catalogues(terminal: Terminal, customer: str | None) -> None:
     terminal.show({"sources": sources, "runs": runs}, "\n".join(lines) or "no sources, no runs")
 
 
-@click.group("run")
+@click.group("run", cls=CommandGroup)
 def run_group() -> None:
     """Runs of catalogues."""
 
 
 @run_group.command("ls", short_help="List runs.")
 @click.option("--customer", help="Only this customer's.")
-@click.pass_obj
 def list_runs(terminal: Terminal, customer: str | None) -> None:
     """List the newest runs."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
@@ -205,7 +196,6 @@ def list_runs(terminal: Terminal, customer: str | None) -> None:
 
 @run_group.command("show", short_help="Show a run.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
-@click.pass_obj
 def show_run(terminal: Terminal, run_id: int) -> None:
     """Show the counts of RUN."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.get(run_id))
@@ -218,7 +208,6 @@ def show_run(terminal: Terminal, run_id: int) -> None:
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
-@click.pass_obj
 def undo_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
     """Restore the customer's items to their state before RUN, an applied catalogue.
 
@@ -248,7 +237,6 @@ def undo_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write an HTML page to this file.",
 )
-@click.pass_obj
 def list_errors(
     terminal: Terminal, run_id: int, *, lang: str, csv_file: Path | None, html_file: Path | None
 ) -> None:

@@ -14,12 +14,12 @@ from headrace.fetch.model import Customer, CustomerSet, parse_rate
 from headrace.fetch.service import Fetch
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal
 
 NEW: Final[dict[str, Any]] = {"starts_max": 600, "window_s": 60.0, "connections": 8}
 
 
-@click.group("customer")
+@click.group("customer", cls=CommandGroup)
 def customer_group() -> None:
     """Customers (sellers) and their limits."""
 
@@ -44,7 +44,6 @@ def customer_group() -> None:
     metavar="TIME",
     help="Request good photos again after this time, e.g. 7d; off, or default.",
 )
-@click.pass_obj
 def set_customer(
     terminal: Terminal,
     customer: str,
@@ -101,7 +100,6 @@ def _value(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
 
 @customer_group.command("show", short_help="Show a customer, or all.")
 @click.argument("customer", required=False)
-@click.pass_obj
 def show_customer(terminal: Terminal, customer: str | None) -> None:
     """Show the limits of CUSTOMER, or of every customer."""
     if customer is None:
@@ -112,7 +110,6 @@ def show_customer(terminal: Terminal, customer: str | None) -> None:
 
 
 @customer_group.command("ls", short_help="List customers.")
-@click.pass_obj
 def list_customers(terminal: Terminal) -> None:
     """List every customer with its limits."""
     _show_customers(terminal)
@@ -124,7 +121,7 @@ def _show_customers(terminal: Terminal) -> None:
     terminal.show(everyone, text or "no customers")
 
 
-@click.group("webhook")
+@click.group("webhook", cls=CommandGroup)
 def webhook_group() -> None:
     """URLs that receive results; `customer set --webhook URL` creates one."""
 
@@ -132,7 +129,6 @@ def webhook_group() -> None:
 @webhook_group.command("ls", short_help="List webhooks.")
 @click.option("--after", default="", help="Only customers after this one.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def list_webhooks(terminal: Terminal, after: str, limit: int) -> None:
     """List webhooks by customer, with backlog and failures."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.list(after=after, webhooks_max=limit))
@@ -141,7 +137,6 @@ def list_webhooks(terminal: Terminal, after: str, limit: int) -> None:
 
 @webhook_group.command("show", short_help="Show a customer's webhook.")
 @click.argument("customer")
-@click.pass_obj
 def show_webhook(terminal: Terminal, customer: str) -> None:
     """Show URL, progress and last error of CUSTOMER's webhook."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.get(customer))
@@ -150,7 +145,6 @@ def show_webhook(terminal: Terminal, customer: str) -> None:
 
 @webhook_group.command("rm", short_help="Delete a customer's webhook.")
 @click.argument("customer")
-@click.pass_obj
 def remove_webhook(terminal: Terminal, customer: str) -> None:
     """Delete the webhook of CUSTOMER. Results remain available by polling."""
     terminal.run(Fetch, lambda fetch: fetch.webhooks.remove(customer))
@@ -159,7 +153,6 @@ def remove_webhook(terminal: Terminal, customer: str) -> None:
 
 @webhook_group.command("rotate", short_help="Replace a webhook's secret.")
 @click.argument("customer")
-@click.pass_obj
 def rotate_secret(terminal: Terminal, customer: str) -> None:
     """Replace the webhook secret of CUSTOMER and show it once; the previous one signs for a day."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.rotate(customer))
@@ -173,7 +166,6 @@ def rotate_secret(terminal: Terminal, customer: str) -> None:
 @webhook_group.command("replay", short_help="Resend results to a webhook.")
 @click.argument("customer")
 @click.option("--after", default=0, show_default=True, help="Only results after this number.")
-@click.pass_obj
 def replay_webhook(terminal: Terminal, customer: str, after: int) -> None:
     """Resend every result of CUSTOMER to its webhook, in order."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.replay(customer, after=after))
@@ -182,22 +174,20 @@ def replay_webhook(terminal: Terminal, customer: str, after: int) -> None:
 
 @webhook_group.command("test", short_help="Send a webhook a test message.")
 @click.argument("customer")
-@click.pass_obj
 def try_webhook(terminal: Terminal, customer: str) -> None:
     """Send a signed test message without results to CUSTOMER's webhook; show the response."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.test(customer))
     terminal.show(found, f"{found.url}: {found.text}, in {found.took_s:.3f} s")
-    if not found.is_taken:
+    if not found.is_accepted:
         raise click.exceptions.Exit(1)
 
 
-@click.group("consumer")
+@click.group("consumer", cls=CommandGroup)
 def consumer_group() -> None:
     """The on_item handlers that receive items."""
 
 
 @consumer_group.command("ls", short_help="List consumers.")
-@click.pass_obj
 def list_consumers(terminal: Terminal) -> None:
     """List every consumer that a worker recorded."""
     found = terminal.run(Fetch, lambda fetch: fetch.consumers.all())
@@ -211,7 +201,6 @@ def list_consumers(terminal: Terminal) -> None:
 
 @consumer_group.command("rm", short_help="Remove a consumer.")
 @click.argument("name")
-@click.pass_obj
 def remove_consumer(terminal: Terminal, name: str) -> None:
     """Remove consumer NAME and drop its deliveries.
 
@@ -224,7 +213,6 @@ def remove_consumer(terminal: Terminal, name: str) -> None:
 @consumer_group.command("replay", short_help="Redeliver every item to a consumer.")
 @click.argument("name")
 @click.option("--customer", help="Only this customer's items.")
-@click.pass_obj
 def replay_consumer(terminal: Terminal, name: str, customer: str | None) -> None:
     """Redeliver the newest version of every item to consumer NAME.
 

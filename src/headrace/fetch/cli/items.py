@@ -1,8 +1,10 @@
-"""Commands of items, results, hosts and single links."""
+"""Commands of items, results, hosts and single links, schemas and mappings."""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import json
+import tomllib
+from typing import IO, Any, BinaryIO
 
 import click
 import msgspec
@@ -16,14 +18,16 @@ from headrace.fetch.cli.text import (
     host_line,
     step_line,
 )
-from headrace.fetch.errors import InvalidItems
+from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema
+from headrace.fetch.mappings import NamedMapping, parse_mapping
 from headrace.fetch.model import Result, SentItem
+from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal
 
 
-@click.group("item")
+@click.group("item", cls=CommandGroup)
 def item_group() -> None:
     """Items and uploads without a catalogue."""
 
@@ -31,7 +35,6 @@ def item_group() -> None:
 @item_group.command("show", short_help="Show an item with its photos.")
 @click.argument("customer")
 @click.argument("item")
-@click.pass_obj
 def show_item(terminal: Terminal, customer: str, item: str) -> None:
     """Show ITEM of CUSTOMER with its photos; write `--` before an id that starts with `-`."""
     found = terminal.run(Fetch, lambda fetch: fetch.items.get(customer, item))
@@ -40,7 +43,6 @@ def show_item(terminal: Terminal, customer: str, item: str) -> None:
 
 @item_group.command("send", short_help="Upload items without a catalogue.")
 @click.argument("file", type=click.File("rb"))
-@click.pass_obj
 def send_items(terminal: Terminal, file: BinaryIO) -> None:
     """Upload FILE, a JSON list of {customer, item, photos, fields, gone}; `-` is standard input.
 
@@ -90,7 +92,7 @@ def list_results(
     terminal.show(found, "\n".join(lines) or "no results")
 
 
-@click.group("host")
+@click.group("host", cls=CommandGroup)
 def host_group() -> None:
     """Hosts of photos: speed and outcomes."""
 
@@ -98,7 +100,6 @@ def host_group() -> None:
 @host_group.command("ls", short_help="List hosts.")
 @click.option("--customer", help="Only hosts of this customer's links.")
 @click.option("--limit", default=100, show_default=True, help="Maximum number of hosts.")
-@click.pass_obj
 def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
     """List the hosts of photos, each with the class in which its photos start."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
@@ -108,7 +109,6 @@ def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
 
 @host_group.command("show", short_help="Show a host.")
 @click.argument("host")
-@click.pass_obj
 def show_host(terminal: Terminal, host: str) -> None:
     """Show HOST (a name as in the links, or a link) per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
@@ -135,3 +135,120 @@ def why(terminal: Terminal, url: str) -> None:
     """Show whether URL is allowed and its last outcome per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.links.why(url))
     terminal.show(found, describe_url(found))
+
+
+@click.group("schema", cls=CommandGroup)
+def schema_group() -> None:
+    """Fields that the rows of a category must have."""
+
+
+@schema_group.command("set", short_help="Create or replace the schema of a category.")
+@click.argument("category")
+@click.argument("file", type=click.File("rb"))
+def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
+    """Set FILE (TOML or JSON, - for standard input) as the schema of CATEGORY.
+
+    The schema of the category `default` applies to categories without one.
+    """
+    try:
+        schema = parse_schema(_read_document(file))
+    except ValueError as error:
+        raise InvalidSchema(f"the file is neither TOML nor JSON: {error}") from error
+    found = terminal.run(Fetch, lambda fetch: fetch.schemas.set(category, schema))
+    terminal.show(found, _schema_line(found))
+
+
+@schema_group.command("ls", short_help="List schemas.")
+def list_schemas(terminal: Terminal) -> None:
+    """List every category that has a schema."""
+    found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
+    terminal.show(found, "\n".join(map(_schema_line, found)) or "no schemas")
+
+
+@schema_group.command("show", short_help="Show the schema of a category.")
+@click.argument("category")
+def show_schema(terminal: Terminal, category: str) -> None:
+    """Show the schema of CATEGORY as JSON; `schema set` accepts it."""
+    found = terminal.run(Fetch, lambda fetch: fetch.schemas.get(category))
+    terminal.show(found, _pretty(found.schema))
+
+
+@schema_group.command("rm", short_help="Delete the schema of a category.")
+@click.argument("category")
+def remove_schema(terminal: Terminal, category: str) -> None:
+    """Delete the schema of CATEGORY; the default one then applies."""
+    terminal.run(Fetch, lambda fetch: fetch.schemas.remove(category))
+    terminal.show({"removed": category}, f"the schema of {category} is deleted")
+
+
+@click.group("mapping", cls=CommandGroup)
+def mapping_group() -> None:
+    """Mappings of the column names of files."""
+
+
+@mapping_group.command("set", short_help="Create or replace a mapping.")
+@click.argument("name")
+@click.argument("file", type=click.File("rb"))
+def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
+    """Set FILE (TOML or JSON, - for standard input) as mapping NAME."""
+    try:
+        mapping = parse_mapping(_read_document(file))
+    except ValueError as error:
+        raise InvalidMapping(f"the file is neither TOML nor JSON: {error}") from error
+    found = terminal.run(Fetch, lambda fetch: fetch.mappings.set(name, mapping))
+    terminal.show(found, _mapping_line(found))
+
+
+@mapping_group.command("ls", short_help="List mappings.")
+def list_mappings(terminal: Terminal) -> None:
+    """List every mapping."""
+    found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
+    terminal.show(found, "\n".join(map(_mapping_line, found)) or "no mappings")
+
+
+@mapping_group.command("show", short_help="Show a mapping.")
+@click.argument("name")
+def show_mapping(terminal: Terminal, name: str) -> None:
+    """Show mapping NAME as JSON; `mapping set` accepts it."""
+    found = terminal.run(Fetch, lambda fetch: fetch.mappings.get(name))
+    terminal.show(found, _pretty(found.mapping))
+
+
+@mapping_group.command("rm", short_help="Delete a mapping.")
+@click.argument("name")
+def remove_mapping(terminal: Terminal, name: str) -> None:
+    """Delete mapping NAME; sources that use it then fail."""
+    terminal.run(Fetch, lambda fetch: fetch.mappings.remove(name))
+    terminal.show({"removed": name}, f"mapping {name} is deleted")
+
+
+def _read_document(file: IO[bytes]) -> Any:
+    """The parsed file. Raises: ValueError."""
+    text = file.read().decode("utf-8-sig")
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep: flatten it") from None
+
+
+def _pretty(value: msgspec.Struct) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def _schema_line(found: CategorySchema) -> str:
+    fields = ", ".join(
+        f"{name} ({rule.type}{', required' if rule.required else ''})"
+        for name, rule in found.schema.fields.items()
+    )
+    return f"{found.category}: {fields or 'no fields'}; others are {_others(found.schema.others)}"
+
+
+def _mapping_line(found: NamedMapping) -> str:
+    mapping = found.mapping
+    paths = mapping.id if isinstance(mapping.id, str) else " or ".join(mapping.id)
+    rows = f", rows at {mapping.rows}" if mapping.rows else ""
+    return f"{found.name}: {mapping.format or 'any format'}{rows}, id from {paths}"
+
+
+def _others(choice: str) -> str:
+    return "kept" if choice == "keep" else "dropped"

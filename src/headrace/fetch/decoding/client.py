@@ -32,6 +32,7 @@ import msgspec
 from headrace.fetch.images import PIXELS_MAX, ImageInfo, NotAPhoto, is_suspicious
 from headrace.kernel import metrics
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.ipc import receive_message
 from headrace.kernel.logs import logger
 
 PHOTO_S_MAX: Final = 60.0
@@ -46,7 +47,6 @@ DECODES: Final = metrics.counter(
 )
 _PHOTO_CHILD: Final = Path(__file__).with_name("photo_child.py")
 _HEAD: Final = struct.Struct("!4sI")
-_LENGTH: Final = struct.Struct("!H")
 _LOG: Final = logger(__name__)
 
 
@@ -98,9 +98,10 @@ class _Child:
         self._link, self._process = _start_child(python, _PHOTO_CHILD, astuple(limits))
         try:
             self._receive_answer(time.monotonic() + START_S_MAX)
-        except _ChildGone:
+        except (OSError, EOFError) as error:
+            gone = _ChildGone(self._how(error))
             self.end()
-            raise
+            raise gone from error
 
     @property
     def pid(self) -> int:
@@ -117,9 +118,9 @@ class _Child:
             self._link.settimeout(PHOTO_S_MAX)
             self._link.sendall(_HEAD.pack(kind.encode().ljust(4), len(data)))
             self._link.sendall(data)
-        except OSError as error:
+            return self._receive_answer(ends_s)
+        except (OSError, EOFError) as error:
             raise _ChildGone(self._how(error)) from error
-        return self._receive_answer(ends_s)
 
     def end(self) -> None:
         """Kill the child."""
@@ -129,24 +130,11 @@ class _Child:
             self._process.wait(5)
 
     def _receive_answer(self, ends_s: float) -> tuple[str, str]:
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, ends_s))
-        outcome, _, text = self._receive(length, ends_s).decode(errors="replace").partition("\t")
+        answer = receive_message(self._link, until_s=ends_s).decode(errors="replace")
+        outcome, _, text = answer.partition("\t")
         return outcome, text
 
-    def _receive(self, length: int, ends_s: float) -> bytes:
-        data = b""
-        while len(data) < length:
-            try:
-                self._link.settimeout(max(0.001, ends_s - time.monotonic()))
-                block = self._link.recv(length - len(data))
-            except OSError as error:
-                raise _ChildGone(self._how(error)) from error
-            if not block:
-                raise _ChildGone(self._how(None))
-            data += block
-        return data
-
-    def _how(self, error: OSError | None) -> str:
+    def _how(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return "the decoder timed out"
         try:

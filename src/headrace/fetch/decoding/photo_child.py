@@ -4,7 +4,7 @@ It runs by path in an isolated interpreter and imports only the imaging library.
 its limits. Plug-ins and codecs that load lazily are used once before opening files is forbidden.
 
     request:  format (4 bytes), length (4 bytes), the photo
-    response: length of the text (2 bytes), outcome (empty if the photo is sound), a tab, the reason
+    response: a length as in `kernel.ipc`, outcome (empty if the photo is sound), a tab, the reason
 
 CPU time is limited by a timer whose signal is not handled, so a decoder that loops in C is killed.
 """
@@ -94,7 +94,7 @@ def receive(link: socket.socket, length: int) -> bytes:
 def encode_response(outcome: str, text: str) -> bytes:
     """A response as bytes of the protocol."""
     body = f"{outcome}\t{text}".encode(errors="replace")[:TEXT_BYTES_MAX]
-    return struct.pack("!H", len(body)) + body
+    return struct.pack("<I", len(body)) + body
 
 
 def decode_safely(data: bytes, kind: str, frames_max: int) -> bytes:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.fetch.http import catalogues, customers, items, runs
+from headrace.fetch.http import catalogues, customers, runs
+from headrace.kernel.routes import routes_in
 
-ROUTES: Final[list[Any]] = [
-    *customers.ROUTES,
-    *catalogues.ROUTES,
-    *runs.ROUTES,
-    *items.ROUTES,
-]
+ROUTES: Final[list[Any]] = routes_in(vars(customers), vars(catalogues), vars(runs))

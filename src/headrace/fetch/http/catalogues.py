@@ -1,4 +1,4 @@
-"""Routes that receive catalogues, as files or as the URL of a file, and routes of sources."""
+"""Routes of catalogues and their sources, items, results, hosts and single links."""
 
 from __future__ import annotations
 
@@ -20,15 +20,25 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.fetch.errors import InvalidSource
 from headrace.fetch.http.requests import READ, WRITE, in_words_of, texts_for
 from headrace.fetch.i18n import DEFAULT
-from headrace.fetch.model import Run, Source
+from headrace.fetch.model import (
+    ITEMS_SENT_MAX,
+    Host,
+    Result,
+    Run,
+    SentItem,
+    Source,
+    StoredItem,
+    UrlReport,
+)
 from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
-from headrace.kernel.routes import Idempotency
+from headrace.fetch.service.items import wrong_count
+from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 
 _WRITE_BYTES: Final = 2**20
 _SOURCE_BYTES_MAX: Final = 16 * 1024
@@ -85,14 +95,12 @@ class CatalogueOperation(Operation):
 
 @post(
     "/v1/fetch/customers/{customer:str}/catalogues",
-    operation_id="runFetchCatalogue",
-    summary="Upload a catalogue and apply it, or set its URL",
     opt={**WRITE, "idempotent": True, "streams_body": True},
     status_code=202,
     request_max_body_size=None,
     operation_class=CatalogueOperation,
 )
-async def run_catalogue(
+async def run_fetch_catalogue(
     request: Request[Any, Any, Any],
     *,
     fetch: NamedDependency[Fetch],
@@ -214,55 +222,142 @@ async def _receive(request: Request[Any, Any, Any], path: Path, *, bytes_max: in
     return hashed.digest()
 
 
-@get(
-    "/v1/fetch/sources",
-    operation_id="listFetchSources",
-    summary="List sources of catalogues",
-    opt=READ,
-)
-async def list_sources(fetch: NamedDependency[Fetch]) -> SourcesAnswer:
+@get("/v1/fetch/sources", opt=READ)
+async def list_fetch_sources(fetch: NamedDependency[Fetch]) -> SourcesAnswer:
     """Every source with its next run and last result."""
     return SourcesAnswer(sources=await fetch.sources.all())
 
 
-@get(
-    "/v1/fetch/customers/{customer:str}/source",
-    operation_id="getFetchSource",
-    summary="Show a customer's source",
-    opt=READ,
-)
-async def get_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Source:
+@get("/v1/fetch/customers/{customer:str}/source", opt=READ)
+async def get_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Source:
     """The customer's source with its next run and last result."""
     return await fetch.sources.get(customer)
 
 
-@delete(
-    "/v1/fetch/customers/{customer:str}/source",
-    operation_id="removeFetchSource",
-    summary="Remove a customer's source",
-    opt=WRITE,
-)
-async def remove_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
+@delete("/v1/fetch/customers/{customer:str}/source", opt=WRITE)
+async def remove_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
     """Stop fetching the customer's catalogue; its items stay as they are."""
     await fetch.sources.remove(customer)
 
 
-@post(
-    "/v1/fetch/customers/{customer:str}/source/bring",
-    operation_id="bringFetchSource",
-    summary="Fetch a customer's catalogue now",
-    opt=WRITE,
-    status_code=202,
-)
-async def bring_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
+@post("/v1/fetch/customers/{customer:str}/source/bring", opt=WRITE, status_code=202)
+async def bring_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
     """Fetch the file of the customer's source now, in addition to its schedule."""
     return BringAnswer(customer=customer, job=await fetch.sources.bring(customer))
 
 
-ROUTES: Final[list[Any]] = [
-    run_catalogue,
-    list_sources,
-    get_source,
-    remove_source,
-    bring_source,
-]
+class SentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs, one per customer in the call."""
+
+    runs: list[Run]
+
+
+@get("/v1/fetch/customers/{customer:str}/item", opt=READ)
+async def get_fetch_item(
+    fetch: NamedDependency[Fetch],
+    customer: FromPath[str],
+    item: Annotated[str, QueryParameter(name="id", max_length=400)],
+) -> StoredItem:
+    """Current state of an item with the outcome of each photo.
+
+    The id is a percent-encoded query parameter: ids may contain `/`, which proxies change in paths.
+    """
+    return await fetch.items.get(customer, item)
+
+
+@post(
+    "/v1/fetch/items",
+    opt={**WRITE, "idempotent": True, "items_max": ItemsMax(ITEMS_SENT_MAX, wrong_count)},
+    status_code=202,
+)
+async def send_fetch_items(
+    fetch: NamedDependency[Fetch],
+    idempotency: NamedDependency[Idempotency],
+    data: JSONBody[list[SentItem]],
+) -> SentAnswer:
+    """Upload up to 1,000 items, all or none; other items stay as they are.
+
+    New and changed lists of photos are requested; without a request the result is published at
+    once. A faulty item is listed in its run's errors and stays as it was. Without `fields` the
+    stored ones stay; `gone` unpublishes the item.
+    """
+
+    async def send(tx: Any) -> SentAnswer:
+        return SentAnswer(runs=await fetch.send_items(data, tx=tx))
+
+    return await idempotency.run(send)
+
+
+class ResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of results; store `next_after` and pass it in the next call."""
+
+    results: list[Result]
+    next_after: int
+
+
+@get("/v1/fetch/results", opt=READ)
+async def list_fetch_results(
+    fetch: NamedDependency[Fetch],
+    after: Annotated[int, QueryParameter(ge=0)] = 0,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+    customer: FromQuery[str | None] = None,
+) -> ResultsAnswer:
+    """Items to publish, edit and unpublish; continue with `next_after` to miss none."""
+    found = await fetch.items.results(after=after, results_max=limit, customer=customer)
+    return ResultsAnswer(results=found, next_after=found[-1].seq if found else after)
+
+
+class NewestResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of results, newest first; continue with `before` = `next_before`, null at the end."""
+
+    results: list[Result]
+    next_before: int | None
+
+
+@get("/v1/fetch/results/newest", opt=READ)
+async def list_newest_fetch_results(
+    fetch: NamedDependency[Fetch],
+    before: Annotated[int | None, QueryParameter(ge=1)] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+    customer: FromQuery[str | None] = None,
+) -> NewestResultsAnswer:
+    """The newest results, for people; pollers need the order of commits of `/v1/fetch/results`."""
+    found = await fetch.items.newest_results(before=before, results_max=limit, customer=customer)
+    following = found[-1].seq if len(found) == limit else None
+    return NewestResultsAnswer(results=found, next_before=following)
+
+
+class HostsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of hosts; continue with `after_host` and `after_customer` of the last one."""
+
+    hosts: list[Host]
+
+
+@get("/v1/fetch/hosts", opt=READ)
+async def list_fetch_hosts(
+    fetch: NamedDependency[Fetch],
+    customer: FromQuery[str | None] = None,
+    *,
+    after_host: FromQuery[str] = "",
+    after_customer: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+) -> HostsAnswer:
+    """Speed, timeout class, requests and outcomes per host and customer."""
+    found = await fetch.hosts.page(
+        customer=customer, after=(after_host, after_customer), hosts_max=limit
+    )
+    return HostsAnswer(hosts=found)
+
+
+@get("/v1/fetch/hosts/{host:str}", opt=READ)
+async def get_fetch_host(fetch: NamedDependency[Fetch], host: FromPath[str]) -> HostsAnswer:
+    """One host, per customer."""
+    return HostsAnswer(hosts=await fetch.hosts.get(host))
+
+
+@get("/v1/fetch/why", opt=READ)
+async def get_fetch_why(
+    fetch: NamedDependency[Fetch], url: Annotated[str, QueryParameter(max_length=8192)]
+) -> UrlReport:
+    """Whether the URL is allowed, its last outcome per customer, and its next request."""
+    return await fetch.links.why(url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from litestar import delete, get, post, put
@@ -64,13 +64,8 @@ class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
 
-@put(
-    "/v1/fetch/customers/{customer:str}",
-    operation_id="setFetchCustomer",
-    summary="Create a customer or change its limits",
-    opt=WRITE,
-)
-async def set_customer(
+@put("/v1/fetch/customers/{customer:str}", opt=WRITE)
+async def set_fetch_customer(
     fetch: NamedDependency[Fetch], customer: FromPath[str], data: JSONBody[CustomerLimits]
 ) -> CustomerSet:
     """Create a customer or change its limits, at once, for photos not started yet.
@@ -100,24 +95,14 @@ def _limit_of(data: CustomerLimits) -> tuple[int, float]:
     raise InvalidRate("expected either rate, such as 600/m, or starts_max, with window_s if not 60")
 
 
-@get(
-    "/v1/fetch/customers",
-    operation_id="listFetchCustomers",
-    summary="List customers",
-    opt=READ,
-)
-async def list_customers(fetch: NamedDependency[Fetch]) -> CustomersAnswer:
+@get("/v1/fetch/customers", opt=READ)
+async def list_fetch_customers(fetch: NamedDependency[Fetch]) -> CustomersAnswer:
     """Every customer with its limits."""
     return CustomersAnswer(customers=await fetch.customers.all())
 
 
-@get(
-    "/v1/fetch/customers/{customer:str}",
-    operation_id="getFetchCustomer",
-    summary="Show a customer",
-    opt=READ,
-)
-async def get_customer(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Customer:
+@get("/v1/fetch/customers/{customer:str}", opt=READ)
+async def get_fetch_customer(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Customer:
     """Show a customer's limits."""
     return await fetch.customers.get(customer)
 
@@ -128,13 +113,8 @@ class WebhooksAnswer(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: list[Webhook]
 
 
-@get(
-    "/v1/fetch/webhooks",
-    operation_id="listFetchWebhooks",
-    summary="List webhooks",
-    opt=READ,
-)
-async def list_webhooks(
+@get("/v1/fetch/webhooks", opt=READ)
+async def list_fetch_webhooks(
     fetch: NamedDependency[Fetch],
     after: FromQuery[str] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
@@ -143,48 +123,28 @@ async def list_webhooks(
     return WebhooksAnswer(webhooks=await fetch.webhooks.list(after=after, webhooks_max=limit))
 
 
-@get(
-    "/v1/fetch/customers/{customer:str}/webhook",
-    operation_id="getFetchWebhook",
-    summary="Show a customer's webhook",
-    opt=READ,
-)
-async def get_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Webhook:
+@get("/v1/fetch/customers/{customer:str}/webhook", opt=READ)
+async def get_fetch_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Webhook:
     """URL, progress and last error of a webhook."""
     return await fetch.webhooks.get(customer)
 
 
-@delete(
-    "/v1/fetch/customers/{customer:str}/webhook",
-    operation_id="removeFetchWebhook",
-    summary="Delete a customer's webhook",
-    opt=WRITE,
-)
-async def remove_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
+@delete("/v1/fetch/customers/{customer:str}/webhook", opt=WRITE)
+async def remove_fetch_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
     """Delete the webhook. Results remain available by polling."""
     await fetch.webhooks.remove(customer)
 
 
-@post(
-    "/v1/fetch/customers/{customer:str}/webhook/rotate",
-    operation_id="rotateFetchWebhookSecret",
-    summary="Replace a webhook's secret",
-    opt=WRITE,
-    status_code=200,
-)
-async def rotate_secret(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> NewSecret:
+@post("/v1/fetch/customers/{customer:str}/webhook/rotate", opt=WRITE, status_code=200)
+async def rotate_fetch_webhook_secret(
+    fetch: NamedDependency[Fetch], customer: FromPath[str]
+) -> NewSecret:
     """Return the new secret, only once; the previous one also signs for a day."""
     return await fetch.webhooks.rotate(customer)
 
 
-@post(
-    "/v1/fetch/customers/{customer:str}/webhook/replay",
-    operation_id="replayFetchWebhook",
-    summary="Resend results to a webhook",
-    opt=WRITE,
-    status_code=202,
-)
-async def replay_webhook(
+@post("/v1/fetch/customers/{customer:str}/webhook/replay", opt=WRITE, status_code=202)
+async def replay_fetch_webhook(
     fetch: NamedDependency[Fetch],
     customer: FromPath[str],
     after: Annotated[int, QueryParameter(ge=0)] = 0,
@@ -193,14 +153,10 @@ async def replay_webhook(
     return await fetch.webhooks.replay(customer, after=after)
 
 
-@post(
-    "/v1/fetch/customers/{customer:str}/webhook/test",
-    operation_id="testFetchWebhook",
-    summary="Send a test message to a webhook",
-    opt=WRITE,
-    status_code=200,
-)
-async def try_webhook(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> WebhookTrial:
+@post("/v1/fetch/customers/{customer:str}/webhook/test", opt=WRITE, status_code=200)
+async def test_fetch_webhook(
+    fetch: NamedDependency[Fetch], customer: FromPath[str]
+) -> WebhookTrial:
     """Send a signed test message without results; return the receiver's response."""
     return await fetch.webhooks.test(customer)
 
@@ -218,54 +174,22 @@ class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
     items: int
 
 
-@get(
-    "/v1/fetch/consumers",
-    operation_id="listFetchConsumers",
-    summary="List the consumers of items",
-    opt=READ,
-)
-async def list_consumers(fetch: NamedDependency[Fetch]) -> ConsumersAnswer:
+@get("/v1/fetch/consumers", opt=READ)
+async def list_fetch_consumers(fetch: NamedDependency[Fetch]) -> ConsumersAnswer:
     """Every `on_item` handler that a worker recorded, with its number of delivered items."""
     return ConsumersAnswer(consumers=await fetch.consumers.all())
 
 
-@delete(
-    "/v1/fetch/consumers/{name:str}",
-    operation_id="removeFetchConsumer",
-    summary="Remove a consumer",
-    opt=WRITE,
-)
-async def remove_consumer(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
+@delete("/v1/fetch/consumers/{name:str}", opt=WRITE)
+async def remove_fetch_consumer(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
     """Remove a consumer and drop its deliveries; a worker with its handler records it again."""
     await fetch.consumers.remove(name)
 
 
-@post(
-    "/v1/fetch/consumers/{name:str}/replay",
-    operation_id="replayFetchConsumer",
-    summary="Redeliver every item to a consumer",
-    opt=WRITE,
-    status_code=202,
-)
-async def replay_consumer(
+@post("/v1/fetch/consumers/{name:str}/replay", opt=WRITE, status_code=202)
+async def replay_fetch_consumer(
     fetch: NamedDependency[Fetch], name: FromPath[str], customer: FromQuery[str | None] = None
 ) -> ReplayAnswer:
     """Enqueue the newest version of every item, of one customer or of all."""
     items = await fetch.consumers.replay(name, customer=customer)
     return ReplayAnswer(consumer=name, items=items)
-
-
-ROUTES: Final[list[Any]] = [
-    list_customers,
-    set_customer,
-    get_customer,
-    list_webhooks,
-    get_webhook,
-    remove_webhook,
-    rotate_secret,
-    replay_webhook,
-    try_webhook,
-    list_consumers,
-    remove_consumer,
-    replay_consumer,
-]

@@ -37,8 +37,8 @@ class ChangesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     next_after: str | None
 
 
-@get("/v1/fetch/runs", operation_id="listFetchRuns", summary="List runs", opt=READ)
-async def list_runs(
+@get("/v1/fetch/runs", opt=READ)
+async def list_fetch_runs(
     fetch: NamedDependency[Fetch],
     customer: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 50,
@@ -47,13 +47,8 @@ async def list_runs(
     return RunsAnswer(runs=await fetch.runs.newest(customer, runs_max=limit))
 
 
-@get(
-    "/v1/fetch/runs/{run:int}/changes",
-    operation_id="listFetchRunChanges",
-    summary="List the changes of a run",
-    opt=READ,
-)
-async def list_changes(
+@get("/v1/fetch/runs/{run:int}/changes", opt=READ)
+async def list_fetch_run_changes(
     fetch: NamedDependency[Fetch],
     run: FromPath[int],
     *,
@@ -65,49 +60,26 @@ async def list_changes(
     return ChangesAnswer(changes=found, next_after=found[-1].item if len(found) == limit else None)
 
 
-@get(
-    "/v1/fetch/runs/{run:int}",
-    operation_id="getFetchRun",
-    summary="Show a run",
-    opt=READ,
-)
-async def get_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+@get("/v1/fetch/runs/{run:int}", opt=READ)
+async def get_fetch_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     """Counts of rows, items and photos by outcome."""
     return await fetch.runs.get(run)
 
 
-@post(
-    "/v1/fetch/runs/{run:int}/confirm",
-    operation_id="confirmFetchRun",
-    summary="Apply a held run",
-    opt=WRITE,
-    status_code=202,
-)
-async def confirm_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+@post("/v1/fetch/runs/{run:int}/confirm", opt=WRITE, status_code=202)
+async def confirm_fetch_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     """Apply a run that was held because its file looks truncated or wrong."""
     return await fetch.runs.confirm(run)
 
 
-@post(
-    "/v1/fetch/runs/{run:int}/discard",
-    operation_id="discardFetchRun",
-    summary="Discard a held run",
-    opt=WRITE,
-    status_code=200,
-)
-async def discard_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+@post("/v1/fetch/runs/{run:int}/discard", opt=WRITE, status_code=200)
+async def discard_fetch_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     """Discard a held run; nothing of it is applied."""
     return await fetch.runs.discard(run)
 
 
-@post(
-    "/v1/fetch/runs/{run:int}/undo",
-    operation_id="undoFetchRun",
-    summary="Undo an applied run",
-    opt=WRITE,
-    status_code=202,
-)
-async def undo_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+@post("/v1/fetch/runs/{run:int}/undo", opt=WRITE, status_code=202)
+async def undo_fetch_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     """Restore the items to their state before a catalogue; return the run that does so.
 
     Added items are unpublished. Changed and removed items are published as before, as new
@@ -137,12 +109,10 @@ class ProblemsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @get(
     "/v1/fetch/runs/{run:int}/errors",
-    operation_id="listFetchRunErrors",
-    summary="List the problems of a run's rows and photos",
     opt=READ,
     responses={200: ResponseSpec(ProblemsAnswer, description="A page, or everything as CSV.")},
 )
-async def list_errors(
+async def list_fetch_run_errors(
     request: Request[Any, Any, Any],
     fetch: NamedDependency[Fetch],
     run: FromPath[int],
@@ -198,8 +168,6 @@ async def _encoded(parts: AsyncIterator[str]) -> AsyncIterator[bytes]:
 
 @get(
     "/v1/fetch/runs/{run:int}/report",
-    operation_id="getFetchRunReport",
-    summary="Show a run's problems as a page",
     opt=READ,
     media_type="text/html",
     response_headers=[
@@ -209,7 +177,7 @@ async def _encoded(parts: AsyncIterator[str]) -> AsyncIterator[bytes]:
         ResponseHeader(name="cache-control", value="private, no-store"),
     ],
 )
-async def get_report(
+async def get_fetch_run_report(
     request: Request[Any, Any, Any],
     fetch: NamedDependency[Fetch],
     run: FromPath[int],
@@ -237,103 +205,55 @@ def _name(path: str) -> str:
     return path.removeprefix("/")
 
 
-@get("/v1/fetch/schemas", operation_id="listFetchSchemas", summary="List schemas", opt=READ)
-async def list_schemas(fetch: NamedDependency[Fetch]) -> SchemasAnswer:
+@get("/v1/fetch/schemas", opt=READ)
+async def list_fetch_schemas(fetch: NamedDependency[Fetch]) -> SchemasAnswer:
     """Schemas by category; `default` applies to categories without one."""
     return SchemasAnswer(schemas=await fetch.schemas.all())
 
 
-@get(
-    "/v1/fetch/schemas/{category:path}",
-    operation_id="getFetchSchema",
-    summary="Show the schema of a category",
-    opt=READ,
-)
-async def get_schema(fetch: NamedDependency[Fetch], category: FromPath[str]) -> CategorySchema:
+@get("/v1/fetch/schemas/{category:path}", opt=READ)
+async def get_fetch_schema(
+    fetch: NamedDependency[Fetch], category: FromPath[str]
+) -> CategorySchema:
     """The fields that rows of a category must have."""
     return await fetch.schemas.get(_name(category))
 
 
-@put(
-    "/v1/fetch/schemas/{category:path}",
-    operation_id="setFetchSchema",
-    summary="Create or replace the schema of a category",
-    opt=WRITE,
-)
-async def set_schema(
+@put("/v1/fetch/schemas/{category:path}", opt=WRITE)
+async def set_fetch_schema(
     fetch: NamedDependency[Fetch], category: FromPath[str], data: JSONBody[Schema]
 ) -> CategorySchema:
     """Set the fields that rows of a category must have, from the next run on."""
     return await fetch.schemas.set(_name(category), data)
 
 
-@delete(
-    "/v1/fetch/schemas/{category:path}",
-    operation_id="removeFetchSchema",
-    summary="Delete the schema of a category",
-    opt=WRITE,
-)
-async def remove_schema(fetch: NamedDependency[Fetch], category: FromPath[str]) -> None:
+@delete("/v1/fetch/schemas/{category:path}", opt=WRITE)
+async def remove_fetch_schema(fetch: NamedDependency[Fetch], category: FromPath[str]) -> None:
     """Delete a schema; the default one applies from the next run on."""
     await fetch.schemas.remove(_name(category))
 
 
-@get("/v1/fetch/mappings", operation_id="listFetchMappings", summary="List mappings", opt=READ)
-async def list_mappings(fetch: NamedDependency[Fetch]) -> MappingsAnswer:
+@get("/v1/fetch/mappings", opt=READ)
+async def list_fetch_mappings(fetch: NamedDependency[Fetch]) -> MappingsAnswer:
     """Mappings of column names, by the mapping's name."""
     return MappingsAnswer(mappings=await fetch.mappings.all())
 
 
-@get(
-    "/v1/fetch/mappings/{name:str}",
-    operation_id="getFetchMapping",
-    summary="Show a mapping",
-    opt=READ,
-)
-async def get_mapping(fetch: NamedDependency[Fetch], name: FromPath[str]) -> NamedMapping:
+@get("/v1/fetch/mappings/{name:str}", opt=READ)
+async def get_fetch_mapping(fetch: NamedDependency[Fetch], name: FromPath[str]) -> NamedMapping:
     """The mapping of a file's column names."""
     return await fetch.mappings.get(name)
 
 
-@put(
-    "/v1/fetch/mappings/{name:str}",
-    operation_id="setFetchMapping",
-    summary="Create or replace a mapping",
-    opt=WRITE,
-)
-async def set_mapping(
+@put("/v1/fetch/mappings/{name:str}", opt=WRITE)
+async def set_fetch_mapping(
     fetch: NamedDependency[Fetch], name: FromPath[str], data: JSONBody[Mapping]
 ) -> NamedMapping:
     """Set a mapping of column names; uploads and sources refer to it by `mapping`."""
     return await fetch.mappings.set(name, data)
 
 
-@delete(
-    "/v1/fetch/mappings/{name:str}",
-    operation_id="removeFetchMapping",
-    summary="Delete a mapping",
-    opt=WRITE,
-)
-async def remove_mapping(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
+@delete("/v1/fetch/mappings/{name:str}", opt=WRITE)
+async def remove_fetch_mapping(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
     """Delete a mapping; sources that use it then fail."""
     await fetch.mappings.remove(name)
-
-
-ROUTES: Final[list[Any]] = [
-    list_runs,
-    get_run,
-    list_changes,
-    confirm_run,
-    discard_run,
-    undo_run,
-    list_errors,
-    get_report,
-    list_schemas,
-    get_schema,
-    set_schema,
-    remove_schema,
-    list_mappings,
-    get_mapping,
-    set_mapping,
-    remove_mapping,
-]

@@ -15,7 +15,7 @@ Errors have three levels:
 | `detect` | unpacking, encoding, choice of the format |
 | `tables` | CSV, TSV and spreadsheets |
 | `json_formats`, `json_stream` | JSON and NDJSON; the incremental JSON parser |
-| `xml_formats`, `xml_stream` | YML, Avito, Google and mapped XML; the incremental XML parser |
+| `xml_formats` | YML, Avito, Google and mapped XML; the incremental XML parser |
 | `rows` | rows, faults, formats, bounded lines |
 
 `headrace.fetch.mappings` gives the cells of a row their field names.

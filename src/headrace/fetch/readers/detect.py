@@ -29,7 +29,7 @@ from headrace.fetch.readers.rows import (
     too_large,
 )
 from headrace.fetch.readers.tables import SHEET_MAGICS
-from headrace.fetch.readers.xml_stream import find_root
+from headrace.fetch.readers.xml_formats import find_root
 
 UTF_8: Final = "utf-8"
 CYRILLIC: Final = "windows-1251"

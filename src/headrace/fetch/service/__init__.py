@@ -2,6 +2,21 @@
 
 The services are attributes: `customers`, `webhooks`, `sources`, `schemas`, `mappings`, `runs`,
 `reports`, `items`, `consumers`, `hosts`, `links`, `upkeep`.
+
+Two crons: publish items at their deadline, and retry failed links.
+
+**Deadlines**, every 5 minutes: a new or changed item whose photos take longer than
+`fetch.item_deadline` is published with the photos it has. Downloads continue; photos that arrive
+later create a further version.
+
+**Links**, every 15 minutes: failed links are retried at the latest after `fetch_recheck_wait` (less
+than a day), even if no catalogue arrives. If `fetch.refresh` is set, stored photos are requested
+again with their ETag or date. The items of these links form a run of the format `links`. Items that
+another run is changing wait for it.
+
+Catalogue runs skip a failed link for one run, then for two, then for three. This rule is
+implemented only in the PostgreSQL functions `fetch_due_round`, `fetch_is_due` and
+`fetch_recheck_wait`.
 """
 
 from __future__ import annotations
@@ -12,43 +27,118 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headrace.engines.blobs import Blobs
-from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres import Postgres, PostgresBusy, Tx
 from headrace.fetch import store
-from headrace.fetch.applying import Applying
-from headrace.fetch.blob_writer import BlobWriter
+from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.catalogues import Catalogues, CurrentRules, Order
-from headrace.fetch.consumers import Consumers, Handler
 from headrace.fetch.download import Downloader
-from headrace.fetch.host_pool import HostQuota
-from headrace.fetch.host_stats import HostStats
+from headrace.fetch.host_stats import Classes, HostStats
 from headrace.fetch.i18n import Texts
-from headrace.fetch.item_upload import ItemUpload
+from headrace.fetch.limits import HostQuota, LaneClient
 from headrace.fetch.model import (
     CATALOGUE_QUEUE,
+    DEADLINES_QUEUE,
     ITEM_QUEUE,
     LIMITER,
+    LINKS_QUEUE,
     PUBLISH_QUEUE,
     RESULTS_LIMITER,
     WEBHOOK_QUEUE,
+    Customer,
     Run,
     SentItem,
 )
-from headrace.fetch.photo_fetch import PhotoFetcher, PhotoTask
-from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Publishing
-from headrace.fetch.rate_tokens import LaneClient
+from headrace.fetch.photo_fetch import BlobWriter, PhotoFetcher, PhotoTask
+from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Consumers, Handler, Publishing
 from headrace.fetch.robots import Robots
-from headrace.fetch.routing import Classes
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
 from headrace.fetch.service.customers import Customers, Webhooks
-from headrace.fetch.service.items import Hosts, Items, Links
+from headrace.fetch.service.items import Hosts, Items, ItemUpload, Links
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
+from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import OutcomeStore
-from headrace.fetch.upkeep import Upkeep
 from headrace.fetch.validation import Rules
 from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, WebhookSender
 from headrace.jobs import Jobs, Registry, Task
+from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
+
+LINKS_FORMAT: Final = "links"
+LINKS_EVERY_S: Final = 900.0
+RATE_SHARE: Final = 0.5
+"""The share of the rate limit of a customer that one sweep may use until the next sweep."""
+LINKS_MIN: Final = 10
+_LOG: Final = logger(__name__)
+
+
+class Upkeep:
+    """Publishes items at their deadline; requests failed and old photos again."""
+
+    def __init__(
+        self, postgres: Postgres, config: FetchConfig, publishing: Publishing, applying: Applying
+    ) -> None:
+        self._postgres = postgres
+        self._config = config
+        self._publishing = publishing
+        self._applying = applying
+
+    def register(self, registry: Registry) -> None:
+        """Register the crons."""
+        registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.publish_late)
+        registry.cron("*/15 * * * *", name=LINKS_QUEUE, timeout="1h")(self.recheck_links)
+
+    async def publish_late(self) -> None:
+        """Publish each item past its deadline once, with the photos it has."""
+        runs = await self._postgres.all(SQL.late_runs, deadline_s=self._config.item_deadline_s)
+        for row in runs:
+            items = await self._publishing.publish_late(row["id"])
+            if items:
+                _LOG.info("items_published_late", run=row["id"], items=items)
+
+    async def recheck_links(self) -> None:
+        """Request due failed links again, and stored photos that are old enough."""
+        refresh_s = self._config.refresh_s
+        due = await self._postgres.all(SQL.customers_to_recheck, refresh_s=refresh_s)
+        for row in due:
+            [customer] = await store.runs.find_customers(self._postgres, row["customer"])
+            try:
+                await self._recheck(customer)
+            except PostgresBusy:
+                _LOG.info("links_not_rechecked", customer=customer.customer, reason="busy")
+
+    async def _recheck(self, customer: Customer) -> None:
+        own_s = customer.refresh_s
+        refresh_s = self._config.refresh_s if own_s is None else own_s
+        allowed = customer.starts_max / customer.window_s * LINKS_EVERY_S * RATE_SHARE
+        async with self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            await tx.one(SQL.lock_items, customer=customer.customer)
+            run_id: int = await tx.value(
+                SQL.insert_run,
+                customer=customer.customer,
+                file_name=LINKS_FORMAT,
+                format=LINKS_FORMAT,
+                is_whole=False,
+            )
+            await tx.run(SQL.avoid_nested_loops)
+            items: int = await tx.value(
+                SQL.stage_due,
+                run_id=run_id,
+                customer=customer.customer,
+                refresh_s=refresh_s,
+                links_max=max(LINKS_MIN, int(allowed)),
+            )
+            await tx.run(SQL.allow_nested_loops)
+            if items:
+                await self._applying.request_links(
+                    tx, run_id, customer.customer, refresh_s=refresh_s
+                )
+            else:
+                await tx.run(SQL.drop_run, run_id=run_id)
+        crash_point("fetch.links_rechecked")
+
 
 OWN_FAULT_RETRIES: Final = 20
 """Retries of tasks that fail only by a bug or a crash of ours, which must cost a seller no photo.
@@ -281,5 +371,5 @@ class Fetch:
         await self._webhook_client.close()
 
     async def _rules(self) -> Rules:
-        found = await store.catalogues.find_schemas(self._postgres)
+        found = await store.runs.find_schemas(self._postgres)
         return Rules(self._downloader.policy, {one.category: one.schema for one in found})

@@ -58,7 +58,7 @@ class Runs:
     async def newest(self, customer: str | None = None, *, runs_max: int = 50) -> list[Run]:
         """The newest runs, of one customer or of all. Raises: CustomerUnknown."""
         if customer is not None:
-            await store.catalogues.get_customer(self._postgres, customer)
+            await store.runs.get_customer(self._postgres, customer)
         rows_max = min(max(1, runs_max), PAGE_ROWS_MAX)
         return await store.runs.find_runs(self._postgres, customer=customer, rows_max=rows_max)
 
@@ -107,16 +107,12 @@ class Schemas:
 
     async def all(self) -> list[CategorySchema]:
         """Every schema, by category."""
-        return await store.catalogues.find_schemas(self._postgres)
+        return await store.runs.find_schemas(self._postgres)
 
     async def get(self, category: str) -> CategorySchema:
         """The schema of a category. Raises: SchemaUnknown."""
         plain = plain_category(category)
-        found = (
-            await store.catalogues.find_schemas(self._postgres, plain)
-            if plain.isprintable()
-            else []
-        )
+        found = await store.runs.find_schemas(self._postgres, plain) if plain.isprintable() else []
         if not found:
             raise SchemaUnknown(category)
         return found[0]
@@ -125,12 +121,12 @@ class Schemas:
         """Create or replace the schema of a category. Raises: InvalidSchema."""
         name = require_category(category)
         require_schema(schema)
-        return await store.catalogues.set_schema(self._postgres, plain_category(name), name, schema)
+        return await store.runs.set_schema(self._postgres, plain_category(name), name, schema)
 
     async def remove(self, category: str) -> None:
         """Delete a schema; the default one then applies to its category. Raises: SchemaUnknown."""
         found = await self.get(category)
-        await store.catalogues.drop_schema(self._postgres, plain_category(found.category))
+        await store.runs.drop_schema(self._postgres, plain_category(found.category))
 
 
 class Mappings:
@@ -141,12 +137,12 @@ class Mappings:
 
     async def all(self) -> list[NamedMapping]:
         """Every mapping, by name."""
-        return await store.catalogues.find_mappings(self._postgres)
+        return await store.runs.find_mappings(self._postgres)
 
     async def get(self, name: str) -> NamedMapping:
         """A mapping. Raises: MappingUnknown."""
         is_named = USER_ID.fullmatch(name) is not None
-        found = await store.catalogues.find_mappings(self._postgres, name) if is_named else []
+        found = await store.runs.find_mappings(self._postgres, name) if is_named else []
         if not found:
             raise MappingUnknown(name)
         return found[0]
@@ -155,16 +151,14 @@ class Mappings:
         """Create or replace a mapping. Raises: InvalidId, InvalidMapping."""
         require_new_id("mapping", name)
         require_mapping(mapping)
-        return await store.catalogues.set_mapping(self._postgres, name, mapping)
+        return await store.runs.set_mapping(self._postgres, name, mapping)
 
     async def remove(self, name: str) -> None:
         """Delete a mapping; sources that use it fail with MappingUnknown.
 
         Raises: MappingUnknown.
         """
-        if not USER_ID.fullmatch(name) or not await store.catalogues.drop_mapping(
-            self._postgres, name
-        ):
+        if not USER_ID.fullmatch(name) or not await store.runs.drop_mapping(self._postgres, name):
             raise MappingUnknown(name)
 
 

@@ -137,7 +137,7 @@ class Webhooks:
         return WebhookTrial(
             customer=customer,
             url=hook.shown.url,
-            is_taken=text == "accepted",
+            is_accepted=text == "accepted",
             status=status,
             text=text,
             took_s=round(time.monotonic() - started_s, 4),
@@ -186,11 +186,11 @@ class Customers:
         secret = None
         async with self._postgres.transaction() as tx:
             values = _checked(customer, starts_max, window_s, connections=connections)
-            known = await store.catalogues.find_customers(tx, customer)
+            known = await store.runs.find_customers(tx, customer)
             kept = msgspec.structs.asdict(known[0] if known else values)
             more = {n: kept[n] if value is UNSET else value for n, value in given.items()}
             values = _require_valid(msgspec.structs.replace(values, **more))
-            await store.catalogues.set_customer(tx, values)
+            await store.runs.set_customer(tx, values)
             if isinstance(webhook, str):
                 secret = await self._webhooks.set(customer, webhook, tx=tx)
             elif webhook is None:
@@ -213,11 +213,11 @@ class Customers:
 
     async def get(self, customer: str) -> Customer:
         """A customer's limits. Raises: CustomerUnknown."""
-        return await store.catalogues.get_customer(self._postgres, customer)
+        return await store.runs.get_customer(self._postgres, customer)
 
     async def all(self) -> list[Customer]:
         """Every customer, by name."""
-        return await store.catalogues.find_customers(self._postgres)
+        return await store.runs.find_customers(self._postgres)
 
 
 def _require_valid(values: Customer) -> Customer:

@@ -1,38 +1,65 @@
-"""Items with their photos and results, the hosts of photos, and single links."""
+"""Items with their photos and results, the hosts of photos, and single links.
+
+**Upload.** Items without a catalogue file take the same validation and diff:
+
+    items --validate--> staged --diff--> changes, photos, jobs  all in the caller's one transaction
+
+Uploaded items and items of catalogues are one set, and the latest write wins. An upload holds
+until a catalogue that starts later differs. A catalogue lists all items of its customer, so an
+item that it omits is unpublished. For an item without fields only the photos change. Each call
+creates one run per customer; a faulty item is a problem of its run and stays unchanged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Row
+from headrace.engines.postgres import Postgres, Row, Tx, from_row
 from headrace.fetch import store
+from headrace.fetch.applying import Applying
 from headrace.fetch.download import Downloader
-from headrace.fetch.errors import HostUnknown, ItemUnknown, UrlRefused
-from headrace.fetch.guard import judge_url
-from headrace.fetch.host_stats import find_hosts
+from headrace.fetch.errors import HostUnknown, InvalidItems, ItemUnknown, UrlRefused
+from headrace.fetch.guard import Policy, judge_url
+from headrace.fetch.host_stats import FORGOTTEN, Classes, TimeClass, find_hosts, host_of
 from headrace.fetch.i18n import Texts
 from headrace.fetch.images import NotAPhoto, inspect_image
+from headrace.fetch.limits import RateTokens
 from headrace.fetch.model import (
     BIGINT_MAX,
+    ITEMS_SENT_MAX,
     LIMITER,
     Host,
     Link,
     PhotoReport,
     Result,
+    SentItem,
     StoredItem,
     UrlCustomer,
     UrlReport,
+    ValidatedRow,
 )
-from headrace.fetch.rate_tokens import RateTokens
-from headrace.fetch.routing import FORGOTTEN, Classes, TimeClass, host_of
+from headrace.fetch.readers import Fault, RawRow
 from headrace.fetch.sql import SQL
-from headrace.fetch.validation import find_item_id
+from headrace.fetch.validation import (
+    Chunk,
+    Rules,
+    Staging,
+    find_item_id,
+    problem_of,
+    set_content,
+    validate_photos,
+    validate_row,
+)
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LaneUnknown
 from headrace.jobs.model import JobState, Why
 from headrace.kernel.ids import USER_ID
+from headrace.kernel.resilience import crash_point
 from headrace.kernel.routes import PAGE_ROWS_MAX
 
 HOST_CHARACTERS_MAX: Final = 300
@@ -75,7 +102,7 @@ class Items:
         Raises: CustomerUnknown.
         """
         if customer is not None:
-            await store.catalogues.get_customer(self._postgres, customer)
+            await store.runs.get_customer(self._postgres, customer)
         after = min(max(0, after), BIGINT_MAX)
         rows_max = min(max(1, results_max), PAGE_ROWS_MAX)
         return await store.results.find_results(
@@ -90,7 +117,7 @@ class Items:
         Raises: CustomerUnknown.
         """
         if customer is not None:
-            await store.catalogues.get_customer(self._postgres, customer)
+            await store.runs.get_customer(self._postgres, customer)
         return await store.results.results_before(
             self._postgres,
             before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
@@ -117,7 +144,7 @@ class Hosts:
     ) -> list[Host]:
         """Hosts behind `after`, a (host, customer), in that order. Raises: CustomerUnknown."""
         if customer is not None and host is None:
-            await store.catalogues.get_customer(self._postgres, customer)
+            await store.runs.get_customer(self._postgres, customer)
         rows = await find_hosts(
             self._postgres,
             customer=customer,
@@ -141,9 +168,9 @@ class Hosts:
         weights = dict(zip(row["classes_s"], row["weights"], strict=True))
         total = sum(weights.values())
         is_measured = total >= FORGOTTEN and row["photos"] > 0
-        return Host(
-            host=row["host"],
-            customer=row["customer"],
+        return from_row(
+            Host,
+            row,
             starts_in=self._classes.starting(weights).name,
             needs={
                 TimeClass(class_s).name: round(weight / total, 3)
@@ -151,12 +178,7 @@ class Hosts:
                 if is_measured
             },
             mean_s=round(row["seconds"] / row["photos"], 4) if is_measured else None,
-            requests=row["requests"],
             photos_by_outcome=by_outcome,
-            first_seen_at=row["first_seen_at"],
-            last_seen_at=row["last_seen_at"],
-            paused_until=row["paused_until"],
-            crawl_delay_s=row["crawl_delay_s"],
         )
 
 
@@ -285,3 +307,123 @@ def ahead_of(
             f"{latest}{pause}"
         )
     return f"{kept}requested again by the next catalogue that lists it{latest}{pause}"
+
+
+FORMAT: Final = "items"
+"""Format of runs of uploaded items."""
+SENDING_AT_ONCE: Final = 4
+"""Calls of a process that hold a connection; those of one customer wait for each other."""
+
+
+class ItemUpload:
+    """Uploads items without a catalogue."""
+
+    def __init__(self, postgres: Postgres, applying: Applying, policy: Policy) -> None:
+        self._postgres = postgres
+        self._applying = applying
+        self._policy = policy
+        self._places = asyncio.Semaphore(SENDING_AT_ONCE)
+
+    async def send(self, items: Sequence[SentItem], *, tx: Tx | None = None) -> list[int]:
+        """Apply up to 1,000 items, all or none; return one run id per customer.
+
+        All of it within `tx` if given.
+
+        Raises: InvalidItems, CustomerUnknown.
+        """
+        if not 1 <= len(items) <= ITEMS_SENT_MAX:
+            raise wrong_count(len(items))
+        if tx is None:
+            async with self._places, self._postgres.transaction() as own:
+                return await self.send(items, tx=own)
+        rules = await self._rules(tx)
+        by_customer: dict[str, list[SentItem]] = defaultdict(list)
+        seen: set[tuple[str, str]] = set()
+        for item in items:
+            key = (item.customer, find_item_id(item.item) or item.item)
+            if key in seen:
+                raise InvalidItems(
+                    f"item {key[1][:200]!r} of customer {item.customer[:128]!r} occurs twice:"
+                    " send each once"
+                )
+            seen.add(key)
+            by_customer[item.customer].append(item)
+        for customer in sorted(by_customer):
+            await store.runs.get_customer(tx, customer)
+        # In one order for all callers, since the items of each customer are locked.
+        return [
+            await self._send(tx, customer, by_customer[customer], rules)
+            for customer in sorted(by_customer)
+        ]
+
+    async def _rules(self, tx: Tx) -> Rules:
+        """Current rules, read in the transaction: a caller must not need a second connection."""
+        found = await store.runs.find_schemas(tx)
+        return Rules(self._policy, {one.category: one.schema for one in found})
+
+    async def _send(self, tx: Tx, customer: str, items: list[SentItem], rules: Rules) -> int:
+        # Lock before the insert, so that a later run of the customer has a higher id.
+        await tx.one(SQL.lock_items, customer=customer)
+        run_id: int = await tx.value(
+            SQL.insert_run, customer=customer, file_name=FORMAT, format=FORMAT, is_whole=False
+        )
+        chunk, gone = _judge(items, await self._stored(tx, customer, items), rules)
+        staging = Staging(self._postgres, run_id, customer, rules)
+        await staging.stage_validated(tx, chunk)
+        if gone:
+            await tx.run(SQL.stage_gone, run_id=run_id, items=gone)
+        await staging.note(tx, rows=len(items))
+        await self._applying.apply(tx, run_id, customer, is_whole=False)
+        crash_point("fetch.items_sent")
+        return run_id
+
+    async def _stored(self, tx: Tx, customer: str, items: list[SentItem]) -> dict[str, bytes]:
+        """Stored fields of the items that are uploaded without fields."""
+        bare = [find_item_id(item.item) for item in items if item.fields is None]
+        if not any(bare):
+            return {}
+        rows = await tx.all(SQL.stored_fields, customer=customer, items=[i for i in bare if i])
+        return {row["item"]: row["fields"].encode() for row in rows}
+
+
+def _judge(
+    items: list[SentItem], stored: dict[str, bytes], rules: Rules
+) -> tuple[Chunk, list[str]]:
+    """Validated rows of items, and the ids of items to unpublish."""
+    chunk = Chunk()
+    gone = []
+    for number, item in enumerate(items, 1):
+        raw = RawRow(number, number, _texts(item), item.photos)
+        item_id = find_item_id(item.item)
+        if item.gone and item_id is not None:
+            gone.append(item_id)
+            continue
+        chunk.rows_count += 1
+        faults: list[Fault]
+        row: ValidatedRow | None
+        if item.fields is None and item_id is not None:
+            row = bare = ValidatedRow(number, number, item_id)
+            faults = validate_photos(bare, item.photos, rules.policy)
+            set_content(bare, stored.get(item_id, b"{}"))
+        else:
+            row, faults = validate_row(raw, rules)
+        if row is not None:
+            chunk.rows.append(row)
+        named = row.item if row is not None else None
+        chunk.problems.extend(problem_of(raw, named, fault) for fault in faults)
+    return chunk, gone
+
+
+def _texts(item: SentItem) -> dict[str, Any]:
+    """The fields as texts, as a catalogue row has them."""
+    values = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in (item.fields or {}).items()
+        if value not in (None, "")
+    }
+    return {**values, "id": item.item}
+
+
+def wrong_count(count: int) -> InvalidItems:
+    """The error of a call with an invalid number of items."""
+    return InvalidItems(f"{count} items in one call: send 1 to {ITEMS_SENT_MAX:,} at a time")

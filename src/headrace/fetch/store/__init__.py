@@ -6,6 +6,6 @@ does.
 
 from __future__ import annotations
 
-from headrace.fetch.store import catalogues, outcomes, results, runs
+from headrace.fetch.store import outcomes, results, runs
 
-__all__ = ["catalogues", "outcomes", "results", "runs"]
+__all__ = ["outcomes", "results", "runs"]

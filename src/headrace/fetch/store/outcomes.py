@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.engines.postgres import Postgres, Row, Runner
-from headrace.fetch.batching import Batcher
 from headrace.fetch.model import ItemPhoto, Link
 from headrace.fetch.outcomes import PHOTOS_DECIDED
 from headrace.fetch.sql import SQL
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LeaseLost
 from headrace.kernel import metrics
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.resilience import crash_point
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.fetch.model import Item, ItemPhoto, Result, Webhook
 from headrace.fetch.sql import SQL
 
@@ -44,13 +44,10 @@ async def insert_results(runner: Runner, results: list[NewResult]) -> list[tuple
 
 def result_of(row: Row) -> Result:
     """The result of a row."""
-    return Result(
-        seq=row["seq"],
-        at=row["at"],
-        customer=row["customer"],
+    return from_row(
+        Result,
+        row,
         id=row["item"],
-        version=row["version"],
-        action=row["action"],
         fields=msgspec.json.decode(row["fields"]),
         photos=_PHOTOS.decode(row["photos"]),
     )

@@ -1,26 +1,159 @@
-"""Runs of catalogues: staging, applying, counts, problems."""
+"""Runs of catalogues, and what customers configured: sources, schemas, mappings."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
-from headrace.fetch.errors import FileFault
+from headrace.engines.postgres import Row, Runner, from_row
+from headrace.fetch.errors import CustomerUnknown, FileFault
+from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import (
     RUNS_KEPT,
     SENT_RUNS_KEPT,
     UNDOABLE_RUNS,
     Change,
+    Customer,
     PhotoProblem,
     RowProblem,
     Run,
     RunState,
     Sample,
+    ValidatedRow,
 )
+from headrace.fetch.schemas import CategorySchema, Schema
 from headrace.fetch.sql import SQL
-from headrace.fetch.validation import ValidatedRow
+from headrace.kernel.ids import USER_ID
+
+
+@dataclass(frozen=True, slots=True)
+class SourceToBring:
+    """A file to fetch, with validators, hash and rules of the applied one."""
+
+    url: str
+    format_name: str | None
+    mapping: str | None
+    etag: str | None = None
+    last_modified: str | None = None
+    sha256: str | None = None
+    rules: bytes | None = None
+
+    def read_as(self, rules: bytes) -> SourceToBring:
+        """The source without validators if the applied file was read by other rules."""
+        if self.rules == rules:
+            return self
+        return SourceToBring(self.url, self.format_name, self.mapping, rules=rules)
+
+
+async def set_source(
+    runner: Runner,
+    customer: str,
+    *,
+    url: str,
+    cron: str,
+    tz: str,
+    format_name: str | None,
+    mapping: str | None,
+) -> None:
+    """Create or replace a customer's source; discard the validators of an earlier file."""
+    await runner.run(
+        SQL.set_source,
+        customer=customer,
+        url=url,
+        cron=cron,
+        tz=tz,
+        format=format_name,
+        mapping=mapping,
+    )
+
+
+async def find_sources(runner: Runner, customer: str | None = None) -> list[Row]:
+    """Every source by customer, or the one of that customer."""
+    return await runner.all(SQL.sources, customer=customer)
+
+
+async def drop_source(runner: Runner, customer: str) -> bool:
+    """Delete the source. Return whether it existed."""
+    return await runner.one(SQL.drop_source, customer=customer) is not None
+
+
+async def find_to_bring(runner: Runner, customer: str) -> SourceToBring | None:
+    """The customer's source, with validators if its last file is the applied one."""
+    row = await runner.one(SQL.source_to_bring, customer=customer)
+    return None if row is None else SourceToBring(*row)
+
+
+async def find_schemas(runner: Runner, plain: str | None = None) -> list[CategorySchema]:
+    """Every schema, by category, or the one of that category in its plain form."""
+    return [_schema(row) for row in await runner.all(SQL.schemas, plain=plain)]
+
+
+async def set_schema(runner: Runner, plain: str, category: str, schema: Schema) -> CategorySchema:
+    """Create or replace the schema of a category."""
+    encoded = msgspec.json.encode(schema).decode()
+    row: Row = await runner.one(SQL.set_schema, plain=plain, category=category, schema=encoded)
+    return _schema(row)
+
+
+async def drop_schema(runner: Runner, plain: str) -> bool:
+    """Delete the schema. Return whether it existed."""
+    return await runner.one(SQL.drop_schema, plain=plain) is not None
+
+
+async def find_mappings(runner: Runner, name: str | None = None) -> list[NamedMapping]:
+    """Every mapping, by name, or the one of that name."""
+    return [_mapping(row) for row in await runner.all(SQL.mappings, name=name)]
+
+
+async def set_mapping(runner: Runner, name: str, mapping: Mapping) -> NamedMapping:
+    """Create or replace a mapping."""
+    encoded = msgspec.json.encode(mapping).decode()
+    row: Row = await runner.one(SQL.set_mapping, name=name, mapping=encoded)
+    return _mapping(row)
+
+
+async def drop_mapping(runner: Runner, name: str) -> bool:
+    """Delete the mapping. Return whether it existed."""
+    return await runner.one(SQL.drop_mapping, name=name) is not None
+
+
+def _schema(row: Row) -> CategorySchema:
+    return CategorySchema(
+        category=row["category"],
+        schema=msgspec.json.decode(row["schema"], type=Schema),
+        updated_at=row["updated_at"],
+    )
+
+
+def _mapping(row: Row) -> NamedMapping:
+    return NamedMapping(
+        name=row["name"],
+        mapping=msgspec.json.decode(row["mapping"], type=Mapping),
+        updated_at=row["updated_at"],
+    )
+
+
+async def find_customers(runner: Runner, customer: str | None = None) -> list[Customer]:
+    """Every customer, or the one of that name."""
+    rows = await runner.all(SQL.customers, customer=customer)
+    return [Customer(**dict(row)) for row in rows]
+
+
+async def get_customer(runner: Runner, customer: str) -> Customer:
+    """The customer of that name. Raises: CustomerUnknown."""
+    is_name = USER_ID.fullmatch(customer) is not None
+    found = await find_customers(runner, customer) if is_name else []
+    if not found:
+        raise CustomerUnknown(customer)
+    return found[0]
+
+
+async def set_customer(runner: Runner, customer: Customer) -> None:
+    """Create or change a customer."""
+    await runner.run(SQL.set_customer, **msgspec.structs.asdict(customer))
+
 
 PACE_KNOWN_S: Final = 5.0
 SENT_WAIT_S: Final = 3600.0
@@ -80,15 +213,7 @@ async def find_runs(
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
     """A page of a run's changes behind item `after`, by item."""
     rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
-    return [
-        Change(
-            item=row["item"],
-            kind=row["kind"],
-            version=row["version"],
-            fields=_changed_fields(row),
-        )
-        for row in rows
-    ]
+    return [from_row(Change, row, fields=_changed_fields(row)) for row in rows]
 
 
 def _changed_fields(row: Row) -> list[str]:
@@ -121,31 +246,17 @@ def _run(row: Row) -> Run:
         pending=pending,
         rate_per_s=row["rate_per_s"],
     )
-    return Run(
+    return from_row(
+        Run,
+        row,
         run=row["id"],
-        customer=row["customer"],
         state=RunState(row["state"]),
-        file_name=row["file_name"],
-        format=row["format"],
-        reason=row["reason"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
         rows=row["rows_read"],
-        invalid=row["invalid"],
-        new=row["new"],
-        changed=row["changed"],
-        unchanged=row["unchanged"],
-        gone=row["gone"],
-        problems=row["problems"],
-        items_pending=row["items_pending"],
-        photos=row["photos"],
         photos_pending=pending,
         photos_by_outcome=dict(sorted(by_outcome.items())),
         photos_per_s=photos_per_s,
         eta_s=eta_s,
         sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
-        undone_by=row["undone_by"],
-        items_late=row["items_late"],
         fault=_FAULTS.decode(row["fault"]) if row["fault"] else None,
     )
 
@@ -250,13 +361,8 @@ async def row_problems(
     return [
         (
             row["id"],
-            RowProblem(
-                row=row["row_number"],
-                line=row["line"],
-                item=row["item"],
-                field=row["field"],
-                code=row["code"],
-                values=_VALUES.decode(row["parameters"]),
+            from_row(
+                RowProblem, row, row=row["row_number"], values=_VALUES.decode(row["parameters"])
             ),
         )
         for row in rows
@@ -271,12 +377,7 @@ async def photo_problems(
     return [
         (
             row["id"],
-            PhotoProblem(
-                item=row["item"],
-                url=row["url"],
-                outcome=row["outcome"],
-                text="",
-            ),
+            from_row(PhotoProblem, row, text=""),
         )
         for row in rows
     ]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headrace.engines import Engines
+from headrace.engines.children import end_children
 from headrace.jobs import store
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.host_loop import HostLoop
-from headrace.jobs.agent.orphan_cleanup import end_children
 from headrace.jobs.agent.worker_pool import ForkedWorkerPool
 from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.service import Jobs

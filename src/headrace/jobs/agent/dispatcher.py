@@ -23,14 +23,13 @@ from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
 from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.status_board import SlotStatus
-from headrace.jobs.store.leases import Claims
+from headrace.jobs.store.leases import ClaimCursor, Claims
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.resilience import require_not_cancelled, wait_event
 
 CLAIMS_AT_ONCE: Final = 3
 LANE_STARTS_MAX: Final = 50
@@ -485,9 +484,7 @@ class Dispatcher:
                 _often.warning("poll_failed", error=error.text)
             await asyncio.sleep(min(wait_s, POLL_GAP_S))
             if wait_s > POLL_GAP_S:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s - POLL_GAP_S):
-                        await self._is_poll_due.wait()
+                await wait_event(self._is_poll_due, wait_s - POLL_GAP_S)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

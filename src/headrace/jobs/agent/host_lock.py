@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.agent.orphan_cleanup import end_group
+from headrace.engines.children import end_group
 from headrace.jobs.errors import AgentRuns
 from headrace.kernel.logs import logger
 

@@ -24,7 +24,7 @@ from headrace.jobs.leases import RECONNECT, HostLost, LeaseManager
 from headrace.jobs.model import JobsConfig
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.resilience import require_not_cancelled, wait_event
 
 CHANNEL: Final = "headrace_jobs"
 FLEET_CHANNEL: Final = "headrace_fleet"
@@ -298,12 +298,3 @@ def _counts_row(queue: QueueState, counts: Counts) -> QueueCounts:
 def _wake_queue(dispatcher: Dispatcher, queue_id: str) -> None:
     if queue_id.isdigit():
         dispatcher.wake(int(queue_id))
-
-
-async def wait_event(event: asyncio.Event, wait_s: float) -> None:
-    """Wait for `event`, at most `wait_s`."""
-    try:
-        async with asyncio.timeout(wait_s):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.acks import InFlightLease
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.messages import Work
+from headrace.jobs.outcomes import InFlightLease
+from headrace.jobs.store.leases import ClaimCursor
 from headrace.jobs.tasks import Task
 
 QUICK_S: Final = 0.1

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from headrace.engines.children import child_pids, end_group
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.agent import capacity, zygote_protocol
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import HostLock
-from headrace.jobs.agent.orphan_cleanup import end_group
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
@@ -31,7 +31,7 @@ from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import add_deltas
-from headrace.kernel.resilience import Backoff
+from headrace.kernel.resilience import Backoff, wait_event
 
 TICK_S: Final = 0.25
 LAST_MESSAGES_S: Final = 0.05
@@ -102,9 +102,7 @@ class ForkedWorkerPool:
             self._watch()
             self._sample()
             await self._scale()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._changed.wait()
+            await wait_event(self._changed, TICK_S)
 
     async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
         """See `WorkerPool`."""
@@ -346,18 +344,11 @@ class ForkedWorkerPool:
 
     def _reap_orphans(self) -> None:
         """Reap processes that this process inherited because their parents died."""
-        ours = {slot.pid for slot in self._slots.values()} | {self._zygote.pid}
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None or found.si_pid in ours:
-                return
-            if found.si_pid in self._unreaped:
-                self._unreaped.discard(found.si_pid)
-                end_group(found.si_pid)
-            os.waitpid(found.si_pid, 0)
+        for pid in set(child_pids()) - set(self.pids) - {self._zygote.pid}:
+            if pid in self._unreaped:
+                self._unreaped.discard(pid)
+                end_group(pid)
+            os.waitpid(pid, os.WNOHANG)
 
     # Watching slots and the host
 

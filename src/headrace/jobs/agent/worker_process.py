@@ -9,23 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.jobs.agent.orphan_cleanup import end_group
+from headrace.engines.children import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import (
-    FramedConnection,
-    FromSlot,
-    SpendAnswer,
-    Stop,
-    Work,
-    decode_from_slot,
-)
+from headrace.jobs.messages import FromSlot, SpendAnswer, Stop, Work, decode_from_slot
 from headrace.jobs.slots.status_board import SlotStatus
+from headrace.kernel.ipc import MessageConnection
 
 OVERTIME_GRACE_S: Final = 2.0
 """Extra time for a slot to end a call over its timeout by itself."""
 
 
-class WorkerConnection(FramedConnection):
+class WorkerConnection(MessageConnection):
     """The agent's end of a slot's socket; implements `WorkerChannel`."""
 
     def __init__(self, on_message: Callable[[FromSlot], None], on_lost: Callable[[], None]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from headrace.jobs.acks import InFlightLease
 from headrace.jobs.agent.queue_state import QueueState
 from headrace.jobs.messages import SpendAnswer, Work
+from headrace.jobs.outcomes import InFlightLease
 
 QUEUE_SHARE_S: Final = 1.0
 """How long a floating slot stays with a queue while another queue waits."""

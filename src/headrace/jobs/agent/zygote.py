@@ -28,8 +28,8 @@ from typing import Final
 
 from setproctitle import setproctitle
 
+from headrace.engines.children import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.agent import zygote_protocol
-from headrace.jobs.agent.orphan_cleanup import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.messages import DECLARING
 from headrace.jobs.slots.process import Application, run_slot

@@ -11,22 +11,21 @@ import asyncio
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from headrace.engines.children import RestartDelay, adopt_orphans
 from headrace.jobs.agent import zygote_protocol
-from headrace.jobs.agent.orphan_cleanup import adopt_orphans
 from headrace.jobs.errors import ApplicationBroken, NotDeclared
-from headrace.jobs.messages import DECLARING, LENGTH_BYTES, Declared, Refused
+from headrace.jobs.messages import DECLARING, Declared, Refused
 from headrace.jobs.slots.status_board import StatusBoard
+from headrace.kernel.ipc import read_message
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import Backoff
 
 RESTARTS: Final = Backoff(0.05, 10.0)
-HEALTHY_S: Final = 60.0
 ENDS_S: Final = 3.0
 DECLARE_S_MAX: Final = 60.0
 _OWN_VARIABLES: Final = frozenset({"HEADRACE_READY_FD", "HEADRACE_PARENT_PID"})
@@ -64,19 +63,19 @@ class ZygoteClient:
         Raises: ApplicationBroken if the first one cannot import the application.
         """
         adopt_orphans()
-        deaths = 0
+        delay = RestartDelay(RESTARTS)
         try:
             while True:
-                began_s = time.monotonic()
+                delay.note_start()
                 self._start()
                 await self._ended.wait()
                 status = self._stop()
                 if self._broken is not None and self.loaded is None:
                     raise ApplicationBroken(self._broken.text, self._broken.exit_code)
-                deaths = 1 if time.monotonic() - began_s > HEALTHY_S else deaths + 1
+                delay_s = delay.next_s()
                 error = self._broken.text if self._broken is not None else ""
-                _log.error("zygote_died", status=status, deaths=deaths, error=error)
-                await asyncio.sleep(RESTARTS.delay_s(deaths))
+                _log.error("zygote_died", status=status, deaths=delay.deaths, error=error)
+                await asyncio.sleep(delay_s)
         finally:
             self._stop()
 
@@ -184,8 +183,8 @@ async def declared_ids(zygote: ZygoteClient) -> dict[str, int]:
     reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2**22)
     try:
         async with asyncio.timeout(DECLARE_S_MAX):
-            answer = await _answer(reader)
-    except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            answer = _decode_answer(await read_message(reader))
+    except (TimeoutError, EOFError, ConnectionError) as error:
         raise NotDeclared(f"the declaring process did not answer: {error!r}") from error
     finally:
         writer.close()
@@ -194,8 +193,3 @@ async def declared_ids(zygote: ZygoteClient) -> dict[str, int]:
     if answer.retryable:
         raise NotDeclared(answer.text)
     raise ApplicationBroken(f"{answer.text} [{answer.code}]", answer.exit_code)
-
-
-async def _answer(reader: asyncio.StreamReader) -> Any:
-    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
-    return _decode_answer(await reader.readexactly(length))

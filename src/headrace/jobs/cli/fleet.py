@@ -15,16 +15,15 @@ from headrace.jobs.errors import InvalidCron
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueMinute
 from headrace.jobs.service import Jobs
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 
-@click.group("fleet")
+@click.group("fleet", cls=CommandGroup)
 def fleet() -> None:
     """The fleet: hosts and their slots, the plan, alerts."""
 
 
 @fleet.command("show", short_help="Show the fleet.")
-@click.pass_obj
 def show(terminal: Terminal) -> None:
     """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
@@ -33,7 +32,6 @@ def show(terminal: Terminal) -> None:
 
 @fleet.command("drain", short_help="Drain a host.")
 @click.argument("host")
-@click.pass_obj
 def drain(terminal: Terminal, host: str) -> None:
     """Drain HOST until its next start: running jobs finish, no new ones are leased."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.drain(host))
@@ -42,7 +40,6 @@ def drain(terminal: Terminal, host: str) -> None:
 
 @fleet.command("undrain", short_help="Stop draining a host.")
 @click.argument("host")
-@click.pass_obj
 def undrain(terminal: Terminal, host: str) -> None:
     """Stop draining HOST."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.undrain(host))
@@ -52,7 +49,6 @@ def undrain(terminal: Terminal, host: str) -> None:
 @fleet.command("decisions", short_help="List decisions of the plan.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
     """List decisions of the plan, newest first."""
     found = terminal.run(
@@ -63,7 +59,6 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
 
 @fleet.command("alerts", short_help="List alerts.")
 @click.option("--open", "is_open", is_flag=True, help="Only open alerts.")
-@click.pass_obj
 def alerts(terminal: Terminal, *, is_open: bool) -> None:
     """List the newest 100 alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.alerts(is_open=is_open))
@@ -74,7 +69,6 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
 @click.argument("queue")
 @click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
 @click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
-@click.pass_obj
 def minutes(
     terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
 ) -> None:
@@ -96,7 +90,6 @@ def minutes(
 
 
 @fleet.command("load", short_help="Show the load of queues.")
-@click.pass_obj
 def load(terminal: Terminal) -> None:
     """Show counts of each queue in the last five minutes."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
@@ -195,13 +188,12 @@ def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
     return (f"{minute.minute:%m-%d %H:%M}", *counts, f"{minute.run_s:.1f}", *waits)
 
 
-@click.group("crons")
+@click.group("crons", cls=CommandGroup)
 def crons() -> None:
     """Crons: recurring jobs."""
 
 
 @crons.command("ls", short_help="List the crons.")
-@click.pass_obj
 def list_crons(terminal: Terminal) -> None:
     """List every cron with its next moment and its last job."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.all())
@@ -215,7 +207,6 @@ def list_crons(terminal: Terminal) -> None:
 @click.argument("payload", default="null")
 @click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
-@click.pass_obj
 def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
     """Add cron NAME that enqueues into QUEUE on schedule SPEC, such as '0 4 * * *'; PAYLOAD is
     JSON.
@@ -233,7 +224,6 @@ def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
 
 @crons.command("run", short_help="Run a cron now.")
 @click.argument("name")
-@click.pass_obj
 def run(terminal: Terminal, name: str) -> None:
     """Enqueue the job of cron NAME now, in addition to its schedule."""
     job_id = terminal.run(Jobs, lambda jobs: jobs.crons.run(name))
@@ -242,7 +232,6 @@ def run(terminal: Terminal, name: str) -> None:
 
 @crons.command("pause", short_help="Pause a cron.")
 @click.argument("name")
-@click.pass_obj
 def pause(terminal: Terminal, name: str) -> None:
     """Pause cron NAME."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.pause(name))
@@ -251,7 +240,6 @@ def pause(terminal: Terminal, name: str) -> None:
 
 @crons.command("resume", short_help="Resume a cron.")
 @click.argument("name")
-@click.pass_obj
 def resume(terminal: Terminal, name: str) -> None:
     """Resume cron NAME at its next moment; missed moments are not made up for."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.resume(name))
@@ -260,7 +248,6 @@ def resume(terminal: Terminal, name: str) -> None:
 
 @crons.command("rm", short_help="Remove a cron.")
 @click.argument("name")
-@click.pass_obj
 def remove(terminal: Terminal, name: str) -> None:
     """Remove cron NAME, unless running code declares it."""
     terminal.run(Jobs, lambda jobs: jobs.crons.remove(name))

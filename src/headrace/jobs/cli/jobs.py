@@ -1,4 +1,4 @@
-"""Commands `headrace jobs ...`."""
+"""Commands `headrace jobs ...`, and the text output of jobs, queues and lanes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from typing import Any, Final
 import click
 import msgspec
 
-from headrace.jobs.cli.format import describe_job, describe_taken, duration_s, first_line
 from headrace.jobs.errors import InvalidFilter, InvalidJob, InvalidTake
-from headrace.jobs.model import BulkDone, JobFilter, NewJob, TakenOutcome
+from headrace.jobs.model import (
+    BulkDone,
+    Job,
+    JobFilter,
+    Lane,
+    NewJob,
+    QueueStatus,
+    Taken,
+    TakenOutcome,
+)
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 
 
-@click.group("jobs")
+@click.group("jobs", cls=CommandGroup)
 def jobs() -> None:
     """Jobs: add, show, list, cancel, retry, take."""
 
@@ -32,7 +41,6 @@ def jobs() -> None:
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
 @click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
-@click.pass_obj
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
     after, spread = options.pop("after"), options.pop("spread")
@@ -44,8 +52,10 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
         raise InvalidJob(
             f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
         ) from error
-    after_s = None if after is None else duration_s("--after", after)
-    spread_s = None if spread is None else duration_s("--spread", spread)
+    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
+    spread_s = (
+        None if spread is None else parse_as(parse_duration_s, "--spread", spread, InvalidJob)
+    )
     job = NewJob(queue=queue, payload=decoded, after_s=after_s, spread_s=spread_s, **options)
     job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(job))
     terminal.show({"id": job_id}, f"job {job_id}")
@@ -53,7 +63,6 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
 
 @jobs.command("show", short_help="Show a job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def show(terminal: Terminal, job_id: int) -> None:
     """Show job JOB_ID in any state."""
     job = terminal.run(Jobs, lambda jobs: jobs.job(job_id))
@@ -62,7 +71,6 @@ def show(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("why", short_help="Explain why a job is in its state.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def why(terminal: Terminal, job_id: int) -> None:
     """Explain why job JOB_ID is in its state, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
@@ -76,7 +84,6 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
     """List jobs in any state, newest first."""
     page = terminal.run(Jobs, lambda jobs: jobs.find(**choice))
@@ -92,7 +99,6 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def cancel(terminal: Terminal, job_id: int) -> None:
     """Cancel job JOB_ID, which must be scheduled or ready."""
     terminal.run(Jobs, lambda jobs: jobs.cancel(job_id))
@@ -101,7 +107,6 @@ def cancel(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("retry", short_help="Retry a failed job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def retry(terminal: Terminal, job_id: int) -> None:
     """Make job JOB_ID ready again; it must have failed or been cancelled or quarantined."""
     terminal.run(Jobs, lambda jobs: jobs.retry(job_id))
@@ -110,7 +115,6 @@ def retry(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("rm", short_help="Delete a job.")
 @click.argument("job_id", type=int)
-@click.pass_obj
 def remove(terminal: Terminal, job_id: int) -> None:
     """Delete job JOB_ID, which must wait or have ended."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
@@ -128,11 +132,12 @@ def remove(terminal: Terminal, job_id: int) -> None:
 )
 @click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
-@click.pass_obj
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
     """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
     older, ids = choice.pop("older"), choice.pop("ids")
-    older_than_s = None if older is None else duration_s("--older", older, InvalidFilter)
+    older_than_s = (
+        None if older is None else parse_as(parse_duration_s, "--older", older, InvalidFilter)
+    )
     wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
 
     async def run(jobs: Jobs) -> BulkDone:
@@ -163,11 +168,10 @@ SEND_TO: Final = "A job and the queue to move it to."
 @click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
 @click.option("--lease", default="5m", show_default=True, help="Duration of the lease.")
 @click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
-@click.pass_obj
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE. They return unless they are acked in time."""
-    lease_s = duration_s("--lease", lease, InvalidTake)
-    wait_s = duration_s("--wait", wait, InvalidTake)
+    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
+    wait_s = parse_as(parse_duration_s, "--wait", wait, InvalidTake)
     taken = terminal.run(
         Jobs, lambda jobs: jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
     )
@@ -185,11 +189,10 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
 @click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
-@click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
     after = options["after"]
-    after_s = None if after is None else duration_s("--after", after, InvalidTake)
+    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidTake)
     given = {
         "done": TakenOutcome(outcome="done"),
         "retry": TakenOutcome(outcome="retry", after_s=after_s, why=options["why"]),
@@ -218,10 +221,121 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
 @jobs.command("extend", short_help="Extend a lease.")
 @click.argument("lease_id", type=int)
 @click.option("--lease", default="5m", show_default=True, help="Duration from now.")
-@click.pass_obj
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
     """Extend LEASE_ID."""
-    lease_s = duration_s("--lease", lease, InvalidTake)
+    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)
+
+
+def describe_job(job: Job) -> str:
+    """A job in lines of text."""
+    rows: list[tuple[str, Any]] = [
+        ("job", job.id),
+        ("state", job.state.value),
+        ("queue", job.queue),
+        ("lane", job.lane),
+    ]
+    rows += [("due", job.run_at), ("attempts", job.attempt or None), ("losses", job.losses or None)]
+    rows += [("host", job.host), ("ended", job.ended_at), ("error", job.error)]
+    if job.progress is not None:
+        rows.append(("progress", f"{job.progress.ratio:.0%} {job.progress.text}"))
+    if job.result is not None:
+        rows.append(("result", msgspec.json.encode(job.result).decode()))
+    if job.payload is not None:
+        rows.append(("payload", msgspec.json.encode(job.payload).decode()))
+    lines = [f"{name:<10}{value}" for name, value in rows if value is not None]
+    return "\n".join([*lines, job.traceback] if job.traceback else lines)
+
+
+def describe_lane(lane: Lane) -> str:
+    """A lane in lines of text."""
+    rate = "none" if lane.window_s is None else f"{lane.starts_max} in {lane.window_s:g} s"
+    full = "none" if lane.concurrency is None else str(lane.concurrency)
+    lines = [
+        f"lane        {lane.limiter} / {lane.lane}{' (paused)' if lane.paused else ''}",
+        f"rate        {rate}",
+        f"concurrency {full}",
+        f"weight      {lane.weight}",
+        f"waiting     {lane.waiting}",
+        f"in flight   {lane.inflight}",
+        f"started     {lane.starts_live} in the current window",
+    ]
+    if lane.next_at is not None:
+        lines.append(f"next        {lane.next_at:%Y-%m-%d %H:%M:%S} UTC")
+    return "\n".join(lines)
+
+
+def queue_row(status: QueueStatus) -> tuple[Any, ...]:
+    """A queue as a row of the table."""
+    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
+    notes = ["paused"] if status.paused else []
+    notes += [] if status.is_known else ["no code runs"]
+    counts = (
+        _count(status.ready, is_capped=status.ready_is_capped),
+        _count(status.scheduled, is_capped=status.scheduled_is_capped),
+        status.leased,
+        _count(status.failed, is_capped=status.failed_is_capped),
+    )
+    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
+    return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
+
+
+QUEUE_HEAD: Final = (
+    "queue",
+    "ready",
+    "scheduled",
+    "leased",
+    "failed",
+    "oldest",
+    "slots",
+    "importance",
+    "",
+)
+
+
+def describe_queue(status: QueueStatus) -> str:
+    """A queue in lines of text."""
+    by_hand = status.overridden
+    held = {
+        name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
+    }
+    lines = [table(QUEUE_HEAD, [queue_row(status)]), ""]
+    lines += [
+        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
+        for name, value in held.items()
+    ]
+    kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"
+    lines += [
+        f"batch       {status.batch}",
+        f"timeout     {status.timeout_s:g} s",
+        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
+        f"done jobs   {kept}",
+    ]
+    if status.tag is not None:
+        lines.append(f"tag         {status.tag}")
+    if status.aliases:
+        lines.append(f"aliases     {' '.join(status.aliases)}")
+    return "\n".join(lines)
+
+
+def describe_taken(taken: Taken) -> str:
+    """A take in lines of text."""
+    if taken.lease_id is None:
+        return "nothing is due"
+    rows = [
+        (job.id, job.attempt, job.lane or "", msgspec.json.encode(job.payload).decode())
+        for job in taken.jobs
+    ]
+    until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
+
+
+def _count(count: int, *, is_capped: bool) -> str:
+    return f"{count}+" if is_capped else str(count)
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a text, shortened."""
+    return (text or "").partition("\n")[0][:80]

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
 
-from headrace.jobs.cli.format import (
+from headrace.jobs.cli.jobs import (
     QUEUE_HEAD,
     describe_lane,
     describe_queue,
-    duration_s,
     queue_row,
 )
 from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
-from headrace.jobs.service.lanes import SLACK_S
-from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import Terminal, table
+from headrace.jobs.service.lanes import SLACK_S, Lanes
+from headrace.kernel import config
+from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 
-@click.group("queues")
+@click.group("queues", cls=CommandGroup)
 def queues() -> None:
     """Queues: show the backlog; pause, resume, set."""
 
 
 @queues.command("ls", short_help="List the queues.")
-@click.pass_obj
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
@@ -38,7 +36,6 @@ def list_queues(terminal: Terminal) -> None:
 
 @queues.command("show", short_help="Show a queue.")
 @click.argument("queue")
-@click.pass_obj
 def show_queue(terminal: Terminal, queue: str) -> None:
     """Show QUEUE with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.get(queue))
@@ -47,7 +44,6 @@ def show_queue(terminal: Terminal, queue: str) -> None:
 
 @queues.command("pause", short_help="Stop leasing jobs of a queue.")
 @click.argument("queue")
-@click.pass_obj
 def pause(terminal: Terminal, queue: str) -> None:
     """Stop leasing jobs of QUEUE; running jobs continue."""
     terminal.run(Jobs, lambda jobs: jobs.queues.pause(queue))
@@ -56,7 +52,6 @@ def pause(terminal: Terminal, queue: str) -> None:
 
 @queues.command("resume", short_help="Lease jobs of a queue again.")
 @click.argument("queue")
-@click.pass_obj
 def resume(terminal: Terminal, queue: str) -> None:
     """Lease jobs of QUEUE again."""
     terminal.run(Jobs, lambda jobs: jobs.queues.resume(queue))
@@ -70,7 +65,6 @@ def resume(terminal: Terminal, queue: str) -> None:
 @click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
 @click.option("--retries", default=None, help="Retries of a failed job.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
-@click.pass_obj
 def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
     """Override settings of QUEUE; `none` restores what its code declares."""
     changes = {name: _setting(name, text) for name, text in options.items() if text is not None}
@@ -92,7 +86,7 @@ def _setting(name: str, text: str) -> int | None:
     return int(text)
 
 
-@click.group("lanes")
+@click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
     """Lanes: limits on the jobs of one customer, host or other key."""
 
@@ -101,7 +95,6 @@ def lanes() -> None:
 @click.argument("limiter")
 @click.option("--after", default="", help="Only names after this one.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
-@click.pass_obj
 def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
     """List lanes of LIMITER by name."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
@@ -112,7 +105,6 @@ def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None
 @lanes.command("show", short_help="Show a lane.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Show LANE of LIMITER: its limits and current counts."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.get(limiter, lane))
@@ -129,65 +121,51 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 )
 @click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
 @click.option("--create", is_flag=True, help="Allow a new limiter.")
-@click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
     """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
 
     To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
     starts_max, window_s = parse_rate(options.pop("rate"))
+    limits = {"starts_max": starts_max, "window_s": window_s, **options}
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.set(limiter, lane, **limits))
 
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.set(limiter, lane, starts_max=starts_max, window_s=window_s, **options)
+
+def _change_lane(
+    terminal: Terminal, limiter: str, lane: str, change: Callable[[Lanes], Awaitable[None]]
+) -> None:
+    """Change a lane and show it."""
+
+    async def run(jobs: Jobs) -> Lane:
+        await change(jobs.lanes)
         return await jobs.lanes.get(limiter, lane)
 
-    found = terminal.run(Jobs, change)
+    found = terminal.run(Jobs, run)
     terminal.show(found, describe_lane(found))
 
 
 @lanes.command("reset", short_help="Remove a lane's own limits.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Remove the own limits, pause and weight of LANE of LIMITER."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.reset(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.reset(limiter, lane))
 
 
 @lanes.command("pause", short_help="Stop leasing jobs of a lane.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.pause(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.pause(limiter, lane))
 
 
 @lanes.command("resume", short_help="Lease jobs of a lane again.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.pass_obj
 def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Lease jobs of LANE of LIMITER again, within its limits."""
-
-    async def change(jobs: Jobs) -> Lane:
-        await jobs.lanes.resume(limiter, lane)
-        return await jobs.lanes.get(limiter, lane)
-
-    found = terminal.run(Jobs, change)
-    terminal.show(found, describe_lane(found))
+    _change_lane(terminal, limiter, lane, lambda lanes: lanes.resume(limiter, lane))
 
 
 @lanes.command("spend", short_help="Consume starts of a lane.")
@@ -195,13 +173,12 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 @click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
 @click.option("--wait", default="0s", show_default=True, help="Longest wait for them.")
-@click.pass_obj
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
     """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
 
     If they are refused, nothing was consumed.
     """
-    wait_max_s = duration_s("--wait", wait)
+    wait_max_s = parse_as(parse_duration_s, "--wait", wait, InvalidJob)
     wait_s = terminal.run(
         Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
     )
@@ -210,7 +187,6 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str
 
 
 @lanes.command("limiters", short_help="List limiters.")
-@click.pass_obj
 def list_limiters(terminal: Terminal) -> None:
     """List every limiter with its limits and queues."""
     _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
@@ -227,7 +203,6 @@ def list_limiters(terminal: Terminal) -> None:
     is_flag=True,
     help="Restore what its code declares, or no limits.",
 )
-@click.pass_obj
 def limiter_limits(
     terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
 ) -> None:
@@ -242,7 +217,11 @@ def limiter_limits(
         _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
         return
     starts_max, window_s = parse_rate(options["rate"])
-    slack_s = SLACK_S if options["slack"] is None else duration_s("--slack", options["slack"])
+    slack_s = (
+        SLACK_S
+        if options["slack"] is None
+        else parse_as(parse_duration_s, "--slack", options["slack"], InvalidJob)
+    )
 
     async def change(jobs: Jobs) -> Limiter:
         await jobs.lanes.set_limiter(
@@ -272,14 +251,7 @@ def parse_rate(text: str | None) -> tuple[int | None, float | None]:
     """Starts and window in seconds of `600/m` or `10/30s`; None: no limits. Raises: InvalidJob."""
     if text is None:
         return None, None
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)([a-z]{1,2})", text)
-    try:
-        if match is not None:
-            return int(match[1]), parse_duration_s(f"{match[2] or 1}{match[3]}")
-        reason = "a rate such as 600/m or 10/30s"
-    except ValueError as error:
-        reason = str(error)
-    raise InvalidJob(f"--rate: expected {reason}, got {text[:80]!r}")
+    return parse_as(config.parse_rate, "--rate", text, InvalidJob)
 
 
 def _lane_row(lane: Lane) -> tuple[Any, ...]:

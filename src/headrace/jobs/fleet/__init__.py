@@ -6,5 +6,5 @@ cumulative readings how many jobs become due and how much slot time each takes. 
 has bound float: they take jobs of any queue.
 
 `state.py` holds the reported state and derives the plan's input. `scheduler.py` runs the loops: it
-plans while it leads, fires crons and sweeps. `alerts.py` evaluates rules, `alert_webhook.py` sends.
+plans while it leads, fires crons and sweeps. `alerts.py` evaluates rules.
 """

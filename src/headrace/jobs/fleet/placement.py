@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -82,9 +82,9 @@ class ClusterMap:
             ]
         return self._names_by_tag[tag]
 
-    def room(self, tag: str | None) -> int:
-        """Slots that hosts with the tag can give to planned queues."""
-        names = self.names_with(tag)
+    def room(self, tags: Collection[str] | None) -> int:
+        """Slots that hosts with one of the tags can give to planned queues; None: all hosts."""
+        names = {name for tag in tags or (None,) for name in self.names_with(tag)}
         return sum(self.capacity[name] - self._unplanned(name) for name in names)
 
     def evict(self, target: Mapping[str, int]) -> None:

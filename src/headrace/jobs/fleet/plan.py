@@ -8,6 +8,7 @@ whole slots; ties are broken by position, so the result is deterministic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from math import ceil, floor, sqrt
 from typing import Final, NamedTuple
 
@@ -82,6 +83,8 @@ SHORT_TOLERANCE: Final = 1.5
 ARRIVALS_IN_HAND_S: Final = 1.0
 DRAIN_PER_WORK_MAX: Final = 3
 DRAIN_SLOTS_MAX: Final = 10
+TAGS_COMBINED_MAX: Final = 4
+"""Above this number of tags only each tag and all tags together have a room."""
 
 
 class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,10 +282,13 @@ class _SlotShares:
         self.queues = queues
         self.slot_map = slot_map
         tags = sorted({queue.need.tag for queue in queues if queue.need.tag is not None})
-        # Hosts with a tag are a subset of the room: queues that need the tag must fit there first.
+        # Hosts with a tag are a subset of the room: queues that need the tag must fit there first,
+        # and queues of several tags together on the hosts that have one of them.
+        sizes = range(1, len(tags) + 1) if len(tags) <= TAGS_COMBINED_MAX else {1, len(tags)}
         self.rooms: list[tuple[list[int], int]] = [
-            ([i for i, queue in enumerate(queues) if queue.need.tag == tag], slot_map.room(tag))
-            for tag in tags
+            ([i for i, queue in enumerate(queues) if queue.need.tag in some], slot_map.room(some))
+            for size in sizes
+            for some in combinations(tags, size)
         ]
         self.rooms.append((list(range(len(queues))), slot_map.room(None)))
         self.base = self._base()

@@ -5,5 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.jobs.http import fleet, jobs, queues
+from headrace.kernel.routes import routes_in
 
-ROUTES: Final[list[Any]] = [*jobs.ROUTES, *queues.ROUTES, *fleet.ROUTES]
+ROUTES: Final[list[Any]] = routes_in(vars(jobs), vars(queues), vars(fleet))

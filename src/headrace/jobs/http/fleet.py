@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from litestar import delete, get, post, put
@@ -19,18 +19,13 @@ from headrace.jobs.service import Jobs
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
 
 
-@get("/v1/fleet", operation_id="getFleet", summary="Show the fleet", opt=READ)
+@get("/v1/fleet", opt=READ)
 async def get_fleet(jobs: NamedDependency[Jobs]) -> FleetState:
     """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     return await jobs.fleet.state()
 
 
-@get(
-    "/v1/fleet/decisions",
-    operation_id="listDecisions",
-    summary="List decisions of the plan",
-    opt=READ,
-)
+@get("/v1/fleet/decisions", opt=READ)
 async def list_decisions(
     jobs: NamedDependency[Jobs],
     before: FromQuery[int | None] = None,
@@ -40,7 +35,7 @@ async def list_decisions(
     return await jobs.fleet.decisions(before=before, decisions_max=limit)
 
 
-@get("/v1/fleet/alerts", operation_id="listAlerts", summary="List alerts", opt=READ)
+@get("/v1/fleet/alerts", opt=READ)
 async def list_alerts(
     jobs: NamedDependency[Jobs],
     *,
@@ -50,43 +45,26 @@ async def list_alerts(
     return await jobs.fleet.alerts(is_open=is_open)
 
 
-@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show the load of queues", opt=READ)
-async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
+@get("/v1/fleet/load", opt=READ)
+async def get_fleet_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
     """Show counts of each queue in the last five minutes, and of all per minute of an hour."""
     return await jobs.fleet.load()
 
 
-@post(
-    "/v1/fleet/hosts/{host:str}/drain",
-    operation_id="drainHost",
-    summary="Drain a host",
-    status_code=204,
-    opt=WRITE,
-)
+@post("/v1/fleet/hosts/{host:str}/drain", status_code=204, opt=WRITE)
 async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
     """Drain a host: running jobs finish, no new ones are leased."""
     await jobs.fleet.drain(host)
 
 
-@post(
-    "/v1/fleet/hosts/{host:str}/undrain",
-    operation_id="undrainHost",
-    summary="Stop draining a host",
-    status_code=204,
-    opt=WRITE,
-)
+@post("/v1/fleet/hosts/{host:str}/undrain", status_code=204, opt=WRITE)
 async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
     """Stop draining a host."""
     await jobs.fleet.undrain(host)
 
 
-@get(
-    "/v1/queues/{queue:str}/minutes",
-    operation_id="listQueueMinutes",
-    summary="Show counts of a queue by minute",
-    opt=READ,
-)
-async def list_minutes(
+@get("/v1/queues/{queue:str}/minutes", opt=READ)
+async def list_queue_minutes(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
@@ -124,18 +102,13 @@ class CronJob(msgspec.Struct, frozen=True, kw_only=True):
     id: int
 
 
-@get("/v1/crons", operation_id="listCrons", summary="List the crons", opt=READ)
+@get("/v1/crons", opt=READ)
 async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
     """List every cron, by name."""
     return await jobs.crons.all()
 
 
-@post(
-    "/v1/crons",
-    operation_id="addCron",
-    summary="Add a cron",
-    opt={**WRITE, "idempotent": True},
-)
+@post("/v1/crons", opt={**WRITE, "idempotent": True})
 async def add_cron(
     jobs: NamedDependency[Jobs],
     idempotency: NamedDependency[Idempotency],
@@ -150,14 +123,14 @@ async def add_cron(
     return await idempotency.run(add)
 
 
-@get("/v1/crons/{name:str}", operation_id="getCron", summary="Show a cron", opt=READ)
+@get("/v1/crons/{name:str}", opt=READ)
 async def get_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> Cron:
     """Show a cron with its next moment and its last job."""
     return await jobs.crons.get(name)
 
 
-@put("/v1/crons/{name:str}", operation_id="setCron", summary="Change a cron", opt=WRITE)
-async def put_cron(
+@put("/v1/crons/{name:str}", opt=WRITE)
+async def set_cron(
     jobs: NamedDependency[Jobs], name: FromPath[str], data: JSONBody[CronChange]
 ) -> Cron:
     """Change, pause or resume a cron. Fields left out stay."""
@@ -165,19 +138,13 @@ async def put_cron(
     return await jobs.crons.change(name, **{k: v for k, v in given.items() if v is not UNSET})
 
 
-@delete("/v1/crons/{name:str}", operation_id="removeCron", summary="Remove a cron", opt=WRITE)
+@delete("/v1/crons/{name:str}", opt=WRITE)
 async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
     """Remove a cron that no running code declares."""
     await jobs.crons.remove(name)
 
 
-@post(
-    "/v1/crons/{name:str}/run",
-    operation_id="runCron",
-    summary="Run a cron now",
-    status_code=202,
-    opt={**WRITE, "idempotent": True},
-)
+@post("/v1/crons/{name:str}/run", status_code=202, opt={**WRITE, "idempotent": True})
 async def run_cron(
     jobs: NamedDependency[Jobs], idempotency: NamedDependency[Idempotency], name: FromPath[str]
 ) -> CronJob:
@@ -187,20 +154,3 @@ async def run_cron(
         return CronJob(id=await jobs.crons.run(name, tx=tx))
 
     return await idempotency.run(run)
-
-
-ROUTES: Final[list[Any]] = [
-    get_fleet,
-    list_decisions,
-    list_alerts,
-    get_load,
-    drain_host,
-    undrain_host,
-    list_minutes,
-    list_crons,
-    add_cron,
-    get_cron,
-    put_cron,
-    remove_cron,
-    run_cron,
-]

@@ -16,7 +16,7 @@ from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
 from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, JobFilter, NewJob, Taken, TakenOutcome, Why
 from headrace.jobs.service import Jobs
 from headrace.jobs.validation import is_row_id, too_many_jobs
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
@@ -71,8 +71,6 @@ class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
 
 @post(
     "/v1/queues/{queue:str}/jobs",
-    operation_id="enqueueJobs",
-    summary="Enqueue one job or many",
     status_code=202,
     opt={**WRITE, "idempotent": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
 )
@@ -94,24 +92,19 @@ async def enqueue_jobs(
     return await idempotency.run(enqueue)
 
 
-@get("/v1/jobs/{job_id:str}", operation_id="getJob", summary="Show a job", opt=READ)
+@get("/v1/jobs/{job_id:str}", opt=READ)
 async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
     """Show a job in any state; `gone` if it ended and was not kept."""
     return await jobs.job(parse_job_id(job_id))
 
 
-@get(
-    "/v1/jobs/{job_id:str}/why",
-    operation_id="whyJob",
-    summary="Explain why a job is in its state",
-    opt=READ,
-)
+@get("/v1/jobs/{job_id:str}/why", opt=READ)
 async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Why:
     """Explain why a job is in its state."""
     return await jobs.why(parse_job_id(job_id))
 
 
-@get("/v1/jobs", operation_id="listJobs", summary="List jobs", opt=READ)
+@get("/v1/jobs", opt=READ)
 async def list_jobs(
     *,
     jobs: NamedDependency[Jobs],
@@ -142,9 +135,7 @@ async def list_jobs(
     )
 
 
-@delete(
-    "/v1/jobs/{job_id:str}", operation_id="cancelJob", summary="Cancel a waiting job", opt=WRITE
-)
+@delete("/v1/jobs/{job_id:str}", opt=WRITE)
 async def cancel_job(
     jobs: NamedDependency[Jobs], job_id: FromPath[str], *, keep: FromQuery[bool] = True
 ) -> None:
@@ -155,13 +146,7 @@ async def cancel_job(
         await jobs.delete(parse_job_id(job_id))
 
 
-@post(
-    "/v1/jobs/{job_id:str}/retry",
-    operation_id="retryJob",
-    summary="Retry a failed job",
-    status_code=204,
-    opt=WRITE,
-)
+@post("/v1/jobs/{job_id:str}/retry", status_code=204, opt=WRITE)
 async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
     """Make a failed, cancelled or quarantined job ready again."""
     await jobs.retry(parse_job_id(job_id))
@@ -170,7 +155,7 @@ async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
 BULK_LISTING: Final = "jobs.bulk"
 
 
-class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`retry`, `cancel` or `delete` matching jobs; `dry_run` only counts them."""
 
     action: str
@@ -180,7 +165,7 @@ class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `next_cursor` of the previous response."""
 
 
-class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a step. If `more`, send the request again with `cursor` = `next_cursor`."""
 
     action: str
@@ -192,16 +177,10 @@ class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-@post(
-    "/v1/jobs/bulk",
-    operation_id="bulkJobs",
-    summary="Retry, cancel or delete many jobs",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/jobs/bulk", status_code=200, opt=WRITE)
 async def bulk_jobs(
-    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
-) -> BulkTold:
+    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkRequest]
+) -> BulkResponse:
     """Apply one bounded step of an action to matching jobs, newest first."""
     query = {
         "action": data.action,
@@ -215,7 +194,7 @@ async def bulk_jobs(
     following = None
     if done.next_before is not None:
         following = sign_cursor(cursor_key, BULK_LISTING, query, done.next_before)
-    return BulkTold(
+    return BulkResponse(
         action=done.action,
         dry_run=done.dry_run,
         matched=done.matched,
@@ -240,13 +219,7 @@ class Extended(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime
 
 
-@post(
-    "/v1/queues/{queue:str}/take",
-    operation_id="takeJobs",
-    summary="Take jobs of a queue",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/queues/{queue:str}/take", status_code=200, opt=WRITE)
 async def take_jobs(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
@@ -256,17 +229,14 @@ async def take_jobs(
     wait: FromQuery[str] = "0s",
 ) -> Taken:
     """Take up to `n` due jobs for `lease`; wait up to `wait`, at most 30 s, for the first."""
-    lease_s, wait_s = _duration_s("lease", lease), _duration_s("wait", wait)
+    lease_s, wait_s = (
+        parse_as(parse_duration_s, "lease", lease, InvalidTake),
+        parse_as(parse_duration_s, "wait", wait, InvalidTake),
+    )
     return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
 
 
-@post(
-    "/v1/leases/{lease_id:str}/ack",
-    operation_id="ackLease",
-    summary="Record outcomes of taken jobs",
-    status_code=204,
-    opt={**WRITE, "large_body": True},
-)
+@post("/v1/leases/{lease_id:str}/ack", status_code=204, opt={**WRITE, "large_body": True})
 async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
 ) -> None:
@@ -281,38 +251,13 @@ async def ack_lease(
     await jobs.takes.ack(number, data.outcomes, rest=data.rest)
 
 
-@post(
-    "/v1/leases/{lease_id:str}/extend",
-    operation_id="extendLease",
-    summary="Extend a lease",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/leases/{lease_id:str}/extend", status_code=200, opt=WRITE)
 async def extend_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], lease: FromQuery[str] = "5m"
 ) -> Extended:
     """Extend a lease to `lease` from now."""
     number = parse_lease_id(lease_id)
-    expires_at = await jobs.takes.extend(number, _duration_s("lease", lease))
+    expires_at = await jobs.takes.extend(
+        number, parse_as(parse_duration_s, "lease", lease, InvalidTake)
+    )
     return Extended(lease_id=number, expires_at=expires_at)
-
-
-def _duration_s(name: str, text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidTake(f"{name}: expected {error}, got {text[:80]!r}") from error
-
-
-ROUTES: Final[list[Any]] = [
-    enqueue_jobs,
-    list_jobs,
-    get_job,
-    why_job,
-    cancel_job,
-    retry_job,
-    bulk_jobs,
-    take_jobs,
-    ack_lease,
-    extend_lease,
-]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import msgspec
 from litestar import delete, get, post, put
@@ -28,19 +28,19 @@ class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     retries: int | UnsetType | None = UNSET
 
 
-@get("/v1/queues", operation_id="listQueues", summary="List the queues", opt=READ)
+@get("/v1/queues", opt=READ)
 async def list_queues(jobs: NamedDependency[Jobs]) -> list[QueueStatus]:
     """List every queue with its backlog."""
     return await jobs.queues.all()
 
 
-@get("/v1/queues/{queue:str}", operation_id="getQueue", summary="Show a queue", opt=READ)
+@get("/v1/queues/{queue:str}", opt=READ)
 async def get_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> QueueStatus:
     """Show a queue with its backlog."""
     return await jobs.queues.get(queue)
 
 
-@put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Change a queue", opt=WRITE)
+@put("/v1/queues/{queue:str}", opt=WRITE)
 async def set_queue(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
@@ -86,25 +86,20 @@ class StartsSpent(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None
 
 
-@get("/v1/limiters", operation_id="listLimiters", summary="List limiters", opt=READ)
+@get("/v1/limiters", opt=READ)
 async def list_limiters(jobs: NamedDependency[Jobs]) -> Sequence[Limiter]:
     """List every limiter with its limits and queues, by name."""
     return await jobs.lanes.limiters()
 
 
-@get("/v1/limiters/{limiter:str}", operation_id="getLimiter", summary="Show a limiter", opt=READ)
+@get("/v1/limiters/{limiter:str}", opt=READ)
 async def get_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> Limiter:
     """Show a limiter: the limits of its lanes without limits of their own."""
     return await jobs.lanes.get_limiter(limiter)
 
 
-@put(
-    "/v1/limiters/{limiter:str}",
-    operation_id="setLimiter",
-    summary="Set a limiter's limits",
-    opt=WRITE,
-)
-async def put_limiter(
+@put("/v1/limiters/{limiter:str}", opt=WRITE)
+async def set_limiter(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], data: JSONBody[LimiterLimits]
 ) -> Limiter:
     """Override the limits of a limiter and of all lanes that follow it."""
@@ -112,23 +107,13 @@ async def put_limiter(
     return await jobs.lanes.get_limiter(limiter)
 
 
-@delete(
-    "/v1/limiters/{limiter:str}",
-    operation_id="resetLimiter",
-    summary="Remove the override of a limiter",
-    opt=WRITE,
-)
+@delete("/v1/limiters/{limiter:str}", opt=WRITE)
 async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
     """Remove the override of a limiter; declared limits hold again."""
     await jobs.lanes.reset_limiter(limiter)
 
 
-@get(
-    "/v1/limiters/{limiter:str}/lanes",
-    operation_id="listLanes",
-    summary="List lanes of a limiter",
-    opt=READ,
-)
+@get("/v1/limiters/{limiter:str}/lanes", opt=READ)
 async def list_lanes(
     jobs: NamedDependency[Jobs],
     limiter: FromPath[str],
@@ -139,12 +124,7 @@ async def list_lanes(
     return await jobs.lanes.list(limiter, after=after, lanes_max=limit)
 
 
-@get(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
-    operation_id="getLane",
-    summary="Show a lane",
-    opt=READ,
-)
+@get("/v1/limiters/{limiter:str}/lanes/{lane:str}", opt=READ)
 async def get_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
@@ -152,13 +132,8 @@ async def get_lane(
     return await jobs.lanes.get(limiter, lane)
 
 
-@put(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
-    operation_id="setLane",
-    summary="Set a lane's limits",
-    opt=WRITE,
-)
-async def put_lane(
+@put("/v1/limiters/{limiter:str}/lanes/{lane:str}", opt=WRITE)
+async def set_lane(
     jobs: NamedDependency[Jobs],
     limiter: FromPath[str],
     lane: FromPath[str],
@@ -171,12 +146,7 @@ async def put_lane(
     return await jobs.lanes.get(limiter, lane)
 
 
-@delete(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}",
-    operation_id="resetLane",
-    summary="Remove a lane's own limits",
-    opt=WRITE,
-)
+@delete("/v1/limiters/{limiter:str}/lanes/{lane:str}", opt=WRITE)
 async def reset_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> None:
@@ -184,13 +154,7 @@ async def reset_lane(
     await jobs.lanes.reset(limiter, lane)
 
 
-@post(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}/pause",
-    operation_id="pauseLane",
-    summary="Pause a lane",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/limiters/{limiter:str}/lanes/{lane:str}/pause", status_code=200, opt=WRITE)
 async def pause_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
@@ -199,13 +163,7 @@ async def pause_lane(
     return await jobs.lanes.get(limiter, lane)
 
 
-@post(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}/resume",
-    operation_id="resumeLane",
-    summary="Resume a lane",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/limiters/{limiter:str}/lanes/{lane:str}/resume", status_code=200, opt=WRITE)
 async def resume_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
@@ -214,13 +172,7 @@ async def resume_lane(
     return await jobs.lanes.get(limiter, lane)
 
 
-@post(
-    "/v1/limiters/{limiter:str}/lanes/{lane:str}/spend",
-    operation_id="spendLane",
-    summary="Consume starts of a lane",
-    status_code=200,
-    opt=WRITE,
-)
+@post("/v1/limiters/{limiter:str}/lanes/{lane:str}/spend", status_code=200, opt=WRITE)
 async def spend_lane(
     jobs: NamedDependency[Jobs],
     limiter: FromPath[str],
@@ -230,21 +182,3 @@ async def spend_lane(
     """Consume starts of a lane for other work than jobs, now or within `wait_max_s`."""
     wait_s = await jobs.lanes.spend(limiter, lane, data.starts, wait_max_s=data.wait_max_s)
     return StartsSpent(wait_s=wait_s)
-
-
-ROUTES: Final[list[Any]] = [
-    list_queues,
-    get_queue,
-    set_queue,
-    list_limiters,
-    get_limiter,
-    put_limiter,
-    reset_limiter,
-    list_lanes,
-    get_lane,
-    put_lane,
-    reset_lane,
-    pause_lane,
-    resume_lane,
-    spend_lane,
-]

@@ -207,7 +207,5 @@ def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tu
 
 
 def _refuse(found: Sequence[tuple[str, str]]) -> None:
-    if found:
-        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidFilter(f"which jobs: {lines}", problems=problems)
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
+    InvalidFilter.require_none(problems, "which jobs")

@@ -54,12 +54,12 @@ class Crons:
 
     async def all(self) -> list[Cron]:
         """Every cron, by name."""
-        return await store.crons.find_crons(self._postgres)
+        return await store.queues.find_crons(self._postgres)
 
     async def get(self, name: str, *, tx: Transaction | None = None) -> Cron:
         """One cron. Raises: CronUnknown."""
         runner = self._postgres if tx is None else runner_for(tx)
-        found = await store.crons.find_crons(runner, require_id("cron", name))
+        found = await store.queues.find_crons(runner, require_id("cron", name))
         if not found:
             raise CronUnknown(name)
         return found[0]
@@ -71,7 +71,7 @@ class Crons:
         """
         next_at = await self._require_valid(cron)
         runner = self._postgres if tx is None else runner_for(tx)
-        if not await store.crons.add_cron(runner, cron, next_at):
+        if not await store.queues.add_cron(runner, cron, next_at):
             raise CronExists(cron.name)
         return await self.get(cron.name, tx=tx)
 
@@ -89,13 +89,13 @@ class Crons:
             raise CronFixed(name)
         cron = msgspec.structs.replace(_as_new(found), **changes)
         next_at = await self._require_valid(cron)
-        if not await store.crons.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
+        if not await store.queues.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
             raise CronUnknown(name)
         return await self.get(name)
 
     async def pause(self, name: str) -> Cron:
         """Pause a cron. Raises: CronUnknown."""
-        if not await store.crons.pause_cron(self._postgres, require_id("cron", name)):
+        if not await store.queues.pause_cron(self._postgres, require_id("cron", name)):
             raise CronUnknown(name)
         return await self.get(name)
 
@@ -105,14 +105,14 @@ class Crons:
         Raises: CronUnknown, InvalidCron.
         """
         found = await self.get(name)
-        next_at = next_moment(found.spec, found.tz, await store.crons.database_now(self._postgres))
-        await store.crons.resume_cron(self._postgres, name, next_at)
+        next_at = next_moment(found.spec, found.tz, await store.queues.database_now(self._postgres))
+        await store.queues.resume_cron(self._postgres, name, next_at)
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
         """Delete a cron that no running code declares. Raises: CronUnknown, CronFixed."""
         await self.get(name)
-        if not await store.crons.remove_cron(self._postgres, name, forgotten_s=FORGOTTEN_S):
+        if not await store.queues.remove_cron(self._postgres, name, forgotten_s=FORGOTTEN_S):
             raise CronFixed(name)
 
     async def run(self, name: str, *, tx: Transaction | None = None) -> int:
@@ -125,7 +125,7 @@ class Crons:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
         job_id = await self._enqueue(_job(_as_new(found)), tx=tx)
-        await store.crons.note_cron_job(runner_for(tx), name, job_id)
+        await store.queues.note_cron_job(runner_for(tx), name, job_id)
         return job_id
 
     async def declare(self) -> int:
@@ -146,7 +146,7 @@ class Crons:
                     raise
                 _log.error("cron_left_out", cron=cron.name, error=error.text)
                 continue
-            await store.crons.declare_cron(self._postgres, cron, next_at)
+            await store.queues.declare_cron(self._postgres, cron, next_at)
             count += 1
         return count
 
@@ -159,7 +159,7 @@ class Crons:
 
     async def forget(self) -> int:
         """Delete crons that no running code has declared for 30 days. Return how many."""
-        return await store.crons.drop_undeclared(self._postgres, kept_s=UNDECLARED_KEPT_S)
+        return await store.queues.drop_undeclared(self._postgres, kept_s=UNDECLARED_KEPT_S)
 
     async def _fire_one(self) -> bool:
         """Enqueue the job of one due cron. Return whether one was due.
@@ -169,7 +169,7 @@ class Crons:
         name = None
         try:
             async with self._postgres.transaction() as tx:
-                due = await store.crons.lock_due_cron(
+                due = await store.queues.lock_due_cron(
                     tx, forgotten_s=FORGOTTEN_S, idle_s_max=IDLE_S_MAX
                 )
                 if due is None:
@@ -178,13 +178,13 @@ class Crons:
                 next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
                 job_id = await self._enqueue(_job(due.cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
-                await store.crons.move_cron(tx, name, job_id=job_id, next_at=next_at)
+                await store.queues.move_cron(tx, name, job_id=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")
             crash_point("jobs.cron_committed")
         except HeadraceError as error:
             if name is None or error.retryable:
                 raise
-            await store.crons.pause_cron(self._postgres, name, error=error.text)
+            await store.queues.pause_cron(self._postgres, name, error=error.text)
             _log.error("cron_paused", cron=name, error=error.text)
         return True
 
@@ -202,7 +202,7 @@ class Crons:
         # It may be a queue of this app that is not declared yet.
         if not is_known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
-        return next_moment(cron.spec, cron.tz, await store.crons.database_now(self._postgres))
+        return next_moment(cron.spec, cron.tz, await store.queues.database_now(self._postgres))
 
 
 def _job(cron: NewCron) -> NewJob:

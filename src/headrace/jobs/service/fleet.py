@@ -1,12 +1,16 @@
-"""The fleet for operators: hosts, the plan and its decisions, alerts, draining."""
+"""The fleet for operators: hosts, the plan and its decisions, alerts, draining; and the sweep.
+
+A sweep is maintenance in bounded steps. Any number of processes may sweep at once.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres
+from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.errors import HostUnknown
 from headrace.jobs.fleet.alerts import Alert
@@ -21,8 +25,10 @@ from headrace.jobs.fleet.state import (
     FleetState,
     QueueFailures,
 )
-from headrace.jobs.model import JOB_ID_LAST, JobsConfig
+from headrace.jobs.model import JOB_ID_LAST, JobsConfig, Sweep
+from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.validation import is_storable, require_page
+from headrace.kernel.logs import SparseLogger, logger
 
 ALERTS_SHOWN: Final = 100
 
@@ -100,3 +106,99 @@ class Fleet:
         )
         if not is_known:
             raise HostUnknown(host)
+
+
+LEASES_PER_SWEEP: Final = 100
+BUSY_PER_SWEEP: Final = 3
+JOBS_PER_SWEEP: Final = 5_000
+LANES_PER_SWEEP: Final = 1_000
+LANE_IDLE_S: Final = 3_600.0
+TEND_EVERY_S: Final = 60.0
+GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
+"""An open group is dropped after this, since its process must have died."""
+GROUPS_PER_TENDING: Final = 1_000
+_log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
+
+
+class Sweeper:
+    """Returns leases of dead hosts, moves due jobs into lanes, folds counts, drops expired rows."""
+
+    def __init__(self, postgres: Postgres, config: JobsConfig, lanes: Lanes) -> None:
+        self._postgres = postgres
+        self._config = config
+        self._lanes = lanes
+        self._lane_after = ("", "")
+        self._tended_s: float | None = None
+        self._busy: dict[int, None] = {}
+
+    async def run_once(self) -> Sweep:
+        """Do one step. Each lease is returned in its own short transaction."""
+        stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
+        if stuck:
+            _log.warning("stuck_claims_ended", claims=stuck)
+        returned = await self._return_leases()
+        moved = await store.jobs.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        dropped = await store.jobs.drop_failed(
+            self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
+        )
+        hosts = await store.leases.drop_hosts(self._postgres)
+        last, removed = await store.queues.remove_idle_lanes(
+            self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
+        )
+        self._lane_after = last or ("", "")
+        for limiter in await store.queues.unspread_limiters(self._postgres):
+            await self._lanes.spread(limiter)
+        kept = await store.jobs.drop_expired_done(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        folded = await store.fleet.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
+        await self._tend()
+        leases_returned = sum(count > 0 for count in returned)
+        return Sweep(
+            leases_returned=leases_returned,
+            jobs_returned=sum(returned),
+            lane_jobs_moved=moved,
+            failed_dropped=dropped,
+            hosts_dropped=hosts,
+            more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
+            or leases_returned == LEASES_PER_SWEEP,
+            lanes_removed=removed,
+        )
+
+    async def _return_leases(self) -> list[int]:
+        """Return expired leases. Return the number of jobs of each.
+
+        A locked lease does not block the others. It is retried after them, one per sweep; after a
+        few newly locked ones the sweep continues with its other work.
+        """
+        found = await store.leases.expired_leases(
+            self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
+        )
+        again = [lease_id for lease_id in self._busy if lease_id in found]
+        fresh = [lease_id for lease_id in found if lease_id not in self._busy]
+        self._busy = dict.fromkeys(again[1:])
+        returned: list[int] = []
+        for lease_id in [*fresh, *again[:1]]:
+            try:
+                returned.append(
+                    await store.leases.return_lease(
+                        self._postgres, lease_id, self._config.losses_max
+                    )
+                )
+            except PostgresBusy as error:
+                _often.warning("lease_not_returned", lease_id=lease_id, error=error.text)
+                self._busy[lease_id] = None
+                if len(self._busy) - len(again[1:]) == BUSY_PER_SWEEP:
+                    break
+        return returned
+
+    async def _tend(self) -> None:
+        """Maintain partitions and drop abandoned groups, once a minute."""
+        now_s = time.monotonic()
+        if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
+            self._tended_s = now_s
+            await store.jobs.maintain_done_partitions(self._postgres)
+            forgotten = await store.jobs.drop_abandoned_groups(
+                self._postgres, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
+            )
+            if forgotten:
+                _log.warning("groups_left_open", groups=forgotten)

@@ -55,15 +55,13 @@ from headrace.jobs.model import (
     Why,
     jobs_enqueued,
 )
-from headrace.jobs.notify import Notifier
 from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
-from headrace.jobs.service.fleet import Fleet
+from headrace.jobs.service.fleet import Fleet, Sweeper
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
-from headrace.jobs.service.sweep import Sweeper
 from headrace.jobs.service.takes import Takes
-from headrace.jobs.store.jobs import Ending
+from headrace.jobs.store.jobs import Ending, Notifier
 from headrace.jobs.tasks import Registry
 from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id
 from headrace.kernel.errors import HeadraceError

@@ -247,6 +247,4 @@ class Lanes:
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:
-    if problems:
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidJob(f"{subject[:160]}: {lines}", problems=tuple(problems))
+    InvalidJob.require_none(problems, subject[:160])

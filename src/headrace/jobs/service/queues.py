@@ -24,6 +24,7 @@ from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
 from headrace.jobs.validation import is_storable, refuse
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.ids import USER_ID
+from headrace.kernel.single_flight import SingleFlight
 
 BOUNDS: Final = {
     "importance": IMPORTANCE_LAST,
@@ -48,7 +49,9 @@ class Queues:
         self._registry = registry
         self._lanes = lanes
         self._rows: dict[str, QueueRow] = {}
-        self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
+        self._declaring: SingleFlight[asyncio.AbstractEventLoop, dict[str, QueueRow]] = (
+            SingleFlight()
+        )
 
     async def declare(self) -> dict[str, QueueRow]:
         """Store the queues and limiters of the registry. Return all queues by name and alias.
@@ -96,20 +99,14 @@ class Queues:
         return [rows[name].id for name in names]
 
     async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
-        """Call `declare` once for all concurrent callers of this loop (single-flight)."""
+        """Call `declare` once for all concurrent callers of this loop."""
         loop = asyncio.get_running_loop()
-        declaring = self._declaring.get(loop)
-        if declaring is not None:
-            known = await asyncio.shield(declaring)
-            if known.keys() >= set(names):
-                return known
+        was_declaring = loop in self._declaring
+        known = await self._declaring.call(loop, self.declare)
+        if was_declaring and not known.keys() >= set(names):
             # It may have started before these queues were declared.
-            declaring = self._declaring.get(loop)
-        if declaring is None:
-            declaring = self._declaring[loop] = loop.create_task(self.declare())
-            declaring.add_done_callback(lambda _: self._declaring.pop(loop, None))
-        # A cancelled caller must not cancel the others' result.
-        return await asyncio.shield(declaring)
+            known = await self._declaring.call(loop, self.declare)
+        return known
 
     async def settings(self, name: str) -> QueueSettings:
         """The settings of a queue by name or alias. Raises: QueueUnknown."""
@@ -243,10 +240,8 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
         )
         if fewest > most:
             found.append(("slots_min", f"expected at most slots_max, which is {most}"))
-    if found:
-        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise InvalidSetting(f"queue {before.queue!r}: {lines}", problems=problems)
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
+    InvalidSetting.require_none(problems, f"queue {before.queue!r}")
 
 
 def _lane_missing(queue: QueueRow) -> str:

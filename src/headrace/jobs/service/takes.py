@@ -17,7 +17,6 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
-from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
@@ -27,7 +26,7 @@ from headrace.jobs.model import (
     TakenOutcome,
 )
 from headrace.jobs.outcomes import Outcome, final_outcome
-from headrace.jobs.store.leases import Claims, TakenJobs
+from headrace.jobs.store.leases import ClaimCursor, Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX

@@ -1,43 +1,181 @@
-"""Runs handler calls: timeout, middlewares, event loop or thread, forked children.
+"""Handler calls of a slot, and the outcomes of the jobs of each lease.
 
 Every call ends with a result, whatever the handler does: it may raise anything (also SystemExit,
 or an error whose text cannot be read), cancel its own task, or swallow a cancellation. For jobs of
 lanes the clock is read immediately before the handler. Past their deadline the jobs return
 unstarted, so that a lane's window holds whatever delayed this process since the claim.
+
+`LeaseRun` collects one outcome per job; `Bisect` finds the jobs that make a batch raise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import os
-import queue
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from headrace.jobs.errors import SlotHookFailed
 from headrace.jobs.job_context import JobContext
+from headrace.jobs.messages import Ack, Work
 from headrace.jobs.model import jobs_run_seconds
-from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome, Snooze, outcome_of
+from headrace.jobs.outcomes import (
+    DONE,
+    RETURNED,
+    UNSTARTED,
+    InFlightLease,
+    Outcome,
+    Snooze,
+    final_outcome,
+    outcome_of,
+)
+from headrace.jobs.slots.isolation import HandlerThreads, ending_children, fork_count
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Call, Registry, Task
 from headrace.jobs.tasks.registry import Hook
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
+
+_log: Final = logger(__name__)
+
+
+class LeaseRun(InFlightLease):
+    """A lease that a slot runs. Each job gets one outcome and is reported once."""
+
+    __slots__ = ("_backoff", "_calls", "_has_reported", "_run_s", "_unsent", "task", "work")
+
+    def __init__(self, work: Work, task: Task, backoff: Backoff) -> None:
+        super().__init__(work.lease_id, work.ids, work.attempts, retries=work.retries)
+        self.work = work
+        self.task = task
+        self._backoff = backoff
+        self._unsent: dict[int, Outcome] = {}
+        """Outcomes that no ack has carried yet, by the job's index in the lease."""
+        self._has_reported = False
+        self._calls = 0
+        self._run_s = 0.0
+
+    @property
+    def has_old_payloads(self) -> bool:
+        """Whether some payloads are not of the version that the task takes."""
+        versions = self.work.versions
+        return versions.count(self.task.version) != len(versions)
+
+    def note_call(self, run_s: float) -> None:
+        """Count a handler call that ended."""
+        self._calls += 1
+        self._run_s += run_s
+
+    def note(self, index: int, outcome: Any) -> None:
+        """Record the outcome of the job at `index`, unvalidated; the first outcome wins."""
+        job_id = self.ids[index]
+        if not self.is_open(job_id):
+            return
+        attempt = self.attempts[index] + 1
+        final = final_outcome(outcome, attempt=attempt, retries=self.retries, backoff=self._backoff)
+        self.close((job_id,))
+        self._unsent[index] = final
+        if final.kind == "fail":
+            _log.warning(
+                "job_failed",
+                queue=self.work.queue,
+                job_id=job_id,
+                attempt=attempt,
+                error=final.error,
+            )
+
+    def note_all(self, indexes: Iterable[int], outcome: Outcome) -> None:
+        """Record the same outcome for several jobs."""
+        for index in indexes:
+            self.note(index, outcome)
+
+    def ack_all_done(self) -> Ack:
+        """An ack of the whole lease, for one call that ran every job and set no outcome.
+
+        It costs no work per job.
+        """
+        self.close(None)
+        return Ack(lease_id=self.lease_id, calls=self._calls, run_s=self._run_s)
+
+    def take_ack(self) -> Ack | None:
+        """Pop the outcomes noted since the last ack; None where there are none."""
+        noted, self._unsent = self._unsent, {}
+        if not noted:
+            return None
+        calls, run_s = self._calls, self._run_s
+        self._calls, self._run_s = 0, 0.0
+        is_whole = not self._has_reported and len(noted) == len(self.ids)
+        self._has_reported = True
+        outcomes = list(noted.values())
+        if is_whole and all(outcome is DONE for outcome in outcomes):
+            return Ack(lease_id=self.lease_id, calls=calls, run_s=run_s)
+        results = [outcome.result for outcome in outcomes]
+        queues = [outcome.queue for outcome in outcomes]
+        return Ack(
+            lease_id=self.lease_id,
+            ids=[self.ids[index] for index in noted],
+            kinds=[outcome.kind for outcome in outcomes],
+            delays_s=[outcome.after_s for outcome in outcomes],
+            errors=[outcome.error for outcome in outcomes],
+            tracebacks=[outcome.traceback for outcome in outcomes],
+            results=results if any(result is not None for result in results) else (),
+            queues=queues if any(queues) else (),
+            calls=calls,
+            run_s=run_s,
+        )
+
+
+def snooze_ack(work: Work, after_s: float) -> Ack:
+    """An ack that returns all jobs of `work` unchanged, due again after `after_s`."""
+    jobs = len(work.ids)
+    return Ack(
+        lease_id=work.lease_id,
+        ids=work.ids,
+        kinds=["snooze"] * jobs,
+        delays_s=[after_s] * jobs,
+        errors=[""] * jobs,
+        tracebacks=[""] * jobs,
+    )
+
+
+class Bisect:
+    """Find the jobs that make a batch raise: run it again in halves, then singly. No I/O.
+
+    Only a job that fails alone is blamed, so one bad job never fails its neighbors. A good job
+    among n runs at most ceil(log2 n) + 1 times. 100 jobs with one bad job take at most 15 calls;
+    100 bad jobs take 199.
+    """
+
+    def __init__(self, jobs: Sequence[int]) -> None:
+        self._runs = [jobs] if jobs else []
+
+    def next_run(self) -> Sequence[int] | None:
+        """The jobs of the next call; None where no job is left."""
+        return self._runs.pop() if self._runs else None
+
+    def split(self, jobs: Sequence[int]) -> None:
+        """Run `jobs`, whose call raised, again in two halves, before all others."""
+        middle = (len(jobs) + 1) // 2
+        self._runs += [half for half in (jobs[middle:], jobs[:middle]) if half]
+
+    def put_back(self, jobs: Sequence[int]) -> None:
+        """Run `jobs` by themselves next: they could not start together with their run."""
+        if jobs:
+            self._runs.append(jobs)
+
+    def give_up(self) -> list[int]:
+        """Remove and return every job that has not run yet."""
+        left = [job for run in self._runs for job in run]
+        self._runs.clear()
+        return left
+
 
 CANCELLED_ITSELF: Final = Outcome("retry", None, "the handler cancelled itself")
 HOOK_S_MAX: Final = 60.0
-THREAD_NAME: Final = "headrace-handler"
-Value = TypeVar("Value")
-_log: Final = logger(__name__)
 
 
 class _TooLate(Snooze):
@@ -203,150 +341,6 @@ async def _clear_cancellation() -> None:
     # A handler that cancelled itself and awaited nothing more left it for the next await.
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-
-
-# Threads of sync handlers
-
-Code = Callable[[], None] | None
-
-
-class HandlerThreads:
-    """Daemon threads for sync handlers, one per concurrent call; the last used is used first.
-
-    Threads persist, so that thread-local state of libraries (Django's connections) persists too.
-    This is not an executor of the standard library: a handler past its timeout cannot be stopped,
-    and would hold a place in the pool and delay the process's exit. Here its thread is abandoned
-    and replaced.
-    """
-
-    def __init__(self) -> None:
-        self._idle: list[queue.SimpleQueue[Code]] = []
-        self._home = fork_count()
-
-    async def run(self, code: Callable[[], Any]) -> Any:
-        """Run `code` in a thread, in this context; a cancelled caller abandons the thread."""
-        loop = asyncio.get_running_loop()
-        # Errors are passed as values: a future refuses StopIteration, and one that raises
-        # GeneratorExit closes the coroutines that wait for it.
-        answer: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def report(result: Any, error: BaseException | None) -> None:
-            if not answer.done():
-                answer.set_result((result, error))
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = context.run(code)
-            except BaseException as raised:  # noqa: BLE001 - raised again in the awaiting task
-                error = raised
-            exit_if_forked(self._home, 1 if error is not None else 0)
-            # A loop that was closed meanwhile needs no answer.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(report, result, error)
-
-        thread = self._idle.pop() if self._idle else _start_thread()
-        thread.put(work)
-        try:
-            result, error = await answer
-        except BaseException:
-            # The thread ends after the code, which cannot be interrupted.
-            thread.put(None)
-            raise
-        self._idle.append(thread)
-        if error is not None:
-            raise error
-        return result
-
-    def close(self) -> None:
-        """Let the idle threads end."""
-        while self._idle:
-            self._idle.pop().put(None)
-
-
-def _start_thread() -> queue.SimpleQueue[Code]:
-    works: queue.SimpleQueue[Code] = queue.SimpleQueue()
-    threading.Thread(target=_run_thread, args=(works,), name=THREAD_NAME, daemon=True).start()
-    return works
-
-
-def _run_thread(works: queue.SimpleQueue[Code]) -> None:
-    while (work := works.get()) is not None:
-        work()
-        # Otherwise the frame would keep the last payload alive until the next one.
-        del work
-
-
-# Processes that handlers fork: none of them may become a second slot
-
-
-class _Forks:
-    """The number of forks behind this process, counted because getpid is a system call."""
-
-    count = 0
-
-    @classmethod
-    def note(cls) -> None:
-        cls.count += 1
-
-
-os.register_at_fork(after_in_child=_Forks.note)
-
-
-def fork_count() -> int:
-    """A number that differs between this process and its forked children: see `exit_if_forked`."""
-    return _Forks.count
-
-
-def hide_from_children(link: socket.socket, descriptors: Sequence[int]) -> None:
-    """Close the slot's socket and `descriptors` in forked children, and reset their signals."""
-
-    def let_go() -> None:
-        for descriptor in (link.fileno(), *descriptors):
-            with suppress(OSError):
-                os.close(descriptor)
-        # The wakeup socket of the loop is shared: a signal to the child would reach its parent.
-        with suppress(ValueError):
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    os.register_at_fork(after_in_child=let_go)
-
-
-def exit_if_forked(home: int, code: int = 0) -> None:
-    """End this process if it was forked since `fork_count` returned `home`."""
-    if _Forks.count != home:
-        os._exit(code)
-
-
-@coroutine
-def ending_children(home: int, code: Coroutine[Any, Any, Value]) -> Generator[Any, Any, Value]:
-    """Await `code`; end any child that it forks where the child returns, raises or would wait.
-
-    Such a child would continue in the slot's code, with the slot's sockets and the event loop's
-    epoll, which it shares with its parent. Other processes that it leaves running are killed after
-    the slot, by their process group.
-    """
-    resume: Any = code.send
-    value: Any = None
-    while True:
-        try:
-            awaited = resume(value)
-        except StopIteration as end:
-            exit_if_forked(home)
-            return end.value  # type: ignore[no-any-return]
-        except BaseException:
-            exit_if_forked(home, 1)
-            # Otherwise the error would hold this frame, and the frame the error.
-            value = None
-            raise
-        exit_if_forked(home)
-        try:
-            value = yield awaited
-            resume = code.send
-        except BaseException as error:  # noqa: BLE001 - a cancellation, passed on to `code`
-            resume, value = code.throw, error
 
 
 # Start and stop hooks of a slot; sync ones run in the handler thread, which they may prepare

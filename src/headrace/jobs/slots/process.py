@@ -24,7 +24,6 @@ from setproctitle import setproctitle
 from headrace.jobs.messages import (
     Ack,
     Declared,
-    FramedConnection,
     FromSlot,
     Left,
     Measured,
@@ -37,11 +36,12 @@ from headrace.jobs.messages import (
     decode_to_slot,
 )
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.executor import hide_from_children
+from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry
 from headrace.kernel.errors import HeadraceError, InvalidInput
+from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
 
@@ -112,7 +112,7 @@ class _Slot:
         self._runner = SlotRunner(
             application.registry, send=self._send, config=application.jobs_config, status=cell
         )
-        self._link = FramedConnection(decode_to_slot, self._receive, self._orphaned)
+        self._link = MessageConnection(decode_to_slot, self._receive, self._orphaned)
 
     async def run(self, link: socket.socket) -> None:
         """Run until the slot has left."""
@@ -214,7 +214,7 @@ class _Slot:
 
 
 async def _declare(application: Application, link: socket.socket) -> int:
-    end = FramedConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
+    end = MessageConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
     await end.connect(link)
     answer: Declared | Refused
     try:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
-from headrace.jobs.job_context import Batch, encode_result, job_context, running_job
+from headrace.jobs.job_context import AgentClient, Batch, encode_result, job_context, running_job
 from headrace.jobs.messages import FromSlot, Left, Ready, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
@@ -33,18 +33,19 @@ from headrace.jobs.outcomes import (
     outcome_of,
     readable_text,
 )
-from headrace.jobs.slots.agent_client import AgentClient
 from headrace.jobs.slots.executor import (
+    Bisect,
     CallResult,
     Executor,
     HandlerCall,
+    LeaseRun,
     run_start_hooks,
     run_stop_hooks,
+    snooze_ack,
 )
-from headrace.jobs.slots.lease_run import Bisect, LeaseRun, snooze_ack
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
-from headrace.jobs.tasks.payloads import fields_of
+from headrace.jobs.tasks.task import fields_of
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 REPORT_AFTER_S: Final = 0.005

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import (
@@ -117,20 +117,10 @@ async def fleet_queues(
     leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
-        QueueSnapshot(
-            id=row["id"],
-            name=row["name"],
-            importance=row["importance"],
-            slots_min=row["slots_min"],
-            slots_max=row["slots_max"],
-            batch=row["batch"],
-            tag=row["tag"],
+        from_row(
+            QueueSnapshot,
+            row,
             is_paused=row["paused"],
-            done=row["done"],
-            failed=row["failed"],
-            retried=row["retried"],
-            calls=row["calls"],
-            run_s=row["run_s"],
             waiting=waiting.get(row["id"], (0, 0.0))[0],
             leased=leased.get(row["id"], 0),
             oldest_age_s=waiting.get(row["id"], (0, 0.0))[1],
@@ -158,13 +148,7 @@ async def find_plan(runner: Runner) -> PlanHead:
     """The plan's head: leader, term, version."""
     row = await runner.one(SQL.find_plan)
     assert row is not None, "fleet_plan has one row since its migration"
-    return PlanHead(
-        leader=row["leader"],
-        term=row["term"],
-        version=row["version"],
-        planned_at=row["planned_at"],
-        is_led=row["is_led"],
-    )
+    return from_row(PlanHead, row)
 
 
 async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | None:
@@ -223,21 +207,7 @@ async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int
 
 
 def _host(row: Row) -> FleetHost:
-    return FleetHost(
-        name=row["name"],
-        kind=row["kind"],
-        tags=row["tags"],
-        cores=row["cores"],
-        capacity=row["capacity"],
-        load_per_core=row["load_per_core"],
-        cpu_pressure=row["cpu_pressure"],
-        is_draining=row["is_draining"],
-        is_silent=row["is_silent"],
-        jobs_ended=row["jobs_ended"],
-        started_at=row["started_at"],
-        reported_at=row["reported_at"],
-        slots=_SLOTS.decode(row["slots"]),
-    )
+    return from_row(FleetHost, row, slots=_SLOTS.decode(row["slots"]))
 
 
 async def queue_minutes(

@@ -1,13 +1,15 @@
-"""Queues, limiters and lanes in PostgreSQL."""
+"""Queues, limiters, lanes and crons in PostgreSQL, whose clock alone decides when a cron is due."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
+from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.model import Lane, Limiter, QueueSettings, QueueStatus
 from headrace.jobs.sql import SQL
 from headrace.jobs.tasks.options import QueueDeclared
@@ -100,18 +102,11 @@ async def queue_statuses(
     """Every queue, or the one called `queue`, with its backlog counted up to `count_max`."""
     rows = await runner.all(SQL.queue_statuses, queue=queue, count_max=count_max)
     return [
-        QueueStatus(
+        from_row(
+            QueueStatus,
+            row,
             **msgspec.structs.asdict(_settings_of(row)),
             ready=min(row["ready"], count_max),
-            scheduled=row["scheduled"],
-            leased=row["leased"],
-            failed=row["failed"],
-            oldest_ready_age_s=row["oldest_ready_age_s"],
-            ready_is_capped=row["ready_is_capped"],
-            scheduled_is_capped=row["scheduled_is_capped"],
-            failed_is_capped=row["failed_is_capped"],
-            slots=row["slots"],
-            is_known=row["is_known"],
         )
         for row in rows
     ]
@@ -137,20 +132,7 @@ def _settings_of(row: Row) -> QueueSettings:
         name: own.get(name, row[name])
         for name in ("importance", "slots_min", "slots_max", "retries")
     }
-    return QueueSettings(
-        queue=row["name"],
-        limiter=row["limiter"],
-        paused=row["paused"],
-        batch=row["batch"],
-        timeout_s=row["timeout_s"],
-        tag=row["tag"],
-        keep_done_s=row["keep_done_s"],
-        keep_result=row["keep_result"],
-        needs_lane=row["needs_lane"],
-        aliases=row["aliases"],
-        overridden=own,
-        **held,
-    )
+    return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
 
 
 async def set_lane(
@@ -202,19 +184,8 @@ async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int
 
 
 def _lane(row: Row) -> Lane:
-    return Lane(
-        limiter=row["limiter"],
-        lane=row["name"],
-        starts_max=row["starts_max"],
-        window_s=row["window_s"],
-        concurrency=row["concurrency"],
-        paused=row["paused"],
-        weight=row["weight"],
-        waiting=int(row["waiting"]),
-        inflight=row["inflight"],
-        starts_live=row["starts_live"],
-        next_at=row["next_at"],
-        follows_limiter=not row["is_own"],
+    return from_row(
+        Lane, row, lane=row["name"], waiting=int(row["waiting"]), follows_limiter=not row["is_own"]
     )
 
 
@@ -283,18 +254,7 @@ async def unspread_limiters(runner: Runner) -> list[str]:
 async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
     """Every limiter by name, or the one called `limiter`."""
     rows = await runner.all(SQL.find_limiters, limiter=limiter)
-    return [
-        Limiter(
-            limiter=row["name"],
-            starts_max=row["starts_max"],
-            window_s=row["window_s"],
-            slack_s=row["slack_s"],
-            concurrency=row["concurrency"],
-            is_set=row["is_set"],
-            queues=row["queues"],
-        )
-        for row in rows
-    ]
+    return [from_row(Limiter, row, limiter=row["name"]) for row in rows]
 
 
 async def remove_idle_lanes(
@@ -311,3 +271,97 @@ async def remove_idle_lanes(
     assert row is not None, "the function returns one row always"
     last = None if row["last_name"] is None else (row["last_limiter"], row["last_name"])
     return last, row["removed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DueCron:
+    """A due, locked cron with the time of the database."""
+
+    cron: NewCron
+    due_at: datetime
+    now_at: datetime
+
+
+async def find_crons(runner: Runner, name: str | None = None) -> list[Cron]:
+    """Every cron by name, or the one called `name`."""
+    return [_cron(row) for row in await runner.all(SQL.crons, name=name)]
+
+
+async def database_now(runner: Runner) -> datetime:
+    """The database time, which decides what is due."""
+    now_at: datetime = await runner.value(SQL.database_now)
+    return now_at
+
+
+async def add_cron(runner: Runner, cron: NewCron, next_at: datetime) -> bool:
+    """Store a cron. Return whether the name was free."""
+    return await runner.one(SQL.add_cron, **_fields(cron), next_at=next_at) is not None
+
+
+async def declare_cron(runner: Runner, cron: NewCron, next_at: datetime) -> None:
+    """Store a cron declared by code. An unchanged schedule keeps its next moment."""
+    await runner.run(SQL.declare_cron, **_fields(cron), next_at=next_at)
+
+
+async def change_cron(runner: Runner, cron: NewCron, next_at: datetime, *, is_paused: bool) -> bool:
+    """Replace an API cron. Return whether it existed."""
+    row = await runner.one(SQL.change_cron, **_fields(cron), next_at=next_at, is_paused=is_paused)
+    return row is not None
+
+
+async def pause_cron(runner: Runner, name: str, *, error: str | None = None) -> bool:
+    """Pause a cron, with `error` if it pauses itself. Return whether it existed."""
+    return await runner.one(SQL.pause_cron, name=name, error=error) is not None
+
+
+async def resume_cron(runner: Runner, name: str, next_at: datetime) -> bool:
+    """Resume a paused cron at `next_at`. Return whether it was paused."""
+    return await runner.one(SQL.resume_cron, name=name, next_at=next_at) is not None
+
+
+async def remove_cron(runner: Runner, name: str, *, forgotten_s: float) -> bool:
+    """Delete a cron that no running code declares. Return whether it existed."""
+    return await runner.one(SQL.remove_cron, name=name, forgotten_s=forgotten_s) is not None
+
+
+async def drop_undeclared(runner: Runner, *, kept_s: float) -> int:
+    """Delete crons that no running code has declared for `kept_s`. Return how many."""
+    return await runner.run(SQL.drop_undeclared, kept_s=kept_s)
+
+
+async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float) -> DueCron | None:
+    """Lock a due cron until the transaction ends.
+
+    The server ends the transaction after `idle_s_max` without a statement.
+    """
+    await runner.one(SQL.bound_idle, milliseconds=str(int(idle_s_max * 1000)))
+    row = await runner.one(SQL.lock_due_cron, forgotten_s=forgotten_s)
+    if row is None:
+        return None
+    cron = from_row(NewCron, row, payload=msgspec.json.decode(row["payload"]))
+    return DueCron(cron, row["next_at"], row["now_at"])
+
+
+async def move_cron(runner: Runner, name: str, *, job_id: int, next_at: datetime) -> None:
+    """Record the job of this moment and the next moment."""
+    await runner.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
+
+
+async def note_cron_job(runner: Runner, name: str, job_id: int) -> None:
+    """Record a job that an operator started."""
+    await runner.run(SQL.note_cron_job, name=name, job=job_id)
+
+
+def _fields(cron: NewCron) -> dict[str, object]:
+    return {
+        "name": cron.name,
+        "spec": cron.spec,
+        "tz": cron.tz,
+        "queue": cron.queue,
+        "payload": msgspec.json.encode(cron.payload),
+        "priority": cron.priority,
+    }
+
+
+def _cron(row: Row) -> Cron:
+    return from_row(Cron, row, payload=msgspec.json.decode(row["payload"]))

@@ -1,7 +1,6 @@
 """What code declares: tasks (a handler and its queue), queues without code, limiters, crons, hooks.
 
-    task.py      a queue to enqueue into, and with a handler a task
-    payloads.py  from a payload to a handler's arguments, including older versions
+    task.py      a queue to enqueue into, and with a handler a task; payloads and their versions
     options.py   the options as checked values
     registry.py  all declarations of an app
 

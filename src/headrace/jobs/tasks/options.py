@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,8 @@ from typing import Any, Final, TypedDict, get_type_hints
 from headrace.jobs.crons import next_moment
 from headrace.jobs.errors import InvalidCron, InvalidTask
 from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel import config
+from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.ids import USER_ID
 
 TIMEOUT_S_MAX: Final = 7 * 86_400.0
@@ -212,14 +212,11 @@ def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
     """
     if text is None:
         return None, None
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)(ms|s|m|h|d)", text.replace(" ", ""))
-    if match is None or int(match[1]) == 0:
-        raise InvalidTask(
-            f"limiter {name!r}: rate: expected a rate such as 600/m or 10/30s, got {text!r}"
-        )
-    window_s = _duration_s(name, "rate", f"{match[2] or 1}{match[3]}")
+    starts_max, window_s = parse_as(
+        config.parse_rate, f"limiter {name!r}: rate", text.replace(" ", ""), InvalidTask
+    )
     require_within(name, "the window of its rate", window_s, (0.001, WINDOW_S_MAX))
-    return int(match[1]), window_s
+    return starts_max, window_s
 
 
 def require_known(name: str, options: Mapping[str, Any], kind: type) -> None:

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, Unpack
 
-from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.handle import JobService
+from headrace.jobs.handle import Bridge, JobService
 from headrace.jobs.tasks.options import (
     SLACK,
     CronDeclared,

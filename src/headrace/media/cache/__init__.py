@@ -20,21 +20,20 @@ cache misses only. Five rules ensure this, without a log, a snapshot, a free lis
     frame_table    the frames of a disk in shared memory; which frame is evicted (SIEVE)
     epochs         which workers may be sending a frame
     linux          named shared memory; membarrier, fallocate, cachestat
-    disk_files     open and claim a folder or device; probe whether it can be sent in place
+    disk_files     open and claim a folder or device; a disk as a worker reads it
     disk, disks    one disk of the filler; all disks of the node
     origin, fills  read blocks from the object store; fill a frame
     filler         the writing process and its commands
     filler_ipc     messages between workers and filler, the manifest of the disks
-    read_disk      a disk as a worker reads it
     block_cache    `BlockCache`: lookups and block requests of a worker
 """
 
 from __future__ import annotations
 
 from headrace.media.cache.block_cache import BlockCache
+from headrace.media.cache.disk_files import Frame
 from headrace.media.cache.filler import Filler
 from headrace.media.cache.filler_ipc import control
 from headrace.media.cache.layout import BlockKey
-from headrace.media.cache.read_disk import Frame
 
 __all__ = ["BlockCache", "BlockKey", "Filler", "Frame", "control"]

@@ -30,6 +30,7 @@ from typing import Final
 from headrace.kernel import logs
 from headrace.kernel.logs import logger
 from headrace.kernel.single_flight import SingleFlight
+from headrace.media.cache.disk_files import Frame, ReadDisk, open_read_disk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cache.filler_ipc import (
     NO_DISK,
@@ -47,7 +48,6 @@ from headrace.media.cache.layout import SLOTS, BlockKey, Digests, version_of
 from headrace.media.cache.linux import is_in_memory
 from headrace.media.cache.metrics import SUMS
 from headrace.media.cache.origin import KnownShape, ShapeCache
-from headrace.media.cache.read_disk import Frame, ReadDisk, open_read_disk
 from headrace.media.model import BLOCK_BYTES, Shape
 
 log = logger(__name__)

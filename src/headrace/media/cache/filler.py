@@ -24,6 +24,7 @@ from typing import Any, Final
 from headrace.engines.blobs import Blobs
 from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.ipc import encode_message
 from headrace.kernel.logs import logger
 from headrace.media.cache.disk import CheckCounts, Disk, DiskState, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
@@ -42,7 +43,6 @@ from headrace.media.cache.filler_ipc import (
     StoredReply,
     ToFiller,
     WrongBlock,
-    encode,
     read_manifest,
     read_to_filler,
     remove_manifest,
@@ -196,7 +196,7 @@ class Filler:
         if lock is None:
             return
         async with lock:
-            writer.write(encode(reply))
+            writer.write(encode_message(reply))
             try:
                 await writer.drain()
             except OSError:

@@ -1,7 +1,7 @@
 """Messages between workers and filler, the manifest of the disks, and the client of the filler.
 
-On the node's unix socket a message is a 4-byte length and one msgpack array. Only misses and shapes
-use it; a hit needs no message. Every request may be repeated after the other side died: except for
+On the node's unix socket messages pass as in `kernel.ipc`. Only misses and shapes use it; a
+hit needs no message. Every request may be repeated after the other side died: except for
 commands, requests only change what is cached.
 
 The manifest is a small file in the run folder in which the filler publishes its disks. Its revision
@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.ipc import encode_message, read_message
 from headrace.kernel.logs import logger
 from headrace.media.cache.layout import slot_owners
 from headrace.media.errors import (
@@ -42,10 +43,8 @@ log = logger(__name__)
 SOCKET_NAME: Final = "filler.sock"
 STREAM_BYTES: Final = 1024 * 1024
 """Bytes a reader buffers before it stops the sender."""
-_LENGTH_BYTES: Final = 4
 _MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _ADDRESS_BYTES_MAX: Final = 100
-_encoder: Final = msgspec.msgpack.Encoder()
 _NAME: Final = "manifest.json"
 IN_USE: Final = "in use"
 DRAINING: Final = "draining"
@@ -160,31 +159,14 @@ _decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(To
 _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).decode
 
 
-def encode(message: ToFiller | Reply) -> bytearray:
-    """A message as it is sent."""
-    frame = bytearray(_LENGTH_BYTES)
-    _encoder.encode_into(message, frame, _LENGTH_BYTES)
-    frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little")
-    return frame
-
-
 async def read_to_filler(reader: asyncio.StreamReader) -> ToFiller:
     """The next message of a worker. Raises: EOFError, OSError, ValueError (malformed)."""
-    return _decode_to_filler(await _read(reader))
+    return _decode_to_filler(await read_message(reader, bytes_max=_MESSAGE_BYTES_MAX))
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
     """The next message of the filler. Raises: EOFError, OSError, ValueError (malformed)."""
-    return _decode_reply(await _read(reader))
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
-    if length > _MESSAGE_BYTES_MAX:
-        raise ValueError(
-            f"a message of {length} bytes is too long: the other side uses another protocol"
-        )
-    return await reader.readexactly(length)
+    return _decode_reply(await read_message(reader, bytes_max=_MESSAGE_BYTES_MAX))
 
 
 @contextmanager
@@ -289,7 +271,7 @@ class FillerClient:
         self._waiting[call] = message, answer
         try:
             if self._writer is not None:
-                self._writer.write(encode(message))
+                self._writer.write(encode_message(message))
             else:
                 self._begin()
             async with asyncio.timeout(self._timeout_s):
@@ -308,7 +290,7 @@ class FillerClient:
     def notify(self, message: ToFiller) -> None:
         """Send a message that needs no reply, as soon as a filler listens."""
         if self._writer is not None:
-            self._writer.write(encode(message))
+            self._writer.write(encode_message(message))
         elif len(self._unsent) < UNSENT_MAX:
             self._unsent.append(message)
             self._begin()
@@ -348,7 +330,7 @@ class FillerClient:
         try:
             unsent, self._unsent = self._unsent, []
             for message in [*unsent, *(message for message, _ in self._waiting.values())]:
-                writer.write(encode(message))
+                writer.write(encode_message(message))
             while True:
                 reply = await read_reply(reader)
                 _, answer = self._waiting.get(reply.call, (None, None))
@@ -381,7 +363,7 @@ async def _request_once(path: Path, message: Command) -> Reply:
     with socket_address(path) as address:
         reader, writer = await asyncio.open_unix_connection(address, limit=STREAM_BYTES)
     try:
-        writer.write(encode(message))
+        writer.write(encode_message(message))
         return await read_reply(reader)
     finally:
         writer.close()

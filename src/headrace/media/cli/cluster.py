@@ -10,13 +10,11 @@ import click
 
 from headrace.kernel.config import parse_size_bytes
 from headrace.kernel.errors import require_extra
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 from headrace.media.errors import InvalidDiskSize, InvalidSimulation
 from headrace.media.service import Media
-from headrace.media.service.local_node import OBJECTS_MAX, Disk
-from headrace.media.service.nodes import NodeInfo, Plan
-from headrace.media.simulate.cluster import Cluster, Simulation, simulate
-from headrace.media.simulate.plot import lines_svg, loads_svg
+from headrace.media.service.nodes import OBJECTS_MAX, Disk, NodeInfo, Plan
+from headrace.media.simulate.cluster import Cluster, Simulation, lines_svg, loads_svg, simulate
 
 SIZES: Final = (10_000, 50_000, 150_000, 500_000)
 SCALE: Final = 100
@@ -24,13 +22,12 @@ SCALE: Final = 100
 POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
 
 
-@click.group("nodes")
+@click.group("nodes", cls=CommandGroup)
 def nodes() -> None:
     """The cache nodes of the cluster."""
 
 
 @nodes.command("ls", short_help="List the nodes.")
-@click.pass_obj
 def list_nodes(terminal: Terminal) -> None:
     """List all nodes with address, data center, weight, state and share of partitions."""
     found = terminal.run(Media, lambda media: media.nodes.list())
@@ -44,7 +41,6 @@ def list_nodes(terminal: Terminal) -> None:
 @nodes.command("rm", short_help="Remove a node from the cluster.")
 @click.argument("node")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-@click.pass_obj
 def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
     """Remove NODE from the cluster: drain it and stop it first.
 
@@ -106,14 +102,13 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
     return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)
 
 
-@click.group("partitions")
+@click.group("partitions", cls=CommandGroup)
 def partitions() -> None:
     """The 131,072 partitions of all keys, and the nodes that own them."""
 
 
 @partitions.command("show", short_help="Show who owns a key.")
 @click.argument("key")
-@click.pass_obj
 def show_owners(terminal: Terminal, key: str) -> None:
     """Show the partition of KEY and its owners in the order of requests. KEY need not be stored."""
     found = terminal.run(Media, lambda media: media.partitions.show(key))
@@ -126,7 +121,6 @@ def show_owners(terminal: Terminal, key: str) -> None:
 @click.option("--lose", "lost", multiple=True, help="A node or data center that dies.")
 @click.option("--drain", "drained", multiple=True, help="A node or data center that is drained.")
 @click.option("--weight", "weights", multiple=True, metavar="NODE=WEIGHT", help="Another weight.")
-@click.pass_obj
 def plan(
     terminal: Terminal,
     lost: tuple[str, ...],
@@ -156,7 +150,6 @@ def plan(
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
 )
-@click.pass_obj
 def simulate_losses(
     terminal: Terminal,
     *,
@@ -234,13 +227,12 @@ def _describe_simulation(found: Simulation) -> str:
     )
 
 
-@click.group("disks")
+@click.group("disks", cls=CommandGroup)
 def disks() -> None:
     """The disks of the node that uses this data folder."""
 
 
 @disks.command("ls", short_help="List the disks.")
-@click.pass_obj
 def list_disks(terminal: Terminal) -> None:
     """List all disks with id, size, frames, stored and corrupt blocks, and state."""
     found = terminal.run(Media, lambda media: media.disks.list())
@@ -251,7 +243,6 @@ def list_disks(terminal: Terminal) -> None:
 @disks.command("add", short_help="Add a disk.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("size")
-@click.pass_obj
 def add_disk(terminal: Terminal, path: Path, size: str) -> None:
     """Add the folder or block device PATH with SIZE, such as 900GiB, while the node runs.
 
@@ -266,7 +257,6 @@ def add_disk(terminal: Terminal, path: Path, size: str) -> None:
 
 @disks.command("drain", short_help="Stop placing blocks on a disk.")
 @click.argument("disk")
-@click.pass_obj
 def drain_disk(terminal: Terminal, disk: str) -> None:
     """Stop placing blocks on DISK (its id or path). Its blocks are still served."""
     _change_disk(terminal, lambda media: media.disks.drain(disk))
@@ -274,7 +264,6 @@ def drain_disk(terminal: Terminal, disk: str) -> None:
 
 @disks.command("undrain", short_help="Resume placing blocks on a disk.")
 @click.argument("disk")
-@click.pass_obj
 def undrain_disk(terminal: Terminal, disk: str) -> None:
     """Resume placing blocks on DISK (its id or path)."""
     _change_disk(terminal, lambda media: media.disks.undrain(disk))
@@ -283,7 +272,6 @@ def undrain_disk(terminal: Terminal, disk: str) -> None:
 @disks.command("retire", short_help="Retire a disk.")
 @click.argument("disk")
 @click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
-@click.pass_obj
 def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
     """Take DISK (its id or path) out of use, so that it can be removed. Its blocks become misses.
 
@@ -309,7 +297,6 @@ def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
 )
-@click.pass_obj
 def simulate_hits(
     terminal: Terminal, *, sizes: tuple[int, ...], plays: int, plot: Path | None
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from headrace.kernel.config import parse_duration_s, parse_size_bytes
-from headrace.kernel.terminal import Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
@@ -178,7 +178,7 @@ def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     terminal.show(signed, signed.url)
 
 
-@click.group("tag")
+@click.group("tag", cls=CommandGroup)
 def tag() -> None:
     """ID3 tags that signed URLs put in front of tracks."""
 
@@ -193,7 +193,6 @@ def tag() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A JPEG or PNG file.",
 )
-@click.pass_obj
 def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> None:
     """Store a tag and print its id for `headrace media sign --tag`. Equal tags have equal ids."""
     data = cover.read_bytes() if cover is not None else None
@@ -207,7 +206,6 @@ def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> N
 
 @tag.command("show", short_help="Show a tag.")
 @click.argument("identifier", metavar="ID")
-@click.pass_obj
 def show_tag(terminal: Terminal, identifier: str) -> None:
     """Show the contents of tag ID."""
     stored = terminal.run(Media, lambda media: media.tags.get(identifier))
@@ -217,7 +215,6 @@ def show_tag(terminal: Terminal, identifier: str) -> None:
 @tag.command("rm", short_help="Remove a tag.")
 @click.argument("identifier", metavar="ID")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-@click.pass_obj
 def remove_tag(terminal: Terminal, identifier: str, *, dry_run: bool) -> None:
     """Remove tag ID. URLs with this tag get 404, on nodes that have it cached within a minute."""
 
@@ -243,7 +240,7 @@ def describe_tag(stored: StoredTag) -> str:
     return "\n".join([f"{stored.id}\n  {stored.size_bytes} bytes", *texts])
 
 
-@click.group("trace")
+@click.group("trace", cls=CommandGroup)
 def trace() -> None:
     """Follow the requests of one user, request or object through all nodes."""
 
@@ -256,7 +253,6 @@ def trace() -> None:
     help="Which: user=42, request=r7, object=tracks/a.mp3 or trace=<32 hex digits>.",
 )
 @click.option("--for", "for_s", type=DURATION, default="10m", show_default=True, help="How long.")
-@click.pass_obj
 def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
     """Have all nodes log each request with this tag: one line per answer, with the time of each
     stage.
@@ -270,7 +266,6 @@ def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
 
 @trace.command("off", short_help="Stop logging matching requests.")
 @click.option("--tag", "selector", help="The trace to stop; default: all.")
-@click.pass_obj
 def stop_trace(terminal: Terminal, selector: str | None) -> None:
     """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
@@ -278,7 +273,6 @@ def stop_trace(terminal: Terminal, selector: str | None) -> None:
 
 
 @trace.command("show", short_help="Show what is traced.")
-@click.pass_obj
 def show_traces(terminal: Terminal) -> None:
     """Show which requests all nodes log, and until when."""
     found = terminal.run(Media, lambda media: media.traces.list())

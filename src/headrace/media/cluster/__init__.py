@@ -11,9 +11,7 @@ the origin is read once more. A key whose replicas are all down is read from the
     membership       nodes, weights, drain, ramp-up
     purge            generations of keys
     hop              authenticated requests between nodes
-    health           which peers are usable (pure)
-    peers            connections to one other node
-    duplicate_node   detect two nodes of one name
+    peers            connections to one other node, and whether it is usable
     routing          own disks, a peer, the next peer, the origin
     cluster          a worker's part in the cluster
 

@@ -4,34 +4,49 @@ Each worker of a node has one. They share only the copies of the documents in th
 After a change of members a new partition table is built in steps of 2 ms, and the old one serves
 until it is complete. Nodes with different tables at that moment send one more request to each
 other; bytes stay correct, because every node answers the requests of its peers.
+
+A second live node with the same name is detected, since both would replace each other's entry
+repeatedly. The address in the entry gets an authenticated request. Only a node with this cluster's
+secret and that name can sign the reply; another server at the address or another node of the
+cluster cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.engines.blobs import Blobs
-from headrace.kernel.errors import HeadraceError
+from headrace.kernel.config import parse_listen
+from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, gauge
 from headrace.kernel.signing import Key
-from headrace.media.cluster.cluster_config import DocumentPoller, FollowedDocument
-from headrace.media.cluster.duplicate_node import NodeNameTaken, require_unique_name
-from headrace.media.cluster.health import PROBE_EVERY_S
-from headrace.media.cluster.hop import HopGate, HopGuard, HopSigner, ReportInterval
+from headrace.media.cluster.cluster_config import PREFIX, DocumentPoller, FollowedDocument
+from headrace.media.cluster.hop import (
+    NOTHING,
+    REPLY_FIELD,
+    HopGate,
+    HopGuard,
+    HopSigner,
+    PeerLost,
+    PeerRequest,
+    ReportInterval,
+    target_of,
+)
 from headrace.media.cluster.membership import (
     MEMBERSHIP,
     Member,
     Membership,
-    Roster,
+    MembershipStore,
     member_of,
 )
-from headrace.media.cluster.peers import Peer
+from headrace.media.cluster.peers import PROBE_EVERY_S, Peer
 from headrace.media.cluster.purge import PURGES, Generations
 from headrace.media.cluster.routing import Router
 from headrace.media.model import MediaConfig
@@ -39,6 +54,60 @@ from headrace.media.partitions import Candidate, PartitionTable, build_in_steps
 from headrace.media.sources import OriginSource, Source
 
 log = logger(__name__)
+ANSWER_TIMEOUT_S: Final = 3.0
+_NOWHERE: Final = f"{PREFIX}no-such-document"
+_WILD: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+class NodeNameTaken(Conflict):
+    """Another running node has this node's name."""
+
+    code = "media.node_name_taken"
+
+
+async def require_unique_name(
+    entered: Member, own: Member, signer: HopSigner, listen: tuple[str, int]
+) -> None:
+    """Raise NodeNameTaken if `entered`, the entry of this name, belongs to another live node."""
+    if entered.address == own.address or await asyncio.to_thread(is_local, entered.address, listen):
+        return
+    if await _answers(entered, signer):
+        raise NodeNameTaken(
+            f"node {own.name} runs at {entered.address}, so {own.address} is not registered:"
+            " give each node its own media.node, or stop the other one and run"
+            f" `headrace media nodes rm {own.name}`"
+        )
+
+
+def is_local(address: str, listen: tuple[str, int]) -> bool:
+    """Whether `address` leads to this node, which listens at `listen`."""
+    host, port = parse_listen(address)
+    if port != listen[1]:
+        return False
+    if listen[0] not in _WILD:
+        return host == listen[0]
+    try:
+        family, _, _, _, at = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(at)
+    except OSError:
+        return False
+    return True
+
+
+async def _answers(entered: Member, signer: HopSigner) -> bool:
+    peer = Peer(entered, signer, timeout_s=ANSWER_TIMEOUT_S)
+    try:
+        answer = await peer.request(PeerRequest("HEAD", target_of(_NOWHERE)))
+    except PeerLost:
+        return False
+    finally:
+        peer.close()
+    # A reply of 503 is not signed; the request is repeated before the name is taken over.
+    proof = answer.fields.get(REPLY_FIELD, "")
+    return answer.status == 503 or signer.is_authentic(answer.mac, proof, NOTHING)
+
+
 LOOK_EVERY_S: Final = 0.25
 REGISTER_TIMEOUT_S: Final = 10.0
 REGISTER_RETRY_S: Final = 2.0
@@ -140,14 +209,14 @@ class Cluster:
 
     async def _register(self, member: Member) -> None:
         """Register this node; retry while the store is unavailable or another node has its name."""
-        roster = Roster(self._blobs)
+        member_store = MembershipStore(self._blobs)
         while True:
             try:
                 async with asyncio.timeout(REGISTER_TIMEOUT_S):
-                    entered = (await roster.read()).member(member.name)
+                    entered = (await member_store.read()).member(member.name)
                     if entered is not None:
                         await require_unique_name(entered, member, self._signer, self._listen)
-                    await roster.register(member, replicas=self._config.replicas)
+                    await member_store.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
                 if self._duplicate_reports.is_due():

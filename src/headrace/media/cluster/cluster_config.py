@@ -24,7 +24,6 @@ import fcntl
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -35,6 +34,7 @@ from headrace.engines.blobs import BlobChanged, BlobMissing, Blobs, BlobsDown
 from headrace.kernel.errors import Corrupt, HeadraceError, Unavailable
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, counter
+from headrace.kernel.resilience import wait_event
 from headrace.kernel.single_flight import SingleFlight
 
 log = logger(__name__)
@@ -237,9 +237,7 @@ class DocumentPoller:
         self._lead()
         self._task = asyncio.get_running_loop().create_task(self._run())
         if self.leads:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(START_WAIT_S):
-                    await self._is_polled.wait()
+            await wait_event(self._is_polled, START_WAIT_S)
 
     async def close(self) -> None:
         """Stop polling; another process of the node takes over."""

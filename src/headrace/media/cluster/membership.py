@@ -88,7 +88,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 MEMBERSHIP: Final[DocumentType[Membership]] = DocumentType("membership", Membership, Membership())
 
 
-class Roster:
+class MembershipStore:
     """The membership document. Needs the object store only, so any machine can change it."""
 
     def __init__(self, blobs: Blobs) -> None:

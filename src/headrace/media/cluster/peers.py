@@ -1,4 +1,4 @@
-"""Another node: persistent connections with one exchange at a time each.
+"""Another node: its health, and persistent connections with one exchange at a time each.
 
 A response is returned once its head is received. Its body is received directly into its own memory
 (BufferedProtocol: one copy) while the caller passes on the received part. So the first byte of a
@@ -6,6 +6,12 @@ block waits only for the peer's first byte. A body is one block at most.
 
 Every wait is bounded: connecting, and the whole exchange. An exchange of over half a second calls
 `on_slow`, which probes the peer. `drop` ends all exchanges with a dead peer.
+
+**Health.** A peer that refuses or resets connections is out at once. One that is slow, full or
+answers wrongly is out after three failures in a row, so that one failure costs one retry and not
+the peer. Only a probe brings a peer back, never a request of a user. Probes request `/healthz`
+every two seconds, and at once when a request has waited half a second. So a hanging peer is
+detected in about a second. `Health` is pure.
 """
 
 from __future__ import annotations
@@ -18,21 +24,63 @@ from functools import partial
 from typing import Final
 
 from headrace.kernel.config import parse_listen
-from headrace.media.cluster.health import PROBE_TIMEOUT_S, Health
 from headrace.media.cluster.hop import (
     HopSequence,
     HopSigner,
-    covered_text,
-)
-from headrace.media.cluster.membership import Member
-from headrace.media.cluster.peer_messages import (
     PeerLost,
     PeerRequest,
     PeerResponse,
+    covered_text,
     parse_answer_head,
 )
+from headrace.media.cluster.membership import Member
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.sources import PartialBlock
+
+PROBE_EVERY_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 0.5
+FAILURES_MAX: Final = 3
+
+
+class Health:
+    """The health of one peer, which is usable until it fails."""
+
+    __slots__ = ("failures", "is_usable")
+
+    def __init__(self) -> None:
+        self.is_usable = True
+        self.failures = 0
+
+    def succeed(self) -> None:
+        """Record a correct answer. It does not bring back a peer that is out."""
+        if self.is_usable:
+            self.failures = 0
+
+    def fail(self, *, is_refused: bool) -> bool:
+        """Record a failure;
+
+        `is_gone`: the connection was refused or reset. Return whether it is out now.
+        """
+        self.failures += 1
+        was_usable = self.is_usable
+        if is_refused or self.failures >= FAILURES_MAX:
+            self.is_usable = False
+        return was_usable and not self.is_usable
+
+    def probe_failed(self) -> bool:
+        """Record a failed probe. Return whether the peer is out now."""
+        was_usable = self.is_usable
+        self.is_usable = False
+        return was_usable
+
+    def probe_succeeded(self) -> bool:
+        """Record a successful probe. Return whether the peer is back now."""
+        was_usable = self.is_usable
+        self.is_usable = True
+        if not was_usable:
+            self.failures = 0
+        return not was_usable
+
 
 CONNECT_TIMEOUT_S: Final = 0.5
 SLOW_S: Final = 0.5
@@ -375,7 +423,7 @@ class Peer:
     def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
         method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
-        value, mac = connection.signing.sign(self.name, covered, generation)
+        hop, mac = connection.signing.sign(self.name, covered, generation)
         # In the order that players use, with the hop last: only two lines differ between requests.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
@@ -384,7 +432,7 @@ class Peer:
             text += f"{name}: {value}\r\n"
         if span:
             text += f"Range: {span}\r\n"
-        return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
+        return f"{text}X-Headrace-Hop: {hop}\r\n\r\n".encode("latin-1"), mac
 
     def _forget(self, connection: PeerConnection) -> None:
         if connection in self._idle:

@@ -35,8 +35,6 @@ from headrace.media.cluster.hop import (
     REPLY_FIELD,
     Hop,
     HopSigner,
-)
-from headrace.media.cluster.peer_messages import (
     PeerLost,
     PeerRequest,
     PeerResponse,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from headrace.kernel.routes import routes_in
 from headrace.media.http import cluster, objects
 
-ROUTES: Final[list[Any]] = [*objects.ROUTES, *cluster.ROUTES]
+ROUTES: Final[list[Any]] = routes_in(vars(objects), vars(cluster))

@@ -14,8 +14,15 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from headrace.media.errors import InvalidSimulation
 from headrace.media.http.objects import READ, WRITE
 from headrace.media.service import Media
-from headrace.media.service.local_node import OBJECTS_MAX, Disk, HotObject, Verified
-from headrace.media.service.nodes import NodeInfo, Ownership, Plan
+from headrace.media.service.nodes import (
+    OBJECTS_MAX,
+    Disk,
+    HotObject,
+    NodeInfo,
+    Ownership,
+    Plan,
+    Verified,
+)
 from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_in_process
 
 NODES_MAX: Final = 100
@@ -30,67 +37,40 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight: float
 
 
-@get("/v1/media/nodes", operation_id="listMediaNodes", summary="List the cache nodes", opt=READ)
-async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeInfo]:
+@get("/v1/media/nodes", opt=READ)
+async def list_media_nodes(media: NamedDependency[Media]) -> Sequence[NodeInfo]:
     """All nodes of the cluster by name, with address, data center, weight, state and share."""
     return await media.nodes.list()
 
 
-@get(
-    "/v1/media/nodes/{node:str}",
-    operation_id="getMediaNode",
-    summary="Show a cache node",
-    opt=READ,
-)
-async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
+@get("/v1/media/nodes/{node:str}", opt=READ)
+async def get_media_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """One node of the cluster."""
     return await media.nodes.get(node)
 
 
-@post(
-    "/v1/media/nodes/{node:str}/drain",
-    operation_id="drainMediaNode",
-    summary="Stop assigning partitions to a node",
-    opt=WRITE,
-    status_code=200,
-)
-async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
+@post("/v1/media/nodes/{node:str}/drain", opt=WRITE, status_code=200)
+async def drain_media_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """Let other nodes serve the node's keys; it still answers requests. Idempotent."""
     return await media.nodes.drain(node)
 
 
-@post(
-    "/v1/media/nodes/{node:str}/undrain",
-    operation_id="undrainMediaNode",
-    summary="Assign partitions to a node again",
-    opt=WRITE,
-    status_code=200,
-)
-async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
+@post("/v1/media/nodes/{node:str}/undrain", opt=WRITE, status_code=200)
+async def undrain_media_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """Let the node serve its keys again. Idempotent."""
     return await media.nodes.undrain(node)
 
 
-@put(
-    "/v1/media/nodes/{node:str}/weight",
-    operation_id="setMediaNodeWeight",
-    summary="Set a node's share of partitions",
-    opt=WRITE,
-)
-async def put_weight(
+@put("/v1/media/nodes/{node:str}/weight", opt=WRITE)
+async def set_media_node_weight(
     media: NamedDependency[Media], node: FromPath[str], data: JSONBody[Weight]
 ) -> NodeInfo:
     """Give the node a share of partitions of `weight` times that of a node of weight 1."""
     return await media.nodes.set_weight(node, data.weight)
 
 
-@delete(
-    "/v1/media/nodes/{node:str}",
-    operation_id="removeMediaNode",
-    summary="Remove a node from the cluster",
-    opt=WRITE,
-)
-async def remove_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
+@delete("/v1/media/nodes/{node:str}", opt=WRITE)
+async def remove_media_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
     """Remove a node. A node that still runs registers again at its next start."""
     await media.nodes.remove(node)
 
@@ -113,37 +93,20 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lost: Names = []
 
 
-@get(
-    "/v1/media/partitions/{key:path}",
-    operation_id="getMediaOwners",
-    summary="Show who owns a key",
-    opt=READ,
-)
-async def get_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
+@get("/v1/media/partitions/{key:path}", opt=READ)
+async def get_media_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
     """The partition of `key` and its owners in the order of requests. It need not be stored."""
     return await media.partitions.show(key.removeprefix("/"))
 
 
-@post(
-    "/v1/media/plan",
-    operation_id="planMedia",
-    summary="Show what a change of the cluster would do",
-    opt=READ,
-    status_code=200,
-)
-async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
+@post("/v1/media/plan", opt=READ, status_code=200)
+async def plan_media(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
     """Each node's share of all requests now and after a change. No changes are made."""
     return await media.partitions.plan(lost=data.lost, drained=data.drained, weights=data.weights)
 
 
-@post(
-    "/v1/media/simulate",
-    operation_id="simulateMedia",
-    summary="Show what losses do to an invented cluster",
-    opt=READ,
-    status_code=200,
-)
-async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
+@post("/v1/media/simulate", opt=READ, status_code=200)
+async def simulate_media(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
     """The load of each node of an invented cluster: complete, with losses, and in a roll-out.
 
     At most 16 nodes and 30 seconds, one caller at a time, in a separate process. It ends when the
@@ -188,68 +151,38 @@ class ToVerify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
-@get("/v1/media/disks", operation_id="listMediaDisks", summary="List a node's disks", opt=READ)
-async def list_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
+@get("/v1/media/disks", opt=READ)
+async def list_media_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
     """All disks of the node on the API's machine, by path."""
     return await media.disks.list()
 
 
-@post(
-    "/v1/media/disks",
-    operation_id="addMediaDisk",
-    summary="Add a disk",
-    opt=WRITE,
-    status_code=200,
-)
-async def add_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> Disk:
+@post("/v1/media/disks", opt=WRITE, status_code=200)
+async def add_media_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> Disk:
     """Add a disk while the node runs. The node keeps it for its next starts."""
     return await media.disks.add(data.path, data.size_bytes)
 
 
-@post(
-    "/v1/media/disks/{disk:str}/drain",
-    operation_id="drainMediaDisk",
-    summary="Stop placing blocks on a disk",
-    opt=WRITE,
-    status_code=200,
-)
-async def drain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+@post("/v1/media/disks/{disk:str}/drain", opt=WRITE, status_code=200)
+async def drain_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
     """Stop placing blocks on the disk of this id. Its blocks are still served. Idempotent."""
     return await media.disks.drain(disk)
 
 
-@post(
-    "/v1/media/disks/{disk:str}/undrain",
-    operation_id="undrainMediaDisk",
-    summary="Resume placing blocks on a disk",
-    opt=WRITE,
-    status_code=200,
-)
-async def undrain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+@post("/v1/media/disks/{disk:str}/undrain", opt=WRITE, status_code=200)
+async def undrain_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
     """Resume placing blocks on the disk of this id. Idempotent."""
     return await media.disks.undrain(disk)
 
 
-@post(
-    "/v1/media/disks/{disk:str}/retire",
-    operation_id="retireMediaDisk",
-    summary="Retire a disk",
-    opt=WRITE,
-    status_code=200,
-)
-async def retire_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+@post("/v1/media/disks/{disk:str}/retire", opt=WRITE, status_code=200)
+async def retire_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
     """Take the disk of this id out of use, so that it can be removed. Its blocks become misses."""
     return await media.disks.retire(disk)
 
 
-@post(
-    "/v1/media/verify",
-    operation_id="verifyMedia",
-    summary="Verify stored blocks",
-    opt=WRITE,
-    status_code=200,
-)
-async def verify(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Verified:
+@post("/v1/media/verify", opt=WRITE, status_code=200)
+async def verify_media(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Verified:
     """Compare a share of the node's blocks with their checksums and drop wrong ones.
 
     The answer is sent when all are checked.
@@ -257,13 +190,8 @@ async def verify(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Ver
     return await media.disks.verify(data.share)
 
 
-@get(
-    "/v1/media/hottest",
-    operation_id="listHottestMedia",
-    summary="List the most requested objects",
-    opt=READ,
-)
-async def list_hottest(
+@get("/v1/media/hottest", opt=READ)
+async def list_hottest_media(
     media: NamedDependency[Media],
     limit: Annotated[int, QueryParameter(ge=1, le=OBJECTS_MAX)] = 20,
 ) -> Sequence[HotObject]:
@@ -272,23 +200,3 @@ async def list_hottest(
     The rates are sampled; the last minutes count most.
     """
     return await media.hottest.list(objects_max=limit)
-
-
-ROUTES: Final[list[Any]] = [
-    list_nodes,
-    get_node,
-    drain_node,
-    undrain_node,
-    put_weight,
-    remove_node,
-    get_owners,
-    plan,
-    simulate_losses,
-    list_disks,
-    add_disk,
-    drain_disk,
-    undrain_disk,
-    retire_disk,
-    verify,
-    list_hottest,
-]

@@ -71,13 +71,8 @@ class UploadOperation(Operation):
         )
 
 
-@get(
-    "/v1/media/objects",
-    operation_id="listMediaObjects",
-    summary="List the objects in a folder",
-    opt=READ,
-)
-async def list_objects(
+@get("/v1/media/objects", opt=READ)
+async def list_media_objects(
     media: NamedDependency[Media],
     prefix: FromQuery[str] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=LIST_OBJECTS_MAX - 1)] = 100,
@@ -88,39 +83,27 @@ async def list_objects(
     return ObjectsAnswer(objects=objects, is_cut=len(found) > limit)
 
 
-@get(
-    "/v1/media/objects/{key:path}",
-    operation_id="getMediaObject",
-    summary="Describe one object",
-    opt=READ,
-)
-async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
+@get("/v1/media/objects/{key:path}", opt=READ)
+async def get_media_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
     """Describe the object stored under `key`, and its URL."""
     return _shown(await media.objects.info(key.removeprefix("/")))
 
 
 @put(
     "/v1/media/objects/{key:path}",
-    operation_id="putMediaObject",
-    summary="Store an object",
     opt=WRITE,
     request_max_body_size=UPLOAD_BYTES_MAX,
     operation_class=UploadOperation,
 )
-async def put_object(
+async def put_media_object(
     request: Request[Any, Any, Any], media: NamedDependency[Media], key: FromPath[str]
 ) -> ObjectAnswer:
     """Store the body durably under `key`, replacing an existing object. At most 64 MiB."""
     return _shown(await media.objects.put(key.removeprefix("/"), await request.body()))
 
 
-@delete(
-    "/v1/media/objects/{key:path}",
-    operation_id="removeMediaObject",
-    summary="Remove an object",
-    opt=WRITE,
-)
-async def remove_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
+@delete("/v1/media/objects/{key:path}", opt=WRITE)
+async def remove_media_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
     """Remove the object. Nodes drop it within a minute, or at once after a purge of `key`."""
     await media.objects.rm(key.removeprefix("/"))
 
@@ -143,26 +126,14 @@ class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
 
 
-@post(
-    "/v1/media/purge",
-    operation_id="purgeMedia",
-    summary="Purge keys or a prefix from all caches",
-    opt=WRITE,
-    status_code=200,
-)
-async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purged:
+@post("/v1/media/purge", opt=WRITE, status_code=200)
+async def purge_media(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purged:
     """Purge `keys`, or all keys with `prefix`, from all caches within 2 seconds. Idempotent."""
     return await media.purges.purge(data.keys, prefix=data.prefix, is_dry_run=data.dry_run)
 
 
-@post(
-    "/v1/media/warm",
-    operation_id="warmMedia",
-    summary="Have the owners of keys cache them now",
-    opt=WRITE,
-    status_code=200,
-)
-async def warm(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> Warmed:
+@post("/v1/media/warm", opt=WRITE, status_code=200)
+async def warm_media(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> Warmed:
     """Have every node that owns one of `keys` read it completely. Idempotent.
 
     The answer is sent when all nodes have finished or failed.
@@ -215,14 +186,8 @@ class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cover_bytes: int
 
 
-@post(
-    "/v1/media/sign",
-    operation_id="signMediaUrl",
-    summary="Make a signed URL of an object",
-    opt=WRITE,
-    status_code=200,
-)
-async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
+@post("/v1/media/sign", opt=WRITE, status_code=200)
+async def sign_media_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
     """A URL that allows reading the object for `ttl_s` seconds (default: `media.url_ttl`).
 
     The object need not be stored.
@@ -232,24 +197,14 @@ async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> 
     return msgspec.convert(signed, SignedAnswer, from_attributes=True)
 
 
-@post(
-    "/v1/media/tags",
-    operation_id="putMediaTag",
-    summary="Store an ID3 tag",
-    opt=WRITE,
-)
-async def put_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
+@post("/v1/media/tags", opt=WRITE)
+async def put_media_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
     """Store a tag that signed URLs put in front of tracks. Equal tags have equal ids."""
     return _shown_tag(await media.tags.put(**msgspec.structs.asdict(data)))
 
 
-@get(
-    "/v1/media/tags/{id:str}",
-    operation_id="getMediaTag",
-    summary="Show an ID3 tag",
-    opt=READ,
-)
-async def get_tag(
+@get("/v1/media/tags/{id:str}", opt=READ)
+async def get_media_tag(
     media: NamedDependency[Media],
     id: FromPath[str],  # noqa: A002 - as it is called in the path
 ) -> TagAnswer:
@@ -257,13 +212,8 @@ async def get_tag(
     return _shown_tag(await media.tags.get(id))
 
 
-@delete(
-    "/v1/media/tags/{id:str}",
-    operation_id="deleteMediaTag",
-    summary="Remove an ID3 tag",
-    opt=WRITE,
-)
-async def delete_tag(
+@delete("/v1/media/tags/{id:str}", opt=WRITE)
+async def delete_media_tag(
     media: NamedDependency[Media],
     id: FromPath[str],  # noqa: A002 - as it is called in the path
 ) -> None:
@@ -285,25 +235,14 @@ class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     for_s: float = 600.0
 
 
-@get(
-    "/v1/media/traces",
-    operation_id="listMediaTraces",
-    summary="List what is traced",
-    opt=READ,
-)
-async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
+@get("/v1/media/traces", opt=READ)
+async def list_media_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
     """The requests that all nodes log, and until when."""
     return await media.traces.list()
 
 
-@post(
-    "/v1/media/traces",
-    operation_id="startMediaTrace",
-    summary="Log matching requests for a while",
-    opt=WRITE,
-    status_code=200,
-)
-async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart]) -> Watch:
+@post("/v1/media/traces", opt=WRITE, status_code=200)
+async def start_media_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart]) -> Watch:
     """Have all nodes log the requests with this tag, one line per answer.
 
     If it is traced already, the new end applies.
@@ -311,32 +250,9 @@ async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart
     return await media.traces.start(data.tag, for_s=data.for_s)
 
 
-@delete(
-    "/v1/media/traces",
-    operation_id="stopMediaTraces",
-    summary="Stop logging matching requests",
-    opt=WRITE,
-    status_code=200,
-)
-async def stop_traces(
+@delete("/v1/media/traces", opt=WRITE, status_code=200)
+async def stop_media_traces(
     media: NamedDependency[Media], tag: FromQuery[str | None] = None
 ) -> Sequence[Watch]:
     """Stop the trace of `tag`, or all traces. The answer lists the stopped ones."""
     return await media.traces.stop(tag)
-
-
-ROUTES: Final[list[Any]] = [
-    list_objects,
-    get_object,
-    put_object,
-    remove_object,
-    purge,
-    warm,
-    sign_url,
-    put_tag,
-    get_tag,
-    delete_tag,
-    list_traces,
-    start_trace,
-    stop_traces,
-]

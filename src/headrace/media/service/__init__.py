@@ -17,8 +17,7 @@ from typing import ClassVar
 
 from headrace.engines.blobs import Blobs
 from headrace.media.model import MediaConfig
-from headrace.media.service.local_node import Disks, HottestObjects
-from headrace.media.service.nodes import Nodes, Partitions, Warming
+from headrace.media.service.nodes import Disks, HottestObjects, Nodes, Partitions, Warming
 from headrace.media.service.objects import Objects, Purging, TagStore
 from headrace.media.tracing import Traces
 

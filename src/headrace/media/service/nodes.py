@@ -1,7 +1,10 @@
-"""The nodes of the cluster, the owners of keys, planned changes, and warming.
+"""The nodes of the cluster, the owners of keys, planned changes, warming, and the local node.
 
 Warming requests one byte of each block from each owner. The node then reads the whole block from
 the object store, as for any client, and only a byte per block crosses the network.
+
+`LocalNode` is the node that uses this data folder. Only the filler writes to disks, so each method
+sends it a command over its socket. For another machine, run the command there.
 """
 
 from __future__ import annotations
@@ -13,14 +16,151 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
 
 from headrace.engines.blobs import BlobMissing, Blobs, require_key
-from headrace.media.cluster.membership import Membership, NodeUnknown, Roster
-from headrace.media.errors import NoNodes, ObjectUnknown
+from headrace.kernel.errors import require_extra
+from headrace.kernel.metrics import STALE_S
+from headrace.media.cluster.membership import Membership, MembershipStore, NodeUnknown
+from headrace.media.errors import NodeNotHere, NoNodes, ObjectUnknown
+from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.model import BLOCK_BYTES, MediaConfig
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
+
+SOCKET: Final = "filler.sock"
+OBJECTS_MAX: Final = ROWS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One disk of a node. `id` is the one in its superblock; a refused disk has none.
+
+    `queue` is the number of waiting fills. `is_copied`: blocks are copied instead of sent from the
+    page cache, because the probe at the start failed. `rotten` counts the blocks that changed on
+    the disk after they were verified, since it was opened.
+    """
+
+    id: str
+    path: str
+    size_bytes: int
+    frames: int
+    used: int
+    state: str
+    fault: str = ""
+    queue: int = 0
+    is_copied: bool = False
+    rotten: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The result of verifying blocks. Blocks that are neither were replaced meanwhile."""
+
+    blocks: int
+    right: int
+    wrong: int
+    unread: int
+
+
+class Disks:
+    """The disks of one running node."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    async def list(self) -> Sequence[Disk]:
+        """All disks by path. Raises: NodeNotHere, FillerAway."""
+        rows = msgspec.convert(await self._ask("disks"), list[Disk])
+        return sorted(rows, key=lambda disk: disk.path)
+
+    async def get(self, disk: str) -> Disk:
+        """The disk of this id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
+        from headrace.media.errors import DiskUnknown
+
+        for one in await self.list():
+            if disk in (one.id, one.path):
+                return one
+        raise DiskUnknown(f"no disk {disk!r} on this node: see `headrace media disks ls`")
+
+    async def add(self, path: str, size_bytes: int) -> Disk:
+        """Add a folder or block device, including blocks that it holds from an earlier use.
+
+        Raises: NodeNotHere, FillerAway, DiskRefused, DiskTooSmall.
+        """
+        return await self._change("add", path=path, size_bytes=size_bytes)
+
+    async def drain(self, disk: str) -> Disk:
+        """Stop placing blocks on `disk`; its blocks are still served. Raises: as `add`."""
+        return await self._change("drain", id=disk)
+
+    async def undrain(self, disk: str) -> Disk:
+        """Resume placing blocks on `disk`. Raises: as `add`."""
+        return await self._change("undrain", id=disk)
+
+    async def retire(self, disk: str) -> Disk:
+        """Take `disk` out of use, so that it can be removed. Its blocks become misses.
+
+        Raises: as `add`.
+        """
+        return await self._change("retire", id=disk)
+
+    async def verify(self, share: float = 1.0) -> Verified:
+        """Compare `share` of all stored blocks with their checksums and drop wrong ones.
+
+        Raises: NodeNotHere, FillerAway.
+        """
+        return msgspec.convert(await self._ask("verify", share=share), Verified)
+
+    async def _change(self, command: str, **arguments: Any) -> Disk:
+        return msgspec.convert(await self._ask(command, **arguments), Disk)
+
+    async def _ask(self, command: str, **arguments: Any) -> Any:
+        socket = self._folder / SOCKET if self._folder is not None else None
+        if socket is None or not socket.exists():
+            raise NodeNotHere(
+                "no node with disks runs on this data folder: set media.disks and start"
+                " `headrace media serve`, or run this where the node runs"
+            )
+        require_extra("media", "xxhash")
+        # Imported here, because only nodes with disks need xxhash, and every command imports this
+        # module.
+        from headrace.media.cache import control
+
+        return await control(socket, command, **arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotObject:
+    """An object and its rate of requests: a sample of the last minutes."""
+
+    key: str
+    requests_per_s: float
+
+
+class HottestObjects:
+    """The objects that clients request most from the node of this data folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    async def list(self, *, objects_max: int = 20) -> Sequence[HotObject]:
+        """The most requested objects first, at most 100. Raises: NodeNotHere."""
+        rows = None
+        if self._folder is not None:
+            rows = await asyncio.to_thread(read_hottest, self._folder, within_s=STALE_S)
+        if rows is None:
+            raise NodeNotHere(
+                "no node runs on this data folder: start `headrace media serve`, or run this"
+                " where the node runs"
+            )
+        return [
+            HotObject(key=key, requests_per_s=round(per_s, 2)) for key, per_s in rows[:objects_max]
+        ]
+
 
 CONNECTIONS: Final = 4
 """Connections to each node: enough for several reads of the object store, few beside clients."""
@@ -47,12 +187,12 @@ class Nodes:
     """The members of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._roster = Roster(blobs)
+        self._members = MembershipStore(blobs)
         self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
     async def list(self) -> Sequence[NodeInfo]:
         """All nodes by name. Raises: BlobsDown."""
-        membership = await self._roster.read()
+        membership = await self._members.read()
         shares = await asyncio.to_thread((await self.table(membership)).shares)
         return [
             NodeInfo(
@@ -76,12 +216,12 @@ class Nodes:
 
     async def drain(self, name: str) -> NodeInfo:
         """Stop assigning partitions to `name`; it still serves. Raises: NodeUnknown, BlobsDown."""
-        await self._roster.drain(name)
+        await self._members.drain(name)
         return await self.get(name)
 
     async def undrain(self, name: str) -> NodeInfo:
         """Assign partitions to `name` again. Raises: NodeUnknown, BlobsDown."""
-        await self._roster.undrain(name)
+        await self._members.undrain(name)
         return await self.get(name)
 
     async def set_weight(self, name: str, weight: float) -> NodeInfo:
@@ -89,7 +229,7 @@ class Nodes:
 
         Raises: NodeUnknown, InvalidNode, BlobsDown.
         """
-        await self._roster.set_weight(name, weight)
+        await self._members.set_weight(name, weight)
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
@@ -97,11 +237,11 @@ class Nodes:
 
         Raises: NodeUnknown, BlobsDown.
         """
-        await self._roster.remove(name)
+        await self._members.remove(name)
 
     async def membership(self) -> Membership:
         """The membership document. Raises: BlobsDown."""
-        return await self._roster.read()
+        return await self._members.read()
 
     async def table(self, membership: Membership) -> PartitionTable:
         """The current partition table, which is computed again only after a change of nodes."""

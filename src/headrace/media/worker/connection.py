@@ -327,8 +327,8 @@ class Connection:
             error, extra = problem
             self._answer_problem(error, request, keeps_alive=keeps_alive, extra=extra)
             return
-        if admitted.grant.rate is not None:
-            self._rate_limit = RateLimit(admitted.grant.rate, self._worker.now_s())
+        if admitted.rights.rate is not None:
+            self._rate_limit = RateLimit(admitted.rights.rate, self._worker.now_s())
         proof = self._worker.context.proof(
             admitted.hop, shape.etag, decision.start, decision.length_bytes
         )
@@ -337,7 +337,7 @@ class Connection:
             decision,
             shape,
             key=admitted.key,
-            grant=admitted.grant,
+            rights=admitted.rights,
             cache_status=answer.cache_status,
             keeps_alive=keeps_alive,
             cors=self._worker.context.cors.lines(request.fields),

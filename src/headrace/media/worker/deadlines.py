@@ -77,11 +77,15 @@ class RateLimit:
         self._seen_s = now_s
 
     def allowed_bytes(self, now_s: float) -> int:
-        """The bytes that may be sent at `now_s`; 0: wait `wait_s`."""
+        """The bytes that may be sent at `now_s`; 0: wait `wait_s`.
+
+        Less than a quarter of a burst counts as 0. Otherwise the bytes earned during one send would
+        allow the next one, and the client would occupy its worker until its answer ends.
+        """
         earned = (now_s - self._seen_s) * self._rate
         self._left_bytes = min(self._burst_bytes, self._left_bytes + earned)
         self._seen_s = now_s
-        return max(0, int(self._left_bytes))
+        return int(self._left_bytes) if self._left_bytes >= self._burst_bytes / 4 else 0
 
     def spend(self, sent_bytes: int) -> None:
         """Record sent bytes."""

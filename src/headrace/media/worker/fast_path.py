@@ -285,19 +285,19 @@ class FastPath:
             admitted = self._context.admit(request, None)
         except HeadraceError:
             return None
-        grant = admitted.grant
+        rights = admitted.rights
         is_bare = admitted.hop is None and admitted.trace is None
         if (
             not is_bare
-            or grant.rate is not None
-            or grant.tag is not None
-            or grant.trace is not None
+            or rights.rate is not None
+            or rights.tag is not None
+            or rights.trace is not None
         ):
             return None
         is_remote = not self._context.is_replica(admitted.key)
         cors = self._context.cors.lines(request.fields)
         return CachedHead(
-            admitted.key, grant, self._context.placement, is_remote=is_remote, cors=cors
+            admitted.key, rights, self._context.placement, is_remote=is_remote, cors=cors
         )
 
     def _hop_head_of(self, request: Request) -> CachedHead | None:

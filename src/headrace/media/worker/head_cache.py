@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from headrace.media import answers
 from headrace.media.model import Shape
-from headrace.media.signing import Grant
+from headrace.media.signing import UrlRights
 from headrace.media.worker.bodies import BlockBody
 from headrace.media.worker.open_request import PEER
 
@@ -23,8 +23,8 @@ class CachedHead:
 
     __slots__ = (
         "_cors",
-        "_grant",
         "_made_s",
+        "_rights",
         "_starts",
         "expires_at",
         "if_match",
@@ -38,7 +38,7 @@ class CachedHead:
     def __init__(
         self,
         key: str,
-        grant: Grant,
+        rights: UrlRights,
         placement: object,
         *,
         target: str = "",
@@ -51,10 +51,10 @@ class CachedHead:
         self.if_match = if_match
         self.is_remote = is_remote
         """Whether only other nodes keep the key."""
-        self.expires_at = grant.expires_at
+        self.expires_at = rights.expires_at
         self.placement = placement
         self.shape: Shape | None = None
-        self._grant = grant
+        self._rights = rights
         self._cors = cors
         self._made_s = 0
         self._starts: dict[bool, bytes] = {}
@@ -77,7 +77,7 @@ class CachedHead:
             206 if is_part else 200,
             shape,
             key=self.key,
-            grant=self._grant,
+            rights=self._rights,
             cache_status=PEER if self.is_remote else answers.HIT,
             cors=self._cors,
             now_s=now_s,

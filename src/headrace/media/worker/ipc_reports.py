@@ -5,8 +5,8 @@ reported as increments, so the counts of a dead worker remain. Gauges are report
 clients of all workers are summed; of other gauges the highest value counts, since all workers see
 the same peers and only the filler sees the disks.
 
-Each child has a socket pair. The parent sends one line, the configuration; the child sends reports.
-The end of one process is visible to the other.
+Each child has a socket pair. The parent sends one message, the configuration; the child sends
+reports (`kernel.ipc`). The end of one process is visible to the other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from headrace.kernel.ipc import MessageConnection, receive_message
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import (
     REGISTRY,
@@ -28,10 +28,10 @@ from headrace.kernel.metrics import (
     add_deltas,
     take_deltas,
 )
+from headrace.kernel.resilience import wait_event
 from headrace.media.hottest import HOTTEST, Row, merge_rows, write_hottest
 
 log = logger(__name__)
-LINE_BYTES_MAX: Final = 2**20
 SUMMED: Final = frozenset({"media_connections"})
 GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -57,7 +57,7 @@ class ChildConfig(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """One line of a child."""
+    """One message of a child."""
 
     is_ready: bool
     grown: list[Delta]
@@ -66,58 +66,46 @@ class Report(msgspec.Struct, array_like=True):
     """Its most requested objects."""
 
 
+decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+_decode_config: Final = msgspec.msgpack.Decoder(ChildConfig).decode
+
+
 class ReportSender:
     """The child's side. `run` ends when the parent has ended."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._is_ready = False
-        self._writer: asyncio.StreamWriter | None = None
+        self._parent_ended = asyncio.Event()
+        # The parent sends nothing after the configuration.
+        self._link = MessageConnection(_decode_config, lambda _: None, self._parent_ended.set)
 
     def read_config(self) -> ChildConfig:
         """Wait for the configuration. Raises: EOFError if the parent has ended."""
-        with self._control.makefile("rb") as lines:
-            line = lines.readline(LINE_BYTES_MAX)
-        if not line.endswith(b"\n"):
-            raise EOFError("the parent of this process ended before it sent the configuration")
-        return msgspec.json.decode(line, type=ChildConfig)
+        return _decode_config(receive_message(self._control))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Report every two seconds until cancelled; set `stop` when the parent has ended."""
-        reader, self._writer = await asyncio.open_connection(sock=self._control)
-        gone = asyncio.ensure_future(_wait_end(reader))
-        try:
-            while not gone.done():
-                await self._tell()
-                await asyncio.wait({gone}, timeout=WRITE_EVERY_S)
-            stop.set()
-        except OSError:
-            stop.set()
-        finally:
-            gone.cancel()
+        await self._link.connect(self._control)
+        while not self._parent_ended.is_set():
+            self._send()
+            await self._link.flush()
+            await wait_event(self._parent_ended, WRITE_EVERY_S)
+        stop.set()
 
     def report_ready(self) -> None:
         """Report that this child serves."""
         self._is_ready = True
-        if self._writer is not None:
-            self._write()
+        self._send()
 
     async def close(self) -> None:
         """Send a last report."""
-        with suppress(OSError):
-            await self._tell()
-        if self._writer is not None:
-            self._writer.close()
+        self._send()
+        await self._link.flush()
+        self._link.close()
 
-    async def _tell(self) -> None:
-        self._write()
-        if self._writer is not None:
-            await self._writer.drain()
-
-    def _write(self) -> None:
-        report = Report(self._is_ready, take_deltas(), _gauges(), HOTTEST.top())
-        if self._writer is not None:
-            self._writer.write(msgspec.json.encode(report) + b"\n")
+    def _send(self) -> None:
+        self._link.send(Report(self._is_ready, take_deltas(), _gauges(), HOTTEST.top()))
 
 
 class ReportCollector:
@@ -180,9 +168,3 @@ def _gauge_samples(families: Iterable[Any]) -> Iterable[tuple[str, dict[str, str
         if family.type == "gauge":
             for sample in family.samples:
                 yield sample.name, sample.labels, sample.value
-
-
-async def _wait_end(reader: asyncio.StreamReader) -> None:
-    """Wait until the other side closes or resets the connection."""
-    with suppress(ConnectionError):
-        await reader.read()

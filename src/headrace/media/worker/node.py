@@ -78,11 +78,6 @@ class Node:
         self._certificate_seen_s = 0.0
         self._is_empty = asyncio.Event()
 
-    @property
-    def connections_count(self) -> int:
-        """The number of connected clients."""
-        return len(self._connections)
-
     def _make_fast_path(self) -> FastPath | None:
         own = self.context.cache_source
         if own is None:

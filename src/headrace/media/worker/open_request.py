@@ -91,7 +91,7 @@ class OpenRequest:
                 raise
         source = self._source = self._context.source(self._admitted.key, self._admitted)
         shape = source.shape_now(self._admitted.key)
-        if shape is None or self._admitted.grant.tag is not None:
+        if shape is None or self._admitted.rights.tag is not None:
             return None
         answer = self._plan(shape)
         if self._is_doubted(answer):
@@ -124,7 +124,7 @@ class OpenRequest:
             self._answer = None
 
     async def _wait(self, *, is_fresh: bool = False) -> Answer:
-        source, tag = self._source, self._admitted.grant.tag
+        source, tag = self._source, self._admitted.rights.tag
         assert source is not None, "now comes first"
         if self._answer is None:
             key = self._admitted.key
@@ -254,7 +254,7 @@ class OpenRequest:
     # Files of a local store
 
     def _open_files(self, folder: Path) -> Answer:
-        key, tag = self._admitted.key, self._admitted.grant.tag
+        key, tag = self._admitted.key, self._admitted.rights.tag
         opened: dict[str, int] = {}
         try:
             shape = _open_into(opened, folder, key)

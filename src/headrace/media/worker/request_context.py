@@ -42,7 +42,7 @@ class Admitted(NamedTuple):
     """A request that may be answered."""
 
     key: str
-    grant: signing.Grant
+    rights: signing.UrlRights
     hop: Hop | None
     trace: tracing.TraceTag | None
 
@@ -70,7 +70,7 @@ class RequestContext:
         )
         self._own = own
         self._frames = own if isinstance(own, CacheSource) else None
-        self._granted: dict[str, signing.Grant] = {}
+        self._checked: dict[str, signing.UrlRights] = {}
         self._cluster = cluster
 
     def require_store(self) -> None:
@@ -113,30 +113,30 @@ class RequestContext:
         Raises: HopRefused, SignatureInvalid, ObjectUnknown.
         """
         hop = self._cluster.gate.hop_of(request) if self._cluster is not None else None
-        grant = signing.OPEN
+        rights = signing.OPEN
         if hop is None:
-            grant = self._grant(request.target, channel)
+            rights = self._rights(request.target, channel)
         key = key_of(request.target)
         if hop is None and is_reserved(key):
             raise ObjectUnknown("no object of this key is stored")
         if hop is None:
             HOTTEST.note(key)
-        return Admitted(key, grant, hop, self._trace(request, key, grant))
+        return Admitted(key, rights, hop, self._trace(request, key, rights))
 
-    def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
+    def _rights(self, target: str, channel: Channel | None) -> signing.UrlRights:
         """The permissions of a target, cached because players repeat it for many ranges."""
         now_s = int(time.time())
-        grant = self._granted.get(target)
-        if grant is not None and (grant.expires_at is None or now_s < grant.expires_at):
-            return grant
+        rights = self._checked.get(target)
+        if rights is not None and (rights.expires_at is None or now_s < rights.expires_at):
+            return rights
         is_bound = _ADDRESS_MARK in target
         address = channel.peer() if is_bound and channel is not None else ""
-        grant = self._gate.admit(target, now_s=now_s, address=address)
+        rights = self._gate.admit(target, now_s=now_s, address=address)
         if not is_bound:
-            if len(self._granted) >= GRANTED_MAX:
-                self._granted.clear()
-            self._granted[target] = grant
-        return grant
+            if len(self._checked) >= GRANTED_MAX:
+                self._checked.clear()
+            self._checked[target] = rights
+        return rights
 
     def source(self, key: str, admitted: Admitted) -> Source:
         """The source of `key` for an admitted request."""
@@ -191,11 +191,13 @@ class RequestContext:
         """End the reading threads."""
         self.readers.shutdown(wait=False)
 
-    def _trace(self, request: Request, key: str, grant: signing.Grant) -> tracing.TraceTag | None:
-        is_carried = "traceparent" in request.fields or "baggage" in request.fields or grant.trace
+    def _trace(
+        self, request: Request, key: str, rights: signing.UrlRights
+    ) -> tracing.TraceTag | None:
+        is_carried = "traceparent" in request.fields or "baggage" in request.fields or rights.trace
         if not is_carried and (self.traces is None or not self.traces.is_on):
             return None
-        tag = tracing.read_trace(request.fields, key, grant.trace)
+        tag = tracing.read_trace(request.fields, key, rights.trace)
         return tag if self.traces is None else self.traces.follow(tag)
 
 

@@ -23,26 +23,27 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.embedded.process import launcher_command
+from headrace.engines.children import ChildProcess, RestartDelay
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.errors import FieldProblem, Unavailable
+from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
-from headrace.kernel.resilience import Backoff
+from headrace.kernel.resilience import Backoff, wait_event
 from headrace.media.cluster.membership import member_of
 from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
 from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import (
-    LINE_BYTES_MAX,
     ChildConfig,
     Report,
     ReportCollector,
+    decode_report,
     keep_hottest_file,
 )
 from headrace.media.worker.serving import files_per_client, serve
@@ -56,9 +57,9 @@ from headrace.media.worker.socket_io import (
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
 """Short, because clients wait in the socket of a dead worker."""
-HEALTHY_S: Final = 60.0
 STOP_MARGIN_S: Final = 2.0
 """Time for a worker beyond the time for its answers."""
+LAST_REPORTS_S: Final = 1.0
 CHILD: Final = "headrace.media.child"
 """The module that children run. It imports little, so that a node restarts fast."""
 FILLER_STOP_S: Final = 8.0
@@ -140,7 +141,7 @@ class Child:
     kind: str
     child_config: ChildConfig
     files: Sequence[int] = ()
-    process: asyncio.subprocess.Process | None = None
+    process: ChildProcess | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -175,7 +176,7 @@ class Supervisor:
         if self._config.listen_tls is not None:
             tls = listening_sockets(self._config.listen_tls, self.workers, "media.listen_tls")
             self._listeners = [*plain, *tls]
-        fillers = [self._filler()] if self._config.disks else []
+        fillers = [Child("filler", "filler", self._child_config)] if self._config.disks else []
         workers = [self._worker(n, plain, tls) for n in range(self.workers)]
         self._children = [*fillers, *workers]
         stopping = asyncio.create_task(stop.wait())
@@ -197,20 +198,12 @@ class Supervisor:
 
     async def _wait_ready(self, ends: Sequence[asyncio.Task[Any]]) -> bool:
         """Wait until all children are ready. Return False if anything in `ends` finished before."""
-        waits = [asyncio.ensure_future(child.ready.wait()) for child in self._children]
+        ready = asyncio.gather(*(child.ready.wait() for child in self._children))
         try:
-            while not all(wait.done() for wait in waits):
-                left = [wait for wait in waits if not wait.done()]
-                await asyncio.wait([*left, *ends], return_when=asyncio.FIRST_COMPLETED)
-                if any(end.done() for end in ends):
-                    return False
-            return True
+            await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and not any(end.done() for end in ends)
         finally:
-            for wait in waits:
-                wait.cancel()
-
-    def _filler(self) -> Child:
-        return Child("filler", "filler", self._child_config)
+            ready.cancel()
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
@@ -228,9 +221,9 @@ class Supervisor:
     # One child
 
     async def _keep(self, child: Child) -> None:
-        loop, deaths = asyncio.get_running_loop(), 0
+        delay = RestartDelay(RESTARTS)
         while True:
-            began_s = loop.time()
+            delay.note_start()
             exit_code = await self._run(child)
             if self._stopping.is_set():
                 return
@@ -240,59 +233,39 @@ class Supervisor:
                     " ready: see its last lines above"
                 )
             bound(CHILD_DEATHS, "media_child_deaths_total", child=child.kind).inc()
-            deaths = 1 if loop.time() - began_s > HEALTHY_S else deaths + 1
-            delay_s = round(RESTARTS.delay_s(deaths), 2)
+            delay_s = delay.next_s()
             log.warning("child_died", name=child.name, exit_code=exit_code, restart_in_s=delay_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stopping.wait()
-            if self._stopping.is_set():
+            if await wait_event(self._stopping, delay_s):
                 return
 
     async def _run(self, child: Child) -> int:
         """Run it once until it ends. Return the exit code."""
+        lost = asyncio.Event()
+        link = MessageConnection(decode_report, partial(self._take_report, child), lost.set)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
-            process = await asyncio.create_subprocess_exec(
-                *launcher_command(signal.SIGTERM),
-                "--",
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *child.files),
-                # Ctrl-C in a terminal is for the parent only, which stops the children in order.
-                process_group=0,
+            process = await ChildProcess.start(
+                command, leads_session=False, files=(theirs.fileno(), *child.files)
             )
         child.process = process
+        await link.connect(ours)
+        link.send(child.child_config)
         if self._stopping.is_set():
-            process.terminate()
-        hearing = asyncio.create_task(self._on_response(child, ours))
+            await process.stop([(signal.SIGTERM, FILLER_STOP_S)])
         try:
             return await process.wait()
         finally:
             child.process = None
-            # Read its last reports from the socket.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await hearing
+            # Until the end of the socket its last reports may be read.
+            await wait_event(lost, LAST_REPORTS_S)
+            link.close()
             self._reports.forget(child.name)
 
-    async def _on_response(self, child: Child, control: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
-        try:
-            writer.write(msgspec.json.encode(child.child_config) + b"\n")
-            while line := await reader.readline():
-                report = msgspec.json.decode(line, type=Report)
-                self._reports.take(child.name, report)
-                if report.is_ready and not child.ready.is_set():
-                    child.ready.set()
-        except ConnectionError:
-            # It died before it read its configuration; its exit code is reported.
-            return
-        except ValueError as error:
-            log.warning("child_message_invalid", name=child.name, error=str(error))
-        finally:
-            writer.close()
+    def _take_report(self, child: Child, report: Report) -> None:
+        self._reports.take(child.name, report)
+        if report.is_ready:
+            child.ready.set()
 
     # The end
 
@@ -305,16 +278,8 @@ class Supervisor:
 
     async def _end_group(self, group: Sequence[Child], timeout_s: float) -> None:
         running = [child.process for child in group if child.process is not None]
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.terminate()
-        if not running:
-            return
-        waits = [asyncio.ensure_future(process.wait()) for process in running]
-        _, late = await asyncio.wait(waits, timeout=timeout_s)
-        if late:
-            log.warning("children_killed_at_stop", count=len(late))
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.kill()
-        await asyncio.gather(*waits)
+        in_time = await asyncio.gather(
+            *(process.stop([(signal.SIGTERM, timeout_s)]) for process in running)
+        )
+        if not all(in_time):
+            log.warning("children_killed_at_stop", count=in_time.count(False))

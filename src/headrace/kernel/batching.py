@@ -1,0 +1,84 @@
+"""Batching: concurrent small requests share one execution, such as a statement.
+
+A request waits a short time for others. While enough executions run, it waits until one of them
+ends, so the batches grow with the load of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+WAIT_S: Final = 0.005
+BATCH_MAX: Final = 200
+RUNS_AT_ONCE: Final = 2
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class Batcher(Generic[Request, Response]):
+    """Calls `run_batch` with the collected requests; it returns responses in their order.
+
+    A request waits at most `wait_s` for others; at most `runs_at_once` batches run. A response that
+    is an exception is raised to its caller, an exception of `run_batch` to all callers.
+    """
+
+    def __init__(
+        self,
+        run_batch: Callable[[list[Request]], Awaitable[Sequence[Response | Exception]]],
+        *,
+        wait_s: float = WAIT_S,
+        runs_at_once: int = RUNS_AT_ONCE,
+    ) -> None:
+        self._run_batch = run_batch
+        self._wait_s = wait_s
+        self._runs_at_once = runs_at_once
+        self._requests: list[tuple[Request, asyncio.Future[Response]]] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def submit(self, request: Request) -> Response:
+        """Return the response to `request`.
+
+        The request of a cancelled caller may still take effect.
+        """
+        loop = asyncio.get_running_loop()
+        response: asyncio.Future[Response] = loop.create_future()
+        self._requests.append((request, response))
+        if len(self._running) < self._runs_at_once:
+            if len(self._requests) >= BATCH_MAX:
+                self._start()
+            elif self._timer is None:
+                self._timer = loop.call_later(self._wait_s, self._start)
+        return await response
+
+    def _start(self) -> None:
+        """Start a batch of the oldest requests."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._requests = self._requests[:BATCH_MAX], self._requests[BATCH_MAX:]
+        if batch:
+            task = asyncio.create_task(self._run(batch))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._requests and self._timer is None:
+            self._start()
+
+    async def _run(self, batch: list[tuple[Request, asyncio.Future[Response]]]) -> None:
+        responses: Sequence[Response | Exception]
+        try:
+            responses = await self._run_batch([request for request, _ in batch])
+        except Exception as error:  # noqa: BLE001 - raised again to each caller
+            responses = [error] * len(batch)
+        for (_, future), response in zip(batch, responses, strict=True):
+            if future.done():
+                continue
+            if isinstance(response, Exception):
+                future.set_exception(response)
+            else:
+                future.set_result(response)

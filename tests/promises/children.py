@@ -1,0 +1,59 @@
+"""What runs in forked processes of the promises and may die at a crash point."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from headrace.engines.blobs import Blobs
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.fetch import Fetch, FetchConfig
+from headrace.fetch.model import SentItem
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.jobs.fleet.scheduler import Scheduler
+from headrace.jobs.leases import LeaseManager
+
+SENT = [SentItem(customer="shop", item=f"i{n}", fields={"name": "Sent"}) for n in range(50)]
+
+
+async def run_fetch(url: str, folder: Path, what: str) -> None:
+    """Send items, publish late ones, `undo:RUN`, or run the catalogue in the file `what`."""
+    postgres = Postgres(url, PostgresConfig())
+    registry = Registry()
+    jobs = Jobs(postgres, JobsConfig(), registry)
+    registry.bind(lambda: jobs)
+    fetch = Fetch(postgres, Blobs((folder / "blobs").as_uri()), jobs, FetchConfig())
+    fetch.register(registry)
+    if what == "send":
+        await fetch.send_items(SENT)
+    elif what == "late":
+        await fetch.upkeep.publish_late()
+    elif what.startswith("undo:"):
+        await fetch.runs.undo(int(what.removeprefix("undo:")))
+    else:
+        await fetch.run_catalogue(folder / what, "shop")
+
+
+async def schedule(url: str, name: str, period_s: float) -> None:
+    """Schedule until killed; hosts of the test need not report again."""
+    postgres = Postgres(url, PostgresConfig())
+    config = JobsConfig(plan_every_s=period_s, cron_every_s=0.05, host_silent_s=3600.0)
+    jobs = Jobs(postgres, config, Registry())
+    await Scheduler(postgres, jobs, name=name).run(asyncio.Event())
+
+
+async def stop_in_claim(url: str, host_id: int, queue_id: int, ready: Path, go: Path) -> None:
+    """Send a claim and stop this process before it reads the reply."""
+    manager = LeaseManager(Postgres(url, PostgresConfig()), JobsConfig(), host_id)
+    # Once for nothing, so that the next claim is one message.
+    await manager.claim_lanes(queue_id, leases_max=1, batch=100)
+    ready.touch()
+    while not go.exists():
+        await asyncio.sleep(0)
+    claiming = asyncio.create_task(manager.claim_lanes(queue_id, leases_max=1, batch=100))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    await claiming

@@ -1,0 +1,211 @@
+"""Hits as they are sent and answered, and the bounds that every count must meet.
+
+For each item `sent` counts the hits that were sent and `acked` those that were answered. The
+stored total must lie between them, and so must every read: at least what was acked before its
+request, at most what was sent before its reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import httpx
+from storm import Storm, pause
+from tests.kit.checkers import Finding
+from tests.kit.waiting import wait_true
+
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.kernel.errors import Unavailable
+from headrace.views import Views, ViewsConfig
+from headrace.views.worker import Flusher
+
+STORED = compile_query(
+    "stored",
+    "-- Stored totals and the sums of their hours.\n"
+    "SELECT id, total, (SELECT sum(views) FROM headrace.views_hour h WHERE h.id = t.id) AS hours"
+    " FROM headrace.views_total t WHERE class = 0",
+)
+
+
+def open_engines(postgres_url, valkey_url, folder, *, prefix, timeout_s=1.0) -> Engines:
+    """All engines for a service in this process."""
+    config = ValkeyConfig(prefix=prefix, timeout_s=timeout_s)
+    limits = PostgresConfig(connect_timeout_s=2.0, statement_timeout_s=5.0)
+    return Engines(
+        Postgres(postgres_url, limits),
+        Valkey(valkey_url, config),
+        Multiplexer(valkey_url, config),
+        Blobs((folder / "blobs").as_uri()),
+    )
+
+
+class CountedViews:
+    """Clients, readers and flushers of this process, and their counts."""
+
+    def __init__(self, postgres_url, valkey_url, folder, *, prefix="headrace", **settings) -> None:
+        self.urls = (postgres_url, valkey_url)
+        self.engines = open_engines(postgres_url, valkey_url, folder, prefix=prefix)
+        self.config = ViewsConfig(flush_every_s=0.05, lease_s=1.0, **settings)
+        self.views = self.new_views()
+        self.sent: Counter = Counter()
+        self.acked: Counter = Counter()
+        self.entities = [f"ad:{number}" for number in range(20)]
+        self.wrong_reads: list[str] = []
+        self.stop = asyncio.Event()
+        self._tasks: list[asyncio.Task] = []
+        self._random = random.Random(7)
+
+    def new_views(self) -> Views:
+        jobs = Jobs(self.engines.postgres, JobsConfig(), Registry())
+        return Views(self.engines, jobs, self.config)
+
+    async def hit(self, send: Callable[[list[str]], Awaitable] | None = None) -> bool:
+        """One call with some hits, counted before and after; whether it was answered."""
+        ids = self._random.choices(self.entities, k=self._random.randint(1, 6))
+        self.sent.update(ids)
+        try:
+            await (send or self.views.hits)(ids)
+        except (Unavailable, httpx.HTTPError):
+            return False
+        self.acked.update(ids)
+        return True
+
+    async def read(self) -> None:
+        """One read, judged by what was counted before and after it."""
+        before = {entity: self.acked[entity] for entity in self.entities}
+        try:
+            found = await self.views.totals(self.entities)
+        except Unavailable:
+            return
+        for total in found:
+            if total.total is None or total.stale:
+                continue
+            if not before[total.id] <= total.total <= self.sent[total.id]:
+                self.wrong_reads.append(
+                    f"{total.id}: {before[total.id]} <= {total.total} <= {self.sent[total.id]}"
+                )
+
+    def start(self, *, hitters=4, readers=1, flushers=0) -> None:
+        """Let them run until `finish`."""
+        steps = [self.hit] * hitters + [self.read] * readers
+        self._tasks += [asyncio.create_task(self.repeat(step, self.stop)) for step in steps]
+        for number in range(flushers):
+            flusher = Flusher(self.engines, self.config, name=f"f{number}")
+            self._tasks.append(asyncio.create_task(flusher.run(self.stop)))
+
+    async def pass_more(self, hits=50) -> None:
+        wanted = self.acked.total() + hits
+        await wait_true(lambda: self.acked.total() >= wanted, what="more hits")
+
+    async def finish(self) -> None:
+        self.stop.set()
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+        self.stop = asyncio.Event()
+
+    async def settle(self) -> dict[str, int]:
+        """Flush everything; return the stored totals, which equal the sums of their hours."""
+        flusher = Flusher(self.engines, self.config, name="last")
+        ended = asyncio.Event()
+        running = asyncio.create_task(flusher.run(ended))
+        await wait_true(self.is_flushed, what="all flushed")
+        ended.set()
+        await running
+        verified = await self.views.analytics.verify()
+        assert verified.differences == []
+        rows = await self.engines.postgres.all(STORED)
+        assert all(row["total"] == row["hours"] for row in rows)
+        return {row["id"]: row["total"] for row in rows}
+
+    def forget_to(self, stored: dict[str, int]) -> None:
+        """Count again from what is stored, after a loss that is allowed."""
+        assert Counter(stored) <= self.sent
+        self.acked, self.sent = Counter(stored), Counter(stored)
+
+    async def require_exact(self) -> None:
+        """Require exact counts, reads within their bounds, and cached totals as in PostgreSQL."""
+        stored = await self.settle()
+        assert self.wrong_reads == [], self.wrong_reads[:5]
+        off = {
+            entity: (self.acked[entity], stored.get(entity, 0), self.sent[entity])
+            for entity in self.entities
+            if not self.acked[entity] <= stored.get(entity, 0) <= self.sent[entity]
+        }
+        assert off == {}, f"acked, stored, sent: {off}"
+        for views in (self.views, self.new_views()):
+            cached = {total.id: total.total for total in await views.totals(self.entities)}
+            assert cached == {entity: stored.get(entity, 0) for entity in self.entities}
+
+    async def is_flushed(self) -> bool:
+        """Whether no hit waits, and every shard has a flusher."""
+        with suppress(Unavailable):
+            lags = await self.views.analytics.lag()
+            done = [lag.pending == 0 and lag.flusher is not None for lag in lags]
+            return len(done) == self.config.shards and all(done)
+        return False
+
+    async def repeat(self, step: Callable[[], Awaitable], stop, pause_s: float = 0.002) -> None:
+        while not stop.is_set():
+            await step()
+            await pause(stop, pause_s)
+
+    async def close(self) -> None:
+        """End what runs, close what is open."""
+        self.stop.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.engines.close()
+
+
+class ViewsRoom:
+    """Hits through Python and through an API that dies; readers all the while."""
+
+    roles = ("flusher", "api")
+
+    async def begin(self, storm: Storm) -> None:
+        self.storm = storm
+        urls = (storm.endpoints.postgres_url, storm.endpoints.valkey_url)
+        self.counted = CountedViews(*urls, storm.folder, prefix="storm")
+        # A total that is not cached lags by a flush.
+        for _ in range(40):
+            await self.counted.hit()
+        assert len(await self.counted.settle()) == len(self.counted.entities)
+
+    def clients(self) -> list[Callable[[asyncio.Event], Awaitable[None]]]:
+        counted = self.counted
+        return [
+            lambda stop: counted.repeat(counted.hit, stop, 0.01),
+            lambda stop: counted.repeat(counted.read, stop, 0.01),
+            self._post,
+        ]
+
+    async def _post(self, stop: asyncio.Event) -> None:
+        async with self.storm.client() as client:
+
+            async def send(ids: list[str]) -> None:
+                hits = [{"id": one, "class": "human"} for one in ids]
+                (await client.post("/v1/views", json=hits)).raise_for_status()
+
+            await self.counted.repeat(lambda: self.counted.hit(send), stop, 0.01)
+
+    async def is_settled(self) -> bool:
+        return await self.counted.is_flushed()
+
+    async def findings(self) -> list[Finding]:
+        assert self.counted.acked.total() > 100
+        await self.counted.require_exact()
+        return []
+
+    async def close(self) -> None:
+        await self.counted.close()

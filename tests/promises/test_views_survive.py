@@ -1,0 +1,412 @@
+"""Flushers, Valkey and PostgreSQL die, lose writes and fail over under hits.
+
+Each acknowledged hit is counted once; what an engine may lose is lost, nothing else. `test_storms`
+has real flushers and APIs that die at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from room_views import CountedViews, open_engines
+from storm import own_engines
+from tests.kit.forked import ended, start_forked
+from tests.kit.processes import wait_until
+from tests.kit.stock_valkey import OwnValkey
+from tests.kit.waiting import wait_true
+
+from headrace.engines.sql import compile_query
+from headrace.kernel.errors import Unavailable
+from headrace.views import ViewsConfig
+from headrace.views.worker import Flusher
+
+pytestmark = pytest.mark.slow
+STEPS = ("read", "confirmed", "aggregated", "committed", "recorded")
+FLUSH = "headrace.flush_views_v1"
+SLOW_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+static void wait_ms(void) {
+  struct timespec t = {%(ms)d / 1000, %(ms)d %% 1000 * 1000000L};
+  nanosleep(&t, 0);
+}
+#define SLOW(name) int name(int fd) { \\
+  int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, #name); wait_ms(); return next(fd); }
+SLOW(fdatasync)
+SLOW(fsync)
+"""
+
+
+def often(few, many):
+    """Some repetitions in every run, many in the soak run."""
+    return pytest.mark.parametrize("times", [few, pytest.param(many, marks=pytest.mark.soak)])
+
+
+@pytest.fixture
+async def counted(running_engines, database_url, tmp_path):
+    """Some hits on the shared engines, all answered and flushed."""
+    prefix = f"test-{secrets.token_hex(4)}"
+    valkey_url = running_engines.endpoints.valkey_url
+    found = CountedViews(database_url, valkey_url, tmp_path, prefix=prefix)
+    for _ in range(20):
+        await found.hit()
+    await found.settle()
+    yield found
+    await found.close()
+
+
+async def flush(postgres_url, valkey_url, prefix, folder, name):
+    """A flusher, until it is killed."""
+    engines = open_engines(postgres_url, valkey_url, folder, prefix=prefix)
+    config = ViewsConfig(flush_every_s=0.02, lease_s=1.0)
+    await Flusher(engines, config, name=name).run(asyncio.Event())
+
+
+@often(10, 200)
+async def test_flushers_that_die_at_each_step_lose_and_double_nothing(counted, tmp_path, times):
+    """Two run at once: one takes over the shards of the other, or races it."""
+    chance = random.Random(3)
+    counted.start(hitters=2)
+    where = (*counted.urls, counted.engines.valkey.prefix, tmp_path)
+    running = []
+    for number in range(times):
+        point = f"views.{STEPS[number % len(STEPS)]}:{chance.randint(1, 12)}"
+        running.append(start_forked(flush, *where, f"f{number}", crash_at=point))
+        if len(running) == 2:
+            assert await ended(running.pop(0)) == -signal.SIGKILL
+    assert await ended(running.pop()) == -signal.SIGKILL
+    await counted.finish()
+    assert counted.sent == counted.acked, "no hit was refused"
+    await counted.require_exact()
+
+
+# PostgreSQL
+
+
+@asynccontextmanager
+async def counted_on_own_engines(folder, *, durable=True):
+    """Clients, and engines that can be killed."""
+    async with own_engines(folder, durable=durable) as (engines, endpoints, _):
+        counted = CountedViews(endpoints.postgres_url, endpoints.valkey_url, folder)
+        try:
+            yield counted, engines
+        finally:
+            await counted.close()
+
+
+@often(4, 60)
+async def test_commits_that_postgres_lost_are_made_again(tmp_path, times):
+    """As after a failover to a standby without the last ones. Here they were in memory only."""
+    async with counted_on_own_engines(tmp_path, durable=False) as (counted, engines):
+        await counted.hit()
+        await counted.settle()
+        async with counted.engines.postgres.session() as session:
+            for setting in ("synchronous_commit = off", "wal_writer_delay = '10s'"):
+                await session.connection.execute(f"ALTER SYSTEM SET {setting}")
+            await session.connection.execute("SELECT pg_reload_conf()")
+            await session.connection.execute("CHECKPOINT")
+        lost = 0
+        counted.start(flushers=1)
+        for _ in range(times):
+            await counted.pass_more(200)
+            before = await _offsets(counted)
+            os.kill(engines.postgres_pid, signal.SIGKILL)
+            await engines.restart("postgres")
+            after = await _offsets(counted)
+            lost += any(after.get(shard, "") < before[shard] for shard in before)
+        await counted.pass_more(100)
+        await counted.finish()
+        assert lost, "no commit was lost: nothing was tested"
+        await counted.require_exact()
+
+
+async def _offsets(counted):
+    while True:
+        with suppress(Unavailable):
+            return {lag.shard: lag.through for lag in await counted.views.analytics.lag()}
+        await asyncio.sleep(0)
+
+
+async def test_while_postgres_is_down_hits_continue_and_totals_stay_right(tmp_path):
+    async with counted_on_own_engines(tmp_path) as (counted, engines):
+        for _ in range(30):
+            await counted.hit()
+        await counted.settle()
+        os.kill(engines.postgres_pid, signal.SIGKILL)
+        counted.start(flushers=1)
+        await counted.pass_more(300)
+        assert (await counted.views.hit("new")).total is None
+        [new] = await counted.views.totals(["new"])
+        assert (new.total, new.stale) == (None, True)
+        with pytest.raises(Unavailable):
+            await counted.views.analytics.series("ad:1")
+        # A process that starts now counts, too.
+        assert (await counted.new_views().hit("new")).stale
+        await engines.restart("postgres")
+        await counted.pass_more(50)
+        await counted.finish()
+        assert counted.sent == counted.acked, "no hit was refused"
+        counted.entities.append("new")
+        counted.acked["new"] = counted.sent["new"] = 2
+        await counted.require_exact()
+
+
+# Valkey
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    """A short path: sockets are in it."""
+    return tmp_path_factory.mktemp("v")
+
+
+@asynccontextmanager
+async def counted_on(database_url, folder, *, appendfsync="everysec", **settings):
+    """Clients, and a Valkey that can be killed, cut, emptied and failed over."""
+    server = OwnValkey(folder / "a", folder / "now", appendfsync=appendfsync)
+    server.start()
+    counted = CountedViews(database_url, server.url, folder, **settings)
+    try:
+        yield counted, server
+    finally:
+        await counted.close()
+        server.end()
+
+
+async def restart(counted, server):
+    """Start Valkey again, and wait for the clients' connections."""
+    server.start()
+    await wait_true(lambda: _answers(counted), what="connected again")
+
+
+async def _answers(counted) -> bool:
+    with suppress(Unavailable):
+        await counted.engines.multiplexer.command("PING")
+        return True
+    return False
+
+
+def soak(*values):
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("appendfsync", "sync_ms", "kills"),
+    [
+        # `test_storms` has "everysec" without a slow disk.
+        ("always", 0, 3),
+        ("everysec", 1500, 2),
+        soak("everysec", 300, 40),
+        soak("always", 0, 200),
+        soak("everysec", 0, 200),
+        soak("everysec", 50, 40),
+        soak("everysec", 500, 40),
+        soak("everysec", 3000, 40),
+    ],
+)
+async def test_a_killed_valkey_loses_and_doubles_nothing(
+    database_url, folder, appendfsync, sync_ms, kills
+):
+    """While a sync runs, Valkey answers before it writes; such hits are answered after it."""
+    async with counted_on(database_url, folder, appendfsync=appendfsync) as (counted, server):
+        if sync_ms:
+            server.kill()
+            server.environment = slow_syncs(folder, sync_ms)
+            server.start()
+        counted.start(flushers=2)
+        for _ in range(kills):
+            await counted.pass_more(60)
+            server.kill()
+            server.start()
+        await counted.pass_more(60)
+        await counted.finish()
+        await counted.require_exact()
+
+
+def slow_syncs(folder, sync_ms):
+    """Variables of a process whose every sync takes longer, as on a slow disk."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) is installed: syncs cannot be made slow")
+    source, library = folder / "slow.c", folder / "slow.so"
+    source.write_text(SLOW_DISK % {"ms": sync_ms})
+    words = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(words, check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+@often(3, 200)
+async def test_a_cut_tail_costs_what_was_cut_and_not_flushed(database_url, folder, times):
+    """A power cut: the end of the file was never on the disk."""
+    chance = random.Random(5)
+    async with counted_on(database_url, folder) as (counted, server):
+        for _ in range(times):
+            counted.start(readers=0, flushers=1)
+            await counted.pass_more(150)
+            server.kill()
+            await counted.finish()
+            server.cut_tail(lost_bytes=chance.randint(1, 20_000))
+            server.start()
+            counted.forget_to(await counted.settle())
+        await require_more(counted)
+
+
+async def require_more(counted):
+    counted.start(readers=0, flushers=1)
+    await counted.pass_more(100)
+    await counted.finish()
+    await counted.require_exact()
+
+
+async def test_a_cut_tail_that_postgres_had_counted_is_detected(database_url, folder):
+    """PostgreSQL counted what the file never had."""
+    async with counted_on(database_url, folder) as (counted, server):
+        for number in range(2):
+            for _ in range(20):
+                await counted.hit()
+            await counted.settle()
+            size = server.file_bytes() if number == 0 else size  # noqa: F821
+        server.kill()
+        server.cut_tail(at=size)
+        await restart(counted, server)
+        for _ in range(20):
+            await counted.hit()
+        await counted.require_exact()
+
+
+async def test_an_emptied_valkey_costs_what_was_not_flushed(database_url, folder):
+    async with counted_on(database_url, folder) as (counted, server):
+        counted.start()
+        await counted.pass_more(200)
+        await counted.finish()
+        stored = await counted.settle()
+        assert stored == dict(counted.acked)
+        for _ in range(10):
+            await counted.hit()
+        server.kill()
+        shutil.rmtree(server.folder / "appendonlydir")
+        counted.forget_to(stored)
+        await restart(counted, server)
+        await require_more(counted)
+
+
+@often(2, 60)
+async def test_a_replica_without_the_last_hits_takes_over(database_url, folder, times):
+    """Cut off the replica, flush the running primary, kill it, and promote the replica."""
+    async with counted_on(database_url, folder) as (counted, first):
+        server = first
+        for number in range(times):
+            replica = OwnValkey(folder / f"r{number}", folder / "now")
+            replica.start("--replicaof", "127.0.0.1", str(server.port))
+            wait_until(
+                lambda r=replica: b"link_status:up" in r.command("INFO", "replication"),
+                what="in sync",
+            )
+            counted.start(readers=0, flushers=1)
+            await counted.pass_more(100)
+            replica.command("REPLICAOF", "NO", "ONE")
+            await counted.pass_more(100)
+            await counted.finish()
+            server.kill()
+            replica.lead()
+            server = replica
+            await wait_true(lambda: _answers(counted), what="connected again")
+            # Hits that the replica missed may be counted or not.
+            counted.forget_to(await counted.settle())
+        await require_more(counted)
+        server.end()
+
+
+async def test_durable_hits_survive_a_cut_of_everything_that_was_not_synced(database_url, folder):
+    settings = {"appendfsync": "always", "durability": "durable"}
+    async with counted_on(database_url, folder, **settings) as (counted, server):
+        counted.start(readers=0)
+        await counted.pass_more(100)
+        await counted.finish()
+        size = server.file_bytes()
+        server.kill()
+        server.cut_tail(at=size)
+        await restart(counted, server)
+        await counted.require_exact()
+
+
+async def test_while_valkey_is_down_hits_are_refused_and_reads_continue(database_url, folder):
+    async with counted_on(database_url, folder) as (counted, server):
+        for _ in range(20):
+            await counted.hit()
+        stored = await counted.settle()
+        server.kill()
+        with pytest.raises(Unavailable) as refused:
+            await wait_true(lambda: counted.views.hit("ad:1"))
+        assert refused.value.retry_after_s
+        found = await counted.views.totals(counted.entities)
+        assert all(total.stale for total in found)
+        assert {t.id: t.total for t in found if t.total} == stored
+        await restart(counted, server)
+        await counted.hit()
+        await counted.require_exact()
+
+
+# Planted faults: the checker of these tests reports each.
+
+
+async def plant(counted, text):
+    """Change what is stored behind the service."""
+    async with counted.engines.postgres.session() as session:
+        await session.connection.execute(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"total": "+ 1", "hour": "+ 1"}, "acked, stored, sent"),
+        ({"total": "- 1", "hour": "- 1"}, "acked, stored, sent"),
+        ({"hour": "+ 1"}, None),
+    ],
+    ids=["doubled", "lost", "an hour that contradicts its total"],
+)
+async def test_a_wrong_count_is_reported(counted, changes, error):
+    await counted.require_exact()
+    for table, change in changes.items():
+        column = "total" if table == "total" else "views"
+        where = f"SET {column} = {column} {change} WHERE id = 'ad:1'"
+        await plant(counted, f"UPDATE headrace.views_{table} {where}")
+    with pytest.raises(AssertionError, match=error):
+        await counted.require_exact()
+
+
+async def test_a_wrong_cached_total_and_a_wrong_read_are_reported(counted):
+    valkey = counted.engines.valkey
+    await valkey.command("INCR", f"{valkey.prefix}:{{v:1}}:c:ad:1")
+    with pytest.raises(AssertionError):
+        await counted.require_exact()
+    counted.acked["ad:1"] += 2
+    await counted.read()
+    assert len(counted.wrong_reads) == 1
+
+
+async def test_a_flush_that_ignores_the_offset_is_reported(counted):
+    """Two flushers read the same entries, and the second counts them again."""
+    query = f"-- The function.\nSELECT pg_get_functiondef('{FLUSH}'::regproc)"
+    text = await counted.engines.postgres.value(compile_query("text", query))
+    guard = " AND s.through = p_from"
+    assert guard in text
+    await plant(counted, text.replace(guard, ""))
+    flushers = [Flusher(counted.engines, counted.config, name=f"r{n}") for n in range(2)]
+    for each in flushers:
+        await plant(counted, "UPDATE headrace.views_lease SET flusher = NULL")
+        await plant(counted, "DELETE FROM headrace.views_flusher")
+        await each.run_once()
+    await counted.hit()
+    await asyncio.gather(*[each.run_once() for each in flushers])
+    with pytest.raises(AssertionError, match="acked, stored, sent"):
+        await counted.require_exact()
