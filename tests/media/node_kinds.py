@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -157,9 +157,16 @@ async def _wait_routed(node: Served) -> None:
     await wait_true(is_routed, what="the other node keeps the keys")
 
 
+def in_python(start):
+    """The same node without the native data plane."""
+    return partial(start, data_plane="python")
+
+
 FILES = Kind("files", start_files, "headrace; hit", ("memory", "disk"))
 TLS = Kind("tls", start_tls, "headrace; hit", ("memory", "disk"))
 BLOCKS = Kind("blocks", start_blocks, "headrace; hit", ("memory", "disk", "origin"))
 BYPASS = Kind("bypass", start_bypass, "headrace; fwd=bypass", ("origin",))
 PEER = Kind("peer", start_peer, "headrace; fwd=miss; detail=peer", ("peer",))
-KINDS = (FILES, TLS, BLOCKS, BYPASS, PEER)
+PYTHON_FILES = replace(FILES, name="files, Python", start=in_python(start_files))
+PYTHON_BLOCKS = replace(BLOCKS, name="blocks, Python", start=in_python(start_blocks))
+KINDS = (FILES, PYTHON_FILES, TLS, BLOCKS, PYTHON_BLOCKS, BYPASS, PEER)

@@ -27,6 +27,7 @@ from headrace.engines.mount_guard import RECORD_FILE
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import NodeNotHere
+from headrace.media.native import NativePlaneMissing, library_path
 from headrace.views.durability_wait import durability_of
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
@@ -75,6 +76,7 @@ def _media_checks(app: App) -> list[Check]:
     """Checks that also run on machines that only serve media."""
     return [
         ("blobs", lambda: check_blobs(app.blobs)),
+        ("media data plane", lambda: check_data_plane(app)),
         ("media disks", lambda: check_media_disks(app)),
         ("media cluster", lambda: check_media_cluster(app)),
     ]
@@ -278,6 +280,18 @@ def serves_media_alone(app: App) -> bool:
     config = app.config.sections["media"]
     has_run = (app.data_folder / "run" / "media").is_dir()
     return bool(config.node or config.disks or has_run)
+
+
+async def check_data_plane(app: App) -> list[Finding]:
+    """Check that native code serves the media of this machine, which takes a tenth of the CPU."""
+    if app.config.sections["media"].data_plane == "python":
+        return [Finding("media data plane", "ok", "python, as configured")]
+    try:
+        await asyncio.to_thread(library_path)
+    except NativePlaneMissing as error:
+        fix = "install gcc, or run `pip install ziglang`; media is served by Python meanwhile"
+        return [Finding("media data plane", "warn", error.text, fix)]
+    return [Finding("media data plane", "ok", "native")]
 
 
 async def check_media_disks(app: App) -> list[Finding]:

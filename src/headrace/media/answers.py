@@ -107,12 +107,20 @@ def steady_lines(
     """The first lines of an object's head, which are the same for a second for all ranges."""
     freshness = cache_control(rights, is_immutable=shape.is_immutable, now_s=now_s)
     lines = (
-        f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
-        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n{cors}"
+        f"{_first_lines(status, now_s)}{version_lines(shape.etag, shape.modified_s)}"
+        f"Cache-Control: {freshness}\r\n"
     )
     if status == 304:
-        return lines
-    return f"{lines}Content-Type: {content_type(key)}\r\nX-Content-Type-Options: nosniff\r\n"
+        return f"{lines}Cache-Status: {cache_status}\r\n{cors}"
+    return lines + content_lines(key, cache_status=cache_status, cors=cors)
+
+
+def content_lines(key: str, *, cache_status: str, cors: str) -> str:
+    """The lines from Cache-Status to those of the content."""
+    return (
+        f"Cache-Status: {cache_status}\r\n{cors}"
+        f"Content-Type: {content_type(key)}\r\nX-Content-Type-Options: nosniff\r\n"
+    )
 
 
 def problem(
@@ -197,7 +205,8 @@ def _first_lines(status: int, now_s: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _version_lines(etag: str, modified_s: int) -> str:
+def version_lines(etag: str, modified_s: int) -> str:
+    """The lines that identify a version of an object."""
     modified = format_http_date(modified_s)
     return f'ETag: "{etag}"\r\nLast-Modified: {modified}\r\nAccept-Ranges: bytes\r\n'
 

@@ -56,7 +56,7 @@ class Hottest:
         self._left -= 1
         if not self._left:
             self._left = self._dice.randint(1, 2 * SAMPLED_EVERY - 1)
-            self._count(key)
+            self.count(key)
 
     def top(self, keys_max: int = ROWS_MAX) -> list[Row]:
         """The most requested keys with their estimated requests per second."""
@@ -64,7 +64,8 @@ class Hottest:
         per_s = SAMPLED_EVERY * math.log(2) / HALF_LIFE_S
         return _hottest(((key, count * per_s) for key, count in self._counts.items()), keys_max)
 
-    def _count(self, key: str) -> None:
+    def count(self, key: str) -> None:
+        """Count a request that was sampled already."""
         counts = self._counts
         if key in counts or len(counts) < KEPT_MAX:
             counts[key] = counts.get(key, 0.0) + 1.0

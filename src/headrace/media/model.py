@@ -163,6 +163,13 @@ def parse_signed(text: str) -> str:
     return text.strip()
 
 
+def parse_data_plane(text: str) -> str:
+    """Parse `auto` or `python`. Raises: ValueError."""
+    if text.strip() not in ("auto", "python"):
+        raise ValueError("auto or python")
+    return text.strip()
+
+
 def parse_secrets(text: str) -> tuple[str, ...]:
     """Parse secrets separated by commas; empty: none. Raises: ValueError."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -247,6 +254,11 @@ class MediaConfig:
         "0",
         "Processes that serve; 0: one for each core, or more if the file limit requires it.",
         parse_count_between(0, WORKERS_MAX),
+    )
+    data_plane: str = setting(
+        "auto",
+        "`auto`: native code serves cached blocks if it can be compiled; `python`: never.",
+        parse_data_plane,
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",

@@ -174,6 +174,9 @@ def is_signed(query: str) -> bool:
     return _MARK in query
 
 
+_NO_KEYS: Final[Mapping[str, Key]] = {}
+
+
 class Gate:
     """Checks the URL of every request before any other work."""
 
@@ -185,6 +188,11 @@ class Gate:
     def keys(self) -> Keys:
         """The keys, derived on first use: a node with plain URLs only needs no secret."""
         return self._make_keys()
+
+    def known_keys(self) -> Mapping[str, Key]:
+        """The accepted keys by id; none while a signature is neither required nor was checked."""
+        is_known = self.is_required or "keys" in self.__dict__
+        return self.keys.accepted if is_known else _NO_KEYS
 
     def admit(self, target: str, *, now_s: int, address: str) -> UrlRights:
         """The permissions of the request for `target` (path and query) from `address`.

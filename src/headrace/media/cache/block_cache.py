@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.kernel import logs
 from headrace.kernel.logs import logger
@@ -61,6 +61,16 @@ _ANSWER_S: Final = 1.0
 Owners = list[ReadDisk | None]
 
 
+class PlaneDisks(NamedTuple):
+    """Disks, and their positions by slot: `owners` and, while blocks move, `owners_before`."""
+
+    revision: int
+    disks: Sequence[ReadDisk | None]
+    owners: bytes
+    owners_before: bytes | None
+    hash_key: bytes
+
+
 class BlockCache:
     """The cache of one worker process. Use it in the thread of the event loop only."""
 
@@ -81,6 +91,9 @@ class BlockCache:
         self._shapes = ShapeCache()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
         self._digests = Digests(b"")
+        self._digests_key = b""
+        self._slots: Sequence[int] = [NO_DISK] * SLOTS
+        self._slots_before: Sequence[int] = []
         self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
         self._revision = 0
         self._has_manifest = False
@@ -187,6 +200,28 @@ class BlockCache:
         """
         request = key.digest, is_copy
         return await self._requests.call(request, lambda: self._obtain(key, is_copy=is_copy))
+
+    def description(self, name: str, shape: Shape) -> tuple[str, float] | None:
+        """The version in the block keys of `shape` and when it expires (monotonic seconds).
+
+        None: it is not the cached shape.
+        """
+        generation = self._generation(name)
+        known = self._shapes.get(name, generation)
+        if known is None or known.shape != shape:
+            return None
+        return version_of(shape, generation), known.expires_s
+
+    def open_epochs(self, cell: int) -> WorkerEpochs:
+        """The epochs of another thread of this worker, in a cell that nothing else uses."""
+        return WorkerEpochs(self._run, cell)
+
+    def disks_for_plane(self) -> PlaneDisks:
+        """The disks of the newest manifest that was read, for the native data plane."""
+        before = bytes(self._slots_before) if self._slots_before else None
+        return PlaneDisks(
+            self._revision, self._disks, bytes(self._slots), before, self._digests_key
+        )
 
     def known_shape(self, name: str) -> Shape | None:
         """The shape if it is cached and fresh, without waiting."""
@@ -378,8 +413,11 @@ class BlockCache:
         before = {disk.position: disk for disk in self._disks if disk is not None}
         if manifest is None or not is_ours:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []
+            self._slots, self._slots_before = [NO_DISK] * SLOTS, []
         else:
             self._digests = Digests(manifest.hash_key)
+            self._digests_key = manifest.hash_key[:64]
+            self._slots, self._slots_before = manifest.owners, manifest.owners_before
             self._keys.clear()
             self._disks = [
                 open_read_disk(disk, position, before)

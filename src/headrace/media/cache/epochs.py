@@ -18,6 +18,7 @@ The first cell belongs to the filler: the revision of its newest manifest.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
 import os
 import time
@@ -28,6 +29,8 @@ from typing import Final
 from headrace.media.cache.linux import barrier, open_shared, register_for_barriers
 
 WORKERS_MAX: Final = 256
+PLANE_CELLS: Final = 128
+"""Cells from this one on belong to the native data planes of the workers with lower numbers."""
 STUCK_S: Final = 0.25
 """Maximum time to wait for one epoch, which normally takes a millisecond."""
 _CELLS: Final = range(WORKERS_MAX)
@@ -52,6 +55,7 @@ class WorkerEpochs:
         assert 0 <= worker < WORKERS_MAX, f"a node has at most {WORKERS_MAX} workers"
         self._memory, self._words = _open_board(run)
         self._cell = (1 + worker) * _CELL_WORDS
+        self._exported: ctypes.Array[ctypes.c_uint64] | None = None
         # Even, and different from any value that a filler may be waiting for.
         self._epoch = (self._words[self._cell + _EPOCH] | 1) + 1
         self._words[self._cell + _EPOCH] = self._epoch
@@ -78,8 +82,15 @@ class WorkerEpochs:
         self._epoch += 1
         self._words[self._cell] = self._epoch
 
+    def addresses(self) -> tuple[int, int]:
+        """The addresses of the board and of this worker's epoch, for the native data plane."""
+        self._exported = (ctypes.c_uint64 * 1).from_buffer(self._memory)
+        board = ctypes.addressof(self._exported)
+        return board, board + self._cell * 8
+
     def close(self) -> None:
         """Release the cell."""
+        self._exported = None
         self._words[self._cell + _PID] = 0
         self._words.release()
         self._memory.close()
@@ -134,7 +145,7 @@ class FillerEpochs:
 
     def workers(self) -> int:
         """The number of live workers with a cell."""
-        return sum(map(self._is_alive, self._epochs()))
+        return sum(map(self._is_alive, (cell for cell in self._epochs() if cell < PLANE_CELLS)))
 
     def close(self) -> None:
         """Close the shared memory."""

@@ -36,11 +36,15 @@ class KnownShape(NamedTuple):
     def age_s(self) -> float:
         return time.monotonic() - self.seen_s
 
+    @property
+    def expires_s(self) -> float:
+        """When it must be read again, in monotonic seconds."""
+        kept_s = IMMUTABLE_SHAPE_KEPT_S if self.shape.is_immutable else SHAPE_KEPT_S
+        return self.seen_s + kept_s
+
     def is_good(self, generation: int) -> bool:
         """Whether it may be used for a request of this purge generation."""
-        kept_s = IMMUTABLE_SHAPE_KEPT_S if self.shape.is_immutable else SHAPE_KEPT_S
-        # Not `age_s`: it saves a call in every request.
-        return time.monotonic() - self.seen_s < kept_s and self.generation >= generation
+        return time.monotonic() < self.expires_s and self.generation >= generation
 
 
 class ShapeCache:

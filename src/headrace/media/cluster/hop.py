@@ -48,6 +48,7 @@ REPORT_EVERY_S: Final = 60.0
 _FORMAT: Final = "1"
 _PARTS: Final = 9
 _DIGITS_MAX: Final = 16
+_CONNECTION: Final = re.compile("[0-9a-f]{16}")
 
 
 class HopRefused(Forbidden):
@@ -154,9 +155,10 @@ class HopGuard:
     def __init__(
         self, keys: Sequence[Key], name: str, now_s: Callable[[], float] = time.time
     ) -> None:
-        self._keys = {key.id: key for key in keys}
-        self._name = name
+        self.keys: Final[Mapping[str, Key]] = {key.id: key for key in keys}
+        self.name: Final = name
         self._now_s = now_s
+        self._advance_native: Callable[[int, int], bool] | None = None
         self._newest: dict[str, tuple[int, float]] = {}
         """The last counter and time of each connection, the least recently used first."""
 
@@ -178,11 +180,11 @@ class HopGuard:
             or not all(_is_number(parts[place]) for place in (4, 6, 7))
         ):
             raise _refused("is malformed")
-        key = self._keys.get(parts[1])
+        key = self.keys.get(parts[1])
         message = f"hop\n{text}\n{covered}"
         if key is None or not key.verify(message.encode(), _unhex(mac)):
             raise _refused("is not signed with this cluster's secret")
-        if parts[3] != self._name:
+        if parts[3] != self.name:
             raise _refused("is meant for another node")
         hop = Hop(parts[2], int(parts[7]), key, mac)
         return VerifiedHop(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
@@ -195,12 +197,24 @@ class HopGuard:
             raise _refused(
                 f"is of a moment {abs(now_s - moment_s):.0f} s away: set the clocks right"
             )
+        if not self._advance(connection, counter, now_s):
+            raise _refused("came before")
+        return hop
+
+    def share_counters(self, advance: Callable[[int, int], bool]) -> None:
+        """Keep the counters in the native data plane, which accepts hops too.
+
+        `advance` records a counter of a connection and returns whether it is new.
+        """
+        self._advance_native = advance
+
+    def _advance(self, connection: str, counter: int, now_s: float) -> bool:
+        if self._advance_native is not None and _CONNECTION.fullmatch(connection):
+            return self._advance_native(int(connection, 16), counter)
         last, _ = self._newest.pop(connection, (0, 0.0))
         self._newest[connection] = (max(counter, last), now_s)
-        if counter <= last:
-            raise _refused("came before")
         self._forget_old(now_s)
-        return hop
+        return counter > last
 
     def _forget_old(self, now_s: float) -> None:
         """Forget connections with expired requests; twice the window covers both clocks."""
@@ -243,6 +257,11 @@ class HopGate:
         self._name = name
         self._refresh_purges = refresh_purges
         self._duplicate_reports = ReportInterval()
+
+    @property
+    def guard(self) -> HopGuard | None:
+        """The guard of this node; None: it accepts no hops."""
+        return self._guard
 
     def hop_of(self, request: Head) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused, HopAhead."""

@@ -33,7 +33,8 @@ from headrace.media.worker.bodies import Body
 from headrace.media.worker.counters import ANSWERED, SENT
 from headrace.media.worker.deadlines import RateLimit
 from headrace.media.worker.head_cache import StartedAnswer
-from headrace.media.worker.open_request import Answer, OpenRequest
+from headrace.media.worker.native_plane import PlaneEvent
+from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
 from headrace.media.worker.peer_proxy import PeerProxy
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import Exchange
@@ -72,6 +73,7 @@ class Connection:
         "bucket",
         "deadline_s",
         "fd",
+        "is_leaving",
         "is_queued",
         "state",
     )
@@ -79,7 +81,7 @@ class Connection:
     def __init__(self, channel: Channel, worker: WorkerApi) -> None:
         self.fd = channel.fd
         self.state = READING
-        self.is_queued = False
+        self.is_queued = self.is_leaving = False
         self.deadline_s, self.bucket = 0.0, 0
         self._channel = channel
         self._worker = worker
@@ -94,6 +96,21 @@ class Connection:
         self._keeps_alive = True
         self._sent_bytes = self._acked_mark = self._lingered_bytes = 0
         worker.watch(self, worker.config.header_timeout_s)
+
+    def take_over(self, event: PlaneEvent, body: Body | None) -> None:
+        """Continue a connection of the native data plane, or with `body` an answer's rest."""
+        self._sent_bytes = self._acked_mark = event.sent_bytes
+        self._heads.feed(event.data)
+        if body is not None:
+            self._rate_limit = RateLimit(event.rate, self._worker.now_s()) if event.rate else None
+            self.state, self._bodies = SENDING, [body]
+            self._worker.watch(self, self._worker.config.send_timeout_s)
+
+    def leave(self) -> tuple[int, int]:
+        """End this object but not the connection. Return its descriptor and the bytes sent."""
+        self.is_leaving = True
+        self._forget()
+        return self._channel.detach(), self._sent_bytes
 
     def on_event(self, mask: int) -> None:
         """Handle a readiness event of the socket."""
@@ -173,8 +190,6 @@ class Connection:
             body.close()
         self._bodies = None
         self._worker.forget(self)
-
-    # Heads
 
     def _read(self) -> int | None:
         """Start the next answer, or receive more; None: wait for the socket."""
@@ -269,8 +284,6 @@ class Connection:
             return None
         return data
 
-    # Answers
-
     def _answer(self, request: Request, exchange: Exchange) -> None:
         exchange.mark("parse")
         try:
@@ -329,32 +342,15 @@ class Connection:
             return
         if admitted.rights.rate is not None:
             self._rate_limit = RateLimit(admitted.rights.rate, self._worker.now_s())
-        proof = self._worker.context.proof(
-            admitted.hop, shape.etag, decision.start, decision.length_bytes
-        )
-        head = answers.object_head(
-            request,
-            decision,
-            shape,
-            key=admitted.key,
-            rights=admitted.rights,
-            cache_status=answer.cache_status,
-            keeps_alive=keeps_alive,
-            cors=self._worker.context.cors.lines(request.fields),
-            extra=proof,
-        )
+        head = render_head(self._worker.context, request, admitted, answer, keeps_alive=keeps_alive)
         self._begin(decision.status, head, keeps_alive=keeps_alive)
+        if admitted.rights.tag is None:
+            self._worker.note_answer(admitted.key, shape)
 
     def _answer_plain(self, request: Request) -> None:
-        """Answer OPTIONS and health checks."""
-        keeps_alive = request.keeps_alive and not self._worker.is_stopping
-        if request.method == "OPTIONS":
-            cors = self._worker.context.cors.preflight_lines(request.fields)
-            status, data = 204, answers.options(request, cors=cors, keeps_alive=keeps_alive)
-        else:
-            status = 503 if self._worker.is_stopping else 200
-            data = answers.health(status, request, keeps_alive=keeps_alive)
-        self._begin(status, data, keeps_alive=keeps_alive)
+        stops = self._worker.is_stopping
+        status, data = render_plain(self._worker.context, request, is_stopping=stops)
+        self._begin(status, data, keeps_alive=request.keeps_alive and not stops)
 
     def _answer_problem(
         self,
@@ -382,8 +378,6 @@ class Connection:
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
         self._worker.watch(self, self._worker.config.send_timeout_s)
-
-    # Sending
 
     def _send(self, share_bytes: int) -> int | None:
         """Send what the socket takes; None: wait for the socket, the source or the rate limit."""
@@ -449,6 +443,8 @@ class Connection:
             self.state = READING
             self._is_head_due = False
             self._worker.watch(self, self._worker.config.idle_timeout_s)
+            if not self._heads.begun:
+                self._worker.give_back(self)
             return
         self.state = LINGERING
         self._worker.watch(self, LINGER_S)

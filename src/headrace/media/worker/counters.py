@@ -14,7 +14,7 @@ from headrace.media.model import BLOCKS, REQUESTS, SENT_BYTES, SOURCES, STATUSES
 ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
 SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 _FAST_STATUSES: Final = (200, 206)
-_HIT: Final = bound(BLOCKS, "media_blocks_total", outcome="hit")
+HIT: Final = bound(BLOCKS, "media_blocks_total", outcome="hit")
 _PASS: Final = bound(BLOCKS, "media_blocks_total", outcome="pass")
 
 
@@ -56,7 +56,7 @@ class Counters:
             if count:
                 ANSWERED[status].inc(count)
         if self._hits:
-            _HIT.inc(self._hits)
+            HIT.inc(self._hits)
             SENT["memory"].inc(self._sent_bytes)
         if self._passed:
             _PASS.inc(self._passed)

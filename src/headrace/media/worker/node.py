@@ -13,20 +13,37 @@ deadlines for every state. Running out of file descriptors pauses accepting.
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from headrace.kernel.logs import logger
+from headrace.media.cache.epochs import PLANE_CELLS
+from headrace.media.cache.layout import parts_of_version, version_of
+from headrace.media.cluster.cluster_config import is_reserved
 from headrace.media.errors import TooManyConnections
-from headrace.media.model import CONNECTIONS
+from headrace.media.model import CONNECTIONS, Shape
+from headrace.media.native import NativePlaneMissing
+from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.counters import Counters
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
 from headrace.media.worker.fast_path import FastPath
+from headrace.media.worker.native_plane import (
+    BODY,
+    LATE,
+    REFUSED,
+    REQUEST,
+    NativePlane,
+    PlaneEvent,
+    describe_object,
+)
 from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Certificate, Channel, PlainChannel
 from headrace.media.worker.timing import Exchange, StageSampler
@@ -44,6 +61,8 @@ NOTSENT_BYTES: Final = 64 * 1024
 
 A small SO_SNDBUF instead would slow down answers by far.
 """
+PLANE_LOOK_S: Final = 0.02
+FILES_DESCRIBED_S: Final = 3600.0
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -57,6 +76,7 @@ class Node:
         *,
         tls_listeners: Sequence[socket.socket] = (),
         connections_max: int,
+        worker: int = 0,
     ) -> None:
         self.config = context.config
         self.context = context
@@ -77,6 +97,35 @@ class Node:
         self._tick_handle: asyncio.TimerHandle | None = None
         self._certificate_seen_s = 0.0
         self._is_empty = asyncio.Event()
+        self._plane_descriptors: set[int] = set()
+        """Connections that belong to the native data plane, while they are answered here."""
+        self._plane = self._make_plane(worker)
+        self._described_for: object = None
+
+    @property
+    def connections_count(self) -> int:
+        """The number of connected clients."""
+        return len(self._connections) + (self._plane.connections_count if self._plane else 0)
+
+    def _make_plane(self, worker: int) -> NativePlane | None:
+        own, folder = self.context.cache_source, self.context.folder
+        is_possible = (own is not None and worker < PLANE_CELLS) or folder is not None
+        if self.config.data_plane == "python" or not is_possible:
+            return None
+        try:
+            plane = NativePlane(
+                self.config,
+                epochs=own.store.open_epochs(PLANE_CELLS + worker) if own is not None else None,
+                folder=folder,
+                connections_max=self.connections_max,
+                on_event=self._on_plane_event,
+            )
+        except (NativePlaneMissing, OSError) as error:
+            log.warning("native_plane_not_used", error=str(error))
+            return None
+        if self.context.gate is not None and self.context.gate.guard is not None:
+            plane.set_hop_keys(self.context.gate.guard)
+        return plane
 
     def _make_fast_path(self) -> FastPath | None:
         own = self.context.cache_source
@@ -91,8 +140,14 @@ class Node:
             self._certificate = Certificate(self.config.tls_cert, self.config.tls_key)
         for descriptor, listener in self._listeners.items():
             listener.setblocking(False)
-            self._epoll.register(descriptor, select.EPOLLIN)
+            if self._plane is not None and descriptor not in self._tls:
+                self._plane.listen(listener)
+            else:
+                self._epoll.register(descriptor, select.EPOLLIN)
         self._loop.add_reader(self._epoll.fileno(), self._on_events)
+        if self._plane is not None:
+            self._loop.add_reader(self._plane.event_fd, self._plane.handle_events)
+            self._sync_plane(self._plane)
         self._tick()
 
     async def drain(self) -> None:
@@ -100,17 +155,28 @@ class Node:
         self.is_stopping = True
         # Clients in the accept queue may have sent a request, and would be reset.
         for descriptor, listener in self._listeners.items():
-            self._accept(listener, is_tls=descriptor in self._tls)
+            if self._plane is None or descriptor in self._tls:
+                self._accept(listener, is_tls=descriptor in self._tls)
+        if self._plane is not None:
+            self._plane.stop_listening()
         self._stop_listening()
         for connection in list(self._connections.values()):
             self._run_in_epoch(connection, connection.stop)
-        if self._connections:
-            self._is_empty.clear()
-            try:
-                async with asyncio.timeout(self.config.stop_timeout_s):
-                    await self._is_empty.wait()
-            except TimeoutError:
-                log.warning("answers_cut_at_stop", connections=len(self._connections))
+        try:
+            async with asyncio.timeout(self.config.stop_timeout_s):
+                await self._wait_empty()
+        except TimeoutError:
+            log.warning("answers_cut_at_stop", connections=self.connections_count)
+
+    async def _wait_empty(self) -> None:
+        while True:
+            if self._connections:
+                self._is_empty.clear()
+                await self._is_empty.wait()
+            if self._plane is None or self._plane.is_idle():
+                return
+            # The plane counts its connections after each batch, and has no other notice.
+            await asyncio.sleep(PLANE_LOOK_S)
 
     def close(self) -> None:
         """Cut remaining clients and release all resources."""
@@ -120,6 +186,10 @@ class Node:
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         self._counters.flush()
+        if self._plane is not None:
+            self._loop.remove_reader(self._plane.event_fd)
+            self._plane.flush_counters()
+            self._plane.close()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -156,9 +226,112 @@ class Node:
         """Remove a closing connection."""
         if self._connections.pop(connection.fd, None) is not None:
             CONNECTIONS.dec()
+        if connection.fd in self._plane_descriptors:
+            self._plane_descriptors.discard(connection.fd)
+            if self._plane is not None and not connection.is_leaving:
+                self._plane.note_closed()
         self._deadlines.forget(connection)
         if not self._connections:
             self._is_empty.set()
+
+    def note_answer(self, key: str, shape: Shape) -> None:
+        """Let the native data plane answer the next requests for this object, if it may."""
+        plane = self._plane
+        if plane is None or plane.is_described(key, time.monotonic()):
+            return
+        if self.context.traces is not None and self.context.traces.is_on:
+            return
+        described = self._description(key, shape)
+        if described is not None:
+            cors = self.context.cors.lines({})
+            # Clients never get tags, which other nodes request.
+            is_for_peers = is_reserved(key) or not self.context.is_replica(key)
+            plane.describe(
+                describe_object(key, shape, *described, cors=cors, is_for_peers=is_for_peers)
+            )
+
+    def _description(self, key: str, shape: Shape) -> tuple[str, float] | None:
+        """The version of an object and the end of its description, if it is answered from here."""
+        own = self.context.cache_source
+        if own is not None:
+            return own.store.description(key, shape)
+        # The plane compares each file that it opens with this version.
+        return version_of(shape, 0), time.monotonic() + FILES_DESCRIBED_S
+
+    def give_back(self, connection: Connection) -> bool:
+        """Return an idle connection to the native data plane. Return whether it came from there."""
+        if self._plane is None or connection.fd not in self._plane_descriptors:
+            return False
+        self._epoll.unregister(connection.fd)
+        self._plane.adopt(*connection.leave())
+        return True
+
+    def _on_plane_event(self, event: PlaneEvent) -> None:
+        try:
+            channel = PlainChannel(socket.socket(fileno=event.fd))
+        except OSError:
+            os.close(event.fd)
+            return
+        connection = Connection(channel, self)
+        self._plane_descriptors.add(event.fd)
+        self._connections[event.fd] = connection
+        CONNECTIONS.inc()
+        self._epoll.register(event.fd, _EDGES)
+        self._run_in_epoch(connection, partial(self._take_over, connection, event))
+
+    def _take_over(self, connection: Connection, event: PlaneEvent) -> None:
+        if self._plane is not None:
+            self._sync_plane(self._plane)
+        if event.kind == REFUSED:
+            text = f"this node is at its limit of {self.connections_max} clients: try again later"
+            connection.refuse(TooManyConnections(text, retry_after_s=1))
+        else:
+            connection.take_over(event, self._rest_of(event, connection))
+        if event.kind == LATE:
+            connection.expire()
+        elif self.is_stopping and event.kind == REQUEST and not event.data:
+            connection.stop()
+        else:
+            connection.advance()
+
+    def _rest_of(self, event: PlaneEvent, connection: Connection) -> Body | None:
+        """The rest of a body that the plane began, of the same version; None: it began none."""
+        if event.kind != BODY:
+            return None
+        if self._plane is not None:
+            # It may have been replaced: the next answer describes it again.
+            self._plane.forget_object(event.key)
+        wake = partial(self.resume, connection)
+        own = self.context.cache_source
+        if own is None:
+            return FileBody(
+                event.file, event.start, event.left, readers=self.context.readers, wake=wake
+            )
+        return BlockBody(
+            own,
+            event.key,
+            Shape(*parts_of_version(event.version), 0, is_immutable=False),
+            start=event.start,
+            length_bytes=event.left,
+            wake=wake,
+        )
+
+    def _sync_plane(self, plane: NativePlane) -> None:
+        """Pass on what changed: disks, keys, and what makes descriptions invalid."""
+        own = self.context.cache_source
+        disks = own.store.disks_for_plane() if own is not None else None
+        if disks is not None and disks.revision != plane.revision:
+            plane.set_disks(disks)
+        traces = self.context.traces
+        state = (
+            self.context.placement,
+            self.context.purges_version,
+            traces is not None and traces.is_on,
+        )
+        if state != self._described_for:
+            self._described_for = state
+            plane.forget_objects()
+        plane.set_keys(self.context.url_keys())
 
     def _run_in_epoch(self, connection: Connection, step: Callable[[], None]) -> None:
         with self.context.epoch():
@@ -284,6 +457,9 @@ class Node:
         now_s = self._loop.time()
         self._counters.flush()
         with self.context.epoch():
+            if self._plane is not None:
+                self._plane.flush_counters()
+                self._sync_plane(self._plane)
             for connection in self._deadlines.take_due(now_s):
                 self._guard(connection, connection.expire)
         if self._certificate is not None and now_s > self._certificate_seen_s + CERTIFICATE_LOOK_S:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.kernel.logs import onward
+from headrace.media import answers
 from headrace.media.answers import HIT, MISS
 from headrace.media.errors import ObjectUnknown, SourceCut
 from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
@@ -50,6 +51,41 @@ class Answer:
         """Release what was opened for the answer."""
         for body in self.bodies:
             body.close()
+
+
+def render_head(
+    context: RequestContext,
+    request: Request,
+    admitted: Admitted,
+    answer: Answer,
+    *,
+    keeps_alive: bool,
+) -> bytes:
+    """The head of an answer with an object."""
+    decision, shape = answer.decision, answer.shape
+    return answers.object_head(
+        request,
+        decision,
+        shape,
+        key=admitted.key,
+        rights=admitted.rights,
+        cache_status=answer.cache_status,
+        keeps_alive=keeps_alive,
+        cors=context.cors.lines(request.fields),
+        extra=context.proof(admitted.hop, shape.etag, decision.start, decision.length_bytes),
+    )
+
+
+def render_plain(
+    context: RequestContext, request: Request, *, is_stopping: bool
+) -> tuple[int, bytes]:
+    """Status and answer to OPTIONS and health checks."""
+    keeps_alive = request.keeps_alive and not is_stopping
+    if request.method == "OPTIONS":
+        cors = context.cors.preflight_lines(request.fields)
+        return 204, answers.options(request, cors=cors, keeps_alive=keeps_alive)
+    status = 503 if is_stopping else 200
+    return status, answers.health(status, request, keeps_alive=keeps_alive)
 
 
 class OpenRequest:

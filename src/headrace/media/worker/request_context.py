@@ -7,7 +7,7 @@ chosen: files of a local store, the node's disks, a peer, or the object store.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -57,8 +57,10 @@ class RequestContext:
         *,
         cluster: Cluster | None = None,
         traces: tracing.TraceLog | None = None,
+        generations: Generations | None = None,
     ) -> None:
         self.config = media.config
+        self._generations = generations
         self.folder = served_folder(media)
         self._blobs = media.blobs
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-read")
@@ -92,6 +94,15 @@ class RequestContext:
     def placement(self) -> object:
         """The partition table; another object after every change."""
         return self._cluster.router.table if self._cluster is not None else None
+
+    @property
+    def purges_version(self) -> int:
+        """The version of the purge list; it rises with every purge."""
+        return self._generations.value.version if self._generations is not None else 0
+
+    def url_keys(self) -> Mapping[str, Key]:
+        """The keys of signed URLs by id; none if no signature was checked nor is required yet."""
+        return self._gate.known_keys()
 
     def is_replica(self, key: str) -> bool:
         """Whether this node is a replica of `key`."""
@@ -240,7 +251,7 @@ async def open_request_context(
         generations=generations,
     )
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
-    context = RequestContext(media, own, cluster=cluster, traces=traces)
+    context = RequestContext(media, own, cluster=cluster, traces=traces, generations=generations)
     try:
         await cluster.start(listen)
         if store is not None:

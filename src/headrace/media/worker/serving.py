@@ -92,7 +92,13 @@ async def _serve_worker(
     async with open_request_context(
         media, number=params.number, run=run, boot=params.boot, listen=listen
     ) as context:
-        node = Node(context, [params.listener], tls_listeners=tls, connections_max=connections_max)
+        node = Node(
+            context,
+            [params.listener],
+            tls_listeners=tls,
+            connections_max=connections_max,
+            worker=params.number,
+        )
         try:
             node.start()
             on_ready()

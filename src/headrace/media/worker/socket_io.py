@@ -78,6 +78,10 @@ class Channel(Protocol):
 
     def close(self) -> None: ...
 
+    def detach(self) -> int:
+        """Return the descriptor, which the caller owns now."""
+        ...
+
 
 class PlainChannel:
     """Plain TCP."""
@@ -130,6 +134,10 @@ class PlainChannel:
     def close(self) -> None:
         """See `Channel`."""
         self._socket.close()
+
+    def detach(self) -> int:
+        """See `Channel`."""
+        return self._socket.detach()
 
 
 class TlsChannel:
@@ -196,6 +204,10 @@ class TlsChannel:
             raise BlockingIOError from None
         self._begun = b""
         return sent
+
+    def detach(self) -> int:
+        """See `Channel`. The native data plane has no TLS, so this is not used."""
+        return self._socket.detach()
 
 
 class Certificate:

@@ -23,6 +23,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -38,6 +39,7 @@ from headrace.kernel.metrics import bound
 from headrace.kernel.resilience import Backoff, wait_event
 from headrace.media.cluster.membership import member_of
 from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
+from headrace.media.native import NativePlaneMissing, library_path
 from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import (
     ChildConfig,
@@ -126,6 +128,10 @@ async def run_node(
     ListenFailed, ChildFailed.
     """
     require_servable(media.config)
+    if media.config.data_plane != "python":
+        # Once, not in each worker. A worker without it reports that and serves in Python.
+        with suppress(NativePlaneMissing):
+            await asyncio.to_thread(library_path)
     supervisor = Supervisor(media, child_config)
     if supervisor.workers == 1 and not media.config.disks:
         await serve(media, stop, on_ready, run=media.folder)

@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from headrace.media.model import MediaConfig
+    from headrace.media.model import MediaConfig, Shape
     from headrace.media.worker.connection import Connection
     from headrace.media.worker.fast_path import FastPath
     from headrace.media.worker.request_context import RequestContext
@@ -55,3 +55,7 @@ class WorkerApi(Protocol):
     def resume(self, connection: Connection) -> None: ...
 
     def forget(self, connection: Connection) -> None: ...
+
+    def note_answer(self, key: str, shape: Shape) -> None: ...
+
+    def give_back(self, connection: Connection) -> bool: ...

@@ -1,0 +1,15 @@
+"""The native data plane: a C library that answers the common requests of a worker.
+
+`plane.h` explains its design. `library` loads it; `NativePlane` in `worker.native_plane` uses it.
+"""
+
+from headrace.media.native.build import (
+    FLAGS,
+    FOLDER,
+    WARNINGS,
+    NativePlaneMissing,
+    build_library,
+    library_path,
+)
+
+__all__ = ["FLAGS", "FOLDER", "WARNINGS", "NativePlaneMissing", "build_library", "library_path"]

@@ -1,0 +1,419 @@
+/* Requests in, answers out. A connection is READING until a plain head is complete, then SENDING. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <sys/epoll.h>
+
+#include "loop.h"
+#include "residency.h"
+
+enum { HEAD_OUT_MAX = 4096 };
+enum step { STEP_MORE, STEP_WAIT, STEP_ENDED }; /* go on; wait for the socket; the connection left the plane */
+
+struct answer {
+  struct url url;
+  struct hop hop;
+  int is_hop;
+  struct object *object;
+  struct frame frame; /* of the first block */
+  int file;           /* -1: the object is in blocks */
+  int64_t start, end;
+  int is_part;
+};
+
+void connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
+                          size_t bytes) {
+  const struct object *object = kind == PLANE_BODY ? connection->object : NULL;
+  size_t texts = object != NULL ? object->key_bytes + object->version_bytes + 2 : 0;
+  struct queued_event *queued = malloc(sizeof *queued + bytes + texts);
+  if (queued == NULL) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return;
+  }
+  *queued = (struct queued_event){.event = {.kind = kind, .fd = connection->fd, .file = connection->file}};
+  if (bytes) memcpy(queued->bytes, data, bytes);
+  queued->event.data = queued->bytes;
+  queued->event.data_bytes = (int32_t)bytes;
+  queued->event.sent_bytes = connection->sent_bytes;
+  if (object != NULL) {
+    char *key = (char *)queued->bytes + bytes, *version = key + object->key_bytes + 1;
+    queued->event.key = memcpy(key, object->key, object->key_bytes + 1);
+    queued->event.version = memcpy(version, object->version, object->version_bytes + 1);
+    queued->event.start = connection->start;
+    queued->event.left = connection->left;
+    queued->event.rate = connection->rate.per_s;
+  }
+  epoll_ctl(plane->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
+  connection->fd = connection->file = -1; /* they belong to the event now */
+  plane->handed_over++;
+  plane->counters.handed_over++;
+  connection_close(plane, connection);
+  plane_push_event(plane, queued);
+}
+
+/* Whether the sender may read the object: a client by its URL, another node by its hop field. */
+static int admit(struct plane *plane, struct connection *connection, const struct head *head, struct answer *answer) {
+  answer->is_hop = head->hop != NULL;
+  if (answer->is_hop) {
+    if (!url_read_key(head->target, head->target_bytes, &answer->url)) return 0;
+    return hop_read(plane->hop_keys, head, &answer->hop);
+  }
+  if (!url_read(head->target, head->target_bytes, plane->keys, plane->config.is_signature_required, plane->now_s,
+                &answer->url))
+    return 0;
+  if (answer->url.network != NULL && !connection->address.is_known) address_read(connection->fd, &connection->address);
+  return url_allows(&answer->url, &connection->address);
+}
+
+/* Whether the description of the object answers this sender. */
+static int may_answer(const struct plane *plane, const struct head *head, const struct answer *answer) {
+  const struct object *object = answer->object;
+  if (object == NULL || plane->now_ms >= object->expires_ms) return 0;
+  if (!answer->is_hop) return !object->is_for_peers;
+  size_t etag = strlen(object->etag);
+  int is_matched = head->if_match == NULL || (head->if_match_bytes == etag + 2 && head->if_match[0] == '"' &&
+                                              memcmp(head->if_match + 1, object->etag, etag) == 0 &&
+                                              head->if_match[etag + 1] == '"');
+  return is_matched && answer->hop.generation <= object->generation;
+}
+
+/* The bytes of the answer in its first block. */
+static int64_t first_bytes(const struct answer *answer) {
+  int64_t count = answer->end - answer->start, room = BLOCK_BYTES - answer->start % BLOCK_BYTES;
+  return count < room ? count : room;
+}
+
+/* An answer that is sent with its head by one call. */
+static int is_small(const struct answer *answer) {
+  int64_t count = answer->end - answer->start;
+  return count <= SMALL_BYTES && count == first_bytes(answer);
+}
+
+/* Copy the body of a small answer to the plane's buffer. */
+static int read_small(struct plane *plane, const struct answer *answer) {
+  size_t count = (size_t)(answer->end - answer->start);
+  if (answer->file < 0) return frame_read(&answer->frame, answer->start % BLOCK_BYTES, plane->small, count);
+  struct iovec into = {plane->small, count};
+  return preadv2(answer->file, &into, 1, answer->start, RWF_NOWAIT) == (ssize_t)count;
+}
+
+/* Whether the object, its range and its first block can be sent now. */
+static int prepare(struct plane *plane, struct connection *connection, const struct head *head,
+                   struct answer *answer) {
+  int is_open = plane->config.folder != NULL || (plane->blocks != NULL && !plane->is_outdated);
+  answer->file = -1;
+  if (plane->is_stopping || !is_open || plane->keys == NULL) return 0;
+  if (!admit(plane, connection, head, answer)) return 0;
+  struct object *object = answer->object = objects_find(&plane->objects, answer->url.key, answer->url.key_bytes);
+  if (!may_answer(plane, head, answer)) return 0;
+  answer->is_part = head->has_range;
+  answer->start = head->has_range ? head->first : 0;
+  answer->end = head->has_range && head->last >= 0 && head->last < object->size_bytes ? head->last + 1 : object->size_bytes;
+  if (answer->start >= answer->end) return 0;
+  int64_t count = first_bytes(answer);
+  if (plane->config.folder != NULL) {
+    answer->file = file_open(plane->config.folder, object);
+    /* A small answer is copied: that fails if it is not in memory. */
+    return answer->file >= 0 && (is_small(answer) || residency_probe(answer->file, answer->start, count));
+  }
+  return blocks_find(plane->blocks, object, answer->start / BLOCK_BYTES, &answer->frame) &&
+         answer->frame.length >= answer->start % BLOCK_BYTES + count &&
+         frame_is_resident(&answer->frame, answer->start % BLOCK_BYTES, count);
+}
+
+/* The same lines in the same order as `object_head` of media/answers.py. */
+static size_t write_head(struct plane *plane, const struct answer *answer, char *into) {
+  const struct object *object = answer->object;
+  int64_t fresh_s = object->fresh_s;
+  int is_signed = answer->url.expires_s > 0;
+  if (is_signed && answer->url.expires_s - plane->now_s < fresh_s) fresh_s = answer->url.expires_s - plane->now_s;
+  int bytes = snprintf(into, HEAD_OUT_MAX, "HTTP/1.1 %s\r\nDate: %s\r\n%sCache-Control: %s, max-age=%lld%s\r\n%sContent-Length: %lld\r\n",
+                       answer->is_part ? "206 Partial Content" : "200 OK", plane->date, object->lines,
+                       is_signed ? "private" : "public", (long long)fresh_s, object->is_immutable ? ", immutable" : "",
+                       object->tail, (long long)(answer->end - answer->start));
+  if (bytes <= 0 || bytes >= HEAD_OUT_MAX) return 0;
+  size_t at = (size_t)bytes;
+  if (answer->is_part)
+    at += (size_t)snprintf(into + at, HEAD_OUT_MAX - at, "Content-Range: bytes %lld-%lld/%lld\r\n", (long long)answer->start,
+                           (long long)answer->end - 1, (long long)object->size_bytes);
+  if (answer->is_hop && at < HEAD_OUT_MAX) {
+    char reply[HOP_MAC + 1];
+    hop_sign_reply(&answer->hop, object->etag, answer->start, answer->end - answer->start, reply);
+    at += (size_t)snprintf(into + at, HEAD_OUT_MAX - at, "X-Headrace-Reply: %s\r\n", reply);
+  }
+  if (at + 3 > HEAD_OUT_MAX) return 0;
+  memcpy(into + at, "\r\n", 2);
+  return at + 2;
+}
+
+static void count_answer(struct plane *plane, const struct answer *answer) {
+  static const int64_t BOUNDS_NS[PLANE_BUCKETS] = {25000,    50000,    100000,    250000,    500000,     1000000,    2500000,
+                                                   5000000, 10000000, 25000000, 100000000, 500000000, 2500000000, 10000000000};
+  int64_t waited_ns = loop_now_ns() - plane->began_ns;
+  int bucket = 0;
+  while (bucket < PLANE_BUCKETS && waited_ns > BOUNDS_NS[bucket]) bucket++;
+  plane->counters.first_bytes[bucket]++;
+  plane->counters.first_bytes_ns += (uint64_t)waited_ns;
+  if (answer->is_part) plane->counters.answers_206++;
+  else plane->counters.answers_200++;
+}
+
+/* A quarter of a second, but enough for a small answer without a pause. */
+int64_t rate_burst(const struct rate *rate) {
+  int64_t burst = rate->per_s / 4;
+  return burst > 2 * SMALL_BYTES ? burst : 2 * SMALL_BYTES;
+}
+
+/* The bytes that may be sent now; 0: the connection pauses until half a burst may be sent. */
+static int64_t allowed_bytes(struct plane *plane, struct connection *connection, int64_t count) {
+  struct rate *rate = &connection->rate;
+  if (rate->per_s == 0) return count;
+  int64_t burst = rate_burst(rate), waited_ms = plane->now_ms - rate->seen_ms;
+  int64_t earned = waited_ms > 1000 ? burst : waited_ms * rate->per_s / 1000;
+  rate->left = rate->left + earned < burst ? rate->left + earned : burst;
+  rate->seen_ms = plane->now_ms;
+  /* Less than a quarter of a burst is not worth a turn of its own. */
+  if (rate->left >= burst / 4) return rate->left < count ? rate->left : count;
+  connection_pause(plane, connection, (burst / 2 - rate->left) * 1000 / rate->per_s + 1);
+  return 0;
+}
+
+/* At random steps, so that regular patterns of requests do not bias the sample (xorshift32). */
+static void sample(struct plane *plane, const struct object *object) {
+  if (--plane->sample_left) return;
+  uint32_t random = plane->random;
+  random ^= random << 13;
+  random ^= random >> 17;
+  random ^= random << 5;
+  plane->random = random;
+  plane->sample_left = 1 + random % (2 * SAMPLED_EVERY - 1);
+  plane_add_sample(plane, object);
+}
+
+static void finish(struct plane *plane, struct connection *connection) {
+  if (connection->file >= 0) close(connection->file);
+  connection->file = -1;
+  if (connection->object != NULL) object_release(connection->object);
+  connection->object = NULL;
+  connection->state = READING;
+  connection_watch(plane, connection, DEADLINE_IDLE);
+}
+
+/* What the socket took of head and body; the rest is sent by later turns. */
+static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
+                           const char *head, size_t head_bytes, size_t sent) {
+  int64_t body = sent > head_bytes ? (int64_t)(sent - head_bytes) : 0;
+  connection->sent_bytes += (int64_t)sent;
+  count_answer(plane, answer);
+  if (!answer->is_hop) sample(plane, answer->object);
+  plane->counters.sent_bytes += (uint64_t)body;
+  if (answer->file < 0) {
+    plane->counters.hits++;
+    frame_note_visit(&answer->frame);
+  }
+  connection->start = answer->start + body;
+  connection->left = answer->end - connection->start;
+  if (connection->left == 0) {
+    finish(plane, connection);
+    return STEP_MORE;
+  }
+  connection->state = SENDING;
+  connection->rate = (struct rate){.per_s = answer->url.rate, .seen_ms = plane->now_ms};
+  connection->rate.left = rate_burst(&connection->rate) - body;
+  connection->object = object_hold(answer->object);
+  connection->is_visited = connection->start % BLOCK_BYTES != 0 || body == 0;
+  connection_watch(plane, connection, DEADLINE_SEND);
+  if (sent >= head_bytes) return body ? STEP_WAIT : STEP_MORE;
+  if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
+  return STEP_WAIT;
+}
+
+static enum step begin_answer(struct plane *plane, struct connection *connection, const struct answer *answer,
+                              const char *head, size_t head_bytes) {
+  ssize_t sent;
+  if (is_small(answer)) {
+    size_t count = (size_t)(answer->end - answer->start);
+    struct iovec parts[2] = {{(void *)(uintptr_t)head, head_bytes}, {plane->small, count}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL);
+  } else {
+    sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
+  }
+  if (sent < 0 && errno != EAGAIN) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
+  return note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent);
+}
+
+static int accept_hop(struct plane *plane, const struct hop *hop) {
+  int64_t away_ms = plane->unix_ms - hop->moment_ms;
+  if (away_ms > HOP_WINDOW_MS || away_ms < -HOP_WINDOW_MS) return 0;
+  return hop_advance(&plane->hop_counters, hop->connection, hop->counter, plane->unix_ms);
+}
+
+/* Answer the head at the start of `data`, or hand the connection over. */
+static enum step answer_head(struct plane *plane, struct connection *connection, const struct head *head,
+                             const uint8_t *data, size_t bytes) {
+  struct answer answer;
+  char out[HEAD_OUT_MAX];
+  size_t head_bytes = 0;
+  if (prepare(plane, connection, head, &answer) && (!is_small(&answer) || read_small(plane, &answer)))
+    head_bytes = write_head(plane, &answer, out);
+  /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
+  if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
+  if (head_bytes == 0) {
+    if (answer.file >= 0) close(answer.file);
+    connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
+    return STEP_ENDED;
+  }
+  connection->file = answer.file; /* closed with the answer or the connection */
+  /* `data` may be the connection's own buffer, so the rest is kept before anything is freed. */
+  if (bytes_set(&connection->in, data + head->bytes, bytes - head->bytes) != 0) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
+  return begin_answer(plane, connection, &answer, out, head_bytes);
+}
+
+/* Receive into the plane's buffer behind what was received before. -1: wait; 0: the client ended. */
+static ssize_t receive(struct plane *plane, struct connection *connection) {
+  size_t before = connection->in.count;
+  if (before) memcpy(plane->input, connection->in.data, before);
+  ssize_t got = recv(connection->fd, plane->input + before, sizeof plane->input - before, 0);
+  if (got < 0) return errno == EAGAIN || errno == EINTR ? -1 : 0;
+  return got == 0 ? 0 : got + (ssize_t)before;
+}
+
+static enum step read_head(struct plane *plane, struct connection *connection, int *is_drained) {
+  struct head head;
+  ssize_t bytes = (ssize_t)connection->in.count;
+  int is_pipelined = bytes > 0 && head_read((const char *)connection->in.data, (size_t)bytes,
+                                            plane->config.is_origin_relevant, &head) != HEAD_INCOMPLETE;
+  if (is_pipelined) {
+    memcpy(plane->input, connection->in.data, (size_t)bytes);
+  } else {
+    if (*is_drained) return STEP_WAIT;
+    size_t before = connection->in.count;
+    bytes = receive(plane, connection);
+    if (bytes < 0) return STEP_WAIT;
+    if (bytes == 0) {
+      connection_close(plane, connection);
+      return STEP_ENDED;
+    }
+    *is_drained = (size_t)bytes < sizeof plane->input;
+    if (before == 0 && connection->deadline == DEADLINE_IDLE) connection_watch(plane, connection, DEADLINE_HEADER);
+  }
+  plane->began_ns = loop_now_ns();
+  switch (head_read((const char *)plane->input, (size_t)bytes, plane->config.is_origin_relevant, &head)) {
+    case HEAD_PLAIN: return answer_head(plane, connection, &head, plane->input, (size_t)bytes);
+    case HEAD_OTHER:
+      connection_hand_over(plane, connection, PLANE_REQUEST, plane->input, (size_t)bytes);
+      return STEP_ENDED;
+    default: break;
+  }
+  if (bytes_set(&connection->in, plane->input, (size_t)bytes) == 0) return STEP_MORE;
+  connection_cut(plane, connection, &plane->counters.cuts_client);
+  return STEP_ENDED;
+}
+
+/* Send the rest of the head. */
+static enum step send_out(struct plane *plane, struct connection *connection) {
+  struct bytes *out = &connection->out;
+  ssize_t sent = send(connection->fd, out->data, out->count, MSG_NOSIGNAL | MSG_MORE);
+  if (sent < 0) {
+    if (errno == EAGAIN) return STEP_WAIT;
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
+  connection->sent_bytes += sent;
+  if ((size_t)sent == out->count) {
+    bytes_free(out);
+    return STEP_MORE;
+  }
+  memmove(out->data, out->data + sent, out->count -= (size_t)sent);
+  return STEP_WAIT;
+}
+
+/* Where `count` bytes of the current block can be sent from; 0: not from here any more. */
+static int find_source(struct plane *plane, struct connection *connection, int64_t count, int *file, off_t *at) {
+  struct frame frame;
+  int64_t offset = connection->start % BLOCK_BYTES;
+  if (connection->file >= 0) {
+    *file = connection->file;
+    *at = connection->start;
+    /* Probed once for each block: the rest of it is sent soon. */
+    return connection->is_visited || residency_probe(*file, *at, count);
+  }
+  if (plane->blocks == NULL || plane->is_outdated) return 0;
+  if (!blocks_find(plane->blocks, connection->object, connection->start / BLOCK_BYTES, &frame)) return 0;
+  if (frame.length < offset + count || !frame_is_resident(&frame, offset, count)) return 0;
+  if (!connection->is_visited) {
+    plane->counters.hits++;
+    frame_note_visit(&frame);
+    connection->is_visited = 1;
+  }
+  *file = frame.disk->reader;
+  *at = frame.offset + offset;
+  return 1;
+}
+
+/* Send the rest of the current block as far as the socket takes it. */
+static enum step send_block(struct plane *plane, struct connection *connection, int64_t *share) {
+  int64_t offset = connection->start % BLOCK_BYTES, count = connection->left;
+  int file = -1;
+  off_t at = 0;
+  if (count > BLOCK_BYTES - offset) count = BLOCK_BYTES - offset;
+  int is_here = find_source(plane, connection, count, &file, &at);
+  if (is_here && (count = allowed_bytes(plane, connection, count)) == 0) return STEP_WAIT;
+  ssize_t sent = is_here ? sendfile(connection->fd, file, &at, (size_t)count) : 0;
+  if (sent < 0 && errno == EAGAIN) return STEP_WAIT;
+  if (sent < 0 && errno != EIO) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
+  if (sent <= 0) { /* the bytes are not here any more, or the disk failed */
+    connection_hand_over(plane, connection, PLANE_BODY, NULL, 0);
+    return STEP_ENDED;
+  }
+  connection->start += sent;
+  connection->left -= sent;
+  connection->rate.left -= sent;
+  connection->sent_bytes += sent;
+  plane->counters.sent_bytes += (uint64_t)sent;
+  *share -= sent;
+  connection->is_visited = connection->start % BLOCK_BYTES != 0;
+  if (connection->left == 0) finish(plane, connection);
+  return sent < count ? STEP_WAIT : STEP_MORE;
+}
+
+void connection_advance(struct plane *plane, struct connection *connection) {
+  int64_t share = QUANTUM_BYTES;
+  int is_drained = 0;
+  for (;;) {
+    if (share <= 0) {
+      connection_enqueue(plane, connection);
+      return;
+    }
+    enum step step;
+    if (connection->state == READING) {
+      step = read_head(plane, connection, &is_drained);
+      share -= REQUEST_COST_BYTES;
+    } else if (connection->out.count) {
+      step = send_out(plane, connection);
+    } else {
+      step = send_block(plane, connection, &share);
+    }
+    if (step == STEP_ENDED) return;
+    if (step == STEP_WAIT) break;
+  }
+  if (plane->is_stopping && connection->state == READING && connection->in.count == 0) connection_close(plane, connection);
+}

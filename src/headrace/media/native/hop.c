@@ -1,0 +1,116 @@
+#include "hop.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { KEY_ID = 1, FROM, TO, MOMENT, CONNECTION, COUNTER, GENERATION, MAC, PARTS };
+enum { DIGITS_MAX = 16, CONNECTION_DIGITS = 16, MESSAGE_MAX = 12 * 1024, PROBES = 16 };
+
+struct part {
+  const char *at;
+  size_t bytes;
+};
+
+static void encode_hex(const uint8_t digest[SHA256_BYTES], char out[HOP_MAC + 1]) {
+  for (int i = 0; i < SHA256_BYTES; i++) {
+    out[2 * i] = "0123456789abcdef"[digest[i] >> 4];
+    out[2 * i + 1] = "0123456789abcdef"[digest[i] & 15];
+  }
+  out[HOP_MAC] = 0;
+}
+
+static int is_text(const struct part *part, const char *text) {
+  return part->bytes == strlen(text) && memcmp(part->at, text, part->bytes) == 0;
+}
+
+static int read_decimal(const struct part *part, int64_t *number) {
+  *number = 0;
+  if (part->bytes == 0 || part->bytes > DIGITS_MAX) return 0;
+  for (size_t i = 0; i < part->bytes; i++) {
+    if (part->at[i] < '0' || part->at[i] > '9') return 0;
+    *number = *number * 10 + (part->at[i] - '0');
+  }
+  return 1;
+}
+
+static int read_connection(const struct part *part, uint64_t *number) {
+  *number = 0;
+  if (part->bytes != CONNECTION_DIGITS) return 0;
+  for (size_t i = 0; i < part->bytes; i++) {
+    char c = part->at[i];
+    int is_digit = c >= '0' && c <= '9';
+    if (!is_digit && !(c >= 'a' && c <= 'f')) return 0;
+    *number = *number << 4 | (uint64_t)(is_digit ? c - '0' : c - 'a' + 10);
+  }
+  return 1;
+}
+
+/* Split the value at its semicolons; 0: there are not nine parts. */
+static int split(const char *value, size_t bytes, struct part parts[PARTS]) {
+  int count = 0;
+  parts[0] = (struct part){value, 0};
+  for (const char *at = value; at < value + bytes; at++) {
+    if (*at != ';') parts[count].bytes++;
+    else if (++count == PARTS) return 0;
+    else parts[count] = (struct part){at + 1, 0};
+  }
+  return count == PARTS - 1;
+}
+
+static int is_signed(const struct hmac_key *key, const struct head *head, const struct part *mac) {
+  char message[MESSAGE_MAX], expected[HOP_MAC + 1];
+  uint8_t digest[SHA256_BYTES];
+  int text_bytes = (int)(mac->at - head->hop) - 1;
+  int bytes = snprintf(message, sizeof message, "hop\n%.*s\nGET\n%.*s\n%.*s\n%.*s", text_bytes, head->hop,
+                       (int)head->target_bytes, head->target, (int)head->range_bytes,
+                       head->range_bytes ? head->range : "", (int)head->if_match_bytes,
+                       head->if_match_bytes ? head->if_match : "");
+  if (bytes <= 0 || (size_t)bytes >= sizeof message || mac->bytes != HOP_MAC) return 0;
+  hmac_sha256(key, (const uint8_t *)message, (size_t)bytes, digest);
+  encode_hex(digest, expected);
+  unsigned char differs = 0;
+  for (int i = 0; i < HOP_MAC; i++) differs |= (unsigned char)(expected[i] ^ mac->at[i]);
+  return differs == 0;
+}
+
+int hop_read(const struct hop_keys *keys, const struct head *head, struct hop *hop) {
+  struct part parts[PARTS];
+  int64_t counter;
+  if (keys == NULL || !split(head->hop, head->hop_bytes, parts) || !is_text(&parts[0], "1")) return 0;
+  if (!read_decimal(&parts[MOMENT], &hop->moment_ms) || !read_connection(&parts[CONNECTION], &hop->connection) ||
+      !read_decimal(&parts[COUNTER], &counter) || !read_decimal(&parts[GENERATION], &hop->generation))
+    return 0;
+  hop->counter = (uint64_t)counter;
+  hop->mac = parts[MAC].at;
+  hop->key = parts[KEY_ID].bytes == URL_KEY_ID ? url_find_key(&keys->keys, parts[KEY_ID].at) : NULL;
+  /* A sender of the same name is a fault that the control plane reports. */
+  return hop->key != NULL && is_text(&parts[TO], keys->name) && !is_text(&parts[FROM], keys->name) &&
+         is_signed(hop->key, head, &parts[MAC]);
+}
+
+int hop_advance(struct hop_counters *counters, uint64_t connection, uint64_t counter, int64_t now_ms) {
+  struct hop_counter *found = NULL, *unused = NULL;
+  pthread_mutex_lock(&counters->lock);
+  /* `connection` is random, so its low bits spread evenly. */
+  for (uint64_t i = 0; i < PROBES && found == NULL; i++) {
+    struct hop_counter *entry = &counters->table[(connection + i) % HOP_CONNECTIONS];
+    /* Twice the window covers both clocks: older requests are refused by their time. */
+    int is_unused = entry->seen_ms == 0 || now_ms - entry->seen_ms > 2 * HOP_WINDOW_MS;
+    if (entry->seen_ms != 0 && entry->connection == connection) found = entry;
+    else if (is_unused && unused == NULL) unused = entry;
+  }
+  struct hop_counter *entry = found != NULL ? found : unused;
+  int is_accepted = entry != NULL && counter > (found != NULL ? found->counter : 0);
+  if (is_accepted) *entry = (struct hop_counter){connection, counter, now_ms};
+  pthread_mutex_unlock(&counters->lock);
+  return is_accepted;
+}
+
+void hop_sign_reply(const struct hop *hop, const char *etag, int64_t start, int64_t bytes, char out[HOP_MAC + 1]) {
+  char message[1024];
+  uint8_t digest[SHA256_BYTES];
+  int count = snprintf(message, sizeof message, "reply\n%.*s\n%s\n%lld\n%lld", HOP_MAC, hop->mac, etag, (long long)start,
+                       (long long)bytes);
+  hmac_sha256(hop->key, (const uint8_t *)message, (size_t)count, digest);
+  encode_hex(digest, out);
+}

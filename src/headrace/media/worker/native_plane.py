@@ -1,0 +1,444 @@
+"""The control side of the native data plane (`media/native/plane.h`), by ctypes.
+
+The plane accepts the clients. It answers requests for objects that `describe` was called for, and
+passes every other one with its socket to `on_event`. `adopt` gives an idle connection back.
+
+Objects are described after an answer of this process and stay valid as long as their shape is
+cached. They are forgotten when purges, the placement of keys or the traces change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Callable, Mapping
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint64,
+    c_void_p,
+)
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from headrace.kernel.metrics import FINE_BUCKETS_S, bound, observe_many
+from headrace.kernel.signing import Key
+from headrace.media.answers import HIT as HIT_STATUS
+from headrace.media.answers import content_lines, version_lines
+from headrace.media.cache.block_cache import PlaneDisks
+from headrace.media.cache.disk_files import ReadDisk
+from headrace.media.cache.epochs import WorkerEpochs
+from headrace.media.cluster.hop import HopGuard
+from headrace.media.hottest import HOTTEST
+from headrace.media.model import CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
+from headrace.media.native import library_path
+from headrace.media.signing import A_MINUTE_S, A_YEAR_S
+from headrace.media.worker.counters import ANSWERED, HIT, SENT
+
+REQUEST, BODY, REFUSED, LATE, SWAPPED = range(1, 6)
+BUCKETS: Final = len(FINE_BUCKETS_S)
+_DESCRIBED_MAX: Final = 65_536
+_SAMPLES_BYTES: Final = 64 * 1024
+_CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
+
+
+class _Config(Structure):
+    _fields_: ClassVar = [
+        ("header_timeout_ms", c_int32),
+        ("idle_timeout_ms", c_int32),
+        ("send_timeout_ms", c_int32),
+        ("connections_max", c_int32),
+        ("send_progress_bytes", c_int64),
+        ("is_signature_required", c_int32),
+        ("is_origin_relevant", c_int32),
+        ("folder", c_char_p),
+        ("board", c_void_p),
+        ("epoch", c_void_p),
+    ]
+
+
+class _Disk(Structure):
+    _fields_: ClassVar = [
+        ("index", c_void_p),
+        ("visited", c_void_p),
+        ("verified", c_void_p),
+        ("sets", c_uint64),
+        ("data_at", c_int64),
+        ("reader", c_int32),
+        ("is_copied", c_int32),
+    ]
+
+
+class _Object(Structure):
+    _fields_: ClassVar = [
+        ("key", c_char_p),
+        ("version", c_char_p),
+        ("lines", c_char_p),
+        ("tail", c_char_p),
+        ("size_bytes", c_int64),
+        ("expires_ms", c_int64),
+        ("fresh_s", c_int32),
+        ("is_immutable", c_int32),
+        ("is_for_peers", c_int32),
+    ]
+
+
+class _Event(Structure):
+    _fields_: ClassVar = [
+        ("kind", c_int32),
+        ("fd", c_int32),
+        ("file", c_int32),
+        ("data_bytes", c_int32),
+        ("data", POINTER(c_uint8)),
+        ("key", c_char_p),
+        ("version", c_char_p),
+        ("start", c_int64),
+        ("left", c_int64),
+        ("rate", c_int64),
+        ("sent_bytes", c_int64),
+    ]
+
+
+class _Counters(Structure):
+    _fields_: ClassVar = [
+        ("answers_200", c_uint64),
+        ("answers_206", c_uint64),
+        ("hits", c_uint64),
+        ("sent_bytes", c_uint64),
+        ("handed_over", c_uint64),
+        ("connections", c_uint64),
+        ("away", c_uint64),
+        ("is_stopped", c_uint64),
+        ("cuts_client", c_uint64),
+        ("cuts_stalled", c_uint64),
+        ("first_bytes", c_uint64 * (BUCKETS + 1)),
+        ("first_bytes_ns", c_uint64),
+    ]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The loaded library. Raises: NativePlaneMissing, OSError."""
+    loaded = ctypes.CDLL(str(library_path()))
+    loaded.plane_start.restype = c_void_p
+    loaded.plane_next_event.restype = POINTER(_Event)
+    loaded.plane_counters.restype = POINTER(_Counters)
+    arguments = {
+        "plane_start": [POINTER(_Config)],
+        "plane_close": [c_void_p],
+        "plane_event_fd": [c_void_p],
+        "plane_next_event": [c_void_p],
+        "plane_event_done": [POINTER(_Event)],
+        "plane_counters": [c_void_p],
+        "plane_take_samples": [c_void_p, c_char_p, c_int],
+        "plane_listen": [c_void_p, c_int],
+        "plane_stop_listening": [c_void_p],
+        "plane_adopt": [c_void_p, c_int, c_int64],
+        "plane_released": [c_void_p],
+        "plane_put_object": [c_void_p, POINTER(_Object)],
+        "plane_forget_object": [c_void_p, c_char_p],
+        "plane_forget_objects": [c_void_p],
+        "plane_set_keys": [c_void_p, c_char_p, c_char_p, c_int],
+        "plane_set_hop_keys": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
+        "plane_hop_advance": [c_void_p, c_uint64, c_uint64],
+        "plane_set_disks": [
+            *(c_void_p, c_uint64, POINTER(_Disk), c_int),
+            *(c_char_p, c_char_p, c_char_p, c_int),
+        ],
+    }
+    for name, types in arguments.items():
+        getattr(loaded, name).argtypes = types
+    return loaded
+
+
+def load_library() -> None:
+    """Compile and load the library if that was not done. Raises: NativePlaneMissing, OSError."""
+    _library()
+
+
+class PlaneEvent(NamedTuple):
+    """A connection that the plane passes on: `kind`, its descriptor, and received bytes.
+
+    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1. For
+    SWAPPED `start` is the revision.
+    """
+
+    kind: int
+    fd: int
+    file: int
+    data: bytes
+    key: str
+    version: str
+    start: int
+    left: int
+    rate: int
+    sent_bytes: int
+
+
+class DescribedObject(NamedTuple):
+    """What the plane needs to answer for one object; see `plane_object` in plane.h."""
+
+    key: str
+    version: str
+    lines: str
+    tail: str
+    size_bytes: int
+    expires_s: float
+    fresh_s: int
+    is_immutable: bool
+    is_for_peers: bool
+
+
+def describe_object(
+    key: str,
+    shape: Shape,
+    version: str,
+    expires_s: float,
+    *,
+    cors: str,
+    is_for_peers: bool,
+) -> DescribedObject:
+    """The description of an object in the words of `answers.object_head`."""
+    return DescribedObject(
+        key,
+        version,
+        version_lines(shape.etag, shape.modified_s),
+        content_lines(key, cache_status=HIT_STATUS, cors=cors),
+        shape.size_bytes,
+        expires_s,
+        A_YEAR_S if shape.is_immutable else A_MINUTE_S,
+        shape.is_immutable,
+        is_for_peers,
+    )
+
+
+class NativePlane:
+    """The native data plane of one worker."""
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        epochs: WorkerEpochs | None = None,
+        folder: Path | None = None,
+        connections_max: int,
+        on_event: Callable[[PlaneEvent], None],
+    ) -> None:
+        """Serve blocks of disks within `epochs`, or files of `folder`.
+
+        Raises: NativePlaneMissing, OSError.
+        """
+        self._library = _library()
+        self._epochs = epochs
+        board, epoch = epochs.addresses() if epochs is not None else (None, None)
+        settings = _Config(
+            header_timeout_ms=_timeout_ms(config.header_timeout_s),
+            idle_timeout_ms=_timeout_ms(config.idle_timeout_s),
+            send_timeout_ms=_timeout_ms(config.send_timeout_s),
+            connections_max=connections_max,
+            send_progress_bytes=config.send_progress_bytes,
+            is_signature_required=config.signed == "required",
+            folder=os.fsencode(folder) if folder is not None else None,
+            is_origin_relevant=bool(config.cors_origins) and config.cors_origins != ("*",),
+            board=board,
+            epoch=epoch,
+        )
+        self._plane = self._library.plane_start(ctypes.byref(settings))
+        if not self._plane:
+            raise OSError("the native data plane did not start: memory or descriptors are missing")
+        self._on_event = on_event
+        self._described: dict[str, float] = {}
+        self._held: dict[int, list[tuple[ReadDisk, list[Any]]]] = {}
+        """Disks in use by revision of the manifest, with the views that keep their memory."""
+        self._seen = _Counters()
+        self._samples = ctypes.create_string_buffer(_SAMPLES_BYTES)
+        self._keys: Mapping[str, Key] | None = None
+        self.revision = -1
+        """The revision of the disks that were set last."""
+        self.connections_count = 0
+
+    @property
+    def event_fd(self) -> int:
+        """The descriptor that is readable while events wait."""
+        return int(self._library.plane_event_fd(self._plane))
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept clients of `listener`, which stays the caller's."""
+        self._library.plane_listen(self._plane, os.dup(listener.fileno()))
+
+    def stop_listening(self) -> None:
+        """Accept no clients and close idle ones; answers in progress continue."""
+        self._library.plane_stop_listening(self._plane)
+
+    def adopt(self, fd: int, sent_bytes: int) -> None:
+        """Give back a connection that waits for its next request. The plane owns `fd` now."""
+        self._library.plane_adopt(self._plane, fd, sent_bytes)
+
+    def note_closed(self) -> None:
+        """Record that a connection of an event was closed here."""
+        self._library.plane_released(self._plane)
+
+    def handle_events(self) -> None:
+        """Call `on_event` for all waiting events."""
+        while found := self._library.plane_next_event(self._plane):
+            event = found.contents
+            data = ctypes.string_at(event.data, event.data_bytes) if event.data_bytes else b""
+            taken = PlaneEvent(
+                event.kind,
+                event.fd,
+                event.file,
+                data,
+                (event.key or b"").decode(),
+                (event.version or b"").decode(),
+                event.start,
+                event.left,
+                event.rate,
+                event.sent_bytes,
+            )
+            self._library.plane_event_done(found)
+            if taken.kind == SWAPPED:
+                self._release_before(taken.start)
+            else:
+                self._on_event(taken)
+
+    def is_described(self, key: str, now_s: float) -> bool:
+        """Whether the plane has a current description of the object."""
+        return self._described.get(key, 0.0) > now_s
+
+    def describe(self, described: DescribedObject) -> None:
+        """Let the plane answer requests for an object."""
+        if len(self._described) >= _DESCRIBED_MAX:
+            self._described.clear()
+        self._described[described.key] = described.expires_s
+        self._library.plane_put_object(
+            self._plane,
+            ctypes.byref(
+                _Object(
+                    key=described.key.encode(),
+                    version=described.version.encode(),
+                    lines=described.lines.encode("latin-1"),
+                    tail=described.tail.encode("latin-1"),
+                    size_bytes=described.size_bytes,
+                    expires_ms=_ms(described.expires_s),
+                    fresh_s=described.fresh_s,
+                    is_immutable=described.is_immutable,
+                    is_for_peers=described.is_for_peers,
+                )
+            ),
+        )
+
+    def forget_object(self, key: str) -> None:
+        """Drop the description of an object, which may have been replaced."""
+        self._described.pop(key, None)
+        self._library.plane_forget_object(self._plane, key.encode())
+
+    def forget_objects(self) -> None:
+        """Drop all descriptions."""
+        if self._described:
+            self._described.clear()
+            self._library.plane_forget_objects(self._plane)
+
+    def set_keys(self, keys: Mapping[str, Key]) -> None:
+        """Set the keys whose signatures are valid."""
+        if keys is self._keys:
+            return
+        self._keys = keys
+        ids = "".join(keys).encode("ascii")
+        secrets = b"".join(key.secret for key in keys.values())
+        self._library.plane_set_keys(self._plane, ids, secrets, len(keys))
+
+    def set_hop_keys(self, guard: HopGuard) -> None:
+        """Answer requests of other nodes that `guard` accepts, and share its counters."""
+        ids = "".join(guard.keys).encode("ascii")
+        secrets = b"".join(key.secret for key in guard.keys.values())
+        self._library.plane_set_hop_keys(
+            self._plane, guard.name.encode("ascii"), ids, secrets, len(guard.keys)
+        )
+        guard.share_counters(self._advance_hop)
+
+    def _advance_hop(self, connection: int, counter: int) -> bool:
+        return bool(self._library.plane_hop_advance(self._plane, connection, counter))
+
+    def set_disks(self, found: PlaneDisks) -> None:
+        """Use the disks of a manifest."""
+        revision, disks = found.revision, found.disks
+        rows = (_Disk * max(1, len(disks)))()
+        held = []
+        for row, disk in zip(rows, disks, strict=False):
+            if disk is None:
+                row.is_copied = 1
+                row.sets = 1
+                continue
+            disk.hold()
+            views = [
+                (c_uint8 * 1).from_buffer(view)
+                for view in (disk.table.index, disk.table.visited, disk.table.verified)
+            ]
+            held.append((disk, views))
+            row.index, row.visited, row.verified = map(ctypes.addressof, views)
+            row.sets, row.data_at = disk.table.sets, disk.source.data_at
+            row.reader, row.is_copied = disk.reader, disk.is_copied
+        self._held[revision] = held
+        self.revision = revision
+        self._library.plane_set_disks(
+            self._plane,
+            revision,
+            rows,
+            len(disks),
+            found.owners,
+            found.owners_before,
+            found.hash_key,
+            len(found.hash_key),
+        )
+
+    def flush_counters(self) -> None:
+        """Add what was counted since the last call to the metrics."""
+        now, seen = self._library.plane_counters(self._plane).contents, self._seen
+        ANSWERED[200].inc(now.answers_200 - seen.answers_200)
+        ANSWERED[206].inc(now.answers_206 - seen.answers_206)
+        HIT.inc(now.hits - seen.hits)
+        SENT["memory"].inc(now.sent_bytes - seen.sent_bytes)
+        for reason in ("client", "stalled"):
+            name = f"cuts_{reason}"
+            _CUT[reason].inc(getattr(now, name) - getattr(seen, name))
+        firsts = [now.first_bytes[i] - seen.first_bytes[i] for i in range(BUCKETS + 1)]
+        observe_many(TTFB, firsts, (now.first_bytes_ns - seen.first_bytes_ns) / 1e9)
+        self.connections_count = now.connections
+        CONNECTIONS.inc(float(now.connections) - float(seen.connections))
+        count = self._library.plane_take_samples(self._plane, self._samples, _SAMPLES_BYTES)
+        for key in self._samples.raw[:count].decode().split():
+            HOTTEST.count(key)
+        ctypes.memmove(ctypes.byref(seen), ctypes.byref(now), ctypes.sizeof(_Counters))
+
+    def is_idle(self) -> bool:
+        """Whether listening stopped and no connection is left here or at the control plane."""
+        now = self._library.plane_counters(self._plane).contents
+        return bool(now.is_stopped) and not now.connections and not now.away
+
+    def close(self) -> None:
+        """End the thread; clients that are left are reset."""
+        self._library.plane_close(self._plane)
+        self._release_before(2**63)
+        if self._epochs is not None:
+            self._epochs.close()
+
+    def _release_before(self, revision: int) -> None:
+        for old in [number for number in self._held if number < revision]:
+            for disk, views in self._held.pop(old):
+                views.clear()
+                disk.release()
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _timeout_ms(seconds: float) -> int:
+    return min(2**31 - 1, _ms(seconds))
