@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.kit.processes import HeadraceProcess, descendants, wait_until
 
 FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
-FIRST_PROCESS = f"""#!{sys.executable}
+FIRST_PROCESS = """
 import ctypes, os, signal, subprocess, sys
 
 # PR_SET_CHILD_SUBREAPER: as the first process of a container, it becomes the parent of orphans.
@@ -24,8 +25,10 @@ sys.exit(child.wait())
 
 @pytest.mark.slow
 def test_a_killed_agent_leaves_no_zombie(tmp_path):
-    first = tmp_path / "first_process"
-    first.write_text(FIRST_PROCESS)
+    script, first = tmp_path / "first_process.py", tmp_path / "first_process"
+    script.write_text(FIRST_PROCESS)
+    # A path with spaces cannot be in the first line of a script.
+    first.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$0.py" "$@"\n')
     first.chmod(0o700)
     process = HeadraceProcess(
         ["up", "--json"], folder=tmp_path / "site", env=FREE_PORTS, python=first

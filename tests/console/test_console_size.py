@@ -18,8 +18,8 @@ from headrace.engines.endpoints import Endpoints
 from headrace.jobs import store
 from headrace.jobs.fleet.plan import Move
 
-QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 3
-YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 4.0
+QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 5
+YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 6.0
 """Half of the promised time; PostgreSQL uses the other half."""
 WATCHED_S = 3.0
 PAGES = ("/console/jobs", "/console/jobs/hosts", "/console", "/console/jobs/queues/queue-7")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from tests.kit.processes import HeadraceProcess, descendants, is_alive
@@ -200,6 +202,31 @@ async def test_a_new_agent_starts_after_the_lease_time_if_a_former_slot_keeps_th
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+ORPHANED = """
+import asyncio, os, sys, time
+from pathlib import Path
+from headrace.jobs.agent.host_lock import HostLock
+
+read, write = os.pipe()
+if os.fork():
+    os.read(read, 1)  # the agent has the lock
+    os._exit(0)  # its supervisor is killed
+lock = asyncio.run(HostLock.take(Path(sys.argv[1]), "h1", wait_max_s=1))
+os.write(write, b".")
+time.sleep(1)  # its last job
+lock.release()
+"""
+
+
+@pytest.mark.slow
+async def test_an_agent_whose_supervisor_was_killed_is_waited_for(tmp_path):
+    """Otherwise the next `headrace up` would refuse to start while it ends."""
+    subprocess.run([sys.executable, "-c", ORPHANED, str(tmp_path)], check=True)
+    taken = await HostLock.take(tmp_path, "h1", wait_max_s=1)
+    assert taken.former == LockRecord(), "it ended in order"
+    taken.release()
 
 
 async def _taken_by_another(folder):

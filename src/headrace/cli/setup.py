@@ -56,6 +56,17 @@ NEXT_STEPS: Final = {
 """Commands to run after writing each kind of starter."""
 
 
+class FolderNotWritable(InvalidInput):
+    """`headrace init` cannot write into the folder."""
+
+    code = "cli.folder_not_writable"
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"{folder}: {error.strerror or error}: choose a folder that you can write to"
+        )
+
+
 class FileExists(Conflict):
     """`headrace init` would overwrite a file, so it wrote nothing."""
 
@@ -90,10 +101,13 @@ def init(line: CommandLine, folder: Path, *, kind: str) -> None:
         raise FileExists(present)
     sections = {name: type(section) for name, section in line.app().config.sections.items()}
     texts[CONFIG_NAME] = commented_config(sections)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        with (folder / name).open("x", encoding="utf-8") as file:
-            file.write(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            with (folder / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise FolderNotWritable(folder, error) from error
     steps = [] if folder == Path() else [f"cd {folder}"]
     steps += NEXT_STEPS[kind].splitlines()
     lines = "\n".join(f"  {step}" for step in steps)

@@ -108,6 +108,10 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+_WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redis", "rediss"})
+"""Schemes whose URLs need a host or a bucket; PostgreSQL and Unix sockets have none."""
+
+
 def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
     """A parser of URLs with one of `schemes`; `takes_user` permits a user and password."""
 
@@ -115,6 +119,14 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
         parts = urlsplit(text.strip())
         if parts.scheme not in schemes:
             raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError("a URL whose port is a number from 0 to 65535") from error
+        if parts.scheme in _WITH_HOST and not parts.hostname:
+            raise ValueError(f"a URL with a name after {parts.scheme}://")
+        if parts.scheme == "file" and not parts.path.startswith("/"):
+            raise ValueError("a URL of an absolute path such as file:///var/lib/blobs")
         if not takes_user and "@" in parts.netloc:
             raise ValueError("a URL without user and password before its host: they are never sent")
         return text.strip()

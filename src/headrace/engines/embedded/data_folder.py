@@ -226,11 +226,13 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a live process holds the lock of `folder`."""
+    """Whether a live process holds the lock of `folder`. Raises: FolderUnusable."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except NotADirectoryError as error:
+        raise FolderUnusable(f"data folder {folder} is not a folder: choose another one") from error
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK))
     finally:

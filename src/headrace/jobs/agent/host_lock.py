@@ -2,9 +2,10 @@
 
 The agent, its zygote and every slot hold the lock by inheritance. When another process gets it, no
 handler of the former agent runs any more. The new agent can then return the leases at once instead
-of waiting for their expiry. Hanging slots are killed after KILL_AFTER_S by the pids that the file
-records, with their start times, because pids are reused. A child process of a handler may hold the
-lock for longer: the new agent then continues after the lease time, with a warning.
+of waiting for their expiry. It waits for an agent that is ending because its supervisor was killed.
+Hanging slots are killed after KILL_AFTER_S by the pids that the file records, with their start
+times, because pids are reused. A child process of a handler may hold the lock for longer: the new
+agent then continues after the lease time, with a warning.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from headrace.jobs.errors import AgentRuns
 from headrace.kernel.logs import logger
 
 KILL_AFTER_S: Final = 3.0
+ENDING_S_MAX: Final = 15.0
+"""Longest wait for an agent whose supervisor was killed: it gets 10 s for its running jobs."""
 POLL_EVERY_S: Final = 0.02
 _log: Final = logger(__name__)
 
@@ -36,6 +39,8 @@ class LockRecord(msgspec.Struct, kw_only=True):
     """The content of the file: the processes of the lock's holder, as (pid, start time)."""
 
     agent: tuple[int, int] = (0, 0)
+    parent: tuple[int, int] = (0, 0)
+    """Its supervisor; without it the agent ends, after its running jobs or a grace period."""
     host_ids: list[int] = []
     """Host rows that own its leases."""
     slots: list[tuple[int, int]] = []
@@ -48,22 +53,28 @@ class HostLock:
         self.descriptor = descriptor
         self.former = former
         """The record of the former agent."""
-        self._record = LockRecord(agent=(os.getpid(), start_time(os.getpid())))
+        self._record = LockRecord(
+            agent=(os.getpid(), start_time(os.getpid())),
+            parent=(os.getppid(), start_time(os.getppid())),
+        )
         self._write()
 
     @classmethod
     async def take(cls, folder: Path, name: str, *, wait_max_s: float) -> HostLock:
         """Wait until no process of a former agent runs. Raises: AgentRuns."""
         path = folder / f"{file_name(name)}.lock"
-        began_s = time.monotonic()
+        began_s = agent_ended_s = time.monotonic()
         descriptor = _open(path)
         has_killed = False
         while not _try_lock(descriptor):
             record = _read(descriptor)
-            waited_s = time.monotonic() - began_s
             if record.agent[0] != os.getpid() and is_running(*record.agent):
-                os.close(descriptor)
-                raise AgentRuns(name, record.agent[0])
+                is_ending = record.parent != (0, 0) and not is_running(*record.parent)
+                if not is_ending or time.monotonic() - began_s > ENDING_S_MAX:
+                    os.close(descriptor)
+                    raise AgentRuns(name, record.agent[0])
+                agent_ended_s = time.monotonic()
+            waited_s = time.monotonic() - agent_ended_s
             if waited_s > KILL_AFTER_S and not has_killed:
                 has_killed = True
                 _kill(record.slots)
