@@ -1,4 +1,4 @@
-"""`python -m bench jobs`: run, print, write, and exit with 1 where a row does not hold."""
+"""`python -m bench jobs`: run, print, write, and exit with 1 where a row misses its goal."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def write(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate the day, print and write it; 1 where a goal does not hold."""
+    """Simulate the day, print and write it; 1 where a goal is missed."""
     is_quick = bool(os.environ.get("QUICK"))
     parser = argparse.ArgumentParser(prog="python -m bench.jobs_day", description=__doc__)
     parser.add_argument("--hours", type=float, default=3 if is_quick else 24)

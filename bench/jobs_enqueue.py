@@ -1,4 +1,4 @@
-"""How fast are jobs enqueued: by call size, and into lanes, whose books are kept beside the jobs?
+"""How fast are jobs enqueued: by call size, and into lanes, whose counts are kept beside the jobs?
 
 One connection, one process, 100 B payload. Enqueue without lanes, beside the peers, is in
 `jobs_drain.py`.

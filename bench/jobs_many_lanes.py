@@ -1,9 +1,9 @@
 """Do many lanes cost speed: 100,000 lanes with a million jobs waiting, drained until every lane is
 exhausted?
 
-Each lane has twice the jobs that its limit lets go, so that half of them start and half stay, in
+Each lane has twice the jobs that its limit allows, so that half of them start and half stay, in
 exhausted lanes. Then claims find nothing in a queue full of waiting jobs: what such an empty
-claim costs is read from the server's log while hints come.
+claim costs is read from the server's log during notifications.
 """
 
 from __future__ import annotations

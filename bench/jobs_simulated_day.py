@@ -16,7 +16,7 @@ FILE = "jobs_day.json"
 
 
 async def measure(run: Run) -> list[Figure]:
-    """Take the rows over."""
+    """Copy the rows."""
     path = RESULTS / FILE
     if not path.exists():
         why = "run `python -m bench.jobs_day`, which simulates the day and leaves its rows"

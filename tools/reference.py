@@ -38,7 +38,7 @@ def settings_page() -> str:
         " `30s`, `10m`, `2h`; sizes `64KiB`, `25MiB`; lists with commas. `HEADRACE_SECRET` is the"
         " root of all signatures; without it one is made in the data folder. `HEADRACE_APP` is left"
         " to units and compose files, which name the application by it. Settings of rooms that are"
-        " not installed may stand, too. `headrace config show` prints what is in force.\n"
+        " not installed are accepted. `headrace config show` prints the effective settings.\n"
     )
     for section in dict.fromkeys(row.section for row in rows):
         lines += [
@@ -82,10 +82,10 @@ def commands_page() -> str:
     """Every command with the text of its `--help`."""
     lines = ["# Commands\n", NOTE]
     lines.append(
-        "`--json`, `--config FILE` and `--data FOLDER` may stand anywhere on the line. Exit codes:"
-        " 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in conflict with"
-        " the present state, 6 over a limit, 7 something needed is down, 8 stored data is corrupt,"
-        " 130 interrupted.\n"
+        "`--json`, `--config FILE` and `--data FOLDER` are accepted anywhere on the line. Exit"
+        " codes: 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in"
+        " conflict with the present state, 6 over a limit, 7 something needed is down, 8 stored"
+        " data is corrupt, 130 interrupted.\n"
     )
     for path, command in leaves(build_group(), "headrace"):
         names = ["-h", "--help"]

@@ -1,6 +1,6 @@
 """A report every night, in the editors' time zone.
 
-Never doubled, and made up for where it was missed.
+No scheduled time runs twice; all missed times together cause one run.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ async def test_a_new_agent_starts_after_the_lease_time_if_a_former_slot_keeps_th
 
 
 ORPHANED = """
-import asyncio, os, sys, time
+import asyncio, os, sys, threading
 from pathlib import Path
 from headrace.jobs.agent.host_lock import HostLock
 
@@ -215,7 +215,7 @@ if os.fork():
     os._exit(0)  # its supervisor is killed
 lock = asyncio.run(HostLock.take(Path(sys.argv[1]), "h1", wait_max_s=1))
 os.write(write, b".")
-time.sleep(1)  # its last job
+threading.Event().wait(1)  # its last job
 lock.release()
 """
 

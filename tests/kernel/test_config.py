@@ -86,3 +86,23 @@ def test_durations_ports_and_addresses():
         for text in texts.split("|"):
             with pytest.raises(ValueError, match=match):
                 parse(text)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "text"),
+    [
+        (("s3", "file"), "s3://"),
+        (("s3", "file"), "s3:///prefix"),
+        (("s3", "file"), "file://"),
+        (("s3", "file"), "file://folder"),
+        (("valkey",), "valkey://h:abc"),
+        (("postgresql",), "postgresql://h:99999/x"),
+        (("http",), "ftp://h"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused(schemes, text):
+    with pytest.raises(ValueError, match="a URL"):
+        config.parse_url(*schemes)(text)
+    assert (
+        config.parse_url("postgresql")("postgresql:///x?host=/run") == "postgresql:///x?host=/run"
+    )

@@ -57,7 +57,7 @@ class StoreRecord:
     file: Path
     shared: SharedRecord | None = None
     may_create: bool = True
-    """Whether this process may create and mark the folder; a child process may not."""
+    """Whether this process may create the folder and its marker; a child process may not."""
 
 
 class MountGuard:
@@ -70,7 +70,7 @@ class MountGuard:
 
     Each put reads the marker through its open folder, and a miss reads it before it is reported, so
     a disk that disappears at run time is noticed too. A folder with objects but without any record
-    is marked as it is, or used unmarked if it is read-only.
+    gets a marker as it is, or is used without one if it is read-only.
     """
 
     def __init__(self, folder: Path, record: StoreRecord) -> None:

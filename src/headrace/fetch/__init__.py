@@ -1,7 +1,8 @@
 """Fetch: import sellers' catalogues and download their photos, politely and safely.
 
-    file --readers--> rows --intake--> staged --diff--> items, needs --jobs--> photos --> links
-                                                              |--group done--> results --> consumers
+    file --readers--> rows --validation--> staged --diff--> items, required photos
+    required photos --jobs--> photos --> links
+    items --group done--> results --> consumers
 
 **Promise.** Every row and every photo of a run ends in exactly one outcome, and the counts add up.
 A run is applied completely or not at all. No connection is opened to a forbidden address. A stored
@@ -16,8 +17,8 @@ store stores the bytes. The photo queues are the timeout classes `fetch.1s`, `fe
 `fetch.30s` under the limiter `fetch`, whose lanes are the customers. **Limits**: `model.py`;
 section `fetch` of the configuration.
 
-**Critical rules.** `guard.py`: which URLs and addresses are allowed. `host_stats.py`: the class
-in which a photo starts. `service/`: deadlines of items and the backoff of failed links.
+**Critical rules.** `guard.py`: which URLs and addresses are allowed. `host_stats.py`: the timeout
+class in which a photo starts. `service/`: deadlines of items and the backoff of failed links.
 `webhook_delivery.py`: results to foreign systems.
 
 A photo's life, from its row in a catalogue to the published item:
@@ -29,11 +30,11 @@ A photo's life, from its row in a catalogue to the published item:
 | 3. the job checks limits and fetches | `photo_fetch.py`, `limits.py`, `robots.py` |
 | 4. the download | `download.py`, `guard.py`, `dns.py`, `curl.py` |
 | 5. the bytes are checked and stored | `photo_fetch.py`, `images.py`, `decoding/` |
-| 7. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
+| 6. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
 
 Catalogues: `readers/`, `validation.py`, `schemas.py`, `catalogues.py`, `applying.py`,
-`sources.py`. Then `model.py`, `outcomes.py`,
-`settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
+`sources.py`. Then `model.py`, `outcomes.py`, `settings.py`, `errors.py`, and by topic `store/` with
+`sql/`, `service/`, `http/`, `cli/`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Access rules for URLs and addresses: no connection to our own networks on a seller's request.
 
-Sellers choose the URLs, so each is hostile until checked. `judge_url` checks the text, at intake
-and again at every redirect. `forbidden_reason` checks an address: every DNS answer, and the peer
-of the socket, which decides. `ipaddress.is_global` alone is wrong: it accepts NAT64 and 6to4 of
-loopback, multicast, site-local and a cloud's host service. So: unwrap embedded IPv4 addresses,
-then apply a deny list, then `is_global`, then exclude multicast.
+Sellers choose the URLs, so each is hostile until checked. `judge_url` checks the text, at
+validation and again at every redirect. `forbidden_reason` checks an address: every DNS answer, and
+the peer of the socket, which decides. `ipaddress.is_global` alone is wrong: it accepts NAT64 and
+6to4 of loopback, multicast, site-local and a cloud's host service. So: unwrap embedded IPv4
+addresses, then apply a deny list, then `is_global`, then exclude multicast.
 
 Hosts are parsed as browsers and getaddrinfo do: `2130706433`, `0x7f.1`, `0177.0.0.1` and `127.1`
 are all 127.0.0.1, and full-width digits are digits. An unusual form of an allowed address is

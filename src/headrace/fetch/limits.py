@@ -6,7 +6,7 @@ second). A later request would fall into a window that does not count it, and a 
 for half a minute would receive all of them at once. So a job that gets no connection returns to its
 queue with its token. As many jobs may wait as get a connection in time at the host's speed,
 WAITERS_MAX at most; the others stay away for a moment, so no host fills the process. A host without
-a response for JAMMED_S is jammed: its jobs stay away longer and longer, up to BACKOFF_S_MAX.
+a response for JAMMED_S is unresponsive: its jobs stay away longer and longer, up to BACKOFF_S_MAX.
 
 The fleet's limit is divided by the number of slots bound to a timeout class, whichever hosts they
 work for, so a connection needs no coordination. Floating slots are not counted: they fetch where
@@ -20,7 +20,7 @@ any other. A token that expired before anything was sent is returned with its jo
 
 Connecting may outlast the slack, and libcurl cannot hold a connection until a token is due. Such a
 request is sent late and charges its lane a second token at that moment. So does a request without
-a response for HUNG_S: a jammed host sees it only when it recovers.
+a response for HUNG_S: an unresponsive host sees it only when it recovers.
 
 `LaneClient` takes tokens for requests outside of photo jobs: catalogue files and the sampled
 photos of a dry run. It uses PostgreSQL where a photo job uses its agent.
@@ -251,7 +251,7 @@ class TokenExpired(Exception):
 
 
 class TokenDebts:
-    """Tokens that lanes still owe, charged in the background; shared by the photos of a process."""
+    """Outstanding tokens of lanes, charged in the background; shared by the photos of a process."""
 
     def __init__(self) -> None:
         self.lead_s = 0.0
@@ -274,14 +274,14 @@ class TokenDebts:
             task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Drop the debts that are still open."""
+        """Drop the outstanding tokens."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pay(self, lane: JobLane) -> None:
-        """Charge all tokens that the lane owes, as one batch.
+        """Charge all outstanding tokens of the lane, as one batch.
 
         Charged one by one, they would delay the claims of the lane for seconds and expire the next
         tokens too.

@@ -1,19 +1,19 @@
 """The photo job: check the limits, fetch one photo, store it, record its outcome under the lease.
 
-    link state -> host paused? -> class long enough? -> robots.txt -> download -> check
-    -> store bytes -> ONE transaction under the lease: photo row, link, need, count
+    link state -> host paused? -> timeout class long enough? -> robots.txt -> download -> check
+    -> store bytes -> ONE transaction under the lease: photo row, link, required photo, count
 
-Each photo is a job of its own, so a host that hangs occupies one place of a worker and delays no
+Each photo is a job of its own, so a host that hangs occupies one job of a worker and delays no
 other photo. Reads and writes of PostgreSQL are batched over a few milliseconds
 (`store/outcomes.py`).
 
 Bytes are stored before their row, so a stored row always has its bytes. After a crash in between,
 the next attempt finds or rewrites them. The transaction locks the lease: a worker that lost it
-writes nothing, and a repeated job finds its need decided.
+writes nothing, and a repeated job finds its photo decided.
 
 A condition that prevents a request is not an outcome: the job returns to the queue of the next
-class, to its own queue after a delay, or to its own queue with its unused rate-limit token. A
-timeout in a class that is not the longest moves the job to the next class and costs no attempt.
+timeout class, to its own queue after a delay, or to its own queue with its unused rate-limit token.
+A timeout in a class that is not the longest moves the job to the next one and costs no attempt.
 After a Retry-After, all photos of the customer leave the host alone until then. Temporary failures
 are retried with backoff; a link that failed last time gets one attempt. While our own engines are
 down, jobs are snoozed, which costs no attempt.
@@ -327,7 +327,7 @@ class PhotoFetcher:
         return self._host_stats.classes
 
     async def close(self) -> None:
-        """Drop the tokens that lanes still owe."""
+        """Drop the outstanding tokens of lanes."""
         await self._debts.close()
 
     def prefetch(self, customer: str, url: str) -> None:

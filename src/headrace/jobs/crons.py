@@ -2,8 +2,8 @@
 
 `cronsim` parses the five fields. It follows Debian's cron through clock changes. A job at fixed
 hours runs once on a day that skips its hour, and once on a day that has it twice. A job with `*` in
-minute or hour follows elapsed time. Missed moments cause one run, then the next moment in the
-future.
+minute or hour follows elapsed time. Missed times cause one run; the next one is at the first
+scheduled time in the future.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any
     priority: int
     next_at: datetime
-    """If paused: the next moment at the time of the pause."""
+    """If paused: the next scheduled time at the time of the pause."""
     last_at: datetime | None
     last_job: int | None
     paused: bool
@@ -57,7 +57,7 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
-    """The first moment of `spec` in zone `tz` after `after_at`, in UTC. Raises: InvalidCron."""
+    """The first scheduled time of `spec` after `after_at`, in UTC. Raises: InvalidCron."""
     zone = _zone(tz)
     if len(spec) > SPEC_CHARACTERS_MAX or len(spec.split()) != 5:
         raise InvalidCron(

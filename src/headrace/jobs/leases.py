@@ -1,16 +1,17 @@
 """The leases of one host: claiming them, and recording the outcome of every job exactly once.
 
-A lease belongs to a host row. The manager claims and settles for all slots of a host. It tracks
+A lease belongs to a host row. `LeaseManager` claims and settles for all slots of a host. It tracks
 which leases this process has, because a claim can commit while its answer is lost: such a lease
-belongs to a live host and would never expire. Leases that the manager does
-not have, but the database has at two heartbeats in a row, are returned.
+belongs to a live host and would never expire. Leases that `LeaseManager` does not have, but the
+database has at two heartbeats in a row, are returned.
 
 The lease row itself is the fence: settling deletes or updates it under its lock, so a worker that
 was presumed dead can record nothing.
 
-No job waits until its outcome is recorded. Acks ride on the next claim, so that both take one
-commit. Acks that cannot ride, or find no claim within FLUSH_AFTER_S, go into a statement for many
-leases, one statement at a time. While the database is down, all outcomes stay buffered.
+No job waits until its outcome is recorded. Acks of leases without lanes whose jobs are all done are
+sent with the next claim, so that both take one commit. Other acks, and those without a claim within
+FLUSH_AFTER_S, go into a statement for many leases, one statement at a time. While the database is
+down, all outcomes stay buffered.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ class LeaseManager:
     async def claim_lanes(self, queue_id: int, *, leases_max: int, batch: int) -> Claims:
         """Claim jobs of lanes, up to `leases_max` leases of `batch` jobs each.
 
-        No acks ride on it: an ack may wait for a locked lane, and the jobs of this claim must start
-        within their slack. Raises: PostgresDown, PostgresBusy.
+        No acks are sent with it: an ack may wait for a locked lane, and the jobs of this claim must
+        start within their slack. Raises: PostgresDown, PostgresBusy.
         """
         claims = await store.leases.claim_lanes(
             self._postgres,

@@ -5,7 +5,7 @@ retried, or gets the outcome of `Retry`, `Fail`, `Snooze` or `Cancel`. Values fr
 trusted: an invalid outcome is a failed attempt, never a job that stays leased.
 
 An agent buffers outcomes until PostgreSQL has recorded them. A lease whose jobs are all done is one
-id, which may ride on the next claim. Any other ack carries one outcome per job. Outcomes sent
+id, which may be sent with the next claim. Any other ack carries one outcome per job. Outcomes sent
 without an answer return to the buffer and are sent again, because settling is idempotent. A missing
 lease is then no longer reported as lost.
 """
@@ -287,7 +287,7 @@ class AckBuffer:
         self.jobs += len(known) - before
 
     def take_riders(self, leases_max: int) -> AckBatch:
-        """Pop the leases whose acks may ride on a claim."""
+        """Pop the leases whose acks may be sent with a claim."""
         batch = AckBatch()
         _move(self._riders, batch.done, leases_max, frozenset())
         self.jobs -= batch.jobs

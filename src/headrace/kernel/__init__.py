@@ -5,4 +5,6 @@ ids         validated names, UUIDv7                signing   derived keys and si
 clock       wall, monotonic and virtual time       logs      JSON log lines and trace context
 resilience  backoff, cancellation, crash points    metrics   bounded Prometheus series
 routes      limits, idempotency and fast paths     terminal  the interface of CLI commands
+batching    concurrent calls in one statement      ipc       framed messages between processes
+single_flight  concurrent identical calls share one execution
 """

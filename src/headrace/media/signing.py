@@ -12,7 +12,7 @@ decoded, sorted or joined before the check, and a URL has one notation: fields i
 repeated, no escapes, no other field, no padding. Signatures are compared as text, since the 43rd
 character of base64 has four notations.
 
-Keys are derived from the root secret (`kernel.secrets`), their ids from the keys. To change the
+Keys are derived from the root secret (`kernel.signing`), their ids from the keys. To change the
 secret, let every node accept the next one first (`media.accepted_secrets`), then sign with it, then
 remove the old one when its URLs have expired. An unknown key id costs as much as a wrong signature,
 and all refusals are alike, so they reveal nothing to a forger. Expiry is checked when a request

@@ -1,9 +1,9 @@
-"""HTTP API of views. Each route parses, calls one verb and answers.
+"""HTTP API of views. Each route parses, calls one public method and answers.
 
-Single hits and reads of totals also have a fast path (`kernel.hot`), which answers plain requests
-without Litestar. Both paths call the same verbs and encode the same values. Pages may call the
-routes that count with a publishable key: `navigator.sendBeacon(url, text)` sends `text/plain`,
-which needs no preflight request and is parsed as JSON.
+Single hits and reads of totals also have a fast path (`kernel.routes`), which answers plain
+requests without Litestar. Both paths call the same methods and encode the same values. Pages may
+call the routes that count with a publishable key: `navigator.sendBeacon(url, text)` sends
+`text/plain`, which needs no preflight request and is parsed as JSON.
 """
 
 from __future__ import annotations

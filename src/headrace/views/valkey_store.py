@@ -8,9 +8,9 @@ not received.
 
 A missing function is loaded and called again, because an unknown function has no effect.
 
-`CircuitBreaker` is a circuit breaker for PostgreSQL, for callers that can answer from Valkey alone.
-After a timeout or an error it opens for REST_S: calls fail at once. Then one caller tries
-while the others still fail. Otherwise every caller would wait its full timeout for a stopped
+`CircuitBreaker` is for calls to PostgreSQL by callers that can answer from Valkey alone. It opens
+for REST_S after a timeout or an error: calls fail at once. Then one caller tries while the others
+still fail. Otherwise every caller would wait its full timeout for a stopped
 server, because the system still accepts its connections.
 """
 

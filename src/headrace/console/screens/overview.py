@@ -1,6 +1,6 @@
-"""Overview of the five systems with their health issues, and the audit log.
+"""Overview of the five rooms with their health issues, and the audit log.
 
-Each system has a card with a live rate and key facts. Rates cover the roles of this machine.
+Each room has a card with a live rate and key facts. Rates cover the roles of this machine.
 """
 
 from __future__ import annotations

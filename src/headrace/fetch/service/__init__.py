@@ -1,4 +1,4 @@
-"""`app.fetch`: creates the services of fetch, registers its tasks, and has the everyday verbs.
+"""`app.fetch`: creates the services of fetch, registers its tasks, and has the everyday methods.
 
 The services are attributes: `customers`, `webhooks`, `sources`, `schemas`, `mappings`, `runs`,
 `reports`, `items`, `consumers`, `hosts`, `links`, `upkeep`.
@@ -9,14 +9,14 @@ Two crons: publish items at their deadline, and retry failed links.
 `fetch.item_deadline` is published with the photos it has. Downloads continue; photos that arrive
 later create a further version.
 
-**Links**, every 15 minutes: failed links are retried at the latest after `fetch_recheck_wait` (less
-than a day), even if no catalogue arrives. If `fetch.refresh` is set, stored photos are requested
-again with their ETag or date. The items of these links form a run of the format `links`. Items that
-another run is changing wait for it.
+**Links**, every 15 minutes: failed links are retried at the latest after
+`fetch_recheck_wait_v1` (less than a day), even if no catalogue arrives. If `fetch.refresh` is set,
+stored photos are requested again with their ETag or date. The items of these links form a run of
+the format `links`. Items that another run is changing wait for it.
 
 Catalogue runs skip a failed link for one run, then for two, then for three. This rule is
-implemented only in the PostgreSQL functions `fetch_due_round`, `fetch_is_due` and
-`fetch_recheck_wait`.
+implemented only in the PostgreSQL functions `fetch_due_round_v1`, `fetch_is_due_v1` and
+`fetch_recheck_wait_v1`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 -- name: note_round
--- Assign a run its round. Failed links checked before `asks_before` are due in any round: runs of
--- uploaded items have no rounds.
+-- Assign a run its number among the customer's whole runs. Failed links checked before
+-- `asks_before` are due in any run: runs of uploaded items have no number of their own.
 UPDATE headrace.fetch_run r SET
     round = coalesce(p.round, 0) + :is_round::boolean::integer,
     is_round = :is_round,
@@ -91,7 +91,7 @@ SELECT set_config('enable_nestloop', 'on', true);
 -- name: note_retries
 -- For unchanged items, request failed links that are due and good photos older than `refresh_s` (0:
 -- none); count the other failed links as waiting. Include items whose link got another copy since
--- the last round. Skip items that this or an earlier run still works on.
+-- the last whole run. Skip items that this or an earlier run still works on.
 WITH links AS MATERIALIZED (
     SELECT l.url, l.run_id, false AS has_copy,
         headrace.fetch_is_due_v1(l.due_round, l.recheck_at, r.round)
@@ -204,7 +204,7 @@ SELECT headrace.fetch_decide_v1(:runs::bigint[], :customers::text[], :items::tex
     :heights::integer[]);
 
 -- name: links_of_url
--- Every customer's record of a URL, with the rounds left until its next request.
+-- Every customer's record of a URL, with the whole runs left until its next request.
 SELECT l.customer, l.url, l.outcome, l.sha256, l.etag, l.last_modified, l.checked_at, l.failures,
     l.run_id, l.recheck_at,
     greatest(0, l.due_round - 1 - coalesce((

@@ -272,7 +272,7 @@ async def note_photos(
 ) -> None:
     """Store the photos to request and count all others; links stay as they are.
 
-    Failed links skip rounds (`upkeep`); a run of uploaded items is no round. `refresh_s`: the run
+    Failed links skip whole runs (`upkeep`); a run of uploaded items is none. `refresh_s`: the run
     is about links, and good photos older than that are requested, 0 for none. Photos of unchanged
     items come last: the counts before include new and changed items only.
     """

@@ -1,7 +1,7 @@
 """Claims jobs for all slots of a host, assigns them to slots, and records their outcomes.
 
 One claim serves many slots. While a claim is in progress, slots that become free wait for the next
-one, and the acks of their jobs ride on it.
+one, and the acks of their jobs are sent with it.
 
 Batches of a quick task are prefetched, for PREFETCH_S or one batch per slot. They wait here rather
 than in a slot, go to the slot that is free first, and return to the queue after PREFETCH_KEPT_S.
@@ -199,7 +199,7 @@ class Dispatcher:
         self.jobs_run += jobs
         open_before = lease.open_count
         self._settle(queue, ack, jobs)
-        # The manager closed them too, unless it dropped the lease after refused outcomes.
+        # `LeaseManager` closed them too, unless it dropped the lease after refused outcomes.
         lease.close(ack.ids)
         worker.release(lease, open_before - lease.open_count)
         self._plan_dispatch()

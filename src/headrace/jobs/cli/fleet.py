@@ -195,7 +195,7 @@ def crons() -> None:
 
 @crons.command("ls", short_help="List the crons.")
 def list_crons(terminal: Terminal) -> None:
-    """List every cron with its next moment and its last job."""
+    """List every cron with its next scheduled time and its last job."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.all())
     terminal.show(found, _table(found))
 
@@ -241,7 +241,7 @@ def pause(terminal: Terminal, name: str) -> None:
 @crons.command("resume", short_help="Resume a cron.")
 @click.argument("name")
 def resume(terminal: Terminal, name: str) -> None:
-    """Resume cron NAME at its next moment; missed moments are not made up for."""
+    """Resume cron NAME at its next scheduled time; missed times are skipped."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.resume(name))
     terminal.show(found, f"cron {name} comes next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC")
 

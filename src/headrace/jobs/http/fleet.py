@@ -114,7 +114,7 @@ async def add_cron(
     idempotency: NamedDependency[Idempotency],
     data: JSONBody[CronToAdd],
 ) -> Cron:
-    """Add a cron. Its first job comes at its next moment."""
+    """Add a cron. Its first job comes at its next scheduled time."""
     cron = NewCron(**msgspec.structs.asdict(data))
 
     async def add(tx: Any) -> Cron:
@@ -125,7 +125,7 @@ async def add_cron(
 
 @get("/v1/crons/{name:str}", opt=READ)
 async def get_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> Cron:
-    """Show a cron with its next moment and its last job."""
+    """Show a cron with its next scheduled time and its last job."""
     return await jobs.crons.get(name)
 
 

@@ -1,8 +1,8 @@
 """Crons: declare, add, change, and enqueue the jobs of those that are due.
 
 Any number of schedulers may do so at once. One transaction locks a due row, enqueues its job and
-writes the next moment, so each moment has exactly one job. The server ends the transaction of a
-suspended scheduler, so that another can continue.
+writes the next scheduled time, so each scheduled time has exactly one job. The server ends the
+transaction of a suspended scheduler, so that another can continue.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Crons:
         return await self.get(name)
 
     async def resume(self, name: str) -> Cron:
-        """Resume a cron at its next moment; missed moments are not made up for.
+        """Resume a cron at its next scheduled time; missed times are skipped.
 
         Raises: CronUnknown, InvalidCron.
         """
@@ -189,7 +189,7 @@ class Crons:
         return True
 
     async def _require_valid(self, cron: NewCron) -> datetime:
-        """Check a cron the way its job will be checked. Return its next moment."""
+        """Check a cron the way its job will be checked. Return its next scheduled time."""
         require_id("cron", cron.name)
         if not cron.name.strip("."):
             raise InvalidCron(

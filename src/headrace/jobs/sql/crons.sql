@@ -15,7 +15,7 @@ ON CONFLICT (name) DO NOTHING RETURNING name;
 
 -- name: declare_cron
 -- Store a cron declared by code. A changed schedule starts afresh; an unchanged one keeps a missed
--- moment.
+-- scheduled time.
 INSERT INTO headrace.cron AS c (name, spec, tz, queue, payload, priority, next_at, source)
 VALUES (:name, :spec, :tz, :queue, :payload, :priority, :next_at, 'code')
 ON CONFLICT (name) DO UPDATE SET
@@ -64,9 +64,9 @@ WHERE NOT paused AND next_at <= now()
 ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: move_cron
--- Record the job of a cron's moment and its next moment.
+-- Record the job of a cron's scheduled time and its next scheduled time.
 UPDATE headrace.cron SET last_at = now(), last_job = :job, next_at = :next_at WHERE name = :name;
 
 -- name: note_cron_job
--- Record a job that an operator started; the next moment stays.
+-- Record a job that an operator started; the next scheduled time stays.
 UPDATE headrace.cron SET last_at = now(), last_job = :job WHERE name = :name;

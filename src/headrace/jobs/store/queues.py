@@ -299,7 +299,7 @@ async def add_cron(runner: Runner, cron: NewCron, next_at: datetime) -> bool:
 
 
 async def declare_cron(runner: Runner, cron: NewCron, next_at: datetime) -> None:
-    """Store a cron declared by code. An unchanged schedule keeps its next moment."""
+    """Store a cron declared by code. An unchanged schedule keeps its next scheduled time."""
     await runner.run(SQL.declare_cron, **_fields(cron), next_at=next_at)
 
 
@@ -343,7 +343,7 @@ async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float
 
 
 async def move_cron(runner: Runner, name: str, *, job_id: int, next_at: datetime) -> None:
-    """Record the job of this moment and the next moment."""
+    """Record the job of this scheduled time and the next scheduled time."""
     await runner.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
 
 

@@ -125,7 +125,7 @@ class LimiterDeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronDeclared:
-    """A job of `queue` with `payload` at every moment of `spec` in the time zone `tz`."""
+    """A job of `queue` with `payload` at every scheduled time of `spec` in the time zone `tz`."""
 
     name: str
     spec: str

@@ -4,8 +4,8 @@
     or park the client and await block(key); leave_epoch
 
 A frame is valid until `leave_epoch`: in the next epoch it may hold another block. So a body that is
-half sent looks its block up again by key. `block` may wait, so it returns the bytes or a hint that
-the block is stored.
+half sent looks its block up again by key. `block` may wait, so it returns the bytes or a signal
+that the block is stored.
 
 A block that was not served since the node started, or that left the page cache, is read in a
 thread, compared with its checksum and looked up again. The same entry for the same key in the same
@@ -192,7 +192,7 @@ class BlockCache:
         return found[0].frame(found[1]) if found is not None else None
 
     async def block(self, key: BlockKey, *, is_copy: bool = False) -> Frame | bytes:
-        """Make the block available: a frame as a hint to look it up again, or its bytes.
+        """Make the block available: a frame as a signal to look it up again, or its bytes.
 
         With `is_copy` the bytes are returned in any case, for blocks that are evicted faster than
         they are sent. Concurrent callers for one block share one request. Raises: ObjectUnknown,

@@ -9,8 +9,8 @@ is.
 socket without a copy. Whether punching before writing keeps these pages intact depends on file
 system and kernel: a folio that spans two blocks is zeroed in place. So two neighboring blocks are
 sent to clients that do not read, both are overwritten, and then the clients read. A disk where they
-receive anything else is served by copying. `ReadDisk`
-is a disk as a worker opens it, for lookups, reads and sends only.
+receive anything else is served by copying. `ReadDisk` is a disk as a worker opens it, for lookups,
+reads and sends only.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class FrameTable:
         return found == entry.block_sum
 
     def note_cold(self, frame: int) -> None:
-        """Have a verified block checked again, because it will be read from the disk again."""
+        """Mark a verified block for re-verification: it will be read from the disk again."""
         if self.verified[frame] == VERIFIED:
             self.verified[frame] = COLD
 
@@ -211,9 +211,9 @@ def _fields_at(frame: int) -> int:
 
 
 class Choice(NamedTuple):
-    """The way to evict, the ways that lost a mark during the search, and the new hand.
+    """The frame of the set to evict, the frames that lost a mark, and the new hand.
 
-    A way is listed once for each mark that it lost.
+    Frames are positions in the set. One is listed once for each mark that it lost.
     """
 
     way: int
@@ -228,7 +228,7 @@ def choose(
     hand: int,
     busy: Collection[int] = (),
 ) -> Choice | None:
-    """The way of a full set to evict; None: all are being filled.
+    """The frame of a full set to evict; None: all are being filled.
 
     `hand` is that of the last choice, 0 at first. The search begins at the first generation above
     it.

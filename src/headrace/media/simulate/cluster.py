@@ -10,8 +10,7 @@ peers, which is the load of its network card.
 `simulate` computes an invented cluster through losses and a roll-out. The defaults are an example
 of 3 data centers with 4 nodes that carry 120 Gbit/s together. `simulate_in_process` does so in a
 separate process with low priority and a time limit, one at a time, so that it does not block other
-callers of the API. The SVG shows
-bars of each node at each step, or hit ratios by cache size.
+callers of the API. The SVG shows bars of each node at each step, or hit ratios by cache size.
 """
 
 from __future__ import annotations
