@@ -71,7 +71,8 @@ class LaneModel:
         return self.window_s + self.slack_s
 
     def live(self, at_s):
-        return sum(n for moment, n in self.log if moment > at_s - self.span_s)
+        # A microsecond more: `moment + span_s - span_s` may be rounded below `moment`.
+        return sum(n for moment, n in self.log if moment > at_s - self.span_s + 1e-6)
 
     def is_near_edge(self, now_s):
         """Whether a start leaves the window at about this moment."""

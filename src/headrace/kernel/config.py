@@ -119,10 +119,11 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
         parts = urlsplit(text.strip())
         if parts.scheme not in schemes:
             raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
-        try:
-            _ = parts.port
-        except ValueError as error:
-            raise ValueError("a URL whose port is a number from 0 to 65535") from error
+        if "," not in parts.netloc:  # PostgreSQL accepts several hosts, each with its port
+            try:
+                _ = parts.port
+            except ValueError as error:
+                raise ValueError("a URL whose port is a number from 0 to 65535") from error
         if parts.scheme in _WITH_HOST and not parts.hostname:
             raise ValueError(f"a URL with a name after {parts.scheme}://")
         if parts.scheme == "file" and not parts.path.startswith("/"):

@@ -400,7 +400,9 @@ class NativePlane:
 
     def flush_counters(self) -> None:
         """Add what was counted since the last call to the metrics."""
-        now, seen = self._library.plane_counters(self._plane).contents, self._seen
+        # A copy: the plane counts on meanwhile, and each count is added once.
+        now = _Counters.from_buffer_copy(self._library.plane_counters(self._plane).contents)
+        seen, self._seen = self._seen, now
         ANSWERED[200].inc(now.answers_200 - seen.answers_200)
         ANSWERED[206].inc(now.answers_206 - seen.answers_206)
         HIT.inc(now.hits - seen.hits)
@@ -415,7 +417,6 @@ class NativePlane:
         count = self._library.plane_take_samples(self._plane, self._samples, _SAMPLES_BYTES)
         for key in self._samples.raw[:count].decode().split():
             HOTTEST.count(key)
-        ctypes.memmove(ctypes.byref(seen), ctypes.byref(now), ctypes.sizeof(_Counters))
 
     def is_idle(self) -> bool:
         """Whether listening stopped and no connection is left here or at the control plane."""
