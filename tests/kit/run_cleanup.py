@@ -132,6 +132,22 @@ def postgres_memory(pid: int) -> set[Path]:
     return set(map(Path, re.findall(r"/dev/shm/PostgreSQL\.\d+", maps)))
 
 
+def remove_abandoned_memory(since_s: float) -> None:
+    """Remove shared memory of servers of this user that were killed since then.
+
+    A running server maps its own, so what no process maps belongs to none.
+    """
+    mapped: set[Path] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        mapped |= postgres_memory(int(entry.name))
+    for path in MEMORY.glob("PostgreSQL.*"):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            is_ours = found.st_uid == os.getuid() and found.st_mtime >= since_s
+            if is_ours and path not in mapped:
+                path.unlink()
+
+
 def _processes(run: str, folders: list[Path]) -> list[int]:
     """Live processes of the run: by environment, or by working directory."""
     marked = f"{RUN_VARIABLE}={run}".encode()
@@ -160,7 +176,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folders = [Path(name) for name in names]
     memory: set[Path] = set()
-    late_s = math.inf
+    began_s, late_s = time.time(), math.inf
     while os.getppid() == int(controller):
         received = signal.sigtimedwait(signals, POLL_S)
         if received is not None and received.si_signo == signal.SIGTERM:
@@ -172,3 +188,4 @@ def main(arguments: list[str]) -> None:
         if time.monotonic() > late_s + CONTROLLER_S:
             _kill(int(controller))
     clean(run, folders, memory)
+    remove_abandoned_memory(began_s)
