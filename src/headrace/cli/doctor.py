@@ -283,7 +283,7 @@ def serves_media_alone(app: App) -> bool:
 
 
 async def check_data_plane(app: App) -> list[Finding]:
-    """Check that native code serves the media of this machine, which takes a tenth of the CPU."""
+    """Check that native code serves the media of this machine; Python needs more CPU."""
     if app.config.sections["media"].data_plane == "python":
         return [Finding("media data plane", "ok", "python, as configured")]
     try:
