@@ -1,0 +1,77 @@
+-- Functions that count jobs. Each does all or nothing. Functions set the planner
+-- options that they need: a plan cached while a table was empty would otherwise stay a sequential
+-- scan.
+
+-- Add up to p_max rows of job_count, oldest first, to minutes and totals. Return how many. Only
+-- one caller folds at a time; others return 0. Most calls read the rows of the last 20 s: while a
+-- long transaction holds back vacuum, a full scan would pass every row ever folded. Once a minute
+-- a call reads all rows, for those of transactions that lasted longer.
+CREATE FUNCTION headrace.fold_counts_v1(p_max integer)
+RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_whole_at timestamptz;
+    v_rows integer;
+BEGIN
+    SELECT f.whole_at INTO v_whole_at FROM headrace.job_count_fold f FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    WITH deleted AS (
+        DELETE FROM headrace.job_count d WHERE d.ctid = ANY(ARRAY(
+            SELECT c.ctid FROM headrace.job_count c
+            WHERE c.at >= CASE WHEN v_whole_at <= now() THEN '-infinity'
+                               ELSE now() - interval '20 s' END
+            ORDER BY c.at LIMIT p_max))
+        RETURNING d.*
+    ), sums AS (
+        SELECT g.queue, date_trunc('minute', g.at) AS minute, count(*) AS k,
+               coalesce(sum(g.done), 0) AS done, coalesce(sum(g.failed), 0) AS failed,
+               coalesce(sum(g.retried), 0) AS retried, coalesce(sum(g.lost), 0) AS lost,
+               coalesce(sum(g.calls), 0) AS calls, coalesce(sum(g.claimed), 0) AS claimed,
+               coalesce(sum(g.run_s), 0) AS run_s, coalesce(sum(g.wait_s), 0) AS wait_s,
+               coalesce(max(g.wait_max_s), 0) AS wait_max_s, coalesce(sum(g.slot_s), 0) AS slot_s
+        FROM deleted g GROUP BY 1, 2
+    ), minutes AS (
+        INSERT INTO headrace.queue_minute AS m
+            (queue, minute, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s,
+                slot_s)
+        SELECT s.queue, s.minute, s.done, s.failed, s.retried, s.lost, s.calls, s.claimed, s.run_s,
+               s.wait_s, s.wait_max_s, s.slot_s FROM sums s
+        ON CONFLICT (queue, minute) DO UPDATE SET
+            done = m.done + excluded.done, failed = m.failed + excluded.failed,
+            retried = m.retried + excluded.retried, lost = m.lost + excluded.lost,
+            calls = m.calls + excluded.calls, claimed = m.claimed + excluded.claimed,
+            run_s = m.run_s + excluded.run_s, wait_s = m.wait_s + excluded.wait_s,
+            slot_s = m.slot_s + excluded.slot_s,
+            wait_max_s = greatest(m.wait_max_s, excluded.wait_max_s)
+    ), totals AS (
+        INSERT INTO headrace.queue_total AS t
+            (queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
+        SELECT s.queue, sum(s.done), sum(s.failed), sum(s.retried), sum(s.lost), sum(s.calls),
+               sum(s.run_s), sum(s.wait_s), sum(s.slot_s) FROM sums s GROUP BY s.queue
+        ON CONFLICT (queue) DO UPDATE SET
+            done = t.done + excluded.done, failed = t.failed + excluded.failed,
+            retried = t.retried + excluded.retried, lost = t.lost + excluded.lost,
+            calls = t.calls + excluded.calls, run_s = t.run_s + excluded.run_s,
+            wait_s = t.wait_s + excluded.wait_s, slot_s = t.slot_s + excluded.slot_s
+    )
+    SELECT coalesce(sum(s.k), 0) INTO v_rows FROM sums s;
+    IF v_whole_at <= now() AND v_rows < p_max THEN
+        UPDATE headrace.job_count_fold SET whole_at = now() + interval '1 minute';
+    END IF;
+    RETURN v_rows;
+END $$;
+
+-- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
+CREATE FUNCTION headrace.add_counts_v1(
+    p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[],
+        p_run_s double precision[],
+    p_slot_s double precision[]
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    INSERT INTO headrace.job_count (queue, calls, run_s, slot_s)
+    SELECT r.queue, r.calls, r.run_s, r.slot_s
+    FROM unnest(p_queues, p_calls, p_run_s, p_slot_s) AS r(queue, calls, run_s, slot_s);
+    UPDATE headrace.host SET jobs_ended = jobs_ended + p_ended WHERE id = p_host AND p_ended > 0;
+    PERFORM headrace.fold_counts_v1(10000);
+END $$;
