@@ -6,6 +6,7 @@ job's state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -112,6 +113,23 @@ class JobColumns:
 
     def __len__(self) -> int:
         return len(self.queues)
+
+    @classmethod
+    def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
+        """The jobs of `parts` in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            queues=[queue for part in parts for queue in part.queues],
+            priorities=[priority for part in parts for priority in part.priorities],
+            run_ats=[run_at for part in parts for run_at in part.run_ats],
+            delays_s=[delay_s for part in parts for delay_s in part.delays_s],
+            lanes=[lane for part in parts for lane in part.lanes],
+            keys=[key for part in parts for key in part.keys],
+            payloads=[payload for part in parts for payload in part.payloads],
+            versions=[version for part in parts for version in part.versions],
+            size_bytes=sum(part.size_bytes for part in parts),
+        )
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
