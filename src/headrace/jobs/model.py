@@ -97,6 +97,22 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the payload's shape."""
 
 
+class JobsAlike(Sequence[NewJob]):
+    """Jobs that differ only in payload. `job` has their options."""
+
+    def __init__(self, job: NewJob, payloads: Sequence[Any]) -> None:
+        self.job = job
+        self.payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return JobsAlike(self.job, self.payloads[index])
+        return msgspec.structs.replace(self.job, payload=self.payloads[index])
+
+
 @dataclass(slots=True)
 class JobColumns:
     """Checked jobs as columns, in the order of the call, ready for one statement."""
