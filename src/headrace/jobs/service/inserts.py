@@ -53,7 +53,7 @@ class Inserts:
         traceparent = child_traceparent(current_traceparent.get())
         if tx is None and len(rows) == 1 and rows.keys[0] is None:
             return [await self._shared().submit(_Single(rows, queue_ids[0], traceparent))]
-        return await self._add(rows, queue_ids, tx, [traceparent])
+        return await self._add(rows, queue_ids, [traceparent], tx=tx)
 
     async def insert_members(
         self,
@@ -70,7 +70,7 @@ class Inserts:
         """
         traceparent = child_traceparent(current_traceparent.get())
         if not is_counted:
-            return await self._add(rows, queue_ids, tx, [traceparent], group_ids)
+            return await self._add(rows, queue_ids, [traceparent], tx=tx, group_ids=group_ids)
         is_hinted = self._is_hinted(tx, queue_ids)
         ids = await store.jobs.add_members(
             tx or self._postgres,
@@ -89,8 +89,9 @@ class Inserts:
         self,
         rows: JobColumns,
         queue_ids: list[int],
-        tx: Runner | None,
         traceparents: list[str],
+        *,
+        tx: Runner | None = None,
         group_ids: list[int] | None = None,
     ) -> list[int]:
         is_hinted = self._is_hinted(tx, queue_ids)
@@ -132,7 +133,7 @@ class Inserts:
         queue_ids = [single.queue_id for single in singles]
         traceparents = [single.traceparent for single in singles]
         try:
-            return await self._add(rows, queue_ids, None, traceparents)
+            return await self._add(rows, queue_ids, traceparents)
         except Unavailable:
             # A lost connection may have committed: nobody repeats the statement here.
             raise
@@ -144,7 +145,7 @@ class Inserts:
 
     async def _add_alone(self, single: _Single) -> int | Exception:
         try:
-            ids = await self._add(single.rows, [single.queue_id], None, [single.traceparent])
+            ids = await self._add(single.rows, [single.queue_id], [single.traceparent])
         except Exception as error:  # noqa: BLE001 - raised again to its caller
             return error
         return ids[0]
