@@ -1,7 +1,6 @@
-"""How fast are jobs enqueued: by call size, and into lanes, whose counts are kept beside the jobs?
+"""How fast are jobs enqueued: by call size, by calls at once, and into lanes, whose counts are kept?
 
-And by several callers of one process at once? One process, 100 B payload. Enqueue without lanes, beside the peers, is in
-`jobs_drain.py`.
+One process, 100 B payload. Enqueue without lanes, beside the peers, is in `jobs_drain.py`.
 """
 
 from __future__ import annotations
