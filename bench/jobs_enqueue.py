@@ -1,4 +1,4 @@
-"""How fast are jobs enqueued: by call size, by calls at once, and into lanes, whose counts are kept?
+"""How fast are jobs enqueued: by call size, by calls at once, and into lanes with their counts?
 
 One process, 100 B payload. Enqueue without lanes, beside the peers, is in `jobs_drain.py`.
 """
