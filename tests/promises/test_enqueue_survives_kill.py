@@ -46,7 +46,7 @@ async def test_acknowledged_single_jobs_survive_kill_9_of_postgres(servers_folde
                 acknowledged[number] = await jobs.enqueue(NewJob(queue="q", payload=number))
             except PostgresDown:
                 unknown.add(number)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0)
 
     callers = [asyncio.create_task(enqueue()) for _ in range(CALLERS)]
     try:
