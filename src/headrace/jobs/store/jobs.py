@@ -21,7 +21,7 @@ from headrace.jobs.messages import Progress
 from headrace.jobs.model import Job, JobColumns, JobProgress, JobState
 from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
-from headrace.jobs.store.queues import hint_queue
+from headrace.jobs.store.queues import notify_queue
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -405,6 +405,6 @@ class Notifier:
             await asyncio.sleep(self._rate.wait_s(queue_id, time.monotonic()))
             self._trailing.pop(queue_id, None)
             self._rate.take(queue_id, time.monotonic())
-            await hint_queue(self._postgres, queue_id)
+            await notify_queue(self._postgres, queue_id)
         except HeadraceError as error:
             _often.info("notification_lost", queue_id=queue_id, error=error.text)
