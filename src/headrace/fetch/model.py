@@ -295,7 +295,10 @@ class CustomerSet(Customer, frozen=True, kw_only=True):
 
 
 class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """A photo of an item; `key` is set while a good copy is stored, even after a failed attempt."""
+    """A photo of an item; `key` is set while a good copy is stored, even after a failed attempt.
+
+    `outcome` is `pending` until the photo is requested for the first time.
+    """
 
     url: str
     outcome: str

@@ -57,7 +57,7 @@ ORDER BY r.customer, r.item, r.version DESC;
 
 -- name: photos_of_items
 -- Every link of some items, in order, with its outcome and its last good copy.
-SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'failed:not_asked') AS outcome,
+SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'pending') AS outcome,
     f.key, f.sha256, f.width, f.height, f.size_bytes
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
 JOIN headrace.fetch_item i ON i.customer = g.customer AND i.item = g.item
