@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from ctypes import Structure, byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -321,3 +322,13 @@ def test_the_answers_of_all_kinds_of_nodes_hold_with_sanitizers(tmp_path):
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000, check=False
     )
     assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-3000:]
+
+
+@pytest.mark.skipif(find_spec("ziglang") is None, reason="ziglang is not installed")
+@pytest.mark.slow
+def test_the_compiler_from_a_wheel_is_used_also_for_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    ctypes.CDLL(str(build_library(tmp_path / "here.so")))
+    other = build_library(tmp_path / "arm.so", "-target", "aarch64-linux-gnu.2.17")
+    assert other.read_bytes()[18:20] == b"\xb7\0", "EM_AARCH64"

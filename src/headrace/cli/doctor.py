@@ -289,11 +289,11 @@ async def check_data_plane(app: App) -> list[Finding]:
     if app.config.sections["media"].data_plane == "python":
         return [Finding("media data plane", "ok", "python, as configured")]
     try:
-        await asyncio.to_thread(library_path)
+        path = await asyncio.to_thread(library_path)
     except NativePlaneMissing as error:
         fix = "install gcc, or run `pip install ziglang`; media is served by Python meanwhile"
         return [Finding("media data plane", "warn", error.text, fix)]
-    return [Finding("media data plane", "ok", "native")]
+    return [Finding("media data plane", "ok", f"native: {path}")]
 
 
 async def check_media_disks(app: App) -> list[Finding]:
