@@ -438,8 +438,8 @@ class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def photo_key(sha256: str, extension: str) -> str:
-    """The blob key of a photo: `photos/ab/cd/<sha256>.<extension>`."""
-    return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
+    """The blob key of a photo: `photos/ab/<sha256>.<extension>`."""
+    return f"photos/{sha256[:2]}/{sha256}.{extension}"
 
 
 @dataclass(slots=True)

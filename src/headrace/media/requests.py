@@ -232,7 +232,7 @@ def require_read(request: Request) -> None:
 
 
 def key_of(target: str) -> str:
-    """The key of a path such as `/m/photos/ab/cd/x.jpg`. Raises: ObjectUnknown.
+    """The key of a path such as `/m/photos/ab/x.jpg`. Raises: ObjectUnknown.
 
     Escapes are decoded once, and an escaped slash or percent sign is invalid. So a path has one
     structure, and a proxy in front cannot interpret it differently.

@@ -56,14 +56,21 @@ JOIN headrace.fetch_result r ON r.customer = g.customer AND r.item = g.item
 ORDER BY r.customer, r.item, r.version DESC;
 
 -- name: photos_of_items
--- Every link of some items, in order, with its outcome and its last good copy.
+-- Every link of some items, in order, with its outcome and its last good copy. OFFSET 0 as in
+-- known_photos.
 SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'failed:not_asked') AS outcome,
     f.key, f.sha256, f.width, f.height, f.size_bytes
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
-JOIN headrace.fetch_item i ON i.customer = g.customer AND i.item = g.item
+CROSS JOIN LATERAL (
+    SELECT * FROM headrace.fetch_item i WHERE i.customer = g.customer AND i.item = g.item OFFSET 0
+) i
 CROSS JOIN LATERAL unnest(i.photos) WITH ORDINALITY AS p (url, position)
-LEFT JOIN headrace.fetch_link l ON l.customer = i.customer AND l.url = p.url
-LEFT JOIN headrace.fetch_photo f ON f.sha256 = l.sha256
+LEFT JOIN LATERAL (
+    SELECT * FROM headrace.fetch_link l WHERE l.customer = i.customer AND l.url = p.url OFFSET 0
+) l ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM headrace.fetch_photo f WHERE f.sha256 = l.sha256 OFFSET 0
+) f ON true
 ORDER BY i.customer, i.item, p.position;
 
 -- name: insert_results

@@ -126,7 +126,7 @@ class Objects:
             # Clients cache such keys for a year, so wrong bytes could not be recalled.
             raise WrongContentAddress(
                 f"object {key}: its name is a SHA-256 that these {len(data)} bytes do not have;"
-                " use the right hash, or a key outside photos/xx/yy/"
+                " use the right hash, or a key outside photos/xx/"
             )
         await self._blobs.put(key, data)
         return await self.info(key)
