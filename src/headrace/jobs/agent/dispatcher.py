@@ -40,7 +40,7 @@ PREFETCH_KEPT_S: Final = 0.25
 RETRY_AFTER_S: Final = 0.02
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
 """Outcomes that make a job ready again at its former due time."""
-REFILL_GAP_S: Final = 0.05
+REFILL_GAP_S: Final = 0.02
 """Least time between claims for slots that have only a few of many concurrent calls free.
 
 A claim costs as much for two jobs as for fifty.
