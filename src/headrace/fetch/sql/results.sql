@@ -144,9 +144,9 @@ SELECT customer, item, version, is_gone, run_id, fields FROM headrace.fetch_item
 WHERE customer = :customer AND item = :item;
 
 -- name: begin_deliveries
--- Claim the items of some results for their consumers, one entry per job: the newest version of each
--- item, and whether the job has the claim. It has none if this version was delivered, or if another
--- job, also of this batch, has it. Rows are locked in the order of the key.
+-- Claim the items of some results for their consumers, one entry per job: the newest version of
+-- each item, and whether the job has the claim. It has none if this version was delivered, or if
+-- another job, also of this batch, has it. Rows are locked in the order of the key.
 WITH found AS MATERIALIZED (
     SELECT g.position, g.consumer, g.job_id, g.seq AS asked_seq, r.*
     FROM unnest(:consumers::text[], :seqs::bigint[], :job_ids::bigint[])

@@ -40,11 +40,6 @@ PREFETCH_KEPT_S: Final = 0.25
 RETRY_AFTER_S: Final = 0.02
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
 """Outcomes that make a job ready again at its former due time."""
-REFILL_GAP_S: Final = 0.02
-"""Least time between claims for slots that have only a few of many concurrent calls free.
-
-A claim costs as much for two jobs as for fifty.
-"""
 RESCAN_AFTER_S: Final = 0.5
 POLL_GAP_S: Final = 0.1
 POLL_MIN_S: Final = 0.01
@@ -234,8 +229,7 @@ class Dispatcher:
         wanted, now_s = set(limiters), time.monotonic()
         for queue in self._queues.values():
             if queue.facts.limiter in wanted:
-                due_s = now_s + queue.empty_gap_s if queue.empty_claims else 0.0
-                queue.lanes_due_s = min(queue.lanes_due_s, due_s)
+                queue.lanes_due_s = min(queue.lanes_due_s, now_s + queue.empty_gap_s)
         self._plan_dispatch()
 
     async def _take_tokens(self, worker: WorkerProxy, request: Spend) -> None:
@@ -290,7 +284,7 @@ class Dispatcher:
         else:
             # One lease per slot: slots with much less room than others wait for the next claim.
             most = max((worker.free_calls(queue) for worker in workers), default=0)
-            if queue.is_refill(most) and now_s < queue.claimed_s + REFILL_GAP_S:
+            if now_s < queue.refill_due_s and queue.is_refill(most):
                 return
             workers = [worker for worker in workers if 2 * worker.free_calls(queue) >= most]
             batch = min((worker.free_calls(queue) for worker in workers), default=1)
@@ -469,8 +463,8 @@ class Dispatcher:
                 due_s = min(due_s, queue.blocked_until_s)
             elif now_s < queue.lanes_due_s:
                 due_s = min(due_s, queue.lanes_due_s)
-            elif now_s < queue.claimed_s + REFILL_GAP_S:
-                due_s = min(due_s, queue.claimed_s + REFILL_GAP_S)
+            elif now_s < queue.refill_due_s:
+                due_s = min(due_s, queue.refill_due_s)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._plan_dispatch)

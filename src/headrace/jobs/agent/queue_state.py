@@ -24,6 +24,8 @@ CALL_S: Final = 1.5
 """The target run time of a batch call."""
 REFILL_SHARE: Final = 0.25
 """A slot with less than this share of its concurrent calls free is refilled at intervals."""
+REFILL_GAP_S: Final = 0.02
+"""Least time between such claims: one costs nearly as much for two jobs as for fifty."""
 EMPTY_GAP_S: Final = (0.002, 0.05)
 """First and longest delay of a claim of lanes after a settle, if the last claims were empty."""
 _NEW_SHARE: Final = 0.3
@@ -162,9 +164,16 @@ class QueueState:
 
     @property
     def empty_gap_s(self) -> float:
-        """Delay of the next claim of lanes whose jobs were settled."""
+        """Delay of the next claim of lanes after a settle; 0 if the last claim found jobs."""
+        if not self.empty_claims:
+            return 0.0
         first_s, most_s = EMPTY_GAP_S
         return min(most_s, first_s * 2.0 ** min(self.empty_claims, 10))
+
+    @property
+    def refill_due_s(self) -> float:
+        """Monotonic: when slots with few free calls may be refilled."""
+        return self.claimed_s + REFILL_GAP_S
 
     def is_refill(self, free_calls: int) -> bool:
         """Whether a slot with `free_calls` is busy with many others."""
