@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.web.model import AddressInUse, AddressRefused
-from headrace.web.server import bind, run_api
+from headrace.web.serving import bind, run_api
 
 HOST = b"Host: localhost\r\n"
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -155,7 +155,7 @@ async def wait_refused(at):
 
 
 async def test_an_address_in_use_or_unknown_is_named(make_app):
-    taken = bind(("127.0.0.1", 0))
+    [taken] = bind(("127.0.0.1", 0))
     app, port = make_app(), taken.getsockname()[1]
     web = app.config.sections["web"]
     app.config.sections["web"] = dataclasses.replace(web, listen=("127.0.0.1", port))

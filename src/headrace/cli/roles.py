@@ -151,7 +151,7 @@ def api(line: CommandLine, application: str | None) -> None:
     """Serve the HTTP API of all rooms and the console on `web.listen`."""
     require_libraries("web")
     from headrace.cli.console import address_noted
-    from headrace.web.server import run_api
+    from headrace.web.serving import run_api
 
     async def body(app: App, stop: asyncio.Event) -> None:
         with ExitStack() as noted:
