@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         """The current request, unless it is a fast call."""
         self._receiving: Exchange | None = None
         """The request whose body arrives."""
-        self._queue: deque[FastCall | Exchange | HeadraceError] = deque()
+        self._queue: deque[FastCall | Exchange | bytes] = deque()
         """Requests that wait for their turn, and the refusal after them."""
         self._is_refused = False
         """Whether no further bytes are parsed."""
@@ -276,7 +276,7 @@ class Connection(asyncio.Protocol):
         if type(request) is FastCall:
             work = self._answer_fast(request)
         else:
-            assert isinstance(request, Exchange)
+            assert type(request) is Exchange
             self._exchange = request
             work = self._answer(request)
         self._task = self._loop.create_task(work)
@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
         if self.is_write_paused:
             return
         request = self._queue.popleft()
-        if isinstance(request, HeadraceError):
+        if isinstance(request, bytes):
             self._end_with(request)
             return
         self._start(request)
@@ -345,22 +345,21 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: HeadraceError) -> None:
         """Answer `error` in its turn, parse nothing more, and close."""
         self._is_refused = True
+        refusal = error_bytes(error)
         broken, self._receiving = self._receiving, None
         if broken is not None and (broken is self._exchange or broken.is_answered):
             broken.disconnect()
-            self._end_with(None if broken.is_started else error)
+            self._end_with(b"" if broken.is_started else refusal)
             return
         if broken is not None:
             self._queue.pop()
         if self._task is None and not self._queue:
-            self._end_with(error)
+            self._end_with(refusal)
         else:
-            self._queue.append(error)
+            self._queue.append(refusal)
 
-    def _end_with(self, error: HeadraceError | None) -> None:
-        self._is_refused = True
-        if error is not None:
-            self.write(error_bytes(error))
+    def _end_with(self, last_bytes: bytes) -> None:
+        self.write(last_bytes)
         self._linger()
 
     def _close(self) -> None:
