@@ -147,6 +147,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """The peer's IP address and port."""
+        assert self._transport is not None
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return host, port
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -269,9 +276,11 @@ class Peer:
         self.dc = member.dc
         self.address = member.address
         self.health = Health()
+        self.timeout_s = timeout_s
+        self.endpoint: tuple[str, int] | None = None
+        """The IP address and port of the last connection."""
         self._host, self._port = parse_listen(member.address)
         self._signer = signer
-        self._timeout_s = timeout_s
         self._on_slow = on_slow
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._idle: list[PeerConnection] = []
@@ -349,6 +358,10 @@ class Peer:
         self.health.is_usable = False
         self.drop()
 
+    def report_slow(self) -> None:
+        """Record that a request of the native data plane waits for long."""
+        self._on_slow(self)
+
     async def _connect(self) -> PeerConnection:
         loop = asyncio.get_running_loop()
         try:
@@ -364,6 +377,7 @@ class Peer:
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
                 is_refused=not isinstance(error, TimeoutError),
             ) from error
+        self.endpoint = connection.endpoint
         return connection
 
     async def _take_slot(self) -> None:
@@ -372,11 +386,11 @@ class Peer:
             await self._slots.acquire()
             return
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise PeerLost(
-                f"node {self.name} had no free connection for {self._timeout_s:g} s"
+                f"node {self.name} had no free connection for {self.timeout_s:g} s"
             ) from error
 
     def _take_idle(self) -> PeerConnection | None:
@@ -415,8 +429,8 @@ class Peer:
 
     def _is_slow(self, connection: PeerConnection) -> None:
         """Handle the timer of an exchange: first report it as slow, then end it."""
-        left_s = max(0.0, self._timeout_s - SLOW_S)
-        error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
+        left_s = max(0.0, self.timeout_s - SLOW_S)
+        error = PeerLost(f"node {self.name} did not answer in {self.timeout_s:g} s")
         connection.watch = asyncio.get_running_loop().call_later(left_s, connection.fail, error)
         self._on_slow(self)
 

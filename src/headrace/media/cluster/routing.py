@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
-from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
+from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram, observe_many
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     REPLY_FIELD,
@@ -226,6 +226,25 @@ class Router:
         if len(usable) > 1 and self._dc:
             usable.sort(key=lambda peer: peer.dc != self._dc)
         return usable
+
+    def usable_names(self) -> tuple[str, ...]:
+        """The names of the usable peers."""
+        return tuple(name for name, peer in self.peers.items() if peer.health.is_usable)
+
+    def is_used(self, peer: Peer) -> bool:
+        """Whether requests may be sent to `peer`."""
+        return peer.health.is_usable and self.peers.get(peer.name) is peer
+
+    def description(self, key: str, shape: Shape) -> tuple[int, float, Peer] | None:
+        """The generation and expiry of a peer's `shape`, and the peer that requests are sent to.
+
+        None: it is not the cached shape, or no peer keeps the key.
+        """
+        kept, peers = self.shapes.get(key), self.others(key)
+        generation = self.generations.generation(key)
+        if kept is None or kept.shape != shape or kept.generation != generation or not peers:
+            return None
+        return generation, kept.until_s, peers[0]
 
     def keep_shape(self, key: str, shape: Shape) -> None:
         """Cache `shape` for a short time; the oldest entry is dropped."""
@@ -480,6 +499,13 @@ async def _on_response(
     if isinstance(known, PeerLost) and not (known.is_unanswered and peer.health.is_usable):
         raise known
     return known if isinstance(known, PeerResponse) else await peer.request(request)
+
+
+def note_native_hops(counts: Sequence[int], total_s: float, *, faults_count: int) -> None:
+    """Count requests of the native data plane: complete ones by time, and faults."""
+    observe_many(HOP_SECONDS, counts, total_s)
+    _COUNTED["ok"].inc(sum(counts))
+    _COUNTED["failed"].inc(faults_count)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:

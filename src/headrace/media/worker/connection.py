@@ -345,7 +345,7 @@ class Connection:
         head = render_head(self._worker.context, request, admitted, answer, keeps_alive=keeps_alive)
         self._begin(decision.status, head, keeps_alive=keeps_alive)
         if admitted.rights.tag is None:
-            self._worker.note_answer(admitted.key, shape)
+            self._worker.note_answer(admitted.key, shape, is_hop=admitted.hop is not None)
 
     def _answer_plain(self, request: Request) -> None:
         stops = self._worker.is_stopping

@@ -8,7 +8,6 @@ from headrace.media import answers
 from headrace.media.model import Shape
 from headrace.media.signing import UrlRights
 from headrace.media.worker.bodies import BlockBody
-from headrace.media.worker.open_request import PEER
 
 NOTHING: Final = memoryview(b"")
 _SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
@@ -78,7 +77,7 @@ class CachedHead:
             shape,
             key=self.key,
             rights=self._rights,
-            cache_status=PEER if self.is_remote else answers.HIT,
+            cache_status=answers.PEER if self.is_remote else answers.HIT,
             cors=self._cors,
             now_s=now_s,
         )

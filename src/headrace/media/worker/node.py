@@ -27,6 +27,7 @@ from headrace.kernel.logs import logger
 from headrace.media.cache.epochs import PLANE_CELLS
 from headrace.media.cache.layout import parts_of_version, version_of
 from headrace.media.cluster.cluster_config import is_reserved
+from headrace.media.cluster.routing import Router
 from headrace.media.errors import TooManyConnections
 from headrace.media.model import CONNECTIONS, Shape
 from headrace.media.native import NativePlaneMissing
@@ -234,24 +235,39 @@ class Node:
         if not self._connections:
             self._is_empty.set()
 
-    def note_answer(self, key: str, shape: Shape) -> None:
+    def note_answer(self, key: str, shape: Shape, *, is_hop: bool) -> None:
         """Let the native data plane answer the next requests for this object, if it may."""
         plane = self._plane
         if plane is None or plane.is_described(key, time.monotonic()):
             return
         if self.context.traces is not None and self.context.traces.is_on:
             return
+        router = self.context.router
+        # Clients never get tags, which other nodes request.
+        is_for_peers = is_reserved(key) or not self.context.is_replica(key)
+        if router is not None and is_for_peers and not is_hop:
+            self._describe_of_peer(plane, router, key, shape)
+            return
         described = self._description(key, shape)
         if described is not None:
             cors = self.context.cors.lines({})
-            # Clients never get tags, which other nodes request.
-            is_for_peers = is_reserved(key) or not self.context.is_replica(key)
             plane.describe(
                 describe_object(key, shape, *described, cors=cors, is_for_peers=is_for_peers)
             )
 
+    def _describe_of_peer(self, plane: NativePlane, router: Router, key: str, shape: Shape) -> None:
+        """Let the plane request an object from the node that keeps it."""
+        found = router.description(key, shape)
+        if found is None:
+            return
+        generation, expires_s, peer = found
+        number = plane.peer_number(peer)
+        if number:
+            version, cors = version_of(shape, generation), self.context.cors.lines({})
+            plane.describe(describe_object(key, shape, version, expires_s, cors=cors, peer=number))
+
     def _description(self, key: str, shape: Shape) -> tuple[str, float] | None:
-        """The version of an object and the end of its description, if it is answered from here."""
+        """The version of an object and the end of its description, if it is kept here."""
         own = self.context.cache_source
         if own is not None:
             return own.store.description(key, shape)
@@ -307,8 +323,9 @@ class Node:
             return FileBody(
                 event.file, event.start, event.left, readers=self.context.readers, wake=wake
             )
+        router = self.context.router
         return BlockBody(
-            own,
+            router.peer_source if event.peer and router is not None else own,
             event.key,
             Shape(*parts_of_version(event.version), 0, is_immutable=False),
             start=event.start,
@@ -322,11 +339,14 @@ class Node:
         disks = own.store.disks_for_plane() if own is not None else None
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
-        traces = self.context.traces
+        traces, router = self.context.traces, self.context.router
+        if router is not None:
+            plane.drop_peers(router.is_used)
         state = (
             self.context.placement,
             self.context.purges_version,
             traces is not None and traces.is_on,
+            router.usable_names() if router is not None else (),
         )
         if state != self._described_for:
             self._described_for = state
