@@ -289,7 +289,7 @@ needs_sanitizers = pytest.mark.skipif(
 def test_mutated_heads_are_read_without_a_fault(tmp_path, seconds):
     """Millions of heads, each in memory of its exact size; sanitizers end at the first fault."""
     program = tmp_path / "fuzz"
-    read = [str(FOLDER / f"{name}.c") for name in ("head", "url", "hop", "digest")]
+    read = [str(FOLDER / f"{name}.c") for name in ("head", "url", "hop", "digest", "peer_head")]
     sources = [str(Path(__file__).with_name("fuzz_heads.c")), *read]
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC", "-O2")]
     command = ["gcc", *flags, *SANITIZERS, f"-I{FOLDER}", "-o", str(program), *sources]
@@ -315,7 +315,10 @@ def test_the_answers_of_all_kinds_of_nodes_hold_with_sanitizers(tmp_path):
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # those of Python would be reported
     }
-    tests = ["tests/media/test_media_serving.py", "tests/media/test_media_clients.py"]
+    tests = [
+        *("tests/media/test_media_serving.py", "tests/media/test_media_clients.py"),
+        "tests/media/cluster/test_native_hops.py",
+    ]
     command = [sys.executable, "-m", "pytest", "-n", "0", *tests]
     made = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000, check=False
