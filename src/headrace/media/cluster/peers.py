@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -233,34 +232,6 @@ class PeerConnection(asyncio.BufferedProtocol):
             on_end(self)
 
 
-class PendingRequest:
-    """An exchange that is driven by callbacks instead of a task."""
-
-    __slots__ = ("_callback", "_line", "_mac")
-
-    def __init__(
-        self,
-        connection: PeerConnection,
-        mac: str,
-        callback: Callable[[PeerResponse | PeerLost], None],
-    ) -> None:
-        self._line = connection
-        self._mac = mac
-        self._callback: Callable[[PeerResponse | PeerLost], None] | None = callback
-
-    def take(self, head: Head | PeerLost) -> None:
-        """Pass on the head or the error."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
-
-    def cancel(self) -> None:
-        """End the exchange. Has no effect once the head was received."""
-        if self._callback is not None:
-            self._callback = None
-            self._line.fail(PeerLost(_NO_CALLER))
-
-
 class Peer:
     """One other node: its connections and its health."""
 
@@ -307,29 +278,6 @@ class Peer:
             self._slots.release()
             raise
         return await self._exchange(connection, request)
-
-    def request_now(
-        self, request: PeerRequest, callback: Callable[[PeerResponse | PeerLost], None]
-    ) -> PendingRequest | None:
-        """Send a request on a free persistent connection; None: there is none, nothing was sent.
-
-        `tell` is called with what `request` returns or raises. If the connection ended without a
-        response, the caller must repeat the request.
-        """
-        connection = self._take_idle() if not self._slots.locked() else None
-        if connection is None:
-            return None
-        with suppress(StopIteration):
-            self._slots.acquire().send(None)  # ends at its first step, where it need not wait
-        head, mac = self._head(connection, request)
-        asking = PendingRequest(connection, mac, callback)
-        is_head_request = request.method == "HEAD"
-        connection.begin(
-            head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
-        )
-        # Last, while the peer processes the request.
-        self._begin_exchange(connection)
-        return asking
 
     async def probe(self) -> bool:
         """Whether the peer answers its health check, over a new connection."""

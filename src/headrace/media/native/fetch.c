@@ -54,6 +54,7 @@ static enum step end_block(struct plane *plane, struct connection *connection) {
   plane->counters.passed++;
   if (connection->left > 0) return STEP_MORE;
   answer_finish(plane, connection);
+  loop_refresh_time(plane); /* the next request may have been sent after this batch began */
   return STEP_MORE;
 }
 

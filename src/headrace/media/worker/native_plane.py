@@ -44,13 +44,13 @@ from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
 from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
-from headrace.media.worker.counters import ANSWERED, HIT, SENT
+from headrace.media.worker.timing import ANSWERED, SENT
 
 REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
 BUCKETS: Final = len(FINE_BUCKETS_S)
 _DESCRIBED_MAX: Final = 65_536
 _SAMPLES_BYTES: Final = 64 * 1024
-_PASS: Final = bound(BLOCKS, "media_blocks_total", outcome="pass")
+_BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("hit", "pass")}
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
 
 
@@ -170,11 +170,6 @@ def _library() -> ctypes.CDLL:
     for name, types in arguments.items():
         getattr(loaded, name).argtypes = types
     return loaded
-
-
-def load_library() -> None:
-    """Compile and load the library if that was not done. Raises: NativePlaneMissing, OSError."""
-    _library()
 
 
 class PlaneEvent(NamedTuple):
@@ -462,9 +457,9 @@ class NativePlane:
         seen, self._seen = self._seen, now
         ANSWERED[200].inc(now.answers_200 - seen.answers_200)
         ANSWERED[206].inc(now.answers_206 - seen.answers_206)
-        HIT.inc(now.hits - seen.hits)
+        _BLOCKS["hit"].inc(now.hits - seen.hits)
         SENT["memory"].inc(now.sent_bytes - seen.sent_bytes)
-        _PASS.inc(now.passed - seen.passed)
+        _BLOCKS["pass"].inc(now.passed - seen.passed)
         SENT["peer"].inc(now.peer_bytes - seen.peer_bytes)
         hops = [now.hops[i] - seen.hops[i] for i in range(BUCKETS + 1)]
         hops_s = (now.hops_ns - seen.hops_ns) / 1e9

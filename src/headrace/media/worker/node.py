@@ -33,9 +33,7 @@ from headrace.media.model import CONNECTIONS, Shape
 from headrace.media.native import NativePlaneMissing
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
-from headrace.media.worker.counters import Counters
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.fast_path import FastPath
 from headrace.media.worker.native_plane import (
     BODY,
     LATE,
@@ -90,8 +88,6 @@ class Node:
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
         self._sampler = StageSampler()
-        self._counters = Counters()
-        self.fast_path = self._make_fast_path()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._certificate: Certificate | None = None
@@ -127,12 +123,6 @@ class Node:
         if self.context.gate is not None and self.context.gate.guard is not None:
             plane.set_hop_keys(self.context.gate.guard)
         return plane
-
-    def _make_fast_path(self) -> FastPath | None:
-        own = self.context.cache_source
-        if own is None:
-            return None
-        return FastPath(self.context, own, sampler=self._sampler, counters=self._counters)
 
     def start(self) -> None:
         """Start accepting. Raises: OSError (ssl.SSLError) if the certificate cannot be read."""
@@ -186,7 +176,6 @@ class Node:
             connection.cut("stop")
         if self._tick_handle is not None:
             self._tick_handle.cancel()
-        self._counters.flush()
         if self._plane is not None:
             self._loop.remove_reader(self._plane.event_fd)
             self._plane.flush_counters()
@@ -475,7 +464,6 @@ class Node:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._counters.flush()
         with self.context.epoch():
             if self._plane is not None:
                 self._plane.flush_counters()

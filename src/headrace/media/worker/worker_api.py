@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from headrace.media.model import MediaConfig, Shape
     from headrace.media.worker.connection import Connection
-    from headrace.media.worker.fast_path import FastPath
     from headrace.media.worker.request_context import RequestContext
     from headrace.media.worker.timing import Exchange
 
@@ -40,9 +39,6 @@ class WorkerApi(Protocol):
     def is_stopping(self) -> bool: ...
 
     def now_s(self) -> float: ...
-
-    @property
-    def fast_path(self) -> FastPath | None: ...
 
     def begin_exchange(self, began_s: float) -> Exchange: ...
 
