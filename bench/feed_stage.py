@@ -146,8 +146,13 @@ async def staged(cell: Cell, world: World) -> AsyncIterator[Headrace]:
 
 def open_app(cell: Cell) -> Headrace:
     """An app on the engines of a cell; close it."""
-    app = Headrace()
-    app.use_endpoints(Endpoints(cell.url, cell.engines.endpoints.valkey_url, "file:///nowhere"))
+    return open_app_on(cell, cell.engines.endpoints.valkey_url, {})
+
+
+def open_app_on(cell: Cell, valkey_url: str, flags: dict[str, str]) -> Headrace:
+    """An app on another Valkey with these settings; close it."""
+    app = Headrace(flags=flags)
+    app.use_endpoints(Endpoints(cell.url, valkey_url, "file:///nowhere"))
     return app
 
 

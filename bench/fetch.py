@@ -27,7 +27,8 @@ QUESTIONS: Final[dict[str, Measure]] = {
 }
 PACKAGES: Final = ["scrapy", "img2dataset"]
 SETTINGS: Final = {
-    "headrace": "agent with 2 slots, a lane a customer, all checks, bytes and names synced",
+    "headrace": "agent with 2 slots, a lane a customer, a consumer, all checks, bytes and names"
+    " synced",
     "scrapy images pipeline": "1 process, 200 requests at once, uvloop, no retries; syncs nothing",
     "img2dataset": "2 processes x 64 threads, files, no second encoding, SHA-256; syncs nothing",
     "bare pycurl loop": "100 at once, SHA-256, file and folder synced in 16 threads; no checks",

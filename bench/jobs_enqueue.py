@@ -1,7 +1,6 @@
-"""How fast are jobs enqueued: by call size, and into lanes, whose counts are kept beside the jobs?
+"""How fast are jobs enqueued: by call size, by calls at once, and into lanes with their counts?
 
-One connection, one process, 100 B payload. Enqueue without lanes, beside the peers, is in
-`jobs_drain.py`.
+One process, 100 B payload. Enqueue without lanes, beside the peers, is in `jobs_drain.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,19 @@ from bench.harness import Run, produce
 from bench.limits import CELL, COMMITS, COPY, limit_in, limits_cell
 from bench.systems import OURS
 
+CALLERS_PER_S = 10_000
+BULK_PER_S = 200_000
 LANED_SINGLE_PER_S = 2_000
 LANED_BULK_PER_S = 80_000
 
 
 async def measure(run: Run) -> list[Figure]:
-    """100 a call without lanes; one and 1,000 a call into few and many lanes."""
+    """100 a call and at once without lanes; one and 1,000 a call into few and many lanes."""
     lanes = (10_000,) if run.quick else (100, 10_000, 100_000)
     cells: dict[str, Callable[[], Awaitable[Mapping[str, float]]]] = {
         CELL: partial(limits_cell, run),
         "100 a call": partial(_calls_of_100, run),
+        "at once": partial(_at_once, run),
     }
     cells |= {f"{count:,} lanes": partial(_laned, run, count) for count in lanes}
     found = await run.alternate(cells)
@@ -51,6 +53,29 @@ async def measure(run: Run) -> list[Figure]:
     hundred = found.get("hundred", {}).get("100 a call")
     return [
         figure("enqueue, 100 a call", "jobs/s", "20,000 jobs", ours=hundred, limit=limit["bulk"]),
+        figure(
+            "enqueue, one a call, 16 callers of a process",
+            "jobs/s",
+            "20,000 jobs",
+            ours=found.get("callers", {}).get("at once"),
+            goal=Goal(at_least=CALLERS_PER_S),
+            limit=limit["single"],
+        ),
+        figure(
+            "CPU of an enqueued job, 16 callers of a process",
+            "us",
+            "20,000 jobs",
+            ours=found.get("callers_cpu", {}).get("at once"),
+            is_less_better=True,
+        ),
+        figure(
+            "enqueue, 1,000 a call, two calls at once",
+            "jobs/s",
+            "200,000 jobs",
+            ours=found.get("calls", {}).get("at once"),
+            goal=Goal(at_least=BULK_PER_S),
+            limit=limit["bulk"],
+        ),
         *figures,
     ]
 
@@ -59,6 +84,17 @@ async def _calls_of_100(run: Run) -> Mapping[str, float]:
     async with run.cell(OURS) as cell:
         cell.env = {"BENCH_BULK": "100"}
         return {"hundred": (await produce(cell, "bulk", 20_000)).rate_per_s}
+
+
+async def _at_once(run: Run) -> Mapping[str, float]:
+    async with run.cell() as cell:
+        callers = await produce(cell, "callers", 20_000)
+        calls = await produce(cell, "calls", 200_000)
+        return {
+            "callers": callers.rate_per_s,
+            "callers_cpu": callers.cpu_us,
+            "calls": calls.rate_per_s,
+        }
 
 
 async def _laned(run: Run, lanes: int) -> Mapping[str, float]:

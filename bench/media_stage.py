@@ -72,10 +72,10 @@ def blobs_folder(cell: Cell) -> Path:
 
 
 def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
-    """Path and query of each track, signed as an application signs them."""
+    """Path and query of each track, signed as an application signs them; no two are equal."""
     blobs = Blobs(blobs_folder(cell).as_uri())
     media = Media(blobs, MediaConfig(), secret=lambda: load_or_create_secret(cell.folder / "data"))
-    urls = [media.objects.url(track.key, ttl_s=SIGNED_S) for track in tracks]
+    urls = [media.objects.url(t.key, ttl_s=SIGNED_S + number) for number, t in enumerate(tracks)]
     return ["/m/" + url.partition("/m/")[2] for url in urls]
 
 

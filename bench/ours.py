@@ -1,7 +1,8 @@
 """Headrace as a producer, through the calls of the README and the guides, in the peers' frame.
 
 The calls are `task.enqueue(field=...)`, `task.enqueue_many` of dicts, 1,000 a call, and
-`task.sync.enqueue(field=...)` from a script.
+`task.sync.enqueue(field=...)` from a script. `callers` and `calls` make the first two calls from
+several coroutines at once.
 
 `BENCH_QUEUE` names the queue; with `BENCH_LANES` jobs are spread over that many lanes in turn. A
 trace is open, as it is in a web request.
@@ -9,9 +10,13 @@ trace is open, as it is in a web request.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from functools import partial
 from itertools import count
+
+import uvloop
 
 from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
 from headrace import Headrace
@@ -74,6 +79,26 @@ class Ours:
             self._task.sync.enqueue(text=TEXT)
         clock.tell(jobs, WARM_UP_CALLS + jobs)
 
+    async def time_at_once(self, command: str, jobs: int) -> None:
+        """Enqueue one by one from 16 callers, or 1,000 a call from two, and time it."""
+        await self.open()
+        call, callers, size = {
+            "callers": (self.enqueue, 16, 1),
+            "calls": (partial(self.enqueue_bulk, self.bulk_jobs), 2, self.bulk_jobs),
+        }[command]
+        left = count(jobs, -size)
+
+        async def repeat() -> None:
+            while next(left) > 0:
+                await call()
+
+        for _ in range(WARM_UP_CALLS):
+            await call()
+        clock = Clock()
+        await asyncio.gather(*[repeat() for _ in range(callers)])
+        clock.tell(jobs, WARM_UP_CALLS * size + jobs)
+        await self.close()
+
     async def work(self) -> None:
         """Done by `systems.worker`."""
         raise SystemExit("our worker is a role of `headrace`")
@@ -93,5 +118,7 @@ async def _nothing(text: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "sync":
         Ours().time_sync(int(sys.argv[2]))
+    elif sys.argv[1] in {"callers", "calls"}:
+        uvloop.run(Ours().time_at_once(sys.argv[1], int(sys.argv[2])))
     else:
         main(Ours())

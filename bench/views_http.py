@@ -38,6 +38,7 @@ from headrace.kernel.resilience import require_not_cancelled
 
 RAW = "raw ASGI, same Valkey call"
 READS_PER_S, HITS_PER_S = 5_000, 150
+CACHE_MS = 200
 HISTORY_HOURS = 24 * 30
 SCAN = compile_query(
     "scan",
@@ -86,12 +87,13 @@ async def measure_most(run: Run) -> list[Figure]:
     ]
 
 
-async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
+async def _most(run: Run, *, is_ours: bool, cache_ms: int = 0) -> Mapping[str, float]:
     await run.engines.clear_valkey()
     async with run.cell() as cell, _viewed(cell) as (app, totals):
         token = await make_token(app)
-        serve = our_api if is_ours else raw_api
-        async with serve(cell, token) as api:
+        settings = {"HEADRACE_VIEWS_CACHE_MS": str(cache_ms)} if cache_ms else {}
+        serving = our_api(cell, token, **settings) if is_ours else raw_api(cell, token)
+        async with serving as api:
             pin(api.child.pid, 0)
             with on_core(run.engines.valkey_pid, 1):
                 seconds = run.sized(6, 3)
@@ -99,7 +101,7 @@ async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
                 found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
                 rate = found["read"]["rate_per_s"]
                 values = {"reads/s": rate, "us a read": cpu / rate * 1e6}
-                if is_ours:
+                if is_ours and not cache_ms:
                     values |= await _most_hits(cell, api, app, list(totals), seconds)
     return values
 
@@ -124,6 +126,36 @@ async def _sum(app: Headrace, items: list[str]) -> int:
         totals = await app.views.totals(items[start : start + 1_000])
         total += sum(one.total or 0 for one in totals)
     return total
+
+
+async def measure_cached(run: Run) -> list[Figure]:
+    """One saturated process that keeps totals for CACHE_MS, beside one that keeps none."""
+    found = await run.alternate(
+        {
+            "cached": lambda: _most(run, is_ours=True, cache_ms=CACHE_MS),
+            "plain": lambda: _most(run, is_ours=True),
+        }
+    )
+    reads_by, cpu_by = found.get("reads/s", {}), found.get("us a read", {})
+    plain = "views.cache_ms = 0"
+    return [
+        figure(
+            "HTTP reads of 20 totals, kept for 200 ms, one process",
+            "reads/s",
+            f"{ITEMS:,} items, 64 connections",
+            ours=reads_by.get("cached"),
+            peers={plain: reads_by["plain"]} if "plain" in reads_by else {},
+            goal=Goal(at_least=30_000),
+        ),
+        figure(
+            "CPU of a read of 20 totals, kept for 200 ms",
+            "us",
+            f"{ITEMS:,} items, 64 connections",
+            ours=cpu_by.get("cached"),
+            peers={plain: cpu_by["plain"]} if "plain" in cpu_by else {},
+            is_less_better=True,
+        ),
+    ]
 
 
 async def measure_wait(run: Run) -> list[Figure]:

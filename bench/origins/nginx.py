@@ -52,6 +52,10 @@ class Nginx:
         rows = [line.split() for line in (self.folder / "access.log").read_text().splitlines()]
         return sorted(float(row[0]) for row in rows if row[1] == "200")
 
+    def has_sent(self) -> bool:
+        """Whether its log has an answer."""
+        return (self.folder / "access.log").stat().st_size > 0
+
     @property
     def settings(self) -> dict[str, str]:
         """The settings of a process that requests it."""

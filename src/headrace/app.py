@@ -365,6 +365,8 @@ class Headrace:
         _ = self.views
         _ = self.feed
         _ = self.installed_fetch()
+        # Handlers of items use it for URLs; its import would stall each forked slot.
+        _ = self.media
 
     def installed_fetch(self) -> Fetch | None:
         """The fetch room; None if its extra is not installed."""

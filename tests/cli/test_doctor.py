@@ -108,5 +108,5 @@ async def test_hits_without_flusher_are_a_warning(app):
     await app.views.hit("ad:1")
     [finding] = await check_flusher(app)
     assert finding.state == "warn"
-    assert "1 calls with hits have no flusher" in finding.text
+    assert "1 call with hits has no flusher" in finding.text
     assert "headrace flusher" in finding.fix

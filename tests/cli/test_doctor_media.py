@@ -63,7 +63,7 @@ async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
         await member_store.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
         lines = await found(app)
         assert lines["engines"][0][0] == lines["blobs"][0][0] == "ok"
-        assert lines["media cluster"] == [("ok", "1 nodes, all respond")]
+        assert lines["media cluster"] == [("ok", "1 node, all respond")]
         await member_store.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
         [(state, text)] = (await found(app))["media cluster"]
         assert (state, str(dead) in text) == ("warn", True)

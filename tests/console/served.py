@@ -11,7 +11,7 @@ import httpx
 
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
-from headrace.web.server import run_api
+from headrace.web.serving import run_api
 from headrace.web.sessions import Sessions
 
 PAGE = {"accept": "text/html"}

@@ -19,7 +19,6 @@ from headrace.console.format import (
     format_duration,
     format_percent,
     format_short,
-    pluralize,
     pretty_json,
 )
 from headrace.console.model import FieldsInvalid, QueryInvalid
@@ -38,7 +37,7 @@ from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
-from headrace.kernel.terminal import is_visible
+from headrace.kernel.terminal import is_visible, pluralize
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -253,11 +253,32 @@ def test_data_is_synced_before_its_name_and_the_name_afterwards(tmp_path, calls)
     assert calls[:3] == ["fsync file", "rename", "fsync folder"]
     assert calls.count("fsync folder") == 3
     calls.clear()
-    puts = [durable_files._Put(f"a/{n}.bin", b"x") for n in range(5)]
-    durable_files._write_batch(tmp_path, puts, set())
+    first, second = (
+        [durable_files._Put(f"a/{batch}-{n}.bin", b"x") for n in range(5)] for batch in range(2)
+    )
+    batches = durable_files._Batches(tmp_path, set())
+    # A file is stored once the sync after its rename has returned, with the next batch or alone.
+    assert batches.write(first) == []
+    assert batches.write(second) == first
+    assert batches.finish() == second
     whole = [call for call in calls if not call.startswith("fsync")]
-    assert whole[:7] == ["sync", *["rename"] * 5, "sync"]
-    assert [put.error for put in puts] == [None] * 5
+    assert whole == ["sync", *["rename"] * 5, "sync", *["rename"] * 5, "sync"]
+    assert [put.error for put in (*first, *second)] == [None] * 10
+
+
+def test_a_failed_sync_fails_the_batch_and_the_names_of_the_one_before(tmp_path, monkeypatch):
+    first, second = ([durable_files._Put(f"{batch}.bin", b"x")] for batch in range(2))
+    batches = durable_files._Batches(tmp_path, set())
+    batches.write(first)
+
+    def fail(_root):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(durable_files, "_sync_disk", fail)
+    assert batches.write(second) == [*first, *second]
+    assert all(isinstance(put.error, OSError) for put in (*first, *second))
+    assert batches.finish() == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "0.bin"]
 
 
 USES = {

@@ -28,10 +28,14 @@ STEPS, PAGES = 6, 8
 class Unreachable:
     """An index that only this process cannot reach."""
 
-    def __init__(self, error=None):
+    def __init__(self, error=None, shards=3):
         self.error = error or ValkeyDown("cut off")
+        self.shards = shards
 
-    def parts(self, change):
+    def shards_of(self, kind, entity):
+        return range(self.shards)
+
+    async def apply(self, shard, change):
         raise self.error
 
 
@@ -39,14 +43,14 @@ async def is_fast(feed):
     return not (await feed.page(7)).is_slow
 
 
-def meta_key(engines, shard=0):
-    return f"{engines.valkey.prefix}:{{f:{shard}}}:m"
+def meta_key(feed, shard=0):
+    return f"{feed.valkey._starts[shard]}m"
 
 
 async def note_restart(feed, engines):
     """Make the index look as if its server had been restarted."""
     for shard in range(feed.valkey.shards):
-        await engines.valkey.command("HSET", meta_key(engines, shard), "run", "the run before")
+        await engines.valkey.command("HSET", meta_key(feed, shard), "run", "the run before")
 
 
 class FaultyHistory(History):
@@ -251,7 +255,7 @@ async def test_a_restarted_server_is_not_read_before_it_has_settled(feed, sweepe
 async def test_a_build_that_a_restart_interrupted_starts_again(feed, engines):
     await feed.follow(7, 1)
     await feed.post(1, "a")
-    key = meta_key(engines)
+    key = meta_key(feed)
     token = await engines.valkey.command("HGET", key, "token")
     await engines.valkey.command("HSET", key, "state", "building", "run", "before")
     assert not await feed.valkey.finish(0, token.decode())
@@ -291,7 +295,7 @@ async def test_a_damaged_index_is_found_and_repaired_in_place(feed, engines):
     await feed.follow(7, [1, 2, 3])
     for author in (1, 2, 3):
         await feed.post(author, f"p{author}")
-    start = meta_key(engines)[:-1]
+    start = meta_key(feed)[:-1]
     await engines.valkey.command("SREM", f"{start}f:7", 2)
     await engines.valkey.command("SADD", f"{start}f:7", 99)
     await engines.valkey.command("ZADD", f"{start}p:1", 2**52, "extra")

@@ -9,6 +9,8 @@ import pytest
 from feed_world import History
 from tests.kit.waiting import wait_true
 
+from headrace.engines.valkey import SLOTS, hash_slot
+from headrace.feed.valkey_store import hash_tags
 from headrace.feed.worker import Sweeper
 
 SHARDS = 4
@@ -47,12 +49,19 @@ def owners_of(cluster, feed):
     return [cluster.owner_of(start_of(feed, shard)) for shard in range(SHARDS)]
 
 
+async def is_slow(feed, shard):
+    """Whether pages of a viewer of a shard come from PostgreSQL."""
+    viewer = 1_000 * SHARDS + shard
+    assert feed.valkey.shard_of(viewer) == shard
+    return (await feed.page(viewer, 1)).is_slow
+
+
 async def wait_quick(feed):
     """Wait until pages come from the index."""
 
     async def is_quick():
-        page = await feed.page(1, 1, since=None)
-        return not page.is_slow and not feed.index.applier.has_deferred
+        slow = [await is_slow(feed, shard) for shard in range(SHARDS)]
+        return not any(slow) and not feed.index.applier.has_deferred
 
     await wait_true(is_quick, what="pages come from the index")
 
@@ -80,6 +89,12 @@ async def require_same(feed, history):
     """Pages equal the oracle, and the index equals PostgreSQL."""
     await history.check(40)
     assert (await feed.index.verify()).differences == []
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 6, 64])
+def test_each_part_of_the_hash_slots_has_one_shard(shards):
+    slots = [hash_slot(f"x:{{{tag}}}:p:1") for tag in hash_tags(shards)]
+    assert [slot * shards // SLOTS for slot in slots] == list(range(shards))
 
 
 @pytest.mark.slow
@@ -116,11 +131,15 @@ async def test_pages_are_right_while_a_shard_moves(cluster, feed, history):
 async def test_pages_are_right_while_a_primary_is_killed_and_returns(
     cluster, feed, history, is_emptied
 ):
-    gone = owners_of(cluster, feed)[1]
+    owners = owners_of(cluster, feed)
+    gone = owners[1]
     async with lived(history):
         gone.kill()
         try:
-            await wait_true(lambda: _is_slow(feed), what="pages come from PostgreSQL")
+            await wait_true(lambda: is_slow(feed, 1), what="pages come from PostgreSQL")
+            others = [shard for shard, owner in enumerate(owners) if owner is not gone]
+            assert others
+            assert not any([await is_slow(feed, shard) for shard in others])
             if is_emptied:
                 gone.empty()
         finally:
@@ -134,11 +153,11 @@ async def test_pages_are_right_while_a_primary_is_killed_and_returns(
 async def test_pages_are_right_after_a_replica_is_promoted(replicated, feed, history):
     cluster, replica = replicated
     gone = cluster.primaries[0]
-    assert gone in owners_of(cluster, feed)
+    shard = owners_of(cluster, feed).index(gone)
     async with lived(history):
         gone.kill()
         await wait_true(replica.is_serving, what="it is promoted")
-        await wait_true(lambda: _is_slow(feed), what="pages come from PostgreSQL")
+        await wait_true(lambda: is_slow(feed, shard), what="pages come from PostgreSQL")
         await wait_quick(feed)
         gone.start()
         await wait_quick(feed)
@@ -155,7 +174,3 @@ async def test_pages_are_right_through_a_storm(own_primaries, feed, history):
                 await wait_quick(feed)
         await wait_quick(feed)
     await require_same(feed, history)
-
-
-async def _is_slow(feed):
-    return (await feed.page(1, 1)).is_slow

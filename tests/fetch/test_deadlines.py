@@ -54,6 +54,8 @@ async def test_an_item_is_published_at_its_deadline_with_the_photos_it_has(shop,
     one, two, slow = (shop.origin.url(path) for path in ("/photo/1", "/photo/2", "/slow"))
     run = await shop.run(f"{HEAD}a,A,5,{one}|{slow}\nb,B,5,{two}\nc,C,5,\n")
     await decide(shop, run, "a", one, "failed:http_404")
+    waiting = (await shop.fetch.items.get("shop", "a")).photos
+    assert [photo.outcome for photo in waiting] == ["failed:http_404", "pending"]
     await shop.fetch.upkeep.publish_late()
     assert await results_of(shop, "a") == [], "before its deadline"
     await age(shop, 6 * 3600 + 1)

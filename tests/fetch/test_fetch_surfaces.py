@@ -203,7 +203,7 @@ async def test_texts_of_commands(command, shop, receiver, tmp_path):
         (("webhook", "test", "shop"), "accepted, in"),
         (("webhook", "replay", "shop"), "0 results of shop"),
         (("customer", "ls"), "shop: "),
-        (("item", "send", str(sent)), "1 rows of items: 1 new"),
+        (("item", "send", str(sent)), "1 row of items: 1 new"),
         (("item", "show", "shop", "a"), f"a of shop: version 1, run 1\n  name: A\n{refused}"),
         (("schema", "set", "Used Cars", str(schema)), "Used Cars"),
         (("schema", "ls"), "Used Cars: year (integer, required); others are kept"),
@@ -224,9 +224,10 @@ async def test_texts_of_commands(command, shop, receiver, tmp_path):
         ("http://169.254.169.254/x", "refused:forbidden_address"),
         ("http://10.0.0.1/x", "fetch.allow_networks"),
         ("http://example.com:8081/x", "fetch.allow_ports"),
+        ("ftp://example.com/x", "must start with http:// or https://"),
     ):
         code, found = await command("photo", url)
-        assert (code, text in found) == (1, True), found
+        assert (code, text in found) == (2, True), found
 
 
 async def test_a_verbose_download_shows_each_request(origin, command):
@@ -266,7 +267,7 @@ async def test_an_unfinished_run_names_what_it_waits_for(shop):
     terminal = SimpleNamespace(show=lambda *_: None)
     for photos, words in (("", "to be published"), (shop.urls("/photo/1"), "for their photo")):
         run = await shop.run(f"{HEAD}a,A{photos},5,{photos}\n")
-        with pytest.raises(RunUnfinished, match=f"1 items wait {words}"):
+        with pytest.raises(RunUnfinished, match=f"1 item waits {words}"):
             finish_run(terminal, run, may_be_unfinished=False)
 
 

@@ -439,4 +439,4 @@ async def test_why_a_photo_waits_and_why_it_failed(shop, command, process):
     shown = (await command("catalogue", "errors", str(run.run)))[1]
     assert f"{gone}: there is no photo at this link (404): correct the link" in shown
     shown = describe_run(await shop.fetch.runs.get(run.run))
-    assert f"1 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in shown
+    assert f"1 photo failed or refused: `headrace fetch catalogue errors {run.run}`" in shown

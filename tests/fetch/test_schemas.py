@@ -102,7 +102,7 @@ def test_an_invalid_schema_is_refused_in_words_that_can_be_printed(document):
     with pytest.raises(InvalidSchema, match=r"schema is (not valid|empty)") as refused:
         parse_schema(document)
     assert refused.value.text.encode()
-    assert all((problem.pointer or "").encode() for problem in refused.value.problems)
+    assert all(f"{one.pointer} {one.text}".encode() for one in refused.value.problems)
 
 
 def test_every_fault_of_a_schema_is_reported_and_an_empty_one_may_have_options():
@@ -110,6 +110,10 @@ def test_every_fault_of_a_schema_is_reported_and_an_empty_one_may_have_options()
         parse_schema({"fields": {"a": {"pattern": "("}, "b": {"type": "one_of"}, "id": {}}})
     pointers = [problem.pointer for problem in refused.value.problems]
     assert pointers == ["/fields/a/pattern", "/fields/b/values", "/fields/id"]
+    with pytest.raises(InvalidSchema, match=r"/fields/a/type: expected one of .*, got 'money'"):
+        parse_schema({"fields": {"a": {"type": "money"}}})
+    with pytest.raises(InvalidSchema, match=r"/fields/a/length_most: .* to 65,536, got -4"):
+        parse_schema({"fields": {"a": {"length_most": -4}}})
     for data in ({"others": "drop"}, {"category_fields": ["kind"]}):
         assert not parse_schema(data).fields
     for name in ("", "  ", "x" * 201, "a\x00", "\ud800"):

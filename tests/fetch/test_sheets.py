@@ -354,4 +354,4 @@ async def test_a_sheet_is_published_from_each_surface(shop, command, client):
     answer = await client.post("/v1/fetch/customers/shop/catalogues", content=data)
     assert (answer.status_code, answer.json()["unchanged"]) == (202, 1)
     path = ("catalogue", "run", str(shop.folder / "price.xlsx"), "--customer", "shop", "--dry-run")
-    assert "1 rows of sheet" in (await command(*path))[1]
+    assert "1 row of sheet" in (await command(*path))[1]

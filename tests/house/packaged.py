@@ -22,7 +22,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LIBRARIES = Path(sysconfig.get_path("purelib"))
 BUILD = (
-    "import sys; from flit_core import buildapi; print(getattr(buildapi, sys.argv[1])(sys.argv[2]))"
+    "import sys; sys.path.insert(0, 'tools'); import build_backend;"
+    " print(getattr(build_backend, sys.argv[1])(sys.argv[2]))"
 )
 
 

@@ -46,6 +46,13 @@ for words in json.loads(sys.argv[1]):
         ends[words] = main(words.split()), errors.getvalue()
 print(json.dumps(ends))
 """
+FIND_LIBRARY = """
+import ctypes, os
+os.environ |= {"PATH": "", "CC": "", "XDG_CACHE_HOME": "/nowhere"}
+from headrace.media.native import library_path
+ctypes.CDLL(str(library_path()))
+print(library_path())
+"""
 MISSING = {
     "up": "web",
     "api": "web",
@@ -93,6 +100,23 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+def test_the_wheel_holds_the_native_data_plane(wheel, tmp_path):
+    """Without a compiler and without a cache folder the installed library is used."""
+    assert "-py3-none-manylinux_2_" in wheel.name
+    python = packaged.environment(tmp_path / "env", "media")
+    packaged.install(python, wheel)
+    ran = packaged.run(python, "-c", FIND_LIBRARY, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path / "env" / "lib")), ran.stdout
+
+
+def test_without_a_compiler_the_wheel_is_for_any_platform(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "")
+    wheel = packaged.build("build_wheel", tmp_path)
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
 def test_the_sdist_holds_docs_examples_and_tests(tmp_path):
     with tarfile.open(packaged.build("build_sdist", tmp_path)) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
@@ -104,7 +128,7 @@ def test_the_sdist_holds_docs_examples_and_tests(tmp_path):
         }
         assert expected <= names, sorted(expected - names)[:5]
     assert {"README.md", "CHANGELOG.md", "LICENSE", "Makefile", "requirements.lock"} <= names
-    assert not [name for name in names if name.endswith(".pyc")]
+    assert not [name for name in names if name.endswith((".pyc", ".so"))]
     assert not [name for name in names if name.startswith("bench/data/")]
 
 

@@ -27,7 +27,7 @@ from headrace.jobs.model import JobFilter, TakenOutcome
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
-from headrace.web.server import run_api
+from headrace.web.serving import run_api
 from headrace.web.tokens import Tokens
 
 SURFACES = ("python", "http", "commands")

@@ -15,7 +15,14 @@ from bad_calls import CALLS, COMMANDS, REQUESTS
 from surfaces import SURFACES, PythonSurface, Refused, surface_on
 
 from headrace.jobs import NewJob
-from headrace.jobs.errors import BatchTooLarge, InvalidJob, LeaseLost, PayloadTooLarge, QueueUnknown
+from headrace.jobs.errors import (
+    BatchTooLarge,
+    InvalidJob,
+    InvalidSetting,
+    LeaseLost,
+    PayloadTooLarge,
+    QueueUnknown,
+)
 from headrace.jobs.model import AT_AWAY_S_MAX
 from headrace.kernel.errors import HeadraceError
 
@@ -76,7 +83,7 @@ async def test_the_largest_call_and_any_json_are_stored(jobs, registry):
     assert ids == sorted(set(ids))
     assert len(ids) == 10_000
     assert await jobs.enqueue_many([]) == []
-    payload = {"nul": "\0", "emoji": "\N{PILE OF POO}", "deep": [[[1.5, None, True]]], "": ""}
+    payload = {"nul": "\\u0000", "emoji": "\N{PILE OF POO}", "deep": [[[1.5, None, True]]], "": ""}
     job_id = await jobs.enqueue(
         NewJob(queue="q", payload=payload, lane="ж" * 128, unique="🦭" * 128)
     )
@@ -90,21 +97,39 @@ class Photo(msgspec.Struct):
     size: float | None = None
 
 
-async def test_numbers_outside_json_are_refused_with_their_place(jobs, registry):
+async def test_values_that_cannot_be_stored_are_refused_with_their_place(jobs, registry):
     registry.queue("people")
     for payload, place in (
         ({"n": 1, "size": INFINITE}, "/size"),
         ({"n": None, "all": [1.5, {"a/b~": NAN}]}, "/all/1/a~1b~0"),
         (Photo(1, -INFINITE), "/size"),
         (NAN, ""),
+        ({"to": ["ann", "b\0b"]}, "/to/1"),
+        ({"a\0": 1}, ""),
+        (msgspec.Raw(b'{"to": "\\u0000"}'), "/to"),
     ):
         given = [NewJob(queue="people"), NewJob(queue="people", payload=payload)]
-        with pytest.raises(InvalidJob, match="neither NaN nor Infinity") as raised:
+        with pytest.raises(InvalidJob, match=r"neither NaN nor Infinity|NUL") as raised:
             await jobs.enqueue_many(given)
         assert raised.value.problems[0].pointer == f"/1/payload{place}"
     fine = {"a": "null", "b": None, "c": [1.5], "raw": msgspec.Raw(b"null")}
     job_id = await jobs.enqueue(NewJob(queue="people", payload=fine))
     assert (await jobs.job(job_id)).payload == fine | {"raw": None}
+
+
+async def test_a_refused_value_is_shown(jobs, registry):
+    registry.queue("q")
+    for given, shown in (
+        ({"priority": 11}, "/0/priority: expected a whole number 0 to 9, got 11"),
+        ({"after_s": -5}, "got -5"),
+        ({"lane": "a\n"}, r"got 'a\n'"),
+        ({"unique": "x" * 129}, f"got '{'x' * 40}'"),
+    ):
+        with pytest.raises(InvalidJob) as raised:
+            await jobs.enqueue(NewJob(queue="q", **given))
+        assert shown in raised.value.text
+    with pytest.raises(InvalidSetting, match="0 to 1000, or none for what code declares, got -1"):
+        await jobs.queues.set("q", retries=-1)
 
 
 class OnlyInSlots(msgspec.Struct):
@@ -182,7 +207,7 @@ async def test_numbers_that_only_python_can_pass(jobs, registry):
         with pytest.raises(InvalidJob) as raised:
             await jobs.lanes.set("l", "x", **limits)
         bounds = {problem.pointer: problem.text for problem in raised.value.problems}
-        assert bounds["/starts_max"] == "expected 1 to 1000000000"
+        assert bounds["/starts_max"].startswith("expected 1 to 1000000000, got ")
         assert bounds["/concurrency"].startswith("expected 1 to 1000000000")
 
 

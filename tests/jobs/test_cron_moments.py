@@ -108,6 +108,21 @@ def test_an_invalid_time_zone_is_refused(tz):
         next_moment("0 0 * * *", tz, at("2026-01-01T00:00"))
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("61 * * * *", ("minute '61'", "0 to 59")),
+        ("0 4 * JUNE *", ("month 'JUNE'", "JAN to DEC")),
+        ("0 0 31 2 *", ("day of month '31'", "in these months")),
+        ("* * *", ("'* * *'", "five fields")),
+    ],
+)
+def test_the_error_names_the_wrong_field_and_its_values(spec, words):
+    with pytest.raises(InvalidCron) as raised:
+        next_moment(spec, "UTC", at("2026-01-01T00:00"))
+    assert all(word in raised.value.text for word in words), raised.value.text
+
+
 FIELD = st.text("0123456789*/-,L#WMONSUNJAN ?", max_size=6)
 
 

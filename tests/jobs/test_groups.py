@@ -34,7 +34,7 @@ def tasks(registry):
 async def test_settlements_at_once_enqueue_each_callback_once(jobs, manager, queue_id, sql):
     """Leases of 7 jobs cut across 60 groups of 5, so that settlements meet on the same groups."""
     member = NewJob(queue="q")
-    on_done = NewJob(queue="far", payload={"text": "\0"})
+    on_done = NewJob(queue="far", payload={"text": "\\u0000"})
     groups = [NewGroup(members=[member] * 5, on_done=on_done)] * 60
     ids = await jobs.enqueue_groups(groups)
     leases = []
@@ -51,7 +51,7 @@ async def test_settlements_at_once_enqueue_each_callback_once(jobs, manager, que
         " JOIN headrace.queue q ON q.id = r.queue WHERE q.name = 'far'"
     )
     assert len(rows) == len(set(ids)) == 60
-    assert all('"done":5' in row["payload"] and "\\u0000" in row["payload"] for row in rows)
+    assert all('"done":5' in row["payload"] and "\\\\u0000" in row["payload"] for row in rows)
     assert await sql("SELECT id FROM headrace.job_group") == []
 
 

@@ -150,9 +150,9 @@ class OwnCluster:
 
 
 @contextmanager
-def own_cluster(folder: Path) -> Iterator[OwnCluster]:
+def own_cluster(folder: Path, primaries: int = 3) -> Iterator[OwnCluster]:
     """A cluster that serves."""
-    cluster = OwnCluster(folder)
+    cluster = OwnCluster(folder, primaries)
     try:
         cluster.start()
         yield cluster

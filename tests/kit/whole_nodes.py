@@ -59,11 +59,11 @@ class WholeNode:
                 found.append(pid)
         return sorted(found)
 
-    def kill(self, kind: str, *, index: int = 0) -> int:
-        """SIGKILL one of its processes; its pid."""
+    def kill(self, kind: str, *, index: int = 0, by: int = signal.SIGKILL) -> int:
+        """Kill one of its processes by a signal; its pid."""
         pids = wait_until(lambda: self.pids(kind), what=f"a {kind}", deadline_s=DEADLINE_S)
         pid = pids[index % len(pids)]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, by)
         return pid
 
     def series(self, name: str) -> float:

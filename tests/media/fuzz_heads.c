@@ -1,4 +1,4 @@
-/* Mutate heads of requests and read them as the native data plane does. Built with sanitizers, which
+/* Mutate heads of requests, and of answers of other nodes, and read them as the native data plane does. Built with sanitizers, which
    end the program at the first fault. Each head is in memory of exactly its size.
 
      fuzz_heads SECONDS SEED */
@@ -9,6 +9,7 @@
 
 #include "head.h"
 #include "hop.h"
+#include "peer_head.h"
 #include "url.h"
 
 static const char *SEEDS[] = {
@@ -19,6 +20,11 @@ static const char *SEEDS[] = {
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n\r\n",
     "GET /m/a?e=1&k=3f2a9c10&a=2001:db8::/32&s= HTTP/1.1\r\nhost:h\r\nAccept: */*\r\n\r\nGET /m/b",
 };
+
+static const char ANSWER[] =
+    "HTTP/1.1 206 Partial Content\r\nDate: Mon, 23 Nov 2026 11:21:19 GMT\r\nETag: \"e1-300\"\r\n"
+    "Accept-Ranges: bytes\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/3145728\r\nConnection: close\r\n"
+    "X-Headrace-Reply: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n\r\nbody";
 
 static uint64_t state;
 
@@ -67,6 +73,17 @@ static void read_once(const char *data, size_t bytes, const struct url_keys *key
   free(exact);
 }
 
+static void read_answer_once(const char *data, size_t bytes) {
+  struct peer_head head;
+  char *exact = malloc(bytes + !bytes);
+  memcpy(exact, data, bytes);
+  if (peer_head_read(exact, bytes, &head) == PEER_HEAD_PART) {
+    if (head.bytes > bytes) abort();
+    peer_head_is_for(&head, "e1-300", 3145728, 0, 1000, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+  }
+  free(exact);
+}
+
 int main(int count, char **arguments) {
   if (count != 3) return 2;
   time_t end = time(NULL) + atol(arguments[1]);
@@ -77,10 +94,13 @@ int main(int count, char **arguments) {
   unsigned long long runs = 0;
   do {
     char data[4096];
-    const char *seed = SEEDS[next_random() % 3];
+    uint64_t chosen = next_random() % 4;
+    const char *seed = chosen == 3 ? ANSWER : SEEDS[chosen];
     size_t bytes = strlen(seed);
     memcpy(data, seed, bytes);
-    read_once(data, mutate(data, bytes, sizeof data), &keys, &hops);
+    bytes = mutate(data, bytes, sizeof data);
+    if (chosen == 3) read_answer_once(data, bytes);
+    else read_once(data, bytes, &keys, &hops);
   } while (++runs % 1024 != 0 || time(NULL) < end);
   printf("%llu heads\n", runs);
   return 0;

@@ -163,7 +163,7 @@ async def connect_socket(port: int, buffer_bytes: int) -> socket.socket:
 
 def photo_key(data: bytes, extension: str = "jpg") -> str:
     sha256 = hashlib.sha256(data).hexdigest()
-    return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
+    return f"photos/{sha256[:2]}/{sha256}.{extension}"
 
 
 @lru_cache(maxsize=64)

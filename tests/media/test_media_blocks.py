@@ -66,6 +66,17 @@ async def test_an_answer_is_one_visit_of_a_block_and_a_fill_is_none(cached):
     assert (await client.ask(KEY, method="HEAD")).fields["cache-status"] == "headrace; hit"
 
 
+async def test_requests_behind_a_body_that_changes_its_source_are_answered(cached):
+    """The native plane begins a body of which only the first block is stored."""
+    await cached.blobs.put(KEY, DATA)
+    client = await cached.connect()
+    for _ in range(2):
+        await client.ask(KEY, Range="bytes=0-9")
+    client.send(head_of(KEY) + head_of(KEY, fields={"Range": "bytes=5-9"}))
+    assert ((await client.answer()).body == DATA) is True
+    assert (await client.answer()).body == DATA[5:10]
+
+
 async def test_a_herd_of_a_cold_track_reads_each_block_once(tmp_path):
     async with bucket_store() as (blobs, bucket):
         data = bucket.objects[KEY] = pattern(6 * BLOCK_BYTES - 1000)

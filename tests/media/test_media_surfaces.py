@@ -22,7 +22,7 @@ from tests.kit.ways_in import Refused
 from headrace.engines.blobs import InvalidBlobKey
 from headrace.media import Media, MediaConfig
 from headrace.media.cli import COMMANDS
-from headrace.media.errors import ObjectUnknown, WrongContentAddress
+from headrace.media.errors import InvalidObject, InvalidPurge, ObjectUnknown, WrongContentAddress
 from headrace.media.hottest import write_hottest
 from headrace.media.http import ROUTES
 from headrace.media.id3 import TagCorrupt
@@ -135,6 +135,10 @@ async def test_the_service_checks_keys_and_content(blobs):
     assert len(await media.objects.ls(objects_max=1)) == 1
     with pytest.raises(WrongContentAddress):
         await media.objects.put(photo_key(b"other"), b"abd")
+    with pytest.raises(InvalidObject, match="expected bytes, got a str"):
+        await media.objects.put("a", "text")
+    with pytest.raises(InvalidPurge, match="neither was given"):
+        await media.purges.purge()
     for bad in ("../x", "/x", "a//b", ""):
         with pytest.raises(InvalidBlobKey):
             await media.objects.put(bad, b"x")

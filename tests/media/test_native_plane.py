@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from ctypes import Structure, byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,7 +290,7 @@ needs_sanitizers = pytest.mark.skipif(
 def test_mutated_heads_are_read_without_a_fault(tmp_path, seconds):
     """Millions of heads, each in memory of its exact size; sanitizers end at the first fault."""
     program = tmp_path / "fuzz"
-    read = [str(FOLDER / f"{name}.c") for name in ("head", "url", "hop", "digest")]
+    read = [str(FOLDER / f"{name}.c") for name in ("head", "url", "hop", "digest", "peer_head")]
     sources = [str(Path(__file__).with_name("fuzz_heads.c")), *read]
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC", "-O2")]
     command = ["gcc", *flags, *SANITIZERS, f"-I{FOLDER}", "-o", str(program), *sources]
@@ -315,9 +316,22 @@ def test_the_answers_of_all_kinds_of_nodes_hold_with_sanitizers(tmp_path):
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # those of Python would be reported
     }
-    tests = ["tests/media/test_media_serving.py", "tests/media/test_media_clients.py"]
+    tests = [
+        *("tests/media/test_media_serving.py", "tests/media/test_media_clients.py"),
+        "tests/media/cluster/test_native_hops.py",
+    ]
     command = [sys.executable, "-m", "pytest", "-n", "0", *tests]
     made = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000, check=False
     )
     assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-3000:]
+
+
+@pytest.mark.skipif(find_spec("ziglang") is None, reason="ziglang is not installed")
+@pytest.mark.slow
+def test_the_compiler_from_a_wheel_is_used_also_for_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    ctypes.CDLL(str(build_library(tmp_path / "here.so")))
+    other = build_library(tmp_path / "arm.so", "-target", "aarch64-linux-gnu.2.17")
+    assert other.read_bytes()[18:20] == b"\xb7\0", "EM_AARCH64"

@@ -115,7 +115,8 @@ async def test_a_cached_node_serves_over_the_death_of_each_of_its_processes(node
     held = [Reader(node.port) for _ in range(16)]
     for reader in held:
         assert (await reader.ask(KEY, 0, 9))[2] == DATA[:10]
-    victim = node.kill("worker")
+    # As a fault of the native data plane would.
+    victim = node.kill("worker", by=signal.SIGSEGV)
     kept = [await reader.ask(KEY, 10, 19) for reader in held]
     # Only its own clients notice, and they are a part of all.
     assert 0 < kept.count(None) < len(held)

@@ -15,7 +15,7 @@ from small_shop import ROUTES, Shop
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.config import load_config
 from headrace.web.model import WebConfig
-from headrace.web.server import run_api
+from headrace.web.serving import run_api
 from headrace.web.tokens import Tokens
 
 

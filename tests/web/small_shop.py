@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Request, delete, get, post
@@ -48,7 +49,13 @@ async def add_things(data: JSONBody[NewThings], shop: NamedDependency[Shop]) -> 
 
 @get("/v1/things/{thing_id:int}", operation_id="getThing", opt={"scope": "jobs:read"})
 async def get_thing(
-    thing_id: FromPath[int], limit: FromQuery[int] = 10, name: FromQuery[list[str] | None] = None
+    thing_id: FromPath[int],
+    *,
+    limit: FromQuery[int] = 10,
+    name: FromQuery[list[str] | None] = None,
+    traffic: Annotated[Literal["human", "bot"] | None, QueryParameter(name="class")] = None,
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    pages: Annotated[int, QueryParameter(ge=1, le=9)] = 1,
 ) -> dict[str, int]:
     """Echo a thing."""
     return {"id": thing_id, "limit": limit}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Literal
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.web.bodies import DEPTH_MAX, FAULTS_MAX, decode_body
+from headrace.kernel.faults import FAULTS_MAX
+from headrace.web.bodies import DEPTH_MAX, decode_body
 from headrace.web.model import BodyInvalid, BodyMalformed
 
 
@@ -86,6 +90,29 @@ def test_all_faults_are_reported_up_to_a_limit():
     with pytest.raises(BodyInvalid) as caught:
         decode_body(b'{"items": [' + b"{}," * 500 + b"{}]}", Order)
     assert len(caught.value.problems) == FAULTS_MAX
+
+
+class Hit(msgspec.Struct):
+    id: str
+    traffic: Literal["human", "bot"] = msgspec.field(default="human", name="class")
+    n: int | None = None
+    at: datetime | None = None
+
+
+@pytest.mark.parametrize(
+    ("hit", "pointer", "text"),
+    [
+        ('{"id": "a", "class": "alien"}', "/1/class", "expected one of human, bot, got 'alien'"),
+        ('{"id": "a", "n": "5"}', "/1/n", "expected int | null, got str '5'"),
+        ('{"id": "a", "at": "x"}', "/1/at", "expected a moment such as 2026-11-21T10:00:00Z"),
+    ],
+)
+def test_a_fault_has_the_value_and_what_is_accepted(hit, pointer, text):
+    with pytest.raises(BodyInvalid) as caught:
+        decode_body(f'["ad:1", {hit}]'.encode(), list[Hit | str])
+    [problem] = caught.value.problems
+    assert problem.pointer == pointer
+    assert problem.text.startswith(text)
 
 
 def test_escaped_text_that_looks_rare_passes():

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.web.model import AddressInUse, AddressRefused
-from headrace.web.server import bind, run_api
+from headrace.web.serving import bind, run_api
 
 HOST = b"Host: localhost\r\n"
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

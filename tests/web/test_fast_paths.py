@@ -107,7 +107,7 @@ async def test_an_answered_request_is_freed_without_the_collector(api, token):
         before = len(gc.get_objects())
         for path in (LOOK, "/v1/things/ch%61ir/look") * 10:
             assert (await api.post(path, headers=token)).status_code == 200
-        cycles = [one for one in gc.get_objects() if type(one).__name__ == "RequestResponseCycle"]
+        cycles = [one for one in gc.get_objects() if type(one).__name__ == "Exchange"]
         assert len(cycles) <= 2, f"{before} objects before"
     finally:
         gc.enable()
@@ -204,7 +204,7 @@ async def test_repeated_heads_get_equal_responses_on_every_connection(at, open_l
         (SHELF, 'If-None-Match: "2"\r\n', 200, FAST),
         (SHELF, f"traceparent: {TRACE}\r\n", 200, FAST),
         (SHELF, "Content-Length: 0\r\n", 200, FAST),
-        (SHELF, "Accept: */*\r\nAccept: a/b\r\n", 200, FAST),
+        (SHELF, "Accept: */*\r\nAccept: a/b\r\n", 200, LITESTAR),
         (SHELF, "Origin: https://elsewhere.example\r\n", 200, FAST),
         (SHELF, "Idempotency-Key: 1\r\n", 200, LITESTAR),
         (SHELF, "Host: evil.example\r\n", 400, None),
@@ -212,7 +212,7 @@ async def test_repeated_heads_get_equal_responses_on_every_connection(at, open_l
         ("/v1/shelf?q=%61", "", 200, LITESTAR),
         ("/v1/shelf?q=a&q=b", "", 400, None),
         ("/v1/shelf?q=unknown", "", 200, LITESTAR),
-        ("http://localhost/v1/shelf?q=a", "", 200, FAST),
+        ("http://localhost/v1/shelf?q=a", "", 200, LITESTAR),
         ("http://evil.example/v1/shelf?q=a", "", 400, None),
         ("/v1/shelf?q=limited", "", 429, None),
         ("/v1/nothing", "", 404, None),

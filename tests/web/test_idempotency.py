@@ -19,7 +19,7 @@ from headrace.kernel.routes import Idempotency
 from headrace.web.server import KEY_CHARACTERS_MAX
 
 PARTS = {"scope": "jobs:write", "idempotent": True}
-MAKE_TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, things int)"
+MAKE_TABLE = "CREATE TABLE IF NOT EXISTS orders (id bigserial PRIMARY KEY, things int)"
 ADD_ORDER = compile_query(
     "add_order", "-- An effect.\nINSERT INTO orders (things) VALUES (:things) RETURNING id"
 )

@@ -38,10 +38,22 @@ async def test_unknown_routes_and_methods_are_problems(api):
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
-async def test_a_wrong_parameter_is_reported(api, token):
-    answer = await api.get("/v1/things/7?limit=many", headers=token)
+@pytest.mark.parametrize(
+    ("query", "pointer", "text"),
+    [
+        ("limit=many", "limit", "expected a whole number, got 'many'"),
+        ("class=alien", "class", "expected one of human, bot, got 'alien'"),
+        ("from=monday", "from", "expected a moment such as 2026-11-21T10:00:00Z, got 'monday'"),
+        ("pages=10", "pages", "expected a whole number from 1 to 9, got '10'"),
+        ("pages=x", "pages", "expected a whole number from 1 to 9, got 'x'"),
+    ],
+)
+async def test_a_wrong_parameter_is_named_as_written(api, token, query, pointer, text):
+    answer = await api.get(f"/v1/things/7?{query}", headers=token)
     assert answer.status_code == 422
-    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
+    [fault] = answer.json()["errors"]
+    assert (fault["pointer"], fault["text"]) == (f"query: {pointer}", text)
+    assert text in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
 from headrace.media.native import NativePlaneMissing, library_path
 from headrace.views.durability_wait import durability_of
@@ -244,7 +245,8 @@ async def check_flusher(app: App) -> list[Finding]:
     idle = [lag for lag in lags if lag.pending and lag.flusher is None]
     if idle:
         calls, oldest_s = sum(lag.pending for lag in idle), max(lag.oldest_s for lag in idle)
-        text = f"{calls} calls with hits have no flusher, the oldest from {oldest_s:.0f} s ago"
+        found = pluralize(calls, "call with hits has", "calls with hits have")
+        text = f"{found} no flusher, the oldest from {oldest_s:.0f} s ago"
         return [Finding("flusher", "warn", text, "start `headrace flusher` on one or two machines")]
     return [Finding("flusher", "ok", "no hits without a flusher")]
 
@@ -287,11 +289,11 @@ async def check_data_plane(app: App) -> list[Finding]:
     if app.config.sections["media"].data_plane == "python":
         return [Finding("media data plane", "ok", "python, as configured")]
     try:
-        await asyncio.to_thread(library_path)
+        path = await asyncio.to_thread(library_path)
     except NativePlaneMissing as error:
         fix = "install gcc, or run `pip install ziglang`; media is served by Python meanwhile"
         return [Finding("media data plane", "warn", error.text, fix)]
-    return [Finding("media data plane", "ok", "native")]
+    return [Finding("media data plane", "ok", f"native: {path}")]
 
 
 async def check_media_disks(app: App) -> list[Finding]:
@@ -339,7 +341,9 @@ async def check_media_cluster(app: App) -> list[Finding]:
         for node, is_up in zip(nodes, answers, strict=True)
         if not is_up
     ]
-    return found or [Finding("media cluster", "ok", f"{len(nodes)} nodes, all respond")]
+    return found or [
+        Finding("media cluster", "ok", f"{pluralize(len(nodes), 'node')}, all respond")
+    ]
 
 
 async def _answers(address: str) -> bool:

@@ -44,7 +44,7 @@ RECONNECT: Final = Backoff(0.1, 3.0)
 AGENT_CONNECTIONS: Final = "4"
 """Default pool size of an agent, without its LISTEN connection."""
 LIBRARIES: Final = {
-    "web": ("litestar", "jinja2", "uvicorn", "httptools"),
+    "web": ("litestar", "jinja2", "httptools"),
     "media": ("httptools", "xxhash"),
 }
 """Libraries of an extra that the roles of a room need."""
@@ -151,7 +151,7 @@ def api(line: CommandLine, application: str | None) -> None:
     """Serve the HTTP API of all rooms and the console on `web.listen`."""
     require_libraries("web")
     from headrace.cli.console import address_noted
-    from headrace.web.server import run_api
+    from headrace.web.serving import run_api
 
     async def body(app: App, stop: asyncio.Event) -> None:
         with ExitStack() as noted:

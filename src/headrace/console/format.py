@@ -72,11 +72,6 @@ def format_count(value: float | None) -> str:
     return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-def pluralize(value: int, one: str, many: str) -> str:
-    """`1 job is`, `12,345 jobs are`."""
-    return f"1 {one}" if value == 1 else f"{value:,} {many}"
-
-
 def format_short(value: float | None) -> str:
     """`1.2M`, for narrow columns."""
     if value is None:

@@ -112,7 +112,7 @@ class BlobInfo:
 
 
 def require_key(key: str) -> str:
-    """Return `key` if it is a path such as `photos/ab/cd/abcd.jpg`. Raises: InvalidBlobKey."""
+    """Return `key` if it is a path such as `photos/ab/abcd.jpg`. Raises: InvalidBlobKey."""
     valid = len(key) <= KEY_CHARACTERS_MAX and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
     if not valid:
         raise InvalidBlobKey(

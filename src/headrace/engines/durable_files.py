@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 BATCH_MIN: Final = 4
-BATCH_MAX: Final = 48
+BATCH_MAX: Final = 100
 BATCH_BYTES_MAX: Final = 16 * 2**20
 FOLDERS_KNOWN_MAX: Final = 200_000
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -135,33 +135,68 @@ def _sync_disk(root: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _write_batch(
-    folder: Path, puts: Sequence[_Put], known: set[str], check: Check | None = None
-) -> None:
-    """Store all `puts` durably, or set their `error`. Raises: OSError of `folder` itself.
+class _Batches:
+    """Consecutive batches of one thread; one sync stores a batch and the names of the one before.
 
-    The folder is opened before the writes, because a sync reports errors since the open.
+    A sync reports errors since its folder was opened, so the folder is opened before the writes and
+    renames that the sync covers.
     """
-    with ExitStack() as opened:
-        root = _open_root(folder, check, opened)
-        for put in puts:
-            try:
-                if not _write_draft(root, put, known):
-                    write_durably(folder, put.key, put.data, check=check)
-            except OSError as error:
-                put.error = error
+
+    def __init__(self, folder: Path, known: set[str], check: Check | None = None) -> None:
+        self._folder = folder
+        self._known = known
+        self._check = check
+        self._root = -1
+        self.named: list[_Put] = []
+        """Renamed files whose names are not synced yet."""
+
+    def write(self, puts: Sequence[_Put]) -> list[_Put]:
+        """Write, sync and rename `puts`; return those that failed, and all of the batch before."""
         try:
-            _sync_disk(root)
+            self._open(is_checked=True)
             for put in puts:
-                _rename_draft(put)
-            _sync_disk(root)
+                try:
+                    if not _write_draft(self._root, put, self._known):
+                        write_durably(self._folder, put.key, put.data, check=self._check)
+                except OSError as error:
+                    put.error = error
+        except OSError as error:
+            for put in puts:
+                put.error = put.error or error
+        ended = self.finish(puts)
+        try:
+            self._open()
         except OSError as error:
             for put in puts:
                 put.error = put.error or error
         for put in puts:
+            _rename_draft(put)
             _close(put)
+        self.named = [put for put in puts if put.error is None]
+        return [*ended, *(put for put in puts if put.error is not None)]
+
+    def finish(self, puts: Sequence[_Put] = ()) -> list[_Put]:
+        """Sync drafts and names; return the files that are stored now, or failed."""
+        ended, self.named = self.named, []
+        if self._root < 0:
+            return ended
+        try:
+            _sync_disk(self._root)
+        except OSError as error:
+            for put in (*ended, *puts):
+                put.error = put.error or error
+        os.close(self._root)
+        self._root = -1
+        for put in ended:
             if put.error is None:
-                known.update(_folders_of(put.key))
+                self._known.update(_folders_of(put.key))
+        return ended
+
+    def _open(self, *, is_checked: bool = False) -> None:
+        if self._root < 0:
+            self._root = os.open(self._folder, _FOLDER)
+        if is_checked and self._check is not None:
+            self._check(self._root)
 
 
 def _write_draft(root: int, put: _Put, known: set[str]) -> bool:
@@ -205,9 +240,10 @@ class DurableWriter:
     """Stores files below a folder in a few threads; each thread takes all waiting files.
 
     A single file is synced by itself. Files that wait while the threads are busy form a batch: all
-    are written, one `syncfs`, all are renamed, one `syncfs`, for under half of the CPU. `syncfs`
-    also waits for other writers of the disk, and meanwhile the next batch grows. Kernels that
-    report no errors from it sync files one by one. `check` runs before each write.
+    are written, one `syncfs`, all are renamed. The `syncfs` of the next batch stores their names,
+    so under load a batch takes one; without a next batch one more follows at once. `syncfs` also
+    waits for other writers of the disk, and meanwhile the next batch grows. Kernels that report no
+    errors from it sync files one by one. `check` runs before each write.
     """
 
     def __init__(self, folder: Path, threads: int, check: Check | None = None) -> None:
@@ -236,22 +272,24 @@ class DurableWriter:
         self._threads.shutdown()
 
     def _work(self) -> None:
-        while puts := self._take():
+        batches = _Batches(self._folder, self._known, self._check)
+        while (puts := self._take(is_end=not batches.named)) or batches.named:
+            ended = puts
             try:
-                if len(puts) >= BATCH_MIN and _SYNCFS is not None:
-                    _write_batch(self._folder, puts, self._known, self._check)
-                    alone = [put for put in puts if isinstance(put.error, FileNotFoundError)]
-                else:
-                    alone = puts
-                for put in alone:
+                if not puts:
+                    ended = batches.finish()
+                elif _SYNCFS is not None and (batches.named or len(puts) >= BATCH_MIN):
+                    ended = batches.write(puts)
+                    puts = [put for put in ended if isinstance(put.error, FileNotFoundError)]
+                for put in puts:
                     self._write_one(put)
             except Exception as error:  # noqa: BLE001 - each waiting caller receives it
-                for put in puts:
+                for put in ended:
                     put.error = put.error or OSError(f"{type(error).__name__}: {error}")
-            _resolve(puts)
+            _resolve(ended)
 
-    def _take(self) -> list[_Put]:
-        """The next files to store; the thread becomes free if there are none."""
+    def _take(self, *, is_end: bool) -> list[_Put]:
+        """The next files to store; if there are none and `is_end`, the thread becomes free."""
         puts: list[_Put] = []
         size_bytes = 0
         with self._lock:
@@ -260,7 +298,7 @@ class DurableWriter:
             while self._waiting and len(puts) < BATCH_MAX and size_bytes < BATCH_BYTES_MAX:
                 puts.append(self._waiting.popleft())
                 size_bytes += len(puts[-1].data)
-            self._busy -= not puts
+            self._busy -= is_end and not puts
         return puts
 
     def _write_one(self, put: _Put) -> None:

@@ -17,7 +17,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import asyncpg
 
 from headrace.engines.endpoints import server_of
-from headrace.engines.postgres_pool import DOWN, Pool, clear_session, reset_open_transaction
+from headrace.engines.postgres_pool import (
+    DOWN,
+    Pool,
+    clear_session,
+    learn_types,
+    reset_open_transaction,
+)
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
@@ -307,6 +313,7 @@ class Postgres(_Statements):
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,
+                    init=learn_types,
                     reset=reset_open_transaction,
                     **self._pool_options(),
                 )

@@ -2,7 +2,7 @@
 
     post, follow --transaction--> data, version, outbox (PostgreSQL) --at once--> index (Valkey)
                                                                `--- sweep ----------^
-    page <-- one function call per shard, merged; older posts, or all without an index: PostgreSQL
+    page <-- one function call of the viewer's shard; older posts, or all without it: PostgreSQL
 
 **Promise.** Every change (post, deletion, follow, unfollow, mute, block) is visible on the next
 read. Pages neither lose nor repeat posts with equal times, and are full until the true end. The
@@ -21,11 +21,11 @@ missing changes are applied. If the writing process alone cannot reach Valkey, o
 the state before the change until the process reconnects or the sweep applies it, within one or two
 seconds.
 
-**Files.** Read `lua/feed_v1.lua` (the index and a page of one shard), `merge.py` (a page of all
-shards), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover) first. Then:
-`service` with the topics `posts`, `follows`, `pages` and `index`; `worker` (the sweep, in the role
-`flusher`), `id_map` (external ids and cursors), `valkey_store`, `store` with `sql/` (PostgreSQL),
-`model`, `settings`, `errors`, `http/`, `cli`.
+**Files.** Read `lua/feed_v1.lua` (the index and a page of one shard), `merge.py` (a page, also
+below the index), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover)
+first. Then: `service` with the topics `posts`, `follows`, `pages` and `index`; `worker` (the sweep,
+in the role `flusher`), `id_map` (external ids and cursors), `valkey_store`, `store` with `sql/`
+(PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli`.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ gap and applies both changes, the second finds its change applied. If a process 
 commit, its outbox row remains, and the sweep (`worker.py`) applies it within seconds. Applying a
 change twice has no effect.
 
-A process that could not apply a committed change defers it. Until it succeeds, the process reads no
-page from the index, and it retries in the background.
+A process that could not apply a committed change to a shard defers it. Until it succeeds, the
+process reads no page from that shard, and it retries in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -60,37 +61,45 @@ class Applier:
         self._postgres = postgres
         self._valkey = valkey
         self._on_deferred = on_deferred
-        self._deferred = 0
+        self._deferred = Counter[int]()
+        """Number of calls that failed, by shard."""
         self._sparse_log = SparseLogger(_log)
 
     @property
     def has_deferred(self) -> bool:
-        """Whether the index may lack a change committed by this process."""
-        return self._deferred > 0
+        """Whether a shard may lack a change committed by this process."""
+        return bool(self._deferred)
+
+    def lacks_changes(self, shard: int) -> bool:
+        """Whether this shard may lack a change committed by this process."""
+        return shard in self._deferred
 
     async def apply_or_defer(self, changes: Sequence[Change]) -> bool:
         """Apply committed changes. Return False if an engine is down and they were deferred."""
         crash_point("feed.committed")
+        parts = self._parts(changes)
+        waiting = {shard for shard, _ in parts}
         try:
-            await self.apply(changes)
-        except Unavailable as error:
-            _DEFERRED.inc(len(changes))
-            self._sparse_log.warning("feed_change_deferred", error=error.text, changes=len(changes))
-            self._deferred += 1
-            self._on_deferred()
-            return False
-        except BaseException:
+            failed = await self._apply_parts(parts)
+            waiting = set(failed)
+        finally:
             # Cancelled half-way: the next read in this process must include the change.
-            self._deferred += 1
-            raise
-        return True
+            self._deferred.update(waiting)
+        if not failed:
+            return True
+        _DEFERRED.inc(len(changes))
+        error = next(iter(failed.values()))
+        self._sparse_log.warning("feed_change_deferred", error=error.text, changes=len(changes))
+        self._on_deferred()
+        return False
 
     async def retry_deferred(self) -> None:
         """Apply deferred and other unswept changes. Raises: ValkeyDown, PostgresDown."""
-        while deferred := self._deferred:
+        while deferred := self._deferred.copy():
             await self.sweep(older_s=0.0)
-            if self._deferred == deferred:
-                self._deferred = 0
+            for shard, failures in deferred.items():
+                if self._deferred[shard] == failures:
+                    del self._deferred[shard]
 
     async def sweep(self, *, older_s: float) -> Swept:
         """Apply unswept changes older than `older_s` again. Raises: ValkeyDown, PostgresDown."""
@@ -109,7 +118,7 @@ class Applier:
 
     async def apply(self, changes: Sequence[Change]) -> int:
         """Apply changes. Return how many were missing. Raises: ValkeyDown, PostgresDown."""
-        parts = [part for change in changes for part in self._valkey.parts(change)]
+        parts = self._parts(changes)
         if len(parts) == 1:
             return await self._apply_part(*parts[0])
         return sum(await asyncio.gather(*[self._apply_part(*part) for part in parts]))
@@ -119,10 +128,34 @@ class Applier:
 
         Raises: ValkeyDown, PostgresDown.
         """
-        for shard, part in self._valkey.parts(snapshot):
-            if not await self._put_part(shard, part):
+        for shard in self._valkey.shards_of(snapshot.kind, snapshot.entity):
+            if not await self._put_part(shard, snapshot):
                 return False
         return True
+
+    def _parts(self, changes: Sequence[Change]) -> list[tuple[int, Change]]:
+        """Each change with each shard that needs it."""
+        return [
+            (shard, change)
+            for change in changes
+            for shard in self._valkey.shards_of(change.kind, change.entity)
+        ]
+
+    async def _apply_parts(self, parts: Sequence[tuple[int, Change]]) -> dict[int, Unavailable]:
+        """Apply changes to shards. Return the shards that failed."""
+
+        async def apply_part(shard: int, change: Change) -> None:
+            try:
+                await self._apply_part(shard, change)
+            except Unavailable as error:
+                failed[shard] = error
+
+        failed: dict[int, Unavailable] = {}
+        if len(parts) == 1:
+            await apply_part(*parts[0])
+        else:
+            await asyncio.gather(*[apply_part(*part) for part in parts])
+        return failed
 
     async def _apply_part(self, shard: int, change: Change) -> int:
         state, version = await self._valkey.apply(shard, change)
@@ -142,20 +175,18 @@ class Applier:
             self._postgres, change.kind, change.entity, version=version
         )
         for earlier in missing:
-            for other, part in self._valkey.parts(earlier):
-                if other == shard and (await self._valkey.apply(shard, part))[0] == "gap":
-                    return False
+            if (await self._valkey.apply(shard, earlier))[0] == "gap":
+                return False
         return bool(missing)
 
     async def _put_part(self, shard: int, change: Change) -> bool:
-        """Replace one shard's part by a snapshot; repeat after a concurrent later version."""
+        """Replace an entity in a shard by a snapshot; repeat after a concurrent later version."""
         for _ in range(TRIES):
             floor = (await self._valkey.status(shard)).floor
             [snapshot] = await store.snapshots(
                 self._postgres, change.kind, [change.entity], floor=floor
             )
-            part = dict(self._valkey.parts(snapshot))[shard]
-            state, _ = await self._valkey.put(shard, part)
+            state, _ = await self._valkey.put(shard, snapshot)
             if state != "old":
                 return state == "ok"
         raise ValkeyDown(

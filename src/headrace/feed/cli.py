@@ -34,7 +34,7 @@ from headrace.feed.model import (
 from headrace.feed.service import Feed
 from headrace.kernel.errors import Conflict, Corrupt, HeadraceError, InvalidInput
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, table
+from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
 
 IMPORT_STEP: Final = 1_000
 PROGRESS_EVERY: Final = 10_000
@@ -73,7 +73,7 @@ def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
         Feed,
         lambda feed: import_in_steps(posts, feed.posts.import_all, group=lambda _line: None),
     )
-    terminal.show({"posts": count}, f"{count} posts imported")
+    terminal.show({"posts": count}, f"{pluralize(count, 'post')} imported")
 
 
 async def import_in_steps(
@@ -426,8 +426,10 @@ def rebuild(terminal: Terminal) -> None:
 def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
     """Compare the index in Valkey with PostgreSQL. Exit code 8 if anything differs."""
     found = terminal.run(Feed, lambda feed: feed.index.verify(sample=None if is_all else sample))
-    viewers = f"{found.viewers} viewers with {found.follows} follows"
-    lines = [f"{viewers}, {found.authors} authors with {found.posts} posts"]
+    viewers = f"{pluralize(found.viewers, 'viewer')} with {pluralize(found.follows, 'follow')}"
+    lines = [
+        f"{viewers}, {pluralize(found.authors, 'author')} with {pluralize(found.posts, 'post')}"
+    ]
     if found.differences:
         rows = [(row.kind, row.entity, row.missing, row.extra) for row in found.differences]
         lines.append(table(("kind", "id", "missing", "extra"), rows))

@@ -101,14 +101,14 @@ class Cursors:
 
     def _read(self, listing: str, entity: int, text: object, kinds: tuple[type, type]) -> Any:
         if not isinstance(text, str):
-            raise CursorInvalid
+            raise CursorInvalid(str(text))
         position = read_cursor(self._signing_key(), listing, {"of": entity}, text)
         if (
             not isinstance(position, list)
             or len(position) != len(kinds)
             or not all(isinstance(p, k) for p, k in zip(position, kinds, strict=True))
         ):
-            raise CursorInvalid
+            raise CursorInvalid(text)
         return position
 
     def _signing_key(self) -> Key:
@@ -119,5 +119,6 @@ class Cursors:
 
 def require_no_cursor(*given: str | None) -> None:
     """Reject cursors of an unknown id, which never received one. Raises: CursorInvalid."""
-    if any(cursor is not None for cursor in given):
-        raise CursorInvalid
+    for cursor in given:
+        if cursor is not None:
+            raise CursorInvalid(cursor)

@@ -167,8 +167,8 @@ class Rebuild:
             await asyncio.sleep(RETRY.delay_s(attempts))
 
     async def _put_once(self, snapshot: Change) -> bool:
-        for shard, part in self._valkey.parts(snapshot):
-            state, _ = await self._valkey.put(shard, part)
+        for shard in self._valkey.shards_of(snapshot.kind, snapshot.entity):
+            state, _ = await self._valkey.put(shard, snapshot)
             if state == "unready" or (state == "old" and not await self._applier.put(snapshot)):
                 return False
         return True
@@ -241,21 +241,22 @@ class Rebuild:
 
     async def _read_index(self, snapshot: Change) -> tuple[set[int], int, int, int]:
         """Indexed versions, and the numbers of missing, extra and expected items."""
-        if snapshot.kind is Kind.POSTS:
-            floor = (await self._valkey.status(self._valkey.shard_of(snapshot.entity))).floor
-            version, unhinted, have = await self._valkey.posts(snapshot.entity)
+        if snapshot.kind is Kind.FOLLOWS:
+            version, authors = await self._valkey.follows(snapshot.entity)
+            expected = set(snapshot.items)
+            return {version}, len(expected - authors), len(authors - expected), len(expected)
+        versions, missing, extra, count = set[int](), 0, 0, 0
+        for shard in range(self._valkey.shards):
+            floor = (await self._valkey.status(shard)).floor
+            version, unhinted, have = await self._valkey.posts(shard, snapshot.entity)
             pairs = zip(snapshot.items, snapshot.scores, strict=True)
             want = {(item, score) for item, score in pairs if score >= floor}
             got = set(have.items())
-            return {version}, len(want - got) + unhinted, len(got - want), len(want)
-        authors: set[str] = set()
-        versions: set[int] = set()
-        for shard in range(self._valkey.shards):
-            version, part = await self._valkey.follows(shard, snapshot.entity)
             versions.add(version)
-            authors |= part
-        expected = set(snapshot.items)
-        return versions, len(expected - authors), len(authors - expected), len(expected)
+            missing += len(want - got) + unhinted
+            extra += len(got - want)
+            count = max(count, len(want))
+        return versions, missing, extra, count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,12 @@
-"""A page of a feed: one call per shard, merged, and completed from PostgreSQL below the index.
+"""A page of a feed: one call of the viewer's shard, completed from PostgreSQL below the index.
 
-    shard 0: newest posts of its followed authors  \
-    shard 1: ...                                    > merged by (score, id), cut at the limit,
-    ...                                            /  completed from PostgreSQL if the index ends
+Mutes, blocks, deletions and waiting posts need no filter, because the index does not contain them.
+So a page is full until the true end.
 
-Each shard returns a full page, so the merge is exact. Mutes, blocks, deletions and waiting posts
-need no filter, because the index does not contain them. So a page is full until the true end.
-Posts below the highest floor of the shards are not taken from the index, since another shard may
-lack posts of that age.
-
-Without a usable index the same page comes from PostgreSQL, more slowly: Valkey is down, empty, or
-may lack recent changes, or this process has deferred changes. A process reads few such pages at
-once (`SlowPages`) and refuses those that would wait long, because other calls share its
-connections.
+Without a usable shard the same page comes from PostgreSQL, more slowly: its Valkey is down, empty,
+or may lack recent changes, or this process has deferred changes of the shard. A process reads few
+such pages at once (`SlowPages`) and refuses those that would wait long, because other calls share
+its connections.
 """
 
 from __future__ import annotations
@@ -101,7 +95,7 @@ class SlowPages:
 
 
 class PageMerger:
-    """Merge pages of all shards."""
+    """Merge pages of the index and of PostgreSQL."""
 
     def __init__(self, slow_pages: SlowPages, valkey: ValkeyStore, index: Index) -> None:
         self._slow_pages = slow_pages
@@ -117,16 +111,11 @@ class PageMerger:
         after: Position | None = None,
     ) -> MergedPage:
         """The newest posts between two positions. Raises: PostgresDown, SlowPagesBusy."""
-        parts = await self._read_shards(viewer, limit, before, after)
-        if parts is None:
+        found = await self._read_index(viewer, limit, before, after)
+        if found is None:
             return await self._read_slowly(viewer, limit, before, after)
         _FROM_INDEX.inc()
-        floor = max([part.floor for part in parts])
-        posts = parts[0].posts
-        if len(parts) > 1:
-            posts = [post for part in parts for post in part.posts if post.score >= floor]
-            posts.sort(reverse=True)
-            posts = posts[:limit]
+        floor, posts = found.floor, found.posts
         if len(posts) == limit:
             return MergedPage(posts, is_end=False)
         if floor == 0 or (after is not None and after.score >= floor):
@@ -146,27 +135,20 @@ class PageMerger:
         posts = posts + rest
         return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)
 
-    async def _read_shards(
+    async def _read_index(
         self, viewer: int, limit: int, before: Position | None, after: Position | None
-    ) -> list[ShardPage] | None:
-        """The page of each shard; None if the index is not usable."""
-        if self._index.applier.has_deferred:
+    ) -> ShardPage | None:
+        """The page of the viewer's shard; None if the shard is not usable."""
+        if self._index.applier.lacks_changes(self._valkey.shard_of(viewer)):
             self._index.require_ready()
             return None
-        shards = range(self._valkey.shards)
-        reads = [
-            self._valkey.page(shard, viewer, limit=limit, before=before, after=after)
-            for shard in shards
-        ]
         try:
-            found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
+            found = await self._valkey.page(viewer, limit=limit, before=before, after=after)
         except ValkeyDown:
             return None
-        parts = [part for part in found if part is not None]
-        if len(parts) < len(found):
+        if found is None:
             self._index.require_ready()
-            return None
-        return parts
+        return found
 
     async def _read_slowly(
         self, viewer: int, limit: int, before: Position | None, after: Position | None

@@ -285,7 +285,7 @@ class Pages:
     async def _number_of(self, viewer: FeedId, cursor: str | None) -> int:
         """The number of a viewer, created if missing without a cursor. Raises: CursorInvalid."""
         if cursor is not None and await self._ids.find(viewer) is None:
-            raise CursorInvalid
+            raise CursorInvalid(cursor)
         [number] = await self._ids.find_or_create([viewer])
         return number
 

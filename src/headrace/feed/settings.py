@@ -41,7 +41,7 @@ class FeedConfig:
 
     shards: int = setting(
         "1",
-        "Number of shards of the index in Valkey; a page reads all of them; fixed after first use.",
+        "Number of shards in Valkey, each with all posts and a part of the viewers; fixed.",
         parse_shards,
     )
     follows_max: int = setting(

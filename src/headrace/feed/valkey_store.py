@@ -1,5 +1,10 @@
 """The feed's index in Valkey. Only this module calls `lua/feed_v1.lua`.
 
+    shard 0: all posts, follows of its viewers     a page reads one shard
+    shard 1: all posts, follows of its viewers     a post is written to all shards
+
+So pages per second grow with the shards, and each shard needs memory for all posts.
+
 All of it can be rebuilt from PostgreSQL. A shard without its key `m` is empty or lost: pages come
 from PostgreSQL, and changes are not applied, because the later build reads them. A shard that may
 lack changes after a server restart is not read either (`index_recovery.py`).
@@ -10,14 +15,15 @@ A missing function is loaded and called again, because an unknown function has n
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
-from headrace.engines.valkey import Valkey
+from headrace.engines.valkey import SLOTS, Valkey, hash_slot
 from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Position
 
 PACKAGE: Final = "headrace.feed"
@@ -82,23 +88,17 @@ class ValkeyStore:
         self.shards = shards
         self._connection = multiplexer
         self._functions = Functions(multiplexer, PACKAGE)
-        self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
+        self._starts = [f"{valkey.prefix}:{{{tag}}}:" for tag in hash_tags(shards)]
 
-    def shard_of(self, author: int) -> int:
-        """The shard of an author's posts."""
-        return author % self.shards
+    def shard_of(self, viewer: int) -> int:
+        """The shard of a viewer's pages."""
+        return viewer % self.shards
 
     async def page(
-        self,
-        shard: int,
-        viewer: int,
-        *,
-        limit: int,
-        before: Position | None,
-        after: Position | None,
+        self, viewer: int, *, limit: int, before: Position | None, after: Position | None
     ) -> ShardPage | None:
         """The newest posts between two positions; None: not ready. Raises: ValkeyDown."""
-        start = self._starts[shard]
+        start = self._starts[self.shard_of(viewer)]
         arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
         keys = [f"{start}f:{viewer}", f"{start}m"]
         reply = await self._functions.call("headrace_feed_page_v1", keys, arguments, reads=True)
@@ -130,33 +130,9 @@ class ValkeyStore:
         newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
         return await self._send(_PUT[snapshot.kind], shard, newest_first)
 
-    def parts(self, change: Change) -> list[tuple[int, Change]]:
-        """Split a change by shard: an author is in one shard, a viewer's follows are in all."""
-        if change.kind is Kind.POSTS:
-            return [(self.shard_of(change.entity), change)]
-        if self.shards == 1:
-            return [(0, change)]
-        items: list[list[str]] = [[] for _ in range(self.shards)]
-        scores: list[list[int]] = [[] for _ in range(self.shards)]
-        for item, score in zip(change.items, change.scores, strict=True):
-            shard = self.shard_of(int(item))
-            items[shard].append(item)
-            scores[shard].append(score)
-        return [
-            (
-                shard,
-                Change(
-                    change.kind,
-                    change.entity,
-                    change.version,
-                    items[shard],
-                    scores[shard],
-                    change.id,
-                    change.is_snapshot,
-                ),
-            )
-            for shard in range(self.shards)
-        ]
+    def shards_of(self, kind: Kind, entity: int) -> Sequence[int]:
+        """The shards with an entity: all for an author's posts, one for a viewer's follows."""
+        return range(self.shards) if kind is Kind.POSTS else (self.shard_of(entity),)
 
     async def begin(
         self, shard: int, token: str, *, floor: int, fine: int, swept: int
@@ -204,9 +180,9 @@ class ValkeyStore:
         """Record that changes are marked for another sweep on a run; False: another run."""
         return await self._note(shard, "recovering", run, swept)
 
-    async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
+    async def posts(self, shard: int, author: int) -> tuple[int, int, dict[str, int]]:
         """Version (-1: changed during the read), missing bucket entries and posts of an author."""
-        start = self._starts[self.shard_of(author)]
+        start = self._starts[shard]
         keys = [f"{start}p:{author}", f"{start}m"]
         found: dict[str, int] = {}
         versions, unhinted, score, limit = set[int](), 0, 0, POSTS_AT_ONCE
@@ -225,9 +201,9 @@ class ValkeyStore:
                 limit *= 2
             score = scores[-1]
 
-    async def follows(self, shard: int, viewer: int) -> tuple[int, set[str]]:
-        """A viewer's version and visible authors in a shard."""
-        start = self._starts[shard]
+    async def follows(self, viewer: int) -> tuple[int, set[str]]:
+        """A viewer's version and visible authors."""
+        start = self._starts[self.shard_of(viewer)]
         keys = [f"{start}f:{viewer}", f"{start}m"]
         arguments = [viewer, viewer % VERSION_SLOTS]
         reply = await self._functions.call("headrace_feed_follows_v1", keys, arguments, reads=True)
@@ -259,7 +235,7 @@ class ValkeyStore:
         return dropped
 
     def _keys(self, letter: str) -> Keys:
-        pattern = self._starts[0].replace("{f:0}", "{f:*}") + f"{letter}*"
+        pattern = f"{self._starts[0].partition('{')[0]}{{f:*}}:{letter}*"
         return Keys(pattern, [start + letter for start in self._starts])
 
     async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
@@ -306,6 +282,19 @@ class ValkeyStore:
         """Split one crowded bucket. Return how many remain."""
         keys = [f"{self._starts[shard]}m"]
         return int(await self._functions.call("headrace_feed_split_v1", keys, []))
+
+
+def hash_tags(shards: int) -> list[str]:
+    """A hash tag for each shard, in the n-th part of the hash slots for shard n.
+
+    So as many primaries as shards, with equal ranges of slots, get one shard each.
+    """
+
+    def tag_of(shard: int) -> str:
+        tags = (f"f:{shard}.{n}" if n else f"f:{shard}" for n in count())
+        return next(tag for tag in tags if hash_slot(tag.encode()) * shards // SLOTS == shard)
+
+    return [tag_of(shard) for shard in range(shards)]
 
 
 class Part(NamedTuple):

@@ -34,7 +34,10 @@ class RunUnknown(NotFound):
     code = "fetch.run_unknown"
 
     def __init__(self, run_id: int) -> None:
-        super().__init__(f"run {run_id} is not known: `headrace fetch catalogue ls` lists the runs")
+        super().__init__(
+            f"no run has the number {run_id}: `headrace fetch catalogue ls` or"
+            " `GET /v1/fetch/runs` lists the runs"
+        )
 
 
 class SourceUnknown(NotFound):

@@ -6,7 +6,8 @@ second). A later request would fall into a window that does not count it, and a 
 for half a minute would receive all of them at once. So a job that gets no connection returns to its
 queue with its token. As many jobs may wait as get a connection in time at the host's speed,
 WAITERS_MAX at most; the others stay away for a moment, so no host fills the process. A host without
-a response for JAMMED_S is unresponsive: its jobs stay away longer and longer, up to BACKOFF_S_MAX.
+a response for UNRESPONSIVE_S is unresponsive: its jobs stay away longer and longer, up to
+BACKOFF_S_MAX.
 
 The fleet's limit is divided by the number of slots bound to a timeout class, whichever hosts they
 work for, so a connection needs no coordination. Floating slots are not counted: they fetch where
@@ -46,7 +47,7 @@ from headrace.jobs.service.lanes import SLACK_S
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 
-JAMMED_S: Final = 1.0
+UNRESPONSIVE_S: Final = 1.0
 BACKOFF_S_MAX: Final = 10.0
 HOSTS_MAX: Final = 10_000
 WAITERS_MAX: Final = 32
@@ -65,7 +66,7 @@ class _Host:
     changed_s: float = field(default_factory=time.monotonic)
     held_s: float = 0.0
     """Summed connection time since the last release."""
-    took_s: float = JAMMED_S
+    took_s: float = UNRESPONSIVE_S
     """Smoothed time for which a connection is held (Little's law)."""
     waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
 
@@ -127,15 +128,15 @@ class HostPool:
         found = self._of(host)
         silent_s = time.monotonic() - found.alive_s
         wait_s = 0.0
-        if found.busy and silent_s > JAMMED_S:
+        if found.busy and silent_s > UNRESPONSIVE_S:
             wait_s = min(2 * silent_s, BACKOFF_S_MAX)
         elif len(found.waiters) >= self.per_host:
-            wait_s = min(JAMMED_S, found.took_s * (1 + len(found.waiters) / self.per_host))
+            wait_s = min(UNRESPONSIVE_S, found.took_s * (1 + len(found.waiters) / self.per_host))
         return wait_s * (0.5 + random.random() / 2)
 
     def _waiters_max(self, found: _Host, left_s: float | None) -> int:
         """Jobs that may wait if their token is valid for `left_s`."""
-        if left_s is None or (found.busy and time.monotonic() - found.alive_s > JAMMED_S):
+        if left_s is None or (found.busy and time.monotonic() - found.alive_s > UNRESPONSIVE_S):
             return self.per_host
         in_time = int(left_s / max(found.took_s, 0.001) * self.per_host)
         return max(self.per_host, min(in_time, WAITERS_MAX))

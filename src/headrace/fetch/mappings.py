@@ -28,6 +28,7 @@ import msgspec
 
 from headrace.fetch.errors import InvalidMapping
 from headrace.kernel.errors import FieldProblem
+from headrace.kernel.faults import find_faults
 
 Paths: TypeAlias = str | list[str]
 Value: TypeAlias = str | list[str]
@@ -85,9 +86,9 @@ def parse_mapping(data: Any) -> Mapping:
     """The mapping in decoded JSON or TOML. Raises: InvalidMapping."""
     try:
         mapping = msgspec.convert(data, Mapping)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("`", "")
-        raise InvalidMapping(f"the mapping is not valid: {text[:1].lower()}{text[1:]}") from None
+    except msgspec.ValidationError:
+        InvalidMapping.require_none(find_faults(data, Mapping), "the mapping is not valid")
+        raise
     return require_mapping(mapping)
 
 

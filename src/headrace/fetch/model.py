@@ -295,7 +295,10 @@ class CustomerSet(Customer, frozen=True, kw_only=True):
 
 
 class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """A photo of an item; `key` is set while a good copy is stored, even after a failed attempt."""
+    """A photo of an item; `key` is set while a good copy is stored, even after a failed attempt.
+
+    `outcome` is `pending` until the photo is requested for the first time.
+    """
 
     url: str
     outcome: str
@@ -438,8 +441,8 @@ class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def photo_key(sha256: str, extension: str) -> str:
-    """The blob key of a photo: `photos/ab/cd/<sha256>.<extension>`."""
-    return f"photos/{sha256[:2]}/{sha256[2:4]}/{sha256}.{extension}"
+    """The blob key of a photo: `photos/ab/<sha256>.<extension>`."""
+    return f"photos/{sha256[:2]}/{sha256}.{extension}"
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ from headrace.fetch.decoding import Decoder
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.host_stats import Classes, HostStats, TimeClass, host_of
 from headrace.fetch.images import NotAPhoto, inspect_image
-from headrace.fetch.limits import JAMMED_S, HostQuota, RateTokens, TokenDebts, TokenExpired
+from headrace.fetch.limits import UNRESPONSIVE_S, HostQuota, RateTokens, TokenDebts, TokenExpired
 from headrace.fetch.model import PHOTO_RETRIES, photo_key
 from headrace.fetch.outcomes import is_temporary
 from headrace.fetch.robots import Robots
@@ -390,7 +390,7 @@ class PhotoFetcher:
         if after_s == 0:
             self._count_late(job.id)
             after_s = LATE_S * (0.5 + random.random() / 2)
-        if tokens.sent or after_s > JAMMED_S:
+        if tokens.sent or after_s > UNRESPONSIVE_S:
             return Requeue(after_s)
         await asyncio.sleep(after_s)
         return Requeue()

@@ -13,7 +13,8 @@ that finds another job at the same item waits. The action (publish, edit, unpubl
 what that consumer received, so a dropped version never leaves it with an edit of an unknown item.
 
 Each delivery is a job of its own: a call that hangs occupies one place, and any exception of a
-handler costs its own job an attempt. That includes SystemExit, which would end the process if it
+handler costs its own job an attempt. Their reads and writes of PostgreSQL are batched, as those of
+photos are (`DeliveryStore`). That includes SystemExit, which would end the process if it
 left the task.
 
 **Consumers** are `on_item` handlers, recorded in PostgreSQL so that an absence loses no result. A
@@ -44,7 +45,7 @@ from headrace.fetch.errors import ConsumerUnknown
 from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item, Result
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision
-from headrace.fetch.store.results import NewResult
+from headrace.fetch.store.results import DeliveryRequest, DeliveryStore, NewResult
 from headrace.fetch.webhook_delivery import WebhookSender
 from headrace.jobs import Batch, JobContext, Jobs, NewJob, Snooze
 from headrace.kernel.batching import Batcher
@@ -255,6 +256,7 @@ class Publishing:
         self._consumers = consumers
         self._webhooks = webhooks
         self._handler_timeout_s = handler_timeout_s
+        self._deliveries = DeliveryStore(postgres, busy_s=handler_timeout_s + BUSY_SLACK_S)
         self._ids: Batcher[None, dict[str, int]] = Batcher(self._read_ids)
 
     async def publish(self, batch: Batch[PublishJob]) -> None:
@@ -392,52 +394,39 @@ class Publishing:
             )
             job.snooze(absent_wait_s(away_s))
             return
-        found = await store.results.newest_result(self._postgres, job.payload.seq)
+        request = DeliveryRequest(consumer, job.payload.seq, job.id)
+        found = await self._deliveries.begin(request)
         if found is None:
             job.done()
             return
-        place = {"consumer": consumer, "customer": found.customer, "item": found.id}
-        taken = await self._postgres.one(
-            SQL.begin_delivery,
-            **place,
-            version=found.version,
-            job_id=job.id,
-            busy_s=self._handler_timeout_s + BUSY_SLACK_S,
-        )
-        if taken is None:
-            delivered = await self._postgres.value(SQL.delivered_version, **place)
-            if (delivered or 0) >= found.version:
+        result = found.result
+        if not found.is_taken:
+            if found.delivered_version >= result.version:
                 await self._postgres.run(SQL.forget_absent, consumer=consumer, seq=job.payload.seq)
                 job.done()
             else:
                 job.snooze(BUSY_AGAIN_S)
             return
         # Version 0 of a shown item: a replay to a consumer that may have lost it.
-        is_known = taken["version"] > 0 or found.action == "unpublish"
-        await self._call(job, handler, found, is_shown=taken["is_shown"] and is_known)
+        is_known = found.delivered_version > 0 or result.action == "unpublish"
+        error = await self._call(handler, result, is_shown=found.is_shown and is_known)
+        if error is None:
+            await self._deliveries.end(request, result)
+            job.done()
+            return
+        place = {"consumer": consumer, "customer": result.customer, "item": result.id}
+        _LOG.warning("item_handler_failed", **place, error=repr(error), exc_info=error)
+        await self._postgres.run(SQL.drop_delivery, **place, job_id=job.id)
+        job.retry(None, f"{type(error).__name__}: {error}")
 
     async def _call(
-        self, job: JobContext[ItemJob], handler: Handler, found: Result, *, is_shown: bool
-    ) -> None:
-        """Call `handler` and record the delivery."""
-        place = {"consumer": job.payload.consumer, "customer": found.customer, "item": found.id}
-        action = next_action(is_gone=found.action == "unpublish", is_shown=is_shown)
-        if action is not None:
-            error = await self._failure_of(handler, store.results.item_of(found, action))
-            if error is not None:
-                _LOG.warning("item_handler_failed", **place, error=repr(error), exc_info=error)
-                await self._postgres.run(SQL.drop_delivery, **place, job_id=job.id)
-                job.retry(None, f"{type(error).__name__}: {error}")
-                return
-        await self._postgres.run(
-            SQL.end_delivery,
-            **place,
-            seq=job.payload.seq,
-            job_id=job.id,
-            version=found.version,
-            is_shown=found.action != "unpublish",
-        )
-        job.done()
+        self, handler: Handler, result: Result, *, is_shown: bool
+    ) -> BaseException | None:
+        """Call `handler` if the item changed for it; return its exception or None."""
+        action = next_action(is_gone=result.action == "unpublish", is_shown=is_shown)
+        if action is None:
+            return None
+        return await self._failure_of(handler, store.results.item_of(result, action))
 
     async def _failure_of(self, handler: Handler, item: Item) -> BaseException | None:
         """Call `handler`; return its exception or None.

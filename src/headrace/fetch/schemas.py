@@ -38,7 +38,8 @@ from headrace.fetch.field_types import (
 from headrace.fetch.guard import Policy, refusal_reason
 from headrace.fetch.model import COLUMNS_MAX
 from headrace.fetch.readers import Fault, Value
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
+from headrace.kernel.faults import find_faults
 
 DEFAULT: Final = "default"
 NAME_CHARACTERS_MAX: Final = 1000
@@ -267,9 +268,9 @@ def parse_schema(data: Any) -> Schema:
     """The schema in decoded JSON or TOML. Raises: InvalidSchema."""
     try:
         schema = msgspec.convert(data, Schema)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("`", "")
-        raise InvalidSchema(f"the schema is not valid: {text[:1].lower()}{text[1:]}") from None
+    except msgspec.ValidationError:
+        InvalidSchema.require_none(find_faults(data, Schema), "the schema is not valid")
+        raise
     return require_schema(schema)
 
 
@@ -352,13 +353,13 @@ def _bound_faults(rule: FieldRule, pointer: str) -> Iterator[FieldProblem]:
 
 def _length_faults(rule: FieldRule, pointer: str) -> Iterator[FieldProblem]:
     least, most = rule.length_least, rule.length_most
-    for bound in (least, most):
+    for name, bound in (("length_least", least), ("length_most", most)):
         if bound is not None and not 0 <= bound <= LENGTH_MAX:
-            text = f"a length must be 0 to {LENGTH_MAX:,}"
-            yield FieldProblem(f"{pointer}/length_least", "invalid", text)
+            text = mismatch(f"a length from 0 to {LENGTH_MAX:,}", bound)
+            yield FieldProblem(f"{pointer}/{name}", "invalid", text)
             return
     if least is not None and most is not None and least > most:
-        text = "`length_least` is greater than `length_most`"
+        text = f"`length_least` {least} is greater than `length_most` {most}"
         yield FieldProblem(f"{pointer}/length_least", "invalid", text)
 
 

@@ -20,6 +20,14 @@ from headrace.jobs.errors import InvalidCron
 
 SPEC_CHARACTERS_MAX: Final = 128
 FIELD_VALUES: Final = (60, 24, 31, 12, 7)
+FIELDS: Final = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31 (in these months) or L",
+    "month": "1 to 12 or JAN to DEC",
+    "day-of-week": "0 to 7 or SUN to SAT",
+}
+"""The fields by the names that cronsim gives them, with their values."""
 STEP: Final = re.compile(r"/([0-9]+)")
 NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
 """Zone files that differ between machines or name no zone."""
@@ -74,15 +82,26 @@ def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
     try:
         moments = CronSim(spec, after_at.astimezone(zone))
     except CronSimError as error:
-        raise InvalidCron(
-            f"cron {spec!r}: {str(error).lower()}: write fields as in '*/10 8-18 * * MON-FRI'"
-        ) from error
+        raise InvalidCron(_wrong_field(spec, str(error))) from error
     # In the repeated hour cronsim may return a moment of the first pass during the second.
     for moment in moments:
         moment_at = moment.astimezone(UTC)
         if moment_at > after_at:
             return moment_at
     raise InvalidCron(f"cron {spec!r}: never fires: give it a day that its months have")
+
+
+def _wrong_field(spec: str, reason: str) -> str:
+    """The text of a wrong field; `reason` of cronsim is such as `Bad minute`."""
+    name = reason.lower().removeprefix("bad ")
+    names = list(FIELDS)
+    if name not in names:
+        return f"cron {spec!r}: {reason}: write fields as in '*/10 8-18 * * MON-FRI'"
+    given = spec.split()[names.index(name)]
+    return (
+        f"cron {spec!r}: {name.replace('-', ' ')} {given!r} is not valid: expected {FIELDS[name]},"
+        " `*`, a range such as 1-5, a list such as 1,5 or a step such as */2"
+    )
 
 
 def _zone(tz: str) -> ZoneInfo:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.model import Job, JobState, Why
+from headrace.kernel.terminal import pluralize
 
 ERROR_CHARACTERS_SHOWN: Final = 200
 GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committed"
@@ -22,7 +23,7 @@ def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> W
     if job.error is None or job.ended_at is not None:
         return why
     error = job.error.partition("\n")[0][:ERROR_CHARACTERS_SHOWN]
-    text = f"failed {job.attempt} of {retries + 1} times: {error}; {why.text}"
+    text = f"failed {job.attempt} of {pluralize(retries + 1, 'time')}: {error}; {why.text}"
     return msgspec.structs.replace(why, text=text)
 
 

@@ -305,7 +305,7 @@ class LeaseManager:
             require_not_cancelled()
             batch = self._next_batch()
             try:
-                fared = await self._send(batch)
+                settled = await self._send(batch)
             except HeadraceError as error:
                 failures += 1
                 await self._settle_later(batch, error, failures)
@@ -317,8 +317,8 @@ class LeaseManager:
                 self._acks.put_back(batch)
                 raise
             failures = 0
-            self._note_answer(batch, fared.lost, fared.busy)
-            if len(fared.busy) == len(batch.lease_ids):
+            self._note_answer(batch, settled.lost, settled.busy)
+            if len(settled.busy) == len(batch.lease_ids):
                 return
 
     def _next_batch(self) -> AckBatch:
@@ -335,11 +335,11 @@ class LeaseManager:
         self._jobs_sent += batch.jobs
         try:
             crash_point("jobs.before_settle")
-            fared = await self._settle_batch(batch)
+            settled = await self._settle_batch(batch)
             crash_point("jobs.after_settle")
         finally:
             self._jobs_sent -= batch.jobs
-        return fared
+        return settled
 
     async def _settle_batch(self, batch: AckBatch) -> store.leases.SettleResult:
         progressed: set[int] = set()
@@ -349,7 +349,7 @@ class LeaseManager:
                 progressed.update(self._progressed.intersection(lease.ids if lease else ()))
             for outcomes in batch.outcomes.values():
                 progressed.update(self._progressed.intersection(outcomes))
-        fared = await store.leases.settle(
+        settled = await store.leases.settle(
             self._postgres,
             jobs=batch.outcomes,
             whole=batch.done,
@@ -357,7 +357,7 @@ class LeaseManager:
             progressed=progressed,
         )
         self._progressed -= progressed
-        return fared
+        return settled
 
     async def _settle_later(self, batch: AckBatch, error: HeadraceError, failures: int) -> None:
         """Buffer the outcomes again after a retryable error, else refuse them."""

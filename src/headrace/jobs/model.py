@@ -6,6 +6,7 @@ job's state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -96,6 +97,22 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the payload's shape."""
 
 
+class JobsAlike(Sequence[NewJob]):
+    """Jobs that differ only in payload. `job` has their options."""
+
+    def __init__(self, job: NewJob, payloads: Sequence[Any]) -> None:
+        self.job = job
+        self.payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return JobsAlike(self.job, self.payloads[index])
+        return msgspec.structs.replace(self.job, payload=self.payloads[index])
+
+
 @dataclass(slots=True)
 class JobColumns:
     """Checked jobs as columns, in the order of the call, ready for one statement."""
@@ -112,6 +129,23 @@ class JobColumns:
 
     def __len__(self) -> int:
         return len(self.queues)
+
+    @classmethod
+    def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
+        """The jobs of `parts` in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            queues=[queue for part in parts for queue in part.queues],
+            priorities=[priority for part in parts for priority in part.priorities],
+            run_ats=[run_at for part in parts for run_at in part.run_ats],
+            delays_s=[delay_s for part in parts for delay_s in part.delays_s],
+            lanes=[lane for part in parts for lane in part.lanes],
+            keys=[key for part in parts for key in part.keys],
+            payloads=[payload for part in parts for payload in part.payloads],
+            versions=[version for part in parts for version in part.versions],
+            size_bytes=sum(part.size_bytes for part in parts),
+        )
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):

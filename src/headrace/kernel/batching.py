@@ -1,14 +1,15 @@
 """Batching: concurrent small requests share one execution, such as a statement.
 
 A request waits a short time for others. While enough executions run, it waits until one of them
-ends, so the batches grow with the load of the server.
+ends, so the batches grow with the load of the server. With `wait_s=0` no request waits for a timer
+(group commit): a lone one runs at once, in its caller's task.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 WAIT_S: Final = 0.005
 BATCH_MAX: Final = 200
@@ -35,41 +36,59 @@ class Batcher(Generic[Request, Response]):
         self._wait_s = wait_s
         self._runs_at_once = runs_at_once
         self._requests: list[tuple[Request, asyncio.Future[Response]]] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def submit(self, request: Request) -> Response:
         """Return the response to `request`.
 
-        The request of a cancelled caller may still take effect.
+        The request of a cancelled caller is dropped, unless its batch has started.
         """
+        if self._wait_s == 0 and not self._running and not self._requests:
+            return await self._run_alone(request)
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
         self._requests.append((request, response))
         if len(self._running) < self._runs_at_once:
-            if len(self._requests) >= BATCH_MAX:
+            if self._wait_s == 0 or len(self._requests) >= BATCH_MAX:
                 self._start()
             elif self._timer is None:
                 self._timer = loop.call_later(self._wait_s, self._start)
         return await response
 
+    async def _run_alone(self, request: Request) -> Response:
+        """Run a batch of one in its caller's task: another task would slow a lone caller."""
+        caller = asyncio.current_task()
+        assert caller is not None
+        self._running.add(caller)
+        try:
+            [response] = await self._run_batch([request])
+        finally:
+            self._ended(caller)
+        if isinstance(response, Exception):
+            raise response
+        return response
+
     def _start(self) -> None:
-        """Start a batch of the oldest requests."""
+        """Start a batch. It takes the requests that were made until its task runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, self._requests = self._requests[:BATCH_MAX], self._requests[BATCH_MAX:]
-        if batch:
-            task = asyncio.create_task(self._run(batch))
-            self._running.add(task)
-            task.add_done_callback(self._ended)
+        task = asyncio.create_task(self._run())
+        self._running.add(task)
+        task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if self._requests and self._timer is None:
             self._start()
 
-    async def _run(self, batch: list[tuple[Request, asyncio.Future[Response]]]) -> None:
+    async def _run(self) -> None:
+        """Run a batch of the oldest requests whose callers still wait."""
+        waiting = [request for request in self._requests if not request[1].done()]
+        batch, self._requests = waiting[:BATCH_MAX], waiting[BATCH_MAX:]
+        if not batch:
+            return
         responses: Sequence[Response | Exception]
         try:
             responses = await self._run_batch([request for request, _ in batch])

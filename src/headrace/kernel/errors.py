@@ -25,6 +25,24 @@ class FieldProblem:
     text: str
 
 
+INTEGER_BITS_MAX: Final = 1_000
+"""Python refuses to print integers of more than 4,300 digits."""
+
+
+def describe_value(value: object) -> str:
+    """A short text of a refused value, for an error message."""
+    if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
+        return "(a very large integer)"
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    return repr(str(value)[:40])
+
+
+def mismatch(expected: str, value: object) -> str:
+    """What was expected, and the refused value."""
+    return f"expected {expected}, got {describe_value(value)}"
+
+
 class HeadraceError(Exception):
     """The base class of every error that Headrace raises on purpose."""
 
@@ -99,7 +117,9 @@ class InvalidInput(HeadraceError):
         """Raises: this error if there are `problems`. The text shows up to `shown_max` of them."""
         found = tuple(problems)
         if found:
-            texts = "; ".join(f"{one.pointer}: {one.text}" for one in found[:shown_max])
+            texts = "; ".join(
+                f"{one.pointer or '(document)'}: {one.text}" for one in found[:shown_max]
+            )
             raise cls(f"{subject}: {texts}", problems=found)
 
 

@@ -117,10 +117,10 @@ class CursorInvalid(Malformed):
 
     code = "cursor.invalid"
 
-    def __init__(self) -> None:
+    def __init__(self, cursor: str) -> None:
         super().__init__(
-            "cursor: not valid for this listing and filter: pass the cursor of the previous page"
-            " unchanged with the same filter, or omit it to start at the first page"
+            f"cursor {cursor[:40]!r} does not belong to this listing and filter: pass the cursor of"
+            " the previous page with the same filter, or omit it to start at the first page"
         )
 
 
@@ -134,17 +134,17 @@ def sign_cursor(key: Key, listing: str, filters: Mapping[str, Any], position: An
 def read_cursor(key: Key, listing: str, filters: Mapping[str, Any], cursor: str) -> Any:
     """The position in a cursor for this listing and filter. Raises: CursorInvalid."""
     if len(cursor) > CURSOR_CHARACTERS_MAX:
-        raise CursorInvalid
+        raise CursorInvalid(cursor)
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (ValueError, binascii.Error) as error:
-        raise CursorInvalid from error
+        raise CursorInvalid(cursor) from error
     signature, plain = raw[:SIGNATURE_BYTES], raw[SIGNATURE_BYTES:]
     key_id, _, position = plain.partition(b".")
     if key_id != key.id.encode() or not key.verify_prefix(
         _signed_bytes(listing, filters, plain), signature
     ):
-        raise CursorInvalid
+        raise CursorInvalid(cursor)
     return msgspec.json.decode(position)
 
 

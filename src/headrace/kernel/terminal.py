@@ -62,6 +62,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def pluralize(value: int, one: str, many: str = "") -> str:
+    """`1 job is`, `12,345 jobs are`; `many` is by default `one` with an s."""
+    return f"1 {one}" if value == 1 else f"{value:,} {many or one + 's'}"
+
+
 def is_visible(character: str) -> bool:
     """Whether a character is visible and does not change its neighbors."""
     return character.isprintable() and character not in _BLANK

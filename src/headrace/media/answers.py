@@ -47,6 +47,8 @@ REASONS: Final = {
 }
 HIT: Final = "headrace; hit"
 """The Cache-Status of cached bytes."""
+PEER: Final = "headrace; fwd=miss; detail=peer"
+"""The Cache-Status of bytes from another node."""
 MISS: Final = "headrace; fwd=miss"
 """The Cache-Status of an object that is not stored here."""
 ALLOWED_METHODS: Final = "GET, HEAD, OPTIONS"

@@ -112,6 +112,12 @@ class ReservedKey(InvalidInput):
     code = "media.reserved_key"
 
 
+class InvalidObject(InvalidInput):
+    """The content of an object is not bytes."""
+
+    code = "media.invalid_object"
+
+
 class InvalidPurge(InvalidInput):
     """A purge names neither keys nor a prefix, or both."""
 

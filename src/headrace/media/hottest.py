@@ -104,10 +104,10 @@ def write_hottest(folder: Path, rows: Sequence[Row]) -> None:
 def read_hottest(folder: Path, *, within_s: float) -> list[Row] | None:
     """The rows if written at most `within_s` ago; None: no node runs there."""
     try:
-        told = msgspec.json.decode((folder / FILE).read_bytes(), type=HottestFile)
+        stored = msgspec.json.decode((folder / FILE).read_bytes(), type=HottestFile)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return told.rows if abs(time.time() - told.at_s) <= within_s else None
+    return stored.rows if abs(time.time() - stored.at_s) <= within_s else None
 
 
 def _hottest(rows: Iterable[Row], keys_max: int) -> list[Row]:

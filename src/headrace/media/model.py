@@ -42,9 +42,7 @@ _ORIGIN: Final = re.compile(
 )
 _WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_CONTENT_ADDRESS: Final = re.compile(
-    r"photos/([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})\.[a-z0-9]+"
-)
+_CONTENT_ADDRESS: Final = re.compile(r"photos/([0-9a-f]{2})/(\1[0-9a-f]{62})\.[a-z0-9]+")
 
 CONTENT_TYPES: Final = {
     "jpg": "image/jpeg",
@@ -339,7 +337,7 @@ class MediaObject:
 def content_address(key: str) -> str | None:
     """The SHA-256 in the key of a content-addressed object, or None for any other key."""
     match = _CONTENT_ADDRESS.fullmatch(key)
-    return match[3] if match else None
+    return match[2] if match else None
 
 
 def content_type(key: str) -> str:

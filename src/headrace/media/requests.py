@@ -36,16 +36,6 @@ FIELDS_MAX: Final = 100
 EMPTY_LINES_MAX: Final = 2
 PATH_PREFIX: Final = "/m/"
 _STRAY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?![\n])(?!\Z)")
-REMEMBERED_MAX: Final = 4096
-REMEMBERED_BYTES_MAX: Final = 2048
-REMEMBERED_FIELDS_MAX: Final = 40
-RANGE_START: Final = b"\r\nRange: bytes="
-HOP_START: Final = b"\r\nX-Headrace-Hop: "
-HOP_LINE: Final = re.compile(rb"\r\nX-Headrace-Hop: ([\x21-\x7e]{1,400})(?=\r\n)")
-_CHANGING: Final = (
-    ("range", RANGE_START, re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")),
-    ("x-headrace-hop", HOP_START, HOP_LINE),
-)
 _PLAIN: Final = bytes({9, 10, 13, *range(32, 256)} - {127})
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]{1,32} [\x21-\x7e]+ HTTP/(\d\.\d)\r\n")
 _HOST: Final = re.compile(
@@ -54,8 +44,6 @@ _HOST: Final = re.compile(
 _ONCE: Final = frozenset(
     {"content-length", "host", "if-modified-since", "if-range", "if-unmodified-since", "range"}
 )
-_HEADS: Final[dict[bytes, Request]] = {}
-"""Parsed heads without the lines that change from request to request."""
 
 
 class Request(NamedTuple):
@@ -97,10 +85,6 @@ class HeadReader:
         self._skip_empty_lines()
         end = buffer.find(b"\r\n\r\n", max(0, self._seen_bytes - 3))
         known_end = len(buffer) if end < 0 else end + 4
-        if end >= 0 and (request := _remembered(bytes(buffer[:known_end]))) is not None:
-            del buffer[:known_end]
-            self._seen_bytes = self._empty_lines = 0
-            return request
         is_plain = end >= 0 and not self._seen_bytes and _is_plain(buffer[:known_end])
         if not is_plain and _STRAY.search(buffer, max(0, self._seen_bytes - 1), known_end):
             raise BadRequest(
@@ -113,9 +97,7 @@ class HeadReader:
         head = bytes(buffer[:known_end])
         del buffer[:known_end]
         self._seen_bytes = self._empty_lines = 0
-        request = parse_head(head)
-        _remember(head, request)
-        return request
+        return parse_head(head)
 
     def _skip_empty_lines(self) -> None:
         # RFC 9112 section 2.2: ignore empty lines before a request, but not any number of them.
@@ -132,55 +114,6 @@ class HeadReader:
             raise TargetTooLong(f"the request line is longer than {LINE_BYTES_MAX} bytes")
         if head_bytes > HEAD_BYTES_MAX:
             raise HeadTooLarge(f"the head is larger than {HEAD_BYTES_MAX} bytes")
-
-
-def remembered(head: bytes) -> Request | None:
-    """The parsed request of a head without its plain Range line, if it was parsed before."""
-    return _HEADS.get(head)
-
-
-def _remembered(head: bytes) -> Request | None:
-    """The parsed request of a head that was parsed before with another Range or hop field.
-
-    Players request one URL with many ranges, and peers sign each request. Adding or removing a
-    whole field line in a valid head does not change the other fields, so only parsed lines are
-    used.
-    """
-    cut = _cut(head)
-    known = _HEADS.get(cut[0]) if cut is not None else None
-    if known is None or cut is None:
-        return None
-    return known._replace(fields=known.fields | cut[1]) if cut[1] else known
-
-
-def _remember(head: bytes, request: Request) -> None:
-    cut = _cut(head)
-    if cut is None:
-        return
-    kept, changing = cut
-    fields = request.fields
-    if any(fields.get(name) != changing.get(name) for name in ("range", "x-headrace-hop")):
-        # In another notation, or repeated.
-        return
-    fields = {name: value for name, value in fields.items() if name not in changing}
-    if len(kept) <= REMEMBERED_BYTES_MAX and len(fields) <= REMEMBERED_FIELDS_MAX:
-        if len(_HEADS) >= REMEMBERED_MAX:
-            _HEADS.clear()
-        _HEADS[kept] = request._replace(fields=fields)
-
-
-def _cut(head: bytes) -> tuple[bytes, dict[str, str]] | None:
-    """A head without its changing lines, and those; None: one of them is not in plain notation."""
-    changing: dict[str, str] = {}
-    for name, start, line in _CHANGING:
-        at = head.find(start)
-        if at >= 0:
-            found = line.match(head, at)
-            if found is None:
-                return None
-            changing[name] = found[1].decode("ascii")
-            head = head[:at] + head[found.end() :]
-    return head, changing
 
 
 def _is_plain(head: bytearray) -> bool:
@@ -232,7 +165,7 @@ def require_read(request: Request) -> None:
 
 
 def key_of(target: str) -> str:
-    """The key of a path such as `/m/photos/ab/cd/x.jpg`. Raises: ObjectUnknown.
+    """The key of a path such as `/m/photos/ab/x.jpg`. Raises: ObjectUnknown.
 
     Escapes are decoded once, and an escaped slash or percent sign is invalid. So a path has one
     structure, and a proxy in front cannot interpret it differently.

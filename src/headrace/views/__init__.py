@@ -23,8 +23,8 @@ arguments and reply. The shard of an id is its CRC-32 modulo `views.shards`. Eve
 contains `{v:<shard>}`.
 
 **Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
-(the public verbs and reads), `counting` (batches of hits), `analytics` (series, top lists,
-corrections), `worker` (the flusher), `durability_wait`, `valkey_store`, `store` with
+(the public verbs and reads), `counting` (batches of hits), `totals_cache`, `analytics` (series,
+top lists, corrections), `worker` (the flusher), `durability_wait`, `valkey_store`, `store` with
 `sql/` (PostgreSQL), `model`, `settings`, `errors`, `http`, `cli`.
 """
 

@@ -13,9 +13,10 @@ from zoneinfo import ZoneInfo
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.jobs import Jobs, NewJob, Registry, Task
+from headrace.kernel.errors import describe_value
 from headrace.views import store
 from headrace.views.counting import Shards
-from headrace.views.errors import InvalidSpan, describe_value
+from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     TOMBSTONE_S,
     TOP_MAX,

@@ -10,7 +10,7 @@ import click
 
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
-from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, table
+from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Total, Traffic
 from headrace.views.service import Views
@@ -182,7 +182,9 @@ def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa:
     deleted = terminal.run(Views, lambda views: views.delete(id))
     until = f"{deleted.until_at:%Y-%m-%d %H:%M} UTC"
     terminal.show(
-        deleted, f"deleted {deleted.id} with {deleted.total} views; hits are dropped until {until}"
+        deleted,
+        f"deleted {deleted.id} with {pluralize(deleted.total, 'view')};"
+        f" hits are dropped until {until}",
     )
 
 
@@ -190,7 +192,7 @@ def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa:
 def verify(terminal: Terminal) -> int:
     """Compare every total with the sum of its hours. Exit code 8 if any differs."""
     found = terminal.run(Views, lambda views: views.analytics.verify())
-    lines = [f"{found.entities} items with {found.views} views"]
+    lines = [f"{pluralize(found.entities, 'item')} with {pluralize(found.views, 'view')}"]
     if found.differences:
         rows = [(row.id, row.traffic.value, row.total, row.hours) for row in found.differences]
         lines.append(table(("id", "class", "total", "hours"), rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -274,7 +274,8 @@ class _Batch:
 class HitBatcher:
     """Send concurrent hits in batches, one per shard and tick.
 
-    `durability`: a wait before each answer, if hits must be durable.
+    `durability`: a wait before each answer, if hits must be durable. `on_counted` receives the
+    totals of each call.
     """
 
     def __init__(
@@ -285,8 +286,10 @@ class HitBatcher:
         *,
         time_zone: str,
         durability: DurabilityWait | None = None,
+        on_counted: Callable[[list[Total]], None] | None = None,
     ) -> None:
         self._durability = durability
+        self._on_counted = on_counted
         self._valkey = valkey
         self._file_wait = FileWriteWait(valkey)
         self._shards = shards
@@ -317,12 +320,15 @@ class HitBatcher:
             filled = await self._filler.fill(
                 list({name for name, total in pairs if total == NOT_CACHED})
             )
-        return [
+        found = [
             filled[name]
             if total == NOT_CACHED
             else Total(id=name, total=0 if total == DELETED else int(total))
             for name, total in zip(names, totals, strict=True)
         ]
+        if self._on_counted is not None:
+            self._on_counted(found)
+        return found
 
     def _parse(self, hits: Iterable[Hit | str]) -> tuple[list[str], list[str], list[int]]:
         """Entities, lines and shards. The first use of an id validates it and caches its shard."""

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from headrace.kernel.errors import Conflict, InvalidInput, TooLarge, Unavailable
-
-INTEGER_BITS_MAX: Final = 1_000
-"""Python refuses to print integers of more than 4,300 digits."""
-
-
-def describe_value(value: object) -> str:
-    """A short text of any value, for an error message."""
-    if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
-        return "(a very large integer)"
-    return repr(str(value)[:40])
+from headrace.kernel.errors import Conflict, InvalidInput, TooLarge, Unavailable, describe_value
 
 
 class InvalidHit(InvalidInput):

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -25,7 +25,9 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from headrace.kernel.errors import FieldProblem
+from headrace.kernel.faults import FAULTS_MAX, fault_of_message, find_faults
 from headrace.kernel.routes import ItemsMax
+from headrace.kernel.storable import NUL, find_unstorable
 from headrace.web.auth import FOR_PAGES
 from headrace.web.model import BodyInvalid, BodyMalformed, BodyTooLarge, MediaTypeRefused
 
@@ -43,10 +45,9 @@ LARGE_BODY: Final = "large_body"
 DECODED: Final = "headrace.web.decoded"
 """Key in an ASGI scope: the body that a thread decoded."""
 DEPTH_MAX: Final = 32
-FAULTS_MAX: Final = 50
 _INT64_MAX: Final = 2**63 - 1
-_RARE: Final = re.compile(rb"\\u0000|[0-9]{19}")
-"""Possible NUL characters and integers over 64 bits, which PostgreSQL cannot store."""
+_LONG: Final = re.compile(rb"[0-9]{19}")
+"""Possible integers over 64 bits, which PostgreSQL cannot store."""
 _DECODERS: Final = ThreadPoolExecutor(2, thread_name_prefix="json")
 
 
@@ -261,88 +262,10 @@ def require_plain(body: bytes) -> None:
             for child in (node.values() if type(node) is dict else node)
             if type(child) in (dict, list)
         ]
-    if _RARE.search(body) and not _is_storable(tree):
-        raise _faulty(tuple(_first(_unstorable(tree, ""))))
-
-
-def find_faults(value: Any, kind: Any, pointer: str = "") -> Iterator[FieldProblem]:
-    """Every fault of a decoded `value` as a `kind`, in each field and item."""
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        inner = list(_first(_inner_faults(value, kind, pointer)))
-        yield from inner or [_fault_of(str(error), pointer)]
-
-
-def _inner_faults(value: Any, kind: Any, pointer: str) -> Iterator[FieldProblem]:
-    if isinstance(value, dict) and _is_struct(kind):
-        yield from _field_faults(value, kind, pointer)
-    elif isinstance(value, list) and get_origin(kind) in (list, tuple, set):
-        item = get_args(kind)[0]
-        for index, child in enumerate(value):
-            yield from find_faults(child, item, f"{pointer}/{index}")
-    elif isinstance(value, dict) and get_origin(kind) is dict:
-        for key, child in value.items():
-            yield from find_faults(child, get_args(kind)[1], f"{pointer}/{_escaped(key)}")
-
-
-def _field_faults(value: dict[str, Any], kind: Any, pointer: str) -> Iterator[FieldProblem]:
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    for name, field in fields.items():
-        where = f"{pointer}/{_escaped(name)}"
-        if name in value:
-            yield from find_faults(value[name], field.type, where)
-        elif field.required:
-            yield FieldProblem(where, "missing", "expected a value, got none")
-    if kind.__struct_config__.forbid_unknown_fields:
-        for name in value.keys() - fields.keys() - {kind.__struct_config__.tag_field}:
-            yield FieldProblem(f"{pointer}/{_escaped(name)}", "unknown", "no such field")
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _fault_of(message: str, pointer: str) -> FieldProblem:
-    """The fault in msgspec's message, such as `Expected `str` - at `$.jobs[0].url``."""
-    text, _, path = message.partition(" - at `$")
-    steps = re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path)
-    inner = "".join(f"/{_escaped(name or index)}" for name, index in steps)
-    code = "wrong_type" if text.startswith("Expected `") and "got" in text else "invalid"
-    return FieldProblem(pointer + inner, code, text[:1].lower() + text[1:].replace("`", ""))
-
-
-def _is_storable(tree: Any) -> bool:
-    """Whether PostgreSQL can store every text and integer of a decoded document."""
-    left = [tree]
-    while left:
-        value = left.pop()
-        kind = type(value)
-        if kind is dict:
-            left += value
-            left += value.values()
-        elif kind is list:
-            left += value
-        elif (kind is str and "\x00" in value) or (kind is int and abs(value) > _INT64_MAX):
-            return False
-    return True
-
-
-def _unstorable(value: Any, pointer: str) -> Iterator[FieldProblem]:
-    if _is_storable(value):
-        return
-    match value:
-        case dict():
-            for key, child in value.items():
-                yield from _unstorable(key, pointer)
-                yield from _unstorable(child, f"{pointer}/{_escaped(key)}")
-        case list():
-            for index, child in enumerate(value):
-                yield from _unstorable(child, f"{pointer}/{index}")
-        case str() if "\x00" in value:
-            yield FieldProblem(pointer, "invalid", "expected text without NUL characters")
-        case int() if abs(value) > _INT64_MAX:
-            yield FieldProblem(pointer, "invalid", "expected an integer of 64 bits")
+    if NUL in body or _LONG.search(body):
+        faults = tuple(_first(find_unstorable(tree, integer_max=_INT64_MAX)))
+        if faults:
+            raise _faulty(faults)
 
 
 def _invalid(body: bytes, kind: Any, first: str) -> BodyInvalid:
@@ -351,7 +274,7 @@ def _invalid(body: bytes, kind: Any, first: str) -> BodyInvalid:
         problems = tuple(_first(faults))
     except (msgspec.DecodeError, RecursionError):
         problems = ()
-    return _faulty(problems or (_fault_of(first, ""),))
+    return _faulty(problems or (fault_of_message(first, ""),))
 
 
 def _faulty(problems: tuple[FieldProblem, ...]) -> BodyInvalid:
@@ -374,8 +297,3 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _too_deep() -> BodyMalformed:
     return BodyMalformed(f"the body is nested deeper than {DEPTH_MAX} levels: flatten it")
-
-
-def _escaped(step: str) -> str:
-    """One escaped step of a JSON pointer (RFC 6901)."""
-    return step.replace("~", "~0").replace("/", "~1")

@@ -1,9 +1,11 @@
-"""One connection: deadlines and limits that uvicorn lacks, all answered as problem documents.
+"""One connection: its requests are answered in order, within deadlines and limits.
 
-uvicorn limits neither the time nor the size of a request's head, so a few hundred slow senders
-could hold every connection. Here a head must be complete within `web.head_timeout`, a body must
-send 4 KiB in each `web.body_stall`, and header fields and targets have maximum sizes. A request
-with ambiguous framing is refused and the connection closed. After a refusal the rest of the body
+A head must be complete within `web.head_timeout`, and a body must send 4 KiB in each
+`web.body_stall`. Otherwise a few hundred slow senders could hold every connection. Requests that
+arrive before their turn wait, and reading pauses meanwhile. Fast calls are answered directly, all
+other requests through ASGI.
+
+A refused request is answered with a problem document and ends the connection. The rest of its body
 is read and dropped for a moment: closing at once resets the connection, and the sender would never
 see the response (RFC 9112, section 9.6).
 """
@@ -11,477 +13,425 @@ see the response (RFC 9112, section 9.6).
 from __future__ import annotations
 
 import asyncio
-import http
-from collections.abc import Callable
+from collections import deque
+from email.utils import formatdate
+from math import inf
+from time import time
 from typing import Any, Final
-from urllib.parse import urlsplit
-
-import msgspec
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
 
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.logs import logger
 from headrace.kernel.routes import ENDLESS
-from headrace.web.fast_path import HeadCache, KnownRequest, response_bytes
-from headrace.web.limits import Admission
-from headrace.web.model import (
-    HEAD_BYTES_MAX,
-    HEAD_FIELD_BYTES_MAX,
-    HEAD_FIELDS_MAX,
-    TARGET_BYTES_MAX,
-    WHOLE_RESPONSE,
-    BadRequest,
-    HeadTooLarge,
-    RequestTooSlow,
-    Stopping,
-    TargetTooLong,
-    WebConfig,
+from headrace.web.exchange import (
+    STATUS_LINES,
+    Exchange,
+    error_bytes,
+    scope_of_request,
 )
-from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of
+from headrace.web.fast_path import FastCall, FastReply, FastRoutes
+from headrace.web.limits import CHARGE, Admission
+from headrace.web.model import RequestTooSlow, WebConfig
+from headrace.web.parsing import RequestHead, RequestParser
 
-WHOLE_RESPONSES: Final[Any] = {WHOLE_RESPONSE: {}}
 STALL_BYTES_MIN: Final = 4 * 1024
 LINGER_S: Final = 2.0
 LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
+TIMER_S: Final = 0.001
+"""Resolution of timers."""
+NOTHING, HEAD, BODY, IDLE, LINGER = range(5)
+"""What the deadline of a connection is for."""
+_log: Final = logger(__name__)
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines and limits."""
+class Shared:
+    """What the connections of one process share."""
 
-    def __init__(
-        self,
-        *,
-        limits: WebConfig,
-        heads: HeadCache,
-        admission: Admission,
-        **uvicorn_arguments: Any,
-    ) -> None:
-        super().__init__(**uvicorn_arguments)
-        self._limits = limits
-        self._heads = heads
-        self._admission = admission
+    def __init__(self, app: Any, fast: FastRoutes, config: WebConfig) -> None:
+        self.app = app
+        self.fast = fast
+        self.config = config
+        self.admission = Admission(config)
+        self.open: set[Connection] = set()
+        """Connections that are open, or whose request is still being handled."""
+        self.limits_s = (
+            inf,
+            config.head_timeout_s,
+            config.body_stall_s,
+            config.keep_alive_s,
+            LINGER_S,
+        )
+        """Seconds by what a connection waits for."""
+        self.is_draining = False
+        """Whether each connection ends after its current requests."""
+        self._date_s = 0
+        self._date = b""
+
+    def date_line(self) -> bytes:
+        """The Date field of a response now."""
+        now_s = int(time())
+        if now_s != self._date_s:
+            self._date_s = now_s
+            self._date = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode()
+        return self._date
+
+
+class Connection(asyncio.Protocol):
+    """One client connection; see the module."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._limits = shared, shared.config
+        self._loop = asyncio.get_running_loop()
+        self._parser = RequestParser(self)
+        self._transport: Any = None
+        self._client: Any = None
+        self._server: Any = None
         self.last_read_s = 0.0
         """Time of the last bytes from the peer."""
-        self._fast: bytes | None = None
-        """The bytes of the request on the fast path."""
-        self._behind = b""
-        """Bytes that arrived after that request."""
-        self._is_last = False
-        """Whether the server stops after the response on the fast path."""
-        self._new_head = b""
-        self._answered_s = float("-inf")
-        """Time of the last response on the fast path."""
-        self._refusal: HeadraceError | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Answers the current request."""
+        self._exchange: Exchange | None = None
+        """The current request, unless it is a fast call."""
+        self._receiving: Exchange | None = None
+        """The request whose body arrives."""
+        self._queue: deque[FastCall | Exchange | bytes] = deque()
+        """Requests that wait for their turn, and the refusal after them."""
+        self._is_refused = False
+        """Whether no further bytes are parsed."""
+        self._is_read_paused = False
+        self.is_write_paused = False
+        self._writable: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._in_head = True
-        self._is_head_cut = False
-        """Whether an earlier read holds the start of this head."""
-        self._read_bytes = 0
-        self._head_bytes = 0
-        self._body_bytes = 0
-        self._lingering = False
-        self._linger_bytes = 0
+        self._timer_at_s = inf
+        self._deadline_s = inf
+        self._waits_for = NOTHING
+        self._bytes = 0
+        """Bytes of the body since the deadline was set, or bytes dropped before the close."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of the first head, or refuse a connection over the limit."""
-        super().connection_made(transport)
-        self._lingering_transport = _Lingering(transport, self)
-        self.last_read_s = self.loop.time()
-        refusal = self._admission.admit(self, self.client[0] if self.client else "")
+    # Called by the transport
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the deadline of the first head, or refuse a connection over the limit."""
+        self._transport = transport
+        self._client = tuple((transport.get_extra_info("peername") or ("", 0))[:2])
+        self._server = tuple((transport.get_extra_info("sockname") or ("", 0))[:2])
+        self.last_read_s = self._loop.time()
+        self._shared.open.add(self)
+        refusal = self._shared.admission.admit(self, self._client[0])
         if refusal is not None:
-            self.refuse(refusal)
-            return
-        self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
+            self._refuse(refusal)
+        elif self._shared.is_draining:
+            transport.close()
+        else:
+            self._wait_for(HEAD)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer and release the connection's place."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Release everything, and report the end to the current request."""
         self._stop_timer()
-        self._admission.forget(self)
-        super().connection_lost(exc)
+        self._shared.admission.forget(self)
+        self._parser.close()
+        self._queue.clear()
+        self._receiving = None
+        self.resume_writing()
+        if self._exchange is not None:
+            self._exchange.disconnect()
+        if self._task is None:
+            self._shared.open.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        """Answer a cached head on the fast path, or feed the parser within the limits."""
-        self.last_read_s = self.loop.time()
-        if self._fast is not None:
-            self._behind += data
-            self.flow.pause_reading()
+        """Parse requests, and start the first."""
+        self.last_read_s = self._loop.time()
+        if self._is_refused:
+            self._drop(data)
             return
-        if self._lingering:
-            self._linger_bytes += len(data)
-            if self._linger_bytes > LINGER_BYTES_MAX:
-                self.transport.abort()
+        if self._waits_for == BODY:
+            self._bytes += len(data)
+        try:
+            self._parser.feed(data)
+        except HeadraceError as error:
+            self._refuse(error)
             return
-        if self.transport.is_closing():
-            return
-        self._new_head = b""
-        if self._is_between():
-            request = self._heads.find(data)
-            if request is not None:
-                self._start_fast(data, request)
-                return
-            self._new_head = self._heads.head_of(data)
-        self._feed(data)
+        if self._parser.is_in_body:
+            if self._waits_for != BODY:
+                self._bytes = 0
+                self._wait_for(BODY)
+        elif self._task is not None:
+            # The deadline of a head begins with its turn.
+            self._wait_for(NOTHING)
+        elif self._parser.is_in_head:
+            if self._waits_for != HEAD:
+                self._wait_for(HEAD)
+        elif self._waits_for == BODY:
+            # The rest of a body whose request was answered before its end.
+            self._wait_for(IDLE)
 
-    def _feed(self, data: bytes) -> None:
-        self._read_bytes = len(data)
-        self._body_bytes += self._read_bytes
-        was_in_head = self._in_head
-        super().data_received(data)
-        if self.transport.is_closing() or self._lingering:
-            return
-        self._is_head_cut = self._in_head
-        if was_in_head and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX + TARGET_BYTES_MAX:
-                self.refuse(_head_too_large())
-                return
-        # Most requests arrive in one read and need no timer.
-        if self._timer is None and self.is_body_open():
-            self._watch_sender()
+    def pause_writing(self) -> None:
+        """Start no further response until the peer has read."""
+        self.is_write_paused = True
 
-    def on_message_begin(self) -> None:
-        """Start the count of head bytes at the first byte of a request."""
-        super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+    def resume_writing(self) -> None:
+        """Continue to answer."""
+        self.is_write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+        if self._task is None and self._queue:
+            self._start_next()
 
-    def on_url(self, url: bytes) -> None:
-        """Add a piece of the request target, within the limit."""
-        super().on_url(url)
-        if len(self.url) > TARGET_BYTES_MAX:
-            self._refuse_parsing(
-                TargetTooLong(f"the request target is longer than {TARGET_BYTES_MAX} bytes")
-            )
+    # Called by the parser
 
-    def on_headers_complete(self) -> None:
-        """Check the complete head, then let uvicorn start the request."""
-        self._stop_timer()
-        self._in_head = False
-        self._check_sizes()
-        self._check_target()
-        self._check_framing()
-        self.scope["extensions"] = WHOLE_RESPONSES
-        super().on_headers_complete()
-        self.cycle.transport = self._lingering_transport  # type: ignore[assignment]
-        self.cycle.send = _Sending(self.cycle, self._learn).send  # type: ignore[method-assign]
-        self._body_bytes = 0
-
-    def on_message_complete(self) -> None:
-        """Stop the timer of the body."""
-        self._stop_timer()
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Start the next request, unless the connection is closing."""
-        if not self._lingering:
-            super().on_response_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that is refused or cannot be parsed."""
-        self.refuse(self._refusal or BadRequest(f"the request cannot be parsed: {msg}"))
-
-    def refuse(self, error: HeadraceError) -> None:
-        """Send `error` unless a response has started, and close."""
-        self._stop_timer()
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if cycle is None or cycle.response_complete or not cycle.response_started:
-            self.transport.write(error_bytes(error))
-        self.linger()
-
-    def linger(self) -> None:
-        """Close after LINGER_S, discarding the rest of the request."""
-        if self._lingering or self.transport.is_closing():
-            return
-        self._lingering = True
-        self._unset_keepalive_if_required()
-        self._stop_timer()
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that was idle for the keep-alive time."""
-        left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
-        if self._fast is not None:
-            left_s = self.timeout_keep_alive
-        # Timers have a resolution of one millisecond.
-        if left_s > 0.001:
-            self._plan_idle(left_s)
+    def take_head(self, head: RequestHead) -> None:
+        """Start a request, or let it wait for its turn."""
+        request: FastCall | Exchange | None = self._shared.fast.find(head)
+        if request is None:
+            request = self._receiving = self._exchange_of(head)
+        if self._task is None and not self._queue and not self.is_write_paused:
+            self._start(request)
         else:
-            self.timeout_keep_alive_task = None
-            super().timeout_keep_alive_handler()
+            self._queue.append(request)
+            self.pause_reading()
 
-    def is_body_open(self) -> bool:
-        """Whether part of a request is still missing."""
-        return self._in_head or bool(self.cycle and self.cycle.more_body)
+    def take_body(self, data: bytes) -> None:
+        """Pass on a part of the body."""
+        if self._receiving is not None:
+            self._receiving.add_body(data)
+
+    def take_end(self) -> None:
+        """Note the end of a request."""
+        if self._receiving is not None:
+            self._receiving.end_body()
+            self._receiving = None
+
+    # Called by an exchange
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, unless the connection is closed."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def date_line(self) -> bytes:
+        """The Date field."""
+        return self._shared.date_line()
+
+    async def wait_writable(self) -> None:
+        """Wait until the peer has read enough, or the connection ended."""
+        if self._writable is None:
+            self._writable = asyncio.Event()
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Stop reading."""
+        if not self._is_read_paused and not self._transport.is_closing():
+            self._is_read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless another request waits."""
+        if self._is_read_paused and not self._queue and not self._transport.is_closing():
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    def is_last_response(self) -> bool:
+        """Whether the server closes this connection after the current response."""
+        return self._shared.is_draining and not self._queue and not self._parser.is_in_head
+
+    # Called by the server
 
     @property
     def eviction_rank(self) -> int | None:
         """0: idle; 1: incomplete head, or a response that is not read; None: in use."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if self._lingering:
-            return 0
-        if self._fast is not None or (
-            cycle is not None and (cycle.more_body or not cycle.response_complete)
-        ):
+        if self._task is not None or (self._parser.is_in_body and not self._is_refused):
             return None
-        return 0 if self._is_between() else 1
+        if self._is_refused:
+            return 0
+        return 1 if self._parser.is_in_head or self.is_write_paused else 0
 
     def evict(self) -> None:
         """Close at once to make room for a new connection."""
         self._stop_timer()
-        self.transport.abort()
+        self._transport.abort()
 
-    def shutdown(self) -> None:
-        """Close idle connections and endless responses at once when the server stops."""
-        if self._fast is not None:
-            self._is_last = True
-        elif self._lingering or (self.cycle is not None and ENDLESS in self.scope):
-            self.transport.close()
+    def drain(self) -> None:
+        """End after the current requests; close an idle connection or an endless response now."""
+        exchange = self._exchange
+        is_idle = self._task is None and not (self._parser.is_in_head or self._parser.is_in_body)
+        if (exchange is not None and ENDLESS in exchange.scope) or is_idle:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """Cancel the current request, which is answered with an error if possible."""
+        self._queue.clear()
+        if self._task is not None:
+            self._task.cancel()
         else:
-            super().shutdown()
+            self._transport.close()
 
-    def _is_between(self) -> bool:
-        """Whether the next byte starts a request, and no other request is open or buffered."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None:
-            is_between = not self._head_bytes and not self._is_head_cut
+    def abort(self) -> None:
+        """Close without waiting for anything."""
+        self._transport.abort()
+
+    # Requests
+
+    def _exchange_of(self, head: RequestHead) -> Exchange:
+        return Exchange(self, head, scope_of_request(head, self._client, self._server))
+
+    def _start(self, request: FastCall | Exchange) -> None:
+        if type(request) is FastCall:
+            work = self._answer_fast(request)
         else:
-            is_between = cycle.response_complete and not self._in_head and not cycle.more_body
-        return is_between and not self.pipeline and not self.flow.write_paused
+            assert type(request) is Exchange
+            self._exchange = request
+            work = self._answer(request)
+        self._task = self._loop.create_task(work)
 
-    def _start_fast(self, data: bytes, request: KnownRequest) -> None:
-        self._fast = data
-        self._stop_timer()
-        task = self.loop.create_task(self._answer_fast(request))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def _start_next(self) -> None:
+        """Start the next request, or send the refusal after the last."""
+        if self.is_write_paused:
+            return
+        request = self._queue.popleft()
+        if isinstance(request, bytes):
+            self._end_with(request)
+            return
+        self._start(request)
 
-    async def _answer_fast(self, request: KnownRequest) -> None:
+    async def _answer_fast(self, call: FastCall) -> None:
         try:
-            is_answered = await self._heads.answer(request, self._write_response)
-        except asyncio.CancelledError:
-            self._fast = None
-            if not self.transport.is_closing():
-                self.refuse(stopped())
+            reply = await self._shared.fast.answer(call)
+        except Exception as error:  # noqa: BLE001 - a fault must not leave the connection waiting
+            _log.error("response_broken", path=call.route.template, exc_info=error)
+            self._transport.abort()
+            self._finish(is_last=True)
             return
-        data, self._fast = self._fast or b"", None
-        if self.transport.is_closing():
+        if reply is None:
+            exchange = self._exchange = self._exchange_of(call.head)
+            if CHARGE in call.scope:
+                exchange.scope[CHARGE] = call.scope[CHARGE]
+            exchange.end_body()
+            await self._answer(exchange)
             return
-        if not is_answered:
-            self._feed_again(data)
-            return
-        self._note_answered()
-        if self._behind:
-            self.flow.resume_reading()
-            data, self._behind = self._behind, b""
-            self.data_received(data)
+        is_last = not call.head.keep_alive or reply.is_last
+        if not is_last and self.is_last_response():
+            is_last = True
+        self._write_reply(reply, is_last=is_last)
+        self._finish(is_last=is_last)
 
-    def _note_answered(self) -> None:
-        """Update what uvicorn updates after a response; a running idle timer checks this time."""
-        self.server_state.total_requests += 1
-        self._answered_s = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._plan_idle(self.timeout_keep_alive)
-
-    def _plan_idle(self, delay_s: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            delay_s, self.timeout_keep_alive_handler
+    def _write_reply(self, reply: FastReply, *, is_last: bool) -> None:
+        if self._transport.is_closing():
+            return
+        end = b"connection: close\r\n\r\n" if is_last and not reply.is_last else b"\r\n"
+        date = self._shared.date_line()
+        self._transport.write(
+            b"".join([STATUS_LINES[reply.status], date, *reply.lines, end, reply.body])
         )
 
-    def _feed_again(self, data: bytes) -> None:
-        """Pass a request without a fast response, and the bytes after it, to the parser."""
-        behind, self._behind = self._behind, b""
-        self.flow.resume_reading()
-        self._feed(data)
-        if behind:
-            self.data_received(behind)
-        if self._is_last:
-            self.shutdown()
+    async def _answer(self, exchange: Exchange) -> None:
+        await exchange.run(self._shared.app)
+        self._exchange = None
+        if not exchange.is_answered and not self._is_refused:
+            # The peer must not take a part of a response for the whole.
+            self._transport.close()
+        self._finish(is_last=exchange.is_last)
 
-    def _write_response(self, status: int, parts: list[bytes]) -> bool:
-        if self.transport.is_closing():
-            return False
-        defaults = self.server_state.default_headers
-        self.transport.write(response_bytes(status, defaults, parts, last=self._is_last))
-        if self._is_last:
-            self.transport.close()
-        return True
-
-    def _learn(self, cycle: RequestResponseCycle) -> None:
-        """Cache the head of a request that a fast path answered with 200."""
-        if self._new_head:
-            self._heads.learn(self._new_head, list(cycle.scope["headers"]))
-
-    def _check_sizes(self) -> None:
-        """Refuse a head over the limits; `_feed` bounds a head that arrives in several reads."""
-        is_short = self._read_bytes <= HEAD_FIELD_BYTES_MAX and not self._is_head_cut
-        if is_short and len(self.headers) <= HEAD_FIELDS_MAX:
+    def _finish(self, *, is_last: bool) -> None:
+        """Continue after a response: with the next request, with a deadline, or with the close."""
+        self._task = None
+        if self._transport.is_closing():
+            self._shared.open.discard(self)
+        elif self._is_refused and not self._queue:
             return
-        sizes = [len(name) + len(value) for name, value in self.headers]
-        if (
-            len(sizes) > HEAD_FIELDS_MAX
-            or sum(sizes) > HEAD_BYTES_MAX
-            or (sizes and max(sizes) > HEAD_FIELD_BYTES_MAX)
-        ):
-            self._refuse_parsing(_head_too_large())
-
-    def _check_target(self) -> None:
-        """Accept the origin form, `*`, and the absolute form of the same host (RFC 9112, 3.2)."""
-        if self.url.startswith(b"/") or self.url == b"*":
-            return
-        hosts = [value for name, value in self.headers if name == b"host"]
-        parts = urlsplit(self.url)
-        if parts.scheme not in (b"http", b"https") or [parts.netloc] != hosts:
-            self._refuse_parsing(BadRequest("the request target is not a path of this host"))
-
-    def _check_framing(self) -> None:
-        """Refuse framing that the parser accepts and other servers read differently."""
-        names = [name for name, _ in self.headers]
-        if b"transfer-encoding" in names and [
-            value.lower() for name, value in self.headers if name == b"transfer-encoding"
-        ] != [b"chunked"]:
-            self._refuse_parsing(
-                BadRequest("the only supported transfer coding is chunked, given once")
-            )
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._refuse_parsing(BadRequest("only HTTP/1.0 and HTTP/1.1 are supported"))
-
-    def _refuse_parsing(self, error: HeadraceError) -> None:
-        self._refusal = error
-        # The parser stops on any exception and calls send_400_response.
-        raise ValueError(error.code)
-
-    def _on_head_timeout(self) -> None:
-        self._timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
-            return
-        if not self.transport.is_closing():
-            limit_s = self._limits.head_timeout_s
-            self.refuse(RequestTooSlow(f"the head of the request took longer than {limit_s:g} s"))
-
-    def _on_body_timeout(self) -> None:
-        self._timer = None
-        if self.transport.is_closing() or not self.is_body_open():
-            return
-        # Reading pauses while the handler is slow, which is no stall of the sender.
-        if self._body_bytes < STALL_BYTES_MIN and not self.flow.read_paused:
-            limit_s = self._limits.body_stall_s
-            self.refuse(RequestTooSlow(f"the body sent less than 4 KiB in {limit_s:g} s"))
-            return
-        self._body_bytes = 0
-        self._start_timer(self._limits.body_stall_s, self._on_body_timeout)
-
-    def _watch_sender(self) -> None:
-        if self._in_head:
-            self._start_timer(self._limits.head_timeout_s, self._on_head_timeout)
+        elif is_last:
+            self._close()
+        elif self._queue:
+            self._start_next()
         else:
-            self._start_timer(self._limits.body_stall_s, self._on_body_timeout)
+            self.resume_reading()
+            if self._parser.is_in_body:
+                return
+            self._wait_for(HEAD if self._parser.is_in_head else IDLE)
 
-    def _start_timer(self, delay_s: float, then: Any) -> None:
+    # Refusals and the end
+
+    def _refuse(self, error: HeadraceError) -> None:
+        """Answer `error` in its turn, parse nothing more, and close."""
+        self._is_refused = True
+        refusal = error_bytes(error)
+        broken, self._receiving = self._receiving, None
+        if broken is not None and (broken is self._exchange or broken.is_answered):
+            broken.disconnect()
+            self._end_with(b"" if broken.is_started else refusal)
+            return
+        if broken is not None:
+            self._queue.pop()
+        if self._task is None and not self._queue:
+            self._end_with(refusal)
+        else:
+            self._queue.append(refusal)
+
+    def _end_with(self, last_bytes: bytes) -> None:
+        self.write(last_bytes)
+        self._linger()
+
+    def _close(self) -> None:
+        """Close, unless the peer still sends."""
+        self._queue.clear()
+        if self._parser.is_in_body or self._is_read_paused:
+            self._linger()
+        else:
+            self._transport.close()
+
+    def _linger(self) -> None:
+        """Close after LINGER_S, dropping what arrives until then."""
+        if self._transport.is_closing():
+            return
+        self._is_refused, self._bytes = True, 0
+        self.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._wait_for(LINGER)
+
+    def _drop(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes > LINGER_BYTES_MAX:
+            self._transport.abort()
+
+    # Deadlines
+
+    def _wait_for(self, what: int) -> None:
+        self._waits_for = what
+        self._deadline_s = at_s = self._loop.time() + self._shared.limits_s[what]
+        # A timer that is due earlier finds the new deadline, so most requests need no timer.
+        if at_s < self._timer_at_s:
+            self._set_timer(at_s)
+
+    def _set_timer(self, at_s: float) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(delay_s, then)
+        self._timer_at_s = at_s
+        self._timer = self._loop.call_at(at_s, self._on_timer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._timer_at_s = None, inf
 
-
-class _Sending:
-    """uvicorn's `send` for one request, with one write for a complete response of a fast path.
-
-    uvicorn matches each header against expressions and writes head and body separately. The
-    headers of a complete response are ours, and its length is known.
-    """
-
-    __slots__ = ("_cycle", "_learn", "_send")
-
-    def __init__(
-        self, cycle: RequestResponseCycle, learn: Callable[[RequestResponseCycle], None]
-    ) -> None:
-        self._cycle = cycle
-        self._learn = learn
-        self._send = cycle.send
-
-    async def send(self, message: Any) -> None:
-        """Send one ASGI message."""
-        cycle = self._cycle
-        if message["type"] != WHOLE_RESPONSE:
-            await self._send(message)
-            if cycle.response_complete:
-                self._break_cycle()
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at_s = None, inf
+        if self._transport.is_closing() or self._deadline_s == inf:
             return
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if cycle.disconnected:
+        if self._loop.time() + TIMER_S < self._deadline_s:
+            self._set_timer(self._deadline_s)
             return
-        head = [STATUS_LINE[message["status"]]]
-        for name, value in (*cycle.default_headers, *message["headers"]):
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        if cycle.scope["method"] != "HEAD":
-            head.append(message["body"])
-        cycle.transport.write(b"".join(head))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        elif message["status"] == http.HTTPStatus.OK:
-            self._learn(cycle)
-        cycle.on_response()
-        self._break_cycle()
-
-    def _break_cycle(self) -> None:
-        """Break the reference cycle: the garbage collector would pause the loop for many."""
-        vars(self._cycle).pop("send", None)
-
-
-class _Lingering:
-    """The transport of one request: `close` lingers while the peer still sends."""
-
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
-        self._transport = transport
-        self._connection = connection
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-
-    def close(self) -> None:
-        if self._connection.is_body_open():
-            self._connection.linger()
+        if self._waits_for == HEAD:
+            limit_s = self._limits.head_timeout_s
+            self._refuse(RequestTooSlow(f"the head of the request took longer than {limit_s:g} s"))
+        elif self._waits_for == BODY:
+            self._check_sender()
         else:
             self._transport.close()
 
-
-def error_bytes(error: HeadraceError) -> bytes:
-    """A complete HTTP response with `error`, for a request that was not parsed."""
-    body = msgspec.json.encode(problem_of(error))
-    headers = {
-        "content-type": MEDIA_TYPE,
-        "content-length": str(len(body)),
-        "x-content-type-options": "nosniff",
-        **headers_of(error),
-        "connection": "close",
-    }
-    head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return head.encode() + b"\r\n" + body
-
-
-def stopped() -> Stopping:
-    """The error for a request that a stop cancels."""
-    return Stopping("the server stops and the request took too long", retry_after_s=1)
-
-
-def _head_too_large() -> HeadTooLarge:
-    return HeadTooLarge(
-        f"the head is too large: expected at most {HEAD_FIELDS_MAX} fields,"
-        f" {HEAD_FIELD_BYTES_MAX} bytes each and {HEAD_BYTES_MAX} bytes together"
-    )
+    def _check_sender(self) -> None:
+        # Reading pauses while the handler is slow, which is no stall of the sender.
+        if self._bytes < STALL_BYTES_MIN and not self._is_read_paused:
+            limit_s = self._limits.body_stall_s
+            self._refuse(RequestTooSlow(f"the body sent less than 4 KiB in {limit_s:g} s"))
+            return
+        self._bytes = 0
+        self._wait_for(BODY)

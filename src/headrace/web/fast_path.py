@@ -1,35 +1,42 @@
-"""Fast paths: answers for hot routes before Litestar routes the request.
+"""Fast paths: hot routes that are answered without ASGI and Litestar.
 
 A room sets a function under FAST_PATH in a handler's `opt`. Only plain requests take it: the exact
-method and path, no body, nothing escaped, no repeated parameter. All others go to Litestar.
-Authentication, scopes, errors, metrics and trace use the same functions as every other route.
-`HeadCache` additionally skips the HTTP parser for a head whose bytes were seen before.
+method and path, no body, nothing escaped, no repeated parameter or field. All others go to
+Litestar. Host, origin, authentication, scopes, quotas, errors, metrics and trace use the same
+functions as every other route.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from litestar import Litestar
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from headrace.kernel.ids import new_request_id
-from headrace.kernel.logs import current_traceparent, new_traceparent
+from headrace.kernel.logs import child_traceparent, current_traceparent
 from headrace.kernel.routes import FAST_PATH, FastPath, FastRequest, FastResponse
 from headrace.web.auth import FOR_PAGES, Callers, require_scope, scope_of
+from headrace.web.exchange import stopped
 from headrace.web.guard import SECURITY_HEADERS, Guard
 from headrace.web.limits import Quotas, end_charge, headers_of_charge
-from headrace.web.model import TARGET_BYTES_MAX, WHOLE_RESPONSE, current_request_id
+from headrace.web.model import current_request_id
+from headrace.web.parsing import RequestHead
 from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
 from headrace.web.routes import handlers_of
 
-_JSON: Final = (b"content-type", b"application/json")
-_REFUSED: Final = frozenset({b"transfer-encoding", b"idempotency-key", b"content-encoding"})
-"""Headers that only Litestar's guards handle."""
+_REFUSED: Final = frozenset(
+    {b"transfer-encoding", b"idempotency-key", b"content-encoding", b"expect"}
+)
+"""Fields that only the full path handles."""
+PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/?&=._:~,@-"
+"""Bytes of a target without escapes or fragments."""
+_JSON: Final = b"content-type: application/json\r\n"
+_PROBLEM: Final = f"content-type: {MEDIA_TYPE}\r\n".encode()
+_Pairs = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,69 +52,131 @@ class FastRoute:
     service: Any
 
 
-class FastRoutes:
-    """An ASGI layer that answers from fast paths and passes all other requests to `app`."""
+class FastCall:
+    """A request for a fast route. `scope` holds its quota charge, and what CORS checks need."""
+
+    __slots__ = ("fields", "head", "name", "route", "scope")
 
     def __init__(
-        self, app: Litestar, callers: Callers, quotas: Quotas, services: dict[str, Any]
+        self, head: RequestHead, fields: dict[bytes, bytes], route: FastRoute, name: str
     ) -> None:
-        self._app, self._callers, self._quotas = app, callers, quotas
-        self._exact: dict[tuple[str, str], FastRoute] = {}
+        self.head = head
+        self.fields = fields
+        self.route = route
+        self.name = name
+        self.scope: dict[str, Any] = {}
+
+
+class FastReply(msgspec.Struct, frozen=True, gc=False):
+    """A response without its first line, date and end of the head."""
+
+    status: int
+    lines: list[bytes]
+    body: bytes
+    is_last: bool
+    """Whether the connection is closed after it; then `lines` contain that field."""
+
+
+class FastRoutes:
+    """Finds the requests for fast routes, and answers them."""
+
+    def __init__(
+        self,
+        app: Litestar,
+        guard: Guard,
+        *,
+        callers: Callers,
+        quotas: Quotas,
+        services: dict[str, Any],
+    ) -> None:
+        self._guard, self._callers, self._quotas = guard, callers, quotas
+        self._exact: dict[tuple[str, bytes], FastRoute] = {}
         self._named: dict[str, list[FastRoute]] = {}
+        self._fixed: dict[tuple[bytes, ...], bytes] = {}
         for method, template, handler in handlers_of(app):
             if FAST_PATH in handler.opt:
                 self._add(method, template, handler, services)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer or pass on one request."""
-        found = self.find(scope["method"], scope["path"])
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        route, name = found
-        scope["path_template"] = route.template
+    def find(self, head: RequestHead) -> FastCall | None:
+        """The call for a plain request for a fast route."""
+        path, _, query_string = head.target.partition(b"?")
+        found = self._route_of(head.method, path)
+        if found is None or head.target.translate(None, PLAIN):
+            return None
+        fields = dict(head.fields)
+        if (
+            len(fields) != len(head.fields)
+            or not _REFUSED.isdisjoint(fields)
+            or fields.get(b"content-length", b"0") != b"0"
+            or b"host" not in fields
+        ):
+            return None
+        call = FastCall(head, fields, *found)
+        call.scope["query_string"] = query_string
+        return call
+
+    async def answer(self, call: FastCall) -> FastReply | None:
+        """The reply to a call, or None if Litestar must answer; then the charge stays open."""
+        started_s = time.perf_counter()
+        request_id, fields, route = new_request_id(), call.fields, call.route
+        current_request_id.set(request_id)
+        traceparent = child_traceparent(_text(fields.get(b"traceparent")))
+        current_traceparent.set(traceparent)
+        cors: _Pairs = ()
         try:
-            answer = await self._answer(route, name, scope)
+            self._guard.check_host(fields[b"host"])
+            if b"origin" in fields:
+                cors = await self._cors(call)
+            response = await self._respond(call)
+        except asyncio.CancelledError:
+            # Only a stop of the server cancels a request.
+            reply = _refusal(stopped())
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem document
-            await _send_problem(send, error)
-            return
-        if answer is None:
-            await self._app(scope, receive, send)
-            return
-        length = (b"content-length", b"%d" % len(answer.body))
-        headers = [_JSON, length, *answer.headers]
-        if WHOLE_RESPONSE in scope.get("extensions", ()):
-            status, body = answer.status, answer.body
-            await send({"type": WHOLE_RESPONSE, "status": status, "headers": headers, "body": body})
-            return
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+            reply = _refusal(error)
+        else:
+            if response is None:
+                return None
+            lines = [self._fixed_lines(response.headers)]
+            lines += [b"%b: %b\r\n" % pair for pair in response.headers]
+            reply = FastReply(response.status, lines, response.body, is_last=False)
+        end_charge(call.scope)
+        reply.lines.extend([b"%b: %b\r\n" % pair for pair in headers_of_charge(call.scope)])
+        reply.lines.extend([b"%b: %b\r\n" % pair for pair in cors])
+        ids = f"x-request-id: {request_id}\r\ntraceparent: {traceparent}\r\n"
+        reply.lines.append(b"%bcontent-length: %d\r\n" % (ids.encode(), len(reply.body)))
+        seconds = time.perf_counter() - started_s
+        self._guard.record(
+            call.head.method, route.template, reply.status, seconds=seconds, request_id=request_id
+        )
+        return reply
 
-    async def answer(
-        self,
-        route: FastRoute,
-        name: str,
-        query_string: bytes,
-        scope: Any,
-        *,
-        authorization: str | None,
-        user_agent: str | None,
-        if_none_match: str | None = None,
-    ) -> FastResponse | None:
-        """The response of `route` to a request without a body, or None if Litestar must answer.
+    async def _cors(self, call: FastCall) -> _Pairs:
+        """The CORS headers of a call. Raises: OriginRefused, PostgresDown."""
+        head = call.head
+        path = head.target.partition(b"?")[0].decode()
+        scope = {**call.scope, "method": head.method, "path": path}
+        return await self._guard.check_origin(scope, call.fields, call.fields[b"origin"])
 
-        Stores the request's quota charge in `scope`. Raises: the errors of the route.
-        """
+    async def _respond(self, call: FastCall) -> FastResponse | None:
+        """The response of the route, or None. Raises: the errors of the route."""
+        route, fields, query_string = call.route, call.fields, call.scope["query_string"]
         query = _plain_query(query_string)
         if query is None:
             return None
+        authorization = _text(fields.get(b"authorization"))
         if route.for_pages:
             caller = await self._callers.require_page_caller(authorization, query_string)
         else:
             caller = await self._callers.require_caller(authorization)
         require_scope(caller, route.scope)
-        self._quotas.charge(caller, scope)
-        request = FastRequest(name, query, user_agent, if_none_match, caller.is_publishable)
+        self._quotas.charge(caller, call.scope)
+        request = FastRequest(
+            call.name,
+            query,
+            _text(fields.get(b"user-agent")),
+            _text(fields.get(b"if-none-match")),
+            caller.is_publishable,
+        )
         return await route.run(route.service, request)
 
     def _add(self, method: str, template: str, handler: Any, services: dict[str, Any]) -> None:
@@ -127,14 +196,18 @@ class FastRoutes:
         if brace:
             self._named.setdefault(method, []).append(route)
         else:
-            self._exact[method, template] = route
+            self._exact[method, template.encode()] = route
 
-    def find(self, method: str, path: str) -> tuple[FastRoute, str] | None:
+    def _route_of(self, method: str, raw_path: bytes) -> tuple[FastRoute, str] | None:
         """The route for a request, and the name in its path."""
-        exact = self._exact.get((method, path))
+        exact = self._exact.get((method, raw_path))
         if exact is not None:
             return exact, ""
-        for route in self._named.get(method, ()):
+        routes = self._named.get(method)
+        if routes is None:
+            return None
+        path = raw_path.decode("latin-1")
+        for route in routes:
             if path.startswith(route.prefix):
                 name = path[len(route.prefix) :]
                 if route.suffix:
@@ -145,21 +218,25 @@ class FastRoutes:
                     return route, name
         return None
 
-    async def _answer(self, route: FastRoute, name: str, scope: Any) -> FastResponse | None:
-        if b"%" in scope["raw_path"]:
-            return None
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        if not _REFUSED.isdisjoint(headers) or headers.get(b"content-length", b"0") != b"0":
-            return None
-        return await self.answer(
-            route,
-            name,
-            scope["query_string"],
-            scope,
-            authorization=_text(headers.get(b"authorization")),
-            user_agent=_text(headers.get(b"user-agent")),
-            if_none_match=_text(headers.get(b"if-none-match")),
-        )
+    def _fixed_lines(self, own: _Pairs) -> bytes:
+        """The lines of every response, without those that it sets itself."""
+        names = tuple([pair[0] for pair in own])
+        fixed = self._fixed.get(names)
+        if fixed is None:
+            rest = [b"%b: %b\r\n" % pair for pair in SECURITY_HEADERS if pair[0] not in names]
+            self._fixed[names] = fixed = _JSON + b"".join(rest)
+        return fixed
+
+
+def _refusal(error: Exception) -> FastReply:
+    ours = to_headrace_error(error)
+    headers = headers_of(ours)
+    lines = [_PROBLEM]
+    lines += [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+    own = {name.encode() for name in headers}
+    lines += [b"%b: %b\r\n" % pair for pair in SECURITY_HEADERS if pair[0] not in own]
+    body = msgspec.json.encode(problem_of(ours))
+    return FastReply(ours.status, lines, body, is_last="connection" in headers)
 
 
 def _text(value: bytes | None) -> str | None:
@@ -167,11 +244,9 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _plain_query(query_string: bytes) -> dict[str, str] | None:
-    """The parameters, or None if any is escaped, repeated or without a value."""
+    """The parameters, or None if any is repeated or without a value."""
     if not query_string:
         return {}
-    if b"%" in query_string or b"+" in query_string:
-        return None
     found: dict[str, str] = {}
     parts = query_string.decode("latin-1").split("&")
     for part in parts:
@@ -180,149 +255,3 @@ def _plain_query(query_string: bytes) -> dict[str, str] | None:
             return None
         found[name] = value
     return found if len(found) == len(parts) else None
-
-
-async def _send_problem(send: Any, error: Exception) -> None:
-    ours = to_headrace_error(error)
-    body = msgspec.json.encode(problem_of(ours))
-    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **headers_of(ours)}
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": ours.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
-
-
-HEAD_BYTES_MAX: Final = 2 * 1024
-HEADS_MAX: Final = 1_000
-"""The cache is cleared when it holds this many heads."""
-END: Final = b"\r\n\r\n"
-VERSION: Final = b" HTTP/1.1"
-NAMES: Final = frozenset(
-    b"accept accept-encoding accept-language authorization connection host user-agent".split()
-)
-"""Header fields of a cached head; only `authorization` changes the response."""
-PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/?&=._:~,@-"
-"""Bytes of a target without escapes or fragments."""
-
-
-class Head(msgspec.Struct, frozen=True, gc=False):
-    """The header fields of a cached head that matter."""
-
-    authorization: str | None
-    user_agent: str | None
-
-
-class KnownRequest(msgspec.Struct, frozen=True):
-    """A request with a cached head and a fast path."""
-
-    head: Head
-    route: FastRoute
-    name: str
-    query_string: bytes
-
-
-class HeadCache:
-    """Parsed heads by their bytes, shared by all connections of a server.
-
-    Clients send the same header fields with each request, and only the target differs. A head is
-    cached when a fast path answered its GET with 200. A request with cached bytes and a plain
-    target needs no HTTP parser, no uvicorn cycle and no ASGI messages. Authentication, scopes,
-    quotas, metrics, trace and response headers stay the same. Any other request, and any failure,
-    takes the full path: a fast GET has no side effects, so it can run twice.
-    """
-
-    def __init__(self, guard: Guard, fast: FastRoutes) -> None:
-        self._guard, self._fast = guard, fast
-        self._heads: dict[bytes, Head] = {}
-        self._fixed: dict[tuple[bytes, ...], bytes] = {}
-
-    def find(self, data: bytes) -> KnownRequest | None:
-        """The request in `data`, if it is one complete request with a cached head."""
-        if not data.startswith(b"GET "):
-            return None
-        line_end = data.find(b"\r\n")
-        head = self._heads.get(data[line_end:])
-        if head is None or data[line_end - 9 : line_end] != VERSION:
-            return None
-        target = data[4 : line_end - 9]
-        if target.translate(None, PLAIN) or len(target) > TARGET_BYTES_MAX:
-            return None
-        path, _, query_string = target.partition(b"?")
-        found = self._fast.find("GET", path.decode())
-        return None if found is None else KnownRequest(head, *found, query_string)
-
-    def head_of(self, data: bytes) -> bytes:
-        """The head bytes to cache if `data` is one complete GET; otherwise empty."""
-        if not data.startswith(b"GET ") or data.find(END) != len(data) - len(END):
-            return b""
-        head = data[data.find(b"\r\n") :]
-        return head if len(head) <= HEAD_BYTES_MAX else b""
-
-    def learn(self, head: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Cache the head of a request that was answered with 200."""
-        fields = dict(headers)
-        if len(fields) != len(headers) or not fields.keys() <= NAMES:
-            return
-        if fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
-            return
-        if len(self._heads) >= HEADS_MAX:
-            self._heads.clear()
-        self._heads[head] = Head(
-            *(
-                None if name not in fields else fields[name].decode("latin-1")
-                for name in (b"authorization", b"user-agent")
-            )
-        )
-
-    async def answer(
-        self, request: KnownRequest, write: Callable[[int, list[bytes]], bool]
-    ) -> bool:
-        """Answer through `write(status, fields and body)`; return False for the full path."""
-        started_s = time.perf_counter()
-        request_id, traceparent = new_request_id(), new_traceparent()
-        current_request_id.set(request_id)
-        current_traceparent.set(traceparent)
-        scope: dict[str, Any] = {}
-        try:
-            answer = await self._fast.answer(
-                request.route,
-                request.name,
-                request.query_string,
-                scope,
-                authorization=request.head.authorization,
-                user_agent=request.head.user_agent,
-            )
-        except Exception:  # noqa: BLE001 - the full path reports it
-            return False
-        finally:
-            end_charge(scope)
-        if answer is None:
-            return False
-        ids = f"x-request-id: {request_id}\r\ntraceparent: {traceparent}\r\n"
-        charged = [b"%b: %b\r\n" % pair for pair in headers_of_charge(scope)]
-        parts = [b"content-length: %d\r\n" % len(answer.body), *self._fields(answer), *charged]
-        if write(answer.status, [*parts, ids.encode(), answer.body]):
-            seconds = time.perf_counter() - started_s
-            self._guard.record("GET", request.route.template, answer.status, seconds)
-        return True
-
-    def _fields(self, answer: FastResponse) -> list[bytes]:
-        """Header lines: its own, and those of every response."""
-        own = [b"%b: %b\r\n" % pair for pair in answer.headers]
-        names = tuple([pair[0] for pair in answer.headers])
-        fixed = self._fixed.get(names)
-        if fixed is None:
-            rest = [pair for pair in SECURITY_HEADERS if pair[0] not in names]
-            fixed = b"".join(b"%b: %b\r\n" % pair for pair in rest)
-            self._fixed[names] = fixed = b"content-type: application/json\r\n" + fixed
-        own.append(fixed)
-        return own
-
-
-def response_bytes(
-    status: int, defaults: list[tuple[bytes, bytes]], parts: list[bytes], *, last: bool
-) -> bytes:
-    """The bytes of a response; `last` closes the connection after it."""
-    head = [STATUS_LINE[status], *[b"%b: %b\r\n" % pair for pair in defaults]]
-    body = parts.pop()
-    end = b"connection: close\r\n\r\n" if last else b"\r\n"
-    return b"".join([*head, *parts, end, body])

@@ -29,14 +29,13 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import new_request_id
 from headrace.kernel.logs import SparseLogger, child_traceparent, current_traceparent, logger
 from headrace.web.auth import FOR_PAGES, KEY_IN_QUERY, Callers
+from headrace.web.exchange import stopped
 from headrace.web.limits import end_charge, headers_of_charge
 from headrace.web.model import (
     LOOPBACK_NAMES,
-    WHOLE_RESPONSE,
     BadRequest,
     HostRefused,
     OriginRefused,
-    Stopping,
     TokenRefused,
     WebConfig,
     current_request_id,
@@ -124,7 +123,6 @@ SINGLE_HEADERS: Final = frozenset({b"authorization", b"content-type", b"idempote
 HOSTS_KEPT_MAX: Final = 100
 """Most Host headers whose check is cached."""
 SLASH_IN_NAME: Final = "\udc2f"
-RESPONSE_STARTS: Final = frozenset({"http.response.start", WHOLE_RESPONSE})
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -154,7 +152,7 @@ class Guard:
         self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
         self._origins = frozenset(config.allowed_hosts)
         self._seen_hosts: set[bytes] = set()
-        self._bound: dict[tuple[str, str, str], Any] = {}
+        self._bound: dict[tuple[str, str, int], Any] = {}
         metrics.allow_values("web_requests_total", route=routes)
         metrics.allow_values("web_request_seconds", route=routes)
 
@@ -164,7 +162,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        # HEAD is GET without the body; uvicorn omits the body by its own copy of the scope.
+        # HEAD is GET without the body, which the exchange omits.
         inner = scope
         if scope["method"] == "HEAD":
             inner = {**scope, "method": "GET", "is_head": True}
@@ -175,10 +173,11 @@ class Guard:
         current_request_id.set(answer.request_id)
         current_traceparent.set(child_traceparent(_text(headers.get(b"traceparent"))))
         try:
-            self._check_host(scope, headers)
+            _require_single(scope["headers"], headers)
+            self.check_host(headers[b"host"])
             origin = headers.get(b"origin")
             if origin is not None:
-                await self._check_origin(inner, headers, origin, answer)
+                answer.cors = await self.check_origin(inner, headers, origin)
             await self._app(inner, receive, answer.send)
         except HeadraceError as refusal:
             await answer.refuse(refusal)
@@ -186,9 +185,7 @@ class Guard:
             if answer.status:
                 raise
             # Only a stop of the server cancels a request.
-            await answer.refuse(
-                Stopping("the server stops and the request took too long", retry_after_s=1)
-            )
+            await answer.refuse(stopped())
         except Exception as error:
             if answer.status:
                 raise
@@ -196,13 +193,17 @@ class Guard:
         finally:
             end_charge(inner)
             route = inner.get("path_template") or UNMATCHED
-            self._record(scope["method"], route, answer, time.perf_counter() - started_s)
+            seconds = time.perf_counter() - started_s
+            self.record(
+                scope["method"],
+                route,
+                answer.status,
+                seconds=seconds,
+                request_id=answer.request_id,
+            )
 
-    def _check_host(self, scope: Any, headers: dict[bytes, bytes]) -> None:
-        """Refuse repeated headers and unknown hosts. Raises: BadRequest, HostRefused."""
-        if len(headers) != len(scope["headers"]) or b"host" not in headers:
-            _require_single(scope["headers"])
-        raw_host = headers[b"host"]
+    def check_host(self, raw_host: bytes) -> None:
+        """Refuse an unknown host. Raises: HostRefused."""
         if raw_host in self._seen_hosts:
             return
         host = raw_host.decode("latin-1")
@@ -215,52 +216,51 @@ class Guard:
         if len(self._seen_hosts) < HOSTS_KEPT_MAX:
             self._seen_hosts.add(raw_host)
 
-    async def _check_origin(
-        self, scope: Any, headers: dict[bytes, bytes], origin: bytes, answer: _Response
-    ) -> None:
-        """Add CORS headers for a page route with a valid key; refuse other cross-origin changes.
+    async def check_origin(
+        self, scope: Any, headers: dict[bytes, bytes], origin: bytes
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """The CORS headers for a page route with a valid key; refuse other cross-origin changes.
 
         Raises: OriginRefused, PostgresDown.
         """
         text = origin.decode("latin-1")
         host = origin_host(text)
         if host and host == headers[b"host"].decode("latin-1").lower():
-            return
-        answer.cors = await self._pages.cors_headers(scope, headers)
-        if answer.cors or scope["method"] in SAFE_METHODS or host in self._origins:
-            return
+            return ()
+        cors = await self._pages.cors_headers(scope, headers)
+        if cors or scope["method"] in SAFE_METHODS or host in self._origins:
+            return cors
         raise OriginRefused(
             f"origin {text[:80]!r} may not send changes: call from a server, or add its"
             " host to web.allowed_hosts"
         )
 
-    def record(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        key = (route, method, f"{status // 100}xx")
+    def record(
+        self, method: str, route: str, status: int, *, seconds: float, request_id: str
+    ) -> None:
+        """Count one answered request, and log a failure of the server."""
+        key = (route, method, status // 100)
         bound = self._bound.get(key)
         if bound is None:
+            of_class = f"{status // 100}xx"
             bound = self._bound[key] = (
                 metrics.bound(
-                    _REQUESTS, "web_requests_total", route=route, method=method, status=key[2]
+                    _REQUESTS, "web_requests_total", route=route, method=method, status=of_class
                 ),
                 metrics.bound(_SECONDS, "web_request_seconds", route=route),
             )
         bound[0].inc()
         bound[1].observe(seconds)
-
-    def _record(self, method: str, route: str, answer: _Response, seconds: float) -> None:
-        self.record(method, route, answer.status, seconds)
-        if answer.status < 500:
-            return
-        _OFTEN.warning(
-            "request_answered_5xx",
-            kind=(route, answer.status),
-            request_id=answer.request_id,
-            method=method,
-            route=route,
-            status=answer.status,
-            seconds=round(seconds, 4),
-        )
+        if status >= 500:
+            _OFTEN.warning(
+                "request_answered_5xx",
+                kind=(route, status),
+                request_id=request_id,
+                method=method,
+                route=route,
+                status=status,
+                seconds=round(seconds, 4),
+            )
 
 
 class _Response:
@@ -274,7 +274,7 @@ class _Response:
         self.cors: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
-        if message["type"] in RESPONSE_STARTS:
+        if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
@@ -316,8 +316,10 @@ def _path_with_escaped_slashes(raw_path: bytes) -> str:
     return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
 
 
-def _require_single(headers: list[tuple[bytes, bytes]]) -> None:
+def _require_single(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> None:
     """Require one Host and at most one of each of SINGLE_HEADERS. Raises: BadRequest."""
+    if len(found) == len(headers) and b"host" in found:
+        return
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
     if hosts != 1:

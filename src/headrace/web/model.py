@@ -57,8 +57,6 @@ HEAD_FIELD_BYTES_MAX: Final = 8 * 1024
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_FIELDS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8 * 1024
-WHOLE_RESPONSE: Final = "headrace.response.whole"
-"""ASGI extension: one message with status, headers and body."""
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 

@@ -22,7 +22,8 @@ from litestar.exceptions import (
 )
 from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
-from headrace.kernel.errors import FieldProblem, HeadraceError
+from headrace.kernel.errors import FieldProblem, HeadraceError, mismatch
+from headrace.kernel.faults import expectation_of
 from headrace.kernel.logs import logger
 from headrace.web.model import (
     BadRequest,
@@ -118,11 +119,13 @@ def to_headrace_error(error: Exception) -> HeadraceError:
 
 def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The problem response for any exception; Litestar's exception handler."""
-    ours = (
-        _route_unknown(request)
-        if isinstance(error, NotFoundException)
-        else to_headrace_error(error)
-    )
+    match error:
+        case NotFoundException():
+            ours: HeadraceError = _route_unknown(request)
+        case ValidationException():
+            ours = _invalid_parameters(request, error)
+        case _:
+            ours = to_headrace_error(error)
     return Response(
         msgspec.json.encode(problem_of(ours)),
         status_code=ours.status,
@@ -137,8 +140,6 @@ def _translate(error: HTTPException) -> HeadraceError:
             return RouteUnknown("no route has this path: /openapi.json lists them all")
         case MethodNotAllowedException():
             return _method_refused(error)
-        case ValidationException():
-            return _invalid_parameters(error)
         case _ if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
             return BodyTooLarge("the body is over the limit of this route: send less per request")
         case ClientException():
@@ -178,17 +179,40 @@ def _method_refused(error: MethodNotAllowedException) -> HeadraceError:
     return MethodRefused(", ".join(sorted(allow)))
 
 
-def _invalid_parameters(error: ValidationException) -> HeadraceError:
+def _invalid_parameters(
+    request: Request[Any, Any, Any], error: ValidationException
+) -> HeadraceError:
     extra: Any = error.extra if isinstance(error.extra, list) else []
-    problems = tuple(
-        FieldProblem(_source_of(fault), "invalid", str(fault.get("message", "not valid")))
-        for fault in extra
-    )
+    problems = tuple(_parameter_problem(request, fault) for fault in extra)
     texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3]) or error.detail
     return BodyInvalid(f"the request has parameters that are not valid: {texts}", problems=problems)
 
 
-def _source_of(fault: Any) -> str:
-    """The source of a fault, such as `query: limit`."""
-    source = fault.get("source", "parameter")
-    return f"{getattr(source, 'value', source)}: {fault.get('key', '')}"
+def _parameter_problem(request: Request[Any, Any, Any], fault: Any) -> FieldProblem:
+    """Litestar's fault with the name that the caller wrote, its value and what is accepted."""
+    name, source = str(fault.get("key", "")), fault.get("source", "parameter")
+    text = str(fault.get("message", "not valid"))
+    field = request.route_handler.parsed_fn_signature.parameters.get(name)
+    if field is not None:
+        name = parameter_name(name, field)
+        expected = expected_of(field)
+        given = request.query_params.get(name, request.path_params.get(name))
+        if expected is not None and given is not None:
+            text = mismatch(expected, given)
+    return FieldProblem(f"{getattr(source, 'value', source)}: {name}", "invalid", text)
+
+
+def parameter_name(name: str, field: Any) -> str:
+    """The name of a handler's parameter in requests."""
+    return getattr(field.kwarg_definition, "name", None) or name
+
+
+def expected_of(field: Any) -> str | None:
+    """What a parameter of a handler accepts, in words; None: no simple description."""
+    bounds = field.kwarg_definition
+    return expectation_of(
+        field.annotation,
+        least=getattr(bounds, "ge", None),
+        most=getattr(bounds, "le", None),
+        characters_max=getattr(bounds, "max_length", None),
+    )

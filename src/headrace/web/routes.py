@@ -23,10 +23,10 @@ from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.web.auth import FOR_PAGES, scope_of
 from headrace.web.model import ANY_SCOPE, SCOPES, BodyInvalid, ParameterRepeated, RouteUnknown
-from headrace.web.problems import MEDIA_TYPE, Problem
+from headrace.web.problems import MEDIA_TYPE, Problem, expected_of, parameter_name
 
 INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
@@ -49,7 +49,7 @@ async def require_plain_parameters(
 def _require_plain_query(query_string: bytes, handler: BaseRouteHandler) -> None:
     given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     kinds = {
-        field.kwarg_definition.name or name: field
+        parameter_name(name, field): field
         for name, field in handler.parsed_fn_signature.parameters.items()
         if isinstance(field.kwarg_definition, QueryParameter)
     }
@@ -59,7 +59,7 @@ def _require_plain_query(query_string: bytes, handler: BaseRouteHandler) -> None
                 f"query parameter {name[:80]!r} is given {count} times: send it once"
             )
     problems = [
-        FieldProblem(f"query: {name}", "invalid", f"expected a whole number, got {text[:40]!r}")
+        FieldProblem(f"query: {name}", "invalid", mismatch(expected_of(kinds[name]) or "", text))
         for name, text in given
         if name in kinds and _is_integer(kinds[name]) and not INTEGER.fullmatch(text)
     ]

@@ -1,7 +1,7 @@
-"""The app and its server: the rooms' routes in one Litestar app, served by uvicorn in this process.
+"""The app: the rooms' routes in one Litestar app, and the layers before it.
 
-A request passes the guard, the console's pages, the fast paths and, unless one of these answers,
-Litestar. A read whose head bytes were seen before skips the parser as well (`fast_path`).
+A request passes the guard, the console's pages and, unless one of these answers, Litestar. Calls
+of fast routes skip all of them (`fast_path`).
 
 **Idempotency keys.** A request runs once per key; its repeats get the stored response. A handler
 that takes part has `"idempotent": True` in its `opt` and runs its effect through
@@ -15,18 +15,12 @@ refused. A concurrent request with the key waits LOCK_WAIT_S and then gets a con
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import errno
 import functools
 import hashlib
-import socket
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
-import uvicorn
 from litestar import Litestar, Request, Response, get
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
@@ -41,13 +35,10 @@ from headrace.kernel.signing import CURSOR_USE, derive_key
 from headrace.web import http
 from headrace.web.auth import Callers, ScopeGuard
 from headrace.web.bodies import BodyGuard, JsonBody, require_json
-from headrace.web.connection import Connection
-from headrace.web.fast_path import FastRoutes, HeadCache
+from headrace.web.fast_path import FastRoutes
 from headrace.web.guard import Guard, PageRoutes, restore_slashes
-from headrace.web.limits import Admission, Quotas
+from headrace.web.limits import Quotas
 from headrace.web.model import (
-    AddressInUse,
-    AddressRefused,
     Application,
     IdempotencyInFlight,
     IdempotencyKeyInvalid,
@@ -240,24 +231,25 @@ def _wants_html(scope: Any) -> bool:
 
 
 def create_api(app: Application, pages: Pages | None = None) -> Guard:
-    """The ASGI app for the routes of `app` and for `pages`.
+    """The ASGI app for the routes of `app` and for `pages`; see `create_layers`."""
+    return create_layers(app, pages)[0]
+
+
+def create_layers(app: Application, pages: Pages | None = None) -> tuple[Guard, FastRoutes]:
+    """The ASGI app for the routes of `app` and for `pages`, and the routes answered without it.
 
     Raises: AssertionError for a route without a scope, or two routes of one shape.
     """
-    return _layers(app, pages)[0]
-
-
-def _layers(app: Application, pages: Pages | None) -> tuple[Guard, FastRoutes]:
     callers = Callers(Tokens(app.engines.postgres))
     config = app.config.section(WebConfig)
     quotas = Quotas(config)
     api = create_app(app, callers, quotas)
-    fast = FastRoutes(api, callers, quotas, app.services())
-    inner: Any = Methods(fast, api)
+    inner: Any = Methods(api, api)
     templates = route_templates(api)
     if pages is not None:
         inner, templates = PageRouter(pages, inner), templates | pages.templates
-    return Guard(inner, config, templates, PageRoutes(api, callers)), fast
+    guard = Guard(inner, config, templates, PageRoutes(api, callers))
+    return guard, FastRoutes(api, guard, callers=callers, quotas=quotas, services=app.services())
 
 
 def create_app(
@@ -346,92 +338,3 @@ def _openapi_route(app: Application) -> Any:
 
 def _provider(service: Any) -> Callable[[], Any]:
     return lambda: service
-
-
-async def run_api(
-    app: Application,
-    stop: asyncio.Event,
-    on_ready: Callable[[str, int], None],
-    pages: Pages | None = None,
-) -> None:
-    """Serve until `stop`; call `on_ready(host, port)` once the socket accepts connections.
-
-    After `stop` no connection is accepted, and open requests have `web.graceful_stop` to finish.
-    Raises: AddressInUse, AddressRefused.
-    """
-    config = app.config.section(WebConfig)
-    listener = bind(config.listen)
-    try:
-        host, port = listener.getsockname()[:2]
-        guard, fast = _layers(app, pages)
-        server = _Server(
-            uvicorn.Config(
-                guard,
-                http=partial(  # type: ignore[arg-type]
-                    Connection,
-                    limits=config,
-                    heads=HeadCache(guard, fast),
-                    admission=Admission(config),
-                ),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=max(1, int(config.keep_alive_s)),
-                timeout_graceful_shutdown=max(1, int(config.graceful_stop_s)),
-            ),
-            partial(on_ready, host, port),
-        )
-        stopping = asyncio.create_task(_stop_when(stop, server))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            stopping.cancel()
-    finally:
-        listener.close()
-
-
-def bind(listen: tuple[str, int]) -> socket.socket:
-    """A listening socket. Raises: AddressInUse, AddressRefused."""
-    host, port = listen
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        where = f"{host}:{port}"
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(
-                f"{where} is in use by another program: stop it, or set web.listen"
-                " (HEADRACE_WEB_LISTEN) to another address; port 0 selects a free port"
-            ) from error
-        raise AddressRefused(
-            f"cannot listen at {where} ({error.strerror}): set web.listen (HEADRACE_WEB_LISTEN)"
-            " to an address of this machine and a permitted port"
-        ) from error
-    # Connections inherit the option. asyncio sets it only if a socket names its protocol. Without
-    # it a body waits for the acknowledgement of its head.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server with a ready callback, without signal handlers."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
-    await stop.wait()
-    server.should_exit = True

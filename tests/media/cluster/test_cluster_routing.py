@@ -19,17 +19,13 @@ from node_kinds import few_partitions
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
-from headrace.media import answers
-from headrace.media.cluster.hop import KEY_USE, PLAIN_HEAD, HopSigner, parse_answer_head
+from headrace.media.cluster.hop import KEY_USE, HopSigner, parse_answer_head
 from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Purge, PurgeList
-from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX, BlockRequest
+from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
 from headrace.media.errors import ObjectUnknown, SourceCut
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import Candidate, PartitionTable
-from headrace.media.ranges import Decision
-from headrace.media.requests import Request
-from headrace.media.signing import OPEN
 from headrace.media.sources import Span
 from headrace.media.worker.bodies import BlockBody
 from headrace.media.worker.socket_io import PlainChannel
@@ -84,20 +80,11 @@ class BlockAsk:
         self.source = router.router.peer_source
         self.router, self.shape, self.span = router, shape, span
         self.body = Body(router, shape, span) if way == "body" else None
-        self.fetch = None
-        if way == "direct":
-            self.told = asyncio.get_running_loop().create_future()
-            flight = BlockRequest(KEY, shape.etag, 0, span)
-            self.fetch = self.source.request_now(flight, shape, self.told.set_result)
-        work = {"direct": self.by_fetch, "body": self.by_body, "task": self.by_task}[way]
+        work = {"body": self.by_body, "task": self.by_task}[way]
         self.task = asyncio.create_task(work())
 
     async def by_task(self) -> bytes:
         return await self.source.block(KEY, self.shape, 0, self.span)
-
-    async def by_fetch(self) -> bytes:
-        block = await self.told if self.fetch is not None else None
-        return await block.whole() if block is not None else await self.by_task()
 
     async def by_body(self) -> bytes:
         if not self.body.body.is_ready():
@@ -106,8 +93,6 @@ class BlockAsk:
         return self.body.got
 
     async def abandon(self) -> None:
-        if self.fetch is not None:
-            self.fetch.cancel()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         if self.body is not None:
@@ -121,7 +106,7 @@ class BlockAsk:
                 self.body.close()
 
 
-WAYS = ("task", "direct", "body")
+WAYS = ("task", "body")
 
 
 @pytest.fixture(params=WAYS)
@@ -365,19 +350,6 @@ async def test_an_abandoned_request_does_not_harm_others_of_its_block(way, mood)
         await wait_true(lambda: not router.router.receiving and not router.router.repairs)
 
 
-async def test_a_direct_request_needs_a_kept_connection_and_is_made_once():
-    async with asking({KEY: DATA}) as router:
-        shape, told = shape_of(DATA), []
-        flight = BlockRequest(KEY, shape.etag, 0, SPAN)
-        source = router.router.peer_source
-        assert source.request_now(flight, shape, told.append) is None
-        await known_shape(router)
-        assert source.request_now(flight, shape, told.append) is not None
-        assert source.request_now(flight, shape, told.append) is None
-        await wait_true(lambda: bool(told))
-        assert (await told[0].whole() == DATA[10:200_000]) is True
-
-
 async def test_a_forged_hop_is_refused_and_its_sender_served_by_the_next():
     async with asking({KEY: DATA}) as router:
         first, second = router.order(KEY)
@@ -444,24 +416,6 @@ async def test_trace_fields_are_sent_with_the_hop():
 def test_an_invalid_answer_of_a_node_is_refused(data):
     with pytest.raises(ValueError, match=r"."):
         parse_answer_head(data)
-
-
-@pytest.mark.parametrize(("etag", "immutable"), [("a1-b2-c3", False), ("0" * 64, True)])
-def test_the_usual_head_of_a_part_is_read_as_field_by_field(etag, immutable):
-    """Otherwise heads would take the slow path without any visible difference."""
-    request = Request("GET", f"/m/{KEY}", {}, is_http_1_0=False, keeps_alive=True, has_body=False)
-    reply = ("X-Headrace-Reply", "5a" * 32)
-    options = {"key": KEY, "rights": OPEN, "cache_status": answers.HIT, "keeps_alive": True}
-    shape = Shape(300, etag, 1_700_000_000, immutable)
-    head = answers.object_head(request, Decision(206, 100, 50), shape, **options, extra=(reply,))
-    data = head.removesuffix(b"\r\n\r\n")
-    assert PLAIN_HEAD.fullmatch(data)
-    status, fields = parse_answer_head(data)
-    by_field = parse_answer_head(data + b"\r\nX-More: yes")
-    assert (status, status) == (206, by_field[0])
-    assert fields["content-range"] == "bytes 100-149/300"
-    assert fields.keys() == {"etag", "content-length", "content-range", "x-headrace-reply"}
-    assert fields.items() <= by_field[1].items()
 
 
 @pytest.mark.slow

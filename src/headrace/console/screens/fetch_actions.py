@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.format import pluralize
 from headrace.console.views import ViewContext
 from headrace.fetch.errors import InvalidCustomer, InvalidRate
 from headrace.fetch.model import parse_rate
 from headrace.fetch.service.customers import CONNECTIONS_MAX
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
+from headrace.kernel.terminal import pluralize
 
 WRITE: Final = "fetch:write"
 CUSTOMER: Final = Field(name="customer", label="Customer")

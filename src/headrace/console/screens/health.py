@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from headrace.console.format import format_duration, path_segment, pluralize
+from headrace.console.format import format_duration, path_segment
 from headrace.console.model import PREFIX
 from headrace.console.views import PanelData
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import FAILURES_COUNTED_MAX, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
+from headrace.kernel.terminal import pluralize
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
@@ -85,7 +86,7 @@ def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Iss
     """Queues with jobs that failed or were quarantined in the last hour."""
     for one in failures.value or ():
         many = f"{FAILURES_COUNTED_MAX:,} or more" if one.jobs >= FAILURES_COUNTED_MAX else None
-        jobs = f"{many} jobs" if many else pluralize(one.jobs, "job", "jobs")
+        jobs = f"{many} jobs" if many else pluralize(one.jobs, "job")
         is_failed = one.state == "failed"
         yield Issue(
             tone="bad",
@@ -103,7 +104,7 @@ def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
     """Open alerts, silent hosts, and a fleet without a scheduler."""
     if fleet.value is None:
         return
-    told = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
+    alerted = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
     alerts = fleet.value.alerts
     for alert in alerts[:ALERTS_SHOWN]:
         yield _of_alert(alert)
@@ -111,13 +112,13 @@ def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
     if others > 0:
         yield Issue(
             tone="bad",
-            subject=pluralize(others, "other alert", "other alerts"),
+            subject=pluralize(others, "other alert"),
             href=f"{PREFIX}/jobs/alerts?open=1",
             text="see the list of open alerts",
             fix="",
         )
     for host in fleet.value.hosts:
-        if host.is_silent and host.name not in told:
+        if host.is_silent and host.name not in alerted:
             yield Issue(
                 tone="bad",
                 subject=f"host {host.name}",

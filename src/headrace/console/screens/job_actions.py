@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.format import pluralize
 from headrace.console.views import ViewContext
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.model import (
@@ -19,6 +18,7 @@ from headrace.jobs.model import (
     NewJob,
 )
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+from headrace.kernel.terminal import pluralize
 
 WRITE: Final = "jobs:write"
 JOB: Final = Field(name="job", label="Job", kind="fixed")

@@ -114,8 +114,8 @@ def moments_of(job: Job) -> list[Moment]:
             )
         )
     if job.progress is not None:
-        told = f"{job.progress.ratio * 100:.0f} %: {job.progress.text}"
-        found.append(Moment(at=job.progress.at, tone="good", text=told))
+        progress = f"{job.progress.ratio * 100:.0f} %: {job.progress.text}"
+        found.append(Moment(at=job.progress.at, tone="good", text=progress))
     if job.ended_at is not None:
         tone = "good" if job.state is JobState.DONE else "bad"
         found.append(Moment(at=job.ended_at, tone=tone, text=job.state.value))

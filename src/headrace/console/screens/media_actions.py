@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.format import pluralize
 from headrace.console.views import ViewContext
+from headrace.kernel.terminal import pluralize
 from headrace.media.service.nodes import Disk, Disks
 
 WRITE: Final = "media:write"
@@ -42,7 +42,7 @@ async def warm(context: ViewContext, given: dict[str, Any]) -> str:
     """Preload an object on its owner nodes."""
     found = await context.media.warming.warm([given["key"]])
     text = ", ".join(
-        f"{one.node}: {pluralize(one.blocks, 'block', 'blocks')}"
+        f"{one.node}: {pluralize(one.blocks, 'block')}"
         + (f", {one.failed} failed" if one.failed else "")
         for one in found.nodes
     )

@@ -17,7 +17,6 @@ from headrace.console.format import (
     format_count,
     format_duration,
     format_short,
-    pluralize,
 )
 from headrace.console.model import PREFIX
 from headrace.console.screens import health
@@ -25,6 +24,7 @@ from headrace.console.screens.health import Issue
 from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
 from headrace.jobs.fleet.state import FleetLoad, FleetState
 from headrace.jobs.model import QueueStatus
+from headrace.kernel.terminal import pluralize
 from headrace.web.http import checks_of
 from headrace.web.sessions import AuditLine
 
@@ -267,9 +267,9 @@ def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
     """Text and tone of the health: bad with any problem, warn with warnings only."""
     bad = sum(one.tone == "bad" for one in problems)
     if bad:
-        return pluralize(bad, "problem", "problems"), "bad"
+        return pluralize(bad, "problem"), "bad"
     if problems:
-        return pluralize(len(problems), "warning", "warnings"), "warn"
+        return pluralize(len(problems), "warning"), "warn"
     return "no problems detected", "good"
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
-from headrace.console.format import pluralize
 from headrace.console.views import (
     NO_DATA,
     Chart,
@@ -22,7 +21,7 @@ from headrace.console.views import (
     attempt,
     choices,
 )
-from headrace.kernel.terminal import parse_moment
+from headrace.kernel.terminal import parse_moment, pluralize
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
@@ -265,7 +264,7 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
     [total] = await context.views.totals([given["id"]])
     known = "an unknown number of views"
     if total.total is not None:
-        known = pluralize(total.total, "view", "views")
+        known = pluralize(total.total, "view")
     return f"{known} of {given['id']} and their series would be deleted."
 
 

@@ -10,7 +10,7 @@
 --   o           set of authors with posts below the floor: a hint, like the buckets
 --   p:<author>  sorted set: post ids with their scores, and the empty id, whose score is minus
 --               the version
---   f:<viewer>  set of the visible followed authors of this shard
+--   f:<viewer>  set of the visible followed authors; only in the shard of the viewer
 --   w:<n>       hash: versions of follow sets
 --   b:<L>:<n>   bucket n of level L, 8^L * 65.536 s wide: the set of authors that posted in it.
 --               A hint: it lacks no author, but may have authors without a post there. The
@@ -291,7 +291,7 @@ local function change_follows(base, key, viewer, slot, version, words, first)
   redis.call('HSET', base .. 'w:' .. slot, viewer, version)
 end
 
--- headrace_feed_change_follows_v1: apply the next change of a viewer's follows in this shard.
+-- headrace_feed_change_follows_v1: apply the next change of a viewer's follows.
 -- KEYS: f, m. ARGV: viewer, version, the n of its w, then score (negative removes) and author,
 -- alternating. Reply: as for posts.
 local function change_follows_next(keys, args)

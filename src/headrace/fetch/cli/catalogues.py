@@ -30,7 +30,7 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
 
 _URLS: Final = ("http://", "https://")
 WATCH_EVERY_S: Final = 0.5
@@ -308,6 +308,7 @@ def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None
     if run.state not in FINAL_STATES and not may_be_unfinished:
         ahead = "for their photos" if run.photos_pending else "to be published"
         raise RunUnfinished(
-            f"run {run.run} is applied and {run.items_pending} items wait {ahead}: see"
+            f"run {run.run} is applied and"
+            f" {pluralize(run.items_pending, 'item waits', 'items wait')} {ahead}: see"
             f" `headrace fetch run show {run.run}` and check that `headrace up` is running"
         )

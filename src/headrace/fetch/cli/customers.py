@@ -14,7 +14,7 @@ from headrace.fetch.model import Customer, CustomerSet, parse_rate
 from headrace.fetch.service import Fetch
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
-from headrace.kernel.terminal import CommandGroup, Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
 
 NEW: Final[dict[str, Any]] = {"starts_max": 600, "window_s": 60.0, "connections": 8}
 
@@ -169,7 +169,7 @@ def rotate_secret(terminal: Terminal, customer: str) -> None:
 def replay_webhook(terminal: Terminal, customer: str, after: int) -> None:
     """Resend every result of CUSTOMER to its webhook, in order."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.replay(customer, after=after))
-    terminal.show(found, f"{found.waiting} results of {customer} are sent again")
+    terminal.show(found, f"{pluralize(found.waiting, 'result')} of {customer} to send again")
 
 
 @webhook_group.command("test", short_help="Send a webhook a test message.")
@@ -193,7 +193,7 @@ def list_consumers(terminal: Terminal) -> None:
     found = terminal.run(Fetch, lambda fetch: fetch.consumers.all())
     lines = [
         f"{consumer.name}: since {consumer.added_at:%Y-%m-%d %H:%M:%S},"
-        f" {consumer.items} items delivered"
+        f" {pluralize(consumer.items, 'item')} delivered"
         for consumer in found
     ]
     terminal.show(found, "\n".join(lines) or "no consumers: no worker ran with an on_item handler")
@@ -220,5 +220,6 @@ def replay_consumer(terminal: Terminal, name: str, customer: str | None) -> None
     """
     items = terminal.run(Fetch, lambda fetch: fetch.consumers.replay(name, customer=customer))
     terminal.show(
-        {"consumer": name, "items": items}, f"{items} items are delivered to {name} again"
+        {"consumer": name, "items": items},
+        f"{pluralize(items, 'item is', 'items are')} delivered to {name} again",
     )

@@ -18,13 +18,13 @@ from headrace.fetch.cli.text import (
     host_line,
     step_line,
 )
-from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema
+from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema, UrlRefused
 from headrace.fetch.mappings import NamedMapping, parse_mapping
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
 
 
 @click.group("item", cls=CommandGroup)
@@ -86,7 +86,7 @@ def list_results(
     found = terminal.run(Fetch, load)
     lines = [
         f"{one.seq:>8}  {one.at:%Y-%m-%d %H:%M:%S}  {one.action:<9} {one.customer} {one.id}"
-        f"  version {one.version}, {len(one.photos)} photos"
+        f"  version {one.version}, {pluralize(len(one.photos), 'photo')}"
         for one in found
     ]
     terminal.show(found, "\n".join(lines) or "no results")
@@ -120,10 +120,15 @@ def show_host(terminal: Terminal, host: str) -> None:
 @click.option("--verbose", is_flag=True, help="Show each request: address, status, times.")
 @click.pass_obj
 def try_photo(terminal: Terminal, url: str, *, verbose: bool) -> None:
-    """Download URL now and show the outcome; nothing is stored."""
+    """Download URL now and show the outcome; nothing is stored.
+
+    Exits with 1 if the host sent no photo, and with 2 if URL is not allowed.
+    """
     found = terminal.run(Fetch, lambda fetch: fetch.links.download(url))
     lines = [describe_photo(found), *(step_line(step) for step in found.steps if verbose)]
     terminal.show(found, "\n".join(lines))
+    if found.outcome.startswith("refused:") and not found.steps:
+        raise click.exceptions.Exit(UrlRefused.exit_code)
     if found.outcome != "stored":
         raise click.exceptions.Exit(1)
 

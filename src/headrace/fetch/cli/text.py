@@ -20,6 +20,7 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.outcomes import is_bad
 from headrace.jobs.model import Lane
+from headrace.kernel.terminal import pluralize
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -31,7 +32,7 @@ def progress_line(run: Run) -> str:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run.photos_by_outcome.items())
     waiting = f"items waiting {run.items_pending}"
     if run.state is RunState.READING:
-        return f"run {run.run}: {run.rows} rows read"
+        return f"run {run.run}: {pluralize(run.rows, 'row')} read"
     if run.state is RunState.BRINGING:
         return f"run {run.run}: the file is being fetched" + (
             f" ({run.reason})" if run.reason else ""
@@ -59,7 +60,7 @@ def run_line(run: Run) -> str:
     """A run in one line of a list."""
     return (
         f"{run.run:>6}  {run.customer:<20} {run.state:<10} {run.started_at:%Y-%m-%d %H:%M:%S}"
-        f"  {run.rows} rows  {run.file_name}"
+        f"  {pluralize(run.rows, 'row')}  {run.file_name}"
         + (f"  undone by run {run.undone_by}" if run.undone_by is not None else "")
     )
 
@@ -76,7 +77,7 @@ def describe_source(found: Source) -> str:
     lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
-        failed = f", {found.failures} consecutive failures" if found.failures else ""
+        failed = f", {pluralize(found.failures, 'failure')} in a row" if found.failures else ""
         run = f", run {found.run}" if found.run else ""
         lines.append(f"  last {found.tried_at:%Y-%m-%d %H:%M:%S} {found.outcome}{why}{run}{failed}")
     return "\n".join(lines)
@@ -86,7 +87,7 @@ def _sample_lines(run: Run) -> list[str]:
     """Sampled photos of a dry run."""
     if run.sample is None:
         return []
-    lines = [f"  sample of {len(run.sample.photos)} photos:"]
+    lines = [f"  sample of {pluralize(len(run.sample.photos), 'photo')}:"]
     lines += [
         f"    {photo.outcome:<24} {photo.took_s:>7.3f} s  {photo.url}"
         for photo in run.sample.photos
@@ -106,9 +107,9 @@ def describe_run(run: Run) -> str:
         return f"{head}\n  no file fetched" + (" yet" if run.state is RunState.BRINGING else "")
     lines = [
         head,
-        f"  {run.rows} rows of {run.format}: {counts}; {run.gone} gone"
+        f"  {pluralize(run.rows, 'row')} of {run.format}: {counts}; {run.gone} gone"
         + (", if it is confirmed" if run.state is RunState.HELD else ""),
-        f"  {run.photos} photos, {run.photos_pending} "
+        f"  {pluralize(run.photos, 'photo')}, {run.photos_pending} "
         + ("would be requested" if run.state in _NOT_APPLIED else "waiting")
         + _pace(run),
         *_sample_lines(run),
@@ -118,16 +119,19 @@ def describe_run(run: Run) -> str:
         lines.append(f"  undone by run {run.undone_by}")
     if run.items_late:
         lines.append(
-            f"  {run.items_late} items were published at their deadline, without all photos"
+            f"  {pluralize(run.items_late, 'item was', 'items were')} published at their deadline,"
+            " without all photos"
         )
     if run.problems:
         lines.append(
-            f"  {run.problems} problems in rows: `headrace fetch catalogue errors {run.run}`"
+            f"  {pluralize(run.problems, 'problem')} in rows:"
+            f" `headrace fetch catalogue errors {run.run}`"
         )
     bad = sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
     if bad:
         lines.append(
-            f"  {bad} photos failed or were refused: `headrace fetch catalogue errors {run.run}`"
+            f"  {pluralize(bad, 'photo')} failed or refused:"
+            f" `headrace fetch catalogue errors {run.run}`"
         )
     return "\n".join(lines)
 
@@ -135,13 +139,13 @@ def describe_run(run: Run) -> str:
 def describe_customer(found: Customer) -> str:
     """A customer's limits in one line."""
     line = (
-        f"{found.customer}: {found.starts_max} requests in {found.window_s:g} s,"
-        f" {found.connections} connections"
+        f"{found.customer}: {pluralize(found.starts_max, 'request')} in {found.window_s:g} s,"
+        f" {pluralize(found.connections, 'connection')}"
     )
     if found.hold_share is not None:
         line += f", held over a share of {found.hold_share:g}"
     if found.hold_items is not None:
-        line += f", held over {found.hold_items} items"
+        line += f", held over {pluralize(found.hold_items, 'item')}"
     if found.refresh_s is not None:
         line += f", photos refreshed {_period(found.refresh_s)}"
     return line
@@ -173,8 +177,8 @@ def describe_webhook(found: Webhook) -> str:
         )
     elif found.failing_since is not None:
         line += (
-            f"; failing since {found.failing_since:%Y-%m-%d %H:%M:%S}, {found.failures} times"
-            f" ({found.last_error})"
+            f"; failing since {found.failing_since:%Y-%m-%d %H:%M:%S},"
+            f" {pluralize(found.failures, 'time')} ({found.last_error})"
         )
         line += f", next at {found.next_at:%H:%M:%S}" if found.next_at else ""
     return line
@@ -225,7 +229,7 @@ def _link_line(link: Link) -> str:
     """Last outcome of a customer's link."""
     return (
         f"{link.outcome} ({link.text}), run {link.run} at {link.checked_at:%Y-%m-%d %H:%M:%S},"
-        f" {link.failures} consecutive failures"
+        f" {pluralize(link.failures, 'failure')} in a row"
     )
 
 
@@ -242,7 +246,7 @@ def host_line(host: Host) -> str:
     bad = sum(count for outcome, count in host.photos_by_outcome.items() if is_bad(outcome))
     return (
         f"{host.host} ({host.customer}): starts in {host.starts_in}, {mean},"
-        f" {host.requests} requests, {bad} failed or refused,"
+        f" {pluralize(host.requests, 'request')}, {bad} failed or refused,"
         f" last {host.last_seen_at:%Y-%m-%d %H:%M:%S}"
     )
 

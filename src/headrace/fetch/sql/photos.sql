@@ -193,8 +193,12 @@ LEFT JOIN headrace.fetch_need n ON n.run_id = g.run_id AND n.item = g.item AND n
 LEFT JOIN headrace.fetch_link l ON l.customer = g.customer AND l.url = g.url;
 
 -- name: known_photos
--- Hashes of this list that are stored.
-SELECT sha256 FROM headrace.fetch_photo WHERE sha256 = ANY(:hashes::text[]);
+-- Hashes of this list that are stored. OFFSET 0 enforces lookups by key, also in a plan that was
+-- cached while the table was small.
+SELECT g.sha256 FROM unnest(:hashes::text[]) AS g (sha256)
+CROSS JOIN LATERAL (
+    SELECT FROM headrace.fetch_photo p WHERE p.sha256 = g.sha256 OFFSET 0
+) p;
 
 -- name: decide
 -- Record contents and the outcomes of links and needs; count the needs decided by this call.

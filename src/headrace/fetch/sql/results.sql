@@ -56,14 +56,21 @@ JOIN headrace.fetch_result r ON r.customer = g.customer AND r.item = g.item
 ORDER BY r.customer, r.item, r.version DESC;
 
 -- name: photos_of_items
--- Every link of some items, in order, with its outcome and its last good copy.
-SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'failed:not_asked') AS outcome,
+-- Every link of some items, in order, with its outcome and its last good copy. OFFSET 0 as in
+-- known_photos.
+SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'pending') AS outcome,
     f.key, f.sha256, f.width, f.height, f.size_bytes
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
-JOIN headrace.fetch_item i ON i.customer = g.customer AND i.item = g.item
+CROSS JOIN LATERAL (
+    SELECT * FROM headrace.fetch_item i WHERE i.customer = g.customer AND i.item = g.item OFFSET 0
+) i
 CROSS JOIN LATERAL unnest(i.photos) WITH ORDINALITY AS p (url, position)
-LEFT JOIN headrace.fetch_link l ON l.customer = i.customer AND l.url = p.url
-LEFT JOIN headrace.fetch_photo f ON f.sha256 = l.sha256
+LEFT JOIN LATERAL (
+    SELECT * FROM headrace.fetch_link l WHERE l.customer = i.customer AND l.url = p.url OFFSET 0
+) l ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM headrace.fetch_photo f WHERE f.sha256 = l.sha256 OFFSET 0
+) f ON true
 ORDER BY i.customer, i.item, p.position;
 
 -- name: insert_results
@@ -131,42 +138,66 @@ SELECT seq, customer, item, version, action, fields, photos, at FROM headrace.fe
 WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq DESC LIMIT :rows_max;
 
--- name: newest_result
--- The newest result of the item of result :seq.
-SELECT r.seq, r.customer, r.item, r.version, r.action, r.fields, r.photos, r.at
-FROM headrace.fetch_result g
-JOIN headrace.fetch_result r ON r.customer = g.customer AND r.item = g.item
-WHERE g.seq = :seq ORDER BY r.version DESC LIMIT 1;
-
 -- name: item
 -- Current state of an item.
 SELECT customer, item, version, is_gone, run_id, fields FROM headrace.fetch_item
 WHERE customer = :customer AND item = :item;
 
--- name: begin_delivery
--- Claim an item for a consumer, unless a newer version was delivered or another job has the claim.
-INSERT INTO headrace.fetch_delivery AS d (consumer, customer, item, busy_job, busy_until)
-VALUES (:consumer, :customer, :item, :job_id,
-    now() + make_interval(secs => :busy_s::double precision))
-ON CONFLICT (consumer, customer, item) DO UPDATE
-SET busy_job = excluded.busy_job, busy_until = excluded.busy_until
-WHERE d.version < :version
-    AND (d.busy_job IS NULL OR d.busy_job = excluded.busy_job OR d.busy_until < now())
-RETURNING is_shown, version;
-
--- name: delivered_version
--- The newest version of an item delivered to a consumer.
-SELECT version FROM headrace.fetch_delivery
-WHERE consumer = :consumer AND customer = :customer AND item = :item;
-
--- name: end_delivery
--- Record a version as delivered and whether the consumer now shows the item.
-WITH absent AS (
-    DELETE FROM headrace.fetch_absent WHERE consumer = :consumer AND seq = :seq
+-- name: begin_deliveries
+-- Claim the items of some results for their consumers, one entry per job: the newest version of
+-- each item, and whether the job has the claim. It has none if this version was delivered, or if
+-- another job, also of this batch, has it. Rows are locked in the order of the key.
+WITH found AS MATERIALIZED (
+    SELECT g.position, g.consumer, g.job_id, g.seq AS asked_seq, r.*
+    FROM unnest(:consumers::text[], :seqs::bigint[], :job_ids::bigint[])
+        WITH ORDINALITY AS g (consumer, seq, job_id, position)
+    JOIN headrace.fetch_result s ON s.seq = g.seq
+    CROSS JOIN LATERAL (
+        SELECT r.seq, r.customer, r.item, r.version, r.action, r.fields, r.photos, r.at
+        FROM headrace.fetch_result r WHERE r.customer = s.customer AND r.item = s.item
+        ORDER BY r.version DESC LIMIT 1
+    ) r
+), taken AS (
+    INSERT INTO headrace.fetch_delivery AS d (consumer, customer, item, busy_job, busy_until)
+    SELECT DISTINCT ON (consumer, customer, item) consumer, customer, item, job_id,
+        now() + make_interval(secs => :busy_s::double precision)
+    FROM found ORDER BY consumer, customer, item, position
+    ON CONFLICT (consumer, customer, item) DO UPDATE
+    SET busy_job = excluded.busy_job, busy_until = excluded.busy_until
+    WHERE d.version < (SELECT f.version FROM found f WHERE f.job_id = excluded.busy_job)
+        AND (d.busy_job IS NULL OR d.busy_job = excluded.busy_job OR d.busy_until < now())
+    RETURNING d.busy_job, d.is_shown, d.version
 )
-UPDATE headrace.fetch_delivery SET version = :version, is_shown = :is_shown, busy_job = NULL,
+SELECT f.position, f.seq, f.customer, f.item, f.version, f.action, f.fields, f.photos, f.at,
+    t.busy_job IS NOT NULL AS is_taken, coalesce(t.is_shown, false) AS is_shown,
+    coalesce(t.version, d.version, 0) AS delivered_version
+FROM found f
+LEFT JOIN taken t ON t.busy_job = f.job_id
+LEFT JOIN headrace.fetch_delivery d
+    ON d.consumer = f.consumer AND d.customer = f.customer AND d.item = f.item
+    AND t.busy_job IS NULL
+ORDER BY f.position;
+
+-- name: end_deliveries
+-- Record versions as delivered, and whether the consumer now shows each item.
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        :consumers::text[], :customers::text[], :items::text[], :seqs::bigint[],
+        :job_ids::bigint[], :versions::bigint[], :are_shown::boolean[]
+    ) AS g (consumer, customer, item, seq, job_id, version, is_shown)
+), absent AS (
+    DELETE FROM headrace.fetch_absent a USING given g
+    WHERE a.consumer = g.consumer AND a.seq = g.seq
+), locked AS MATERIALIZED (
+    SELECT d.ctid, g.version, g.is_shown
+    FROM given g JOIN headrace.fetch_delivery d
+        ON d.consumer = g.consumer AND d.customer = g.customer AND d.item = g.item
+        AND d.busy_job = g.job_id
+    ORDER BY d.consumer, d.customer, d.item FOR UPDATE OF d
+)
+UPDATE headrace.fetch_delivery d SET version = l.version, is_shown = l.is_shown, busy_job = NULL,
     busy_until = NULL
-WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;
+FROM locked l WHERE d.ctid = l.ctid;
 
 -- name: drop_delivery
 -- Release the claim on an item whose handler failed.

@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner, from_row
+from headrace.engines.postgres import Postgres, Row, Runner, from_row
 from headrace.fetch.model import Item, ItemPhoto, Result, Webhook
 from headrace.fetch.sql import SQL
+from headrace.kernel.batching import Batcher
 
 _PHOTOS: Final = msgspec.json.Decoder(list[ItemPhoto])
 WAITING_COUNTED_MAX: Final = 10_000
@@ -84,10 +85,82 @@ async def results_before(
     return [result_of(row) for row in rows]
 
 
-async def newest_result(runner: Runner, seq: int) -> Result | None:
-    """The newest result of the item of result `seq`."""
-    row = await runner.one(SQL.newest_result, seq=seq)
-    return None if row is None else result_of(row)
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The newest version of an item for one job of a consumer."""
+
+    result: Result
+    is_taken: bool
+    """The job has the claim on the item."""
+    is_shown: bool
+    delivered_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRequest:
+    """A job that delivers result `seq` to a consumer."""
+
+    consumer: str
+    seq: int
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The end of a delivery."""
+
+    request: DeliveryRequest
+    result: Result
+
+
+class DeliveryStore:
+    """Batched reads and writes of a worker's deliveries."""
+
+    def __init__(self, postgres: Postgres, *, busy_s: float) -> None:
+        self._postgres = postgres
+        self._busy_s = busy_s
+        self._begun: Batcher[DeliveryRequest, Delivery | None] = Batcher(self._begin_all)
+        self._ended: Batcher[Delivered, None] = Batcher(self._end_all)
+
+    async def begin(self, request: DeliveryRequest) -> Delivery | None:
+        """Claim an item for a job; None if its result no longer exists."""
+        return await self._begun.submit(request)
+
+    async def end(self, request: DeliveryRequest, result: Result) -> None:
+        """Record that `result` was delivered and release the claim."""
+        await self._ended.submit(Delivered(request, result))
+
+    async def _begin_all(self, requests: list[DeliveryRequest]) -> list[Delivery | None]:
+        rows = await self._postgres.all(
+            SQL.begin_deliveries,
+            consumers=[r.consumer for r in requests],
+            seqs=[r.seq for r in requests],
+            job_ids=[r.job_id for r in requests],
+            busy_s=self._busy_s,
+        )
+        found: list[Delivery | None] = [None] * len(requests)
+        for row in rows:
+            index = row["position"] - 1
+            found[index] = Delivery(
+                result=result_of(row),
+                is_taken=row["is_taken"],
+                is_shown=row["is_shown"],
+                delivered_version=row["delivered_version"],
+            )
+        return found
+
+    async def _end_all(self, ended: list[Delivered]) -> list[None]:
+        await self._postgres.run(
+            SQL.end_deliveries,
+            consumers=[e.request.consumer for e in ended],
+            customers=[e.result.customer for e in ended],
+            items=[e.result.id for e in ended],
+            seqs=[e.request.seq for e in ended],
+            job_ids=[e.request.job_id for e in ended],
+            versions=[e.result.version for e in ended],
+            are_shown=[e.result.action != "unpublish" for e in ended],
+        )
+        return [None] * len(ended)
 
 
 def item_of(found: Result, action: str) -> Item:

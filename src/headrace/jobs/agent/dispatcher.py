@@ -226,10 +226,10 @@ class Dispatcher:
 
     def _on_settled(self, limiters: Iterable[str]) -> None:
         """Claim again from lanes whose jobs were settled, in every queue of the limiter."""
-        wanted = set(limiters)
+        wanted, now_s = set(limiters), time.monotonic()
         for queue in self._queues.values():
             if queue.facts.limiter in wanted:
-                queue.lanes_due_s = 0.0
+                queue.lanes_due_s = min(queue.lanes_due_s, now_s + queue.empty_gap_s)
         self._plan_dispatch()
 
     async def _take_tokens(self, worker: WorkerProxy, request: Spend) -> None:
@@ -284,6 +284,8 @@ class Dispatcher:
         else:
             # One lease per slot: slots with much less room than others wait for the next claim.
             most = max((worker.free_calls(queue) for worker in workers), default=0)
+            if now_s < queue.refill_due_s and queue.is_refill(most):
+                return
             workers = [worker for worker in workers if 2 * worker.free_calls(queue) >= most]
             batch = min((worker.free_calls(queue) for worker in workers), default=1)
             if is_lanes:
@@ -301,7 +303,7 @@ class Dispatcher:
         task.add_done_callback(self._claims.discard)
 
     def _reserve(self, queue: QueueState, workers: list[WorkerProxy], now_s: float) -> None:
-        queue.is_claiming = True
+        queue.is_claiming, queue.claimed_s = True, now_s
         for worker in workers:
             worker.is_reserved = True
             if worker.queue is not queue:
@@ -372,6 +374,8 @@ class Dispatcher:
         """Assign the claimed leases to slots, and note when to claim again."""
         now_s = time.monotonic()
         start_before_s = None
+        if is_lanes:
+            queue.empty_claims = 0 if claims.leases else queue.empty_claims + 1
         if not is_lanes:
             self._note_ready(queue, claims)
         elif claims.leases:
@@ -459,6 +463,8 @@ class Dispatcher:
                 due_s = min(due_s, queue.blocked_until_s)
             elif now_s < queue.lanes_due_s:
                 due_s = min(due_s, queue.lanes_due_s)
+            elif now_s < queue.refill_due_s:
+                due_s = min(due_s, queue.refill_due_s)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._plan_dispatch)

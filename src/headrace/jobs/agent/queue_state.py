@@ -22,6 +22,12 @@ PREFETCH_S: Final = 0.02
 PREFETCH_BATCHES_MAX: Final = 10
 CALL_S: Final = 1.5
 """The target run time of a batch call."""
+REFILL_SHARE: Final = 0.25
+"""A slot with less than this share of its concurrent calls free is refilled at intervals."""
+REFILL_GAP_S: Final = 0.02
+"""Least time between such claims: one costs nearly as much for two jobs as for fifty."""
+EMPTY_GAP_S: Final = (0.002, 0.05)
+"""First and longest delay of a claim of lanes after a settle, if the last claims were empty."""
 _NEW_SHARE: Final = 0.3
 """Weight of the newest call in the average time per job."""
 _SMOOTHING: Final = 0.2
@@ -128,6 +134,10 @@ class QueueState:
     """Monotonic: when jobs of lanes may be due."""
     is_lanes_turn: bool = False
     is_claiming: bool = False
+    claimed_s: float = 0.0
+    """Monotonic: when the last claim began."""
+    empty_claims: int = 0
+    """Claims of lanes in a row that returned no job."""
     was_empty: bool = False
     """The last claim of jobs without lanes found none."""
     is_rescan_planned: bool = False
@@ -151,6 +161,23 @@ class QueueState:
         if self.facts.batch is None or self.call_s > QUICK_S:
             return 0
         return max(1, min(PREFETCH_BATCHES_MAX, int(PREFETCH_S / max(self.call_s, 1e-6))))
+
+    @property
+    def empty_gap_s(self) -> float:
+        """Delay of the next claim of lanes after a settle; 0 if the last claim found jobs."""
+        if not self.empty_claims:
+            return 0.0
+        first_s, most_s = EMPTY_GAP_S
+        return min(most_s, first_s * 2.0 ** min(self.empty_claims, 10))
+
+    @property
+    def refill_due_s(self) -> float:
+        """Monotonic: when slots with few free calls may be refilled."""
+        return self.claimed_s + REFILL_GAP_S
+
+    def is_refill(self, free_calls: int) -> bool:
+        """Whether a slot with `free_calls` is busy with many others."""
+        return free_calls < self.facts.concurrency * REFILL_SHARE
 
     def has_work(self, now_s: float) -> bool:
         """Whether a claim may return jobs."""

@@ -21,7 +21,7 @@ from headrace.jobs.model import (
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
 from headrace.kernel.config import parse_as, parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 
@@ -143,7 +143,7 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
     async def run(jobs: Jobs) -> BulkDone:
         done = await jobs.bulk(action, wanted, dry_run=dry_run)
         while done.more:
-            terminal.progress(f"{done.changed} of {done.matched} jobs")
+            terminal.progress(f"{done.changed} of {pluralize(done.matched, 'job')}")
             step = await jobs.bulk(action, wanted, dry_run=dry_run, before=done.next_before)
             done = msgspec.structs.replace(
                 step,
@@ -155,7 +155,7 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
 
     done = terminal.run(Jobs, run)
     changed = f"{action}: {done.changed} {'job' if done.changed == 1 else 'jobs'}"
-    fit = "1 job fits" if done.matched == 1 else f"{done.matched} jobs fit"
+    fit = pluralize(done.matched, "job fits", "jobs fit")
     text = fit if dry_run else changed
     terminal.show(done, f"{text}, {done.skipped} skipped" if done.skipped else text)
 

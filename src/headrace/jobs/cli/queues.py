@@ -19,6 +19,7 @@ from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S, Lanes
 from headrace.kernel import config
 from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.errors import mismatch
 from headrace.kernel.terminal import CommandGroup, Terminal, table
 
 
@@ -81,8 +82,11 @@ def _setting(name: str, text: str) -> int | None:
     if text == "none":
         return None
     if not text.isascii() or not text.isdigit():
-        option = name.replace("_", "-")
-        raise InvalidSetting(f"--{option}: expected a whole number or none, got {text[:40]!r}")
+        option, expected = (
+            name.replace("_", "-"),
+            mismatch("a whole number of at least 0, or none", text),
+        )
+        raise InvalidSetting(f"--{option}: {expected}")
     return int(text)
 
 

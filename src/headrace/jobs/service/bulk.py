@@ -32,7 +32,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.store.jobs import SearchCriteria
 from headrace.jobs.validation import is_name, is_storable, require_page
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
 
 WINDOW_ROWS: Final = 20_000
 SEARCH_S: Final = 1.0
@@ -194,13 +194,14 @@ def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tu
         ):
             found.append(("q", f"only jobs with errors have them: {', '.join(STATES_BY_ENDING)}"))
     if job_filter.lane is not None and not is_name(job_filter.lane):
-        found.append(("lane", "expected the name of a lane"))
+        found.append(("lane", mismatch("the name of a lane", job_filter.lane)))
     older_than_s = job_filter.older_than_s
     if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
-        found.append(("older_than_s", "expected seconds of at least 0"))
+        found.append(("older_than_s", mismatch("seconds of at least 0", older_than_s)))
     if job_filter.ids is not None:
         if len(job_filter.ids) > JOBS_PER_CALL_MAX:
-            found.append(("ids", f"expected at most {JOBS_PER_CALL_MAX} ids"))
+            text = f"at most {JOBS_PER_CALL_MAX} ids"
+            found.append(("ids", mismatch(text, len(job_filter.ids))))
         if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in job_filter.ids):
             found.append(("ids", "expected ids that enqueue returned"))
     return found

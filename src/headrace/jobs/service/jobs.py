@@ -53,15 +53,15 @@ from headrace.jobs.model import (
     NewJob,
     Sweep,
     Why,
-    jobs_enqueued,
 )
 from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet, Sweeper
+from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
-from headrace.jobs.store.jobs import Ending, Notifier
+from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
 from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id
 from headrace.kernel.errors import HeadraceError
@@ -91,11 +91,11 @@ class Jobs:
         self._bulk = BulkActions(postgres)
         self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres
-        self._notifier = Notifier(postgres)
+        self._inserts = Inserts(postgres)
 
     async def close(self) -> None:
         """Send the notifications that are still pending."""
-        await self._notifier.close()
+        await self._inserts.close()
 
     async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
         """Enqueue one job; return its id, or the id of the unfinished job that has its unique key.
@@ -121,14 +121,17 @@ class Jobs:
         if not rows.queues:
             return []
         if group is None:
-            return await self._insert(rows, tx=lent)
+            return await self._inserts.insert(rows, await self.queues.ids(rows), tx=lent)
         if not isinstance(group, Group):
             raise InvalidJob(
                 "group: expected the value of `async with jobs.group(...)`, got a"
                 f" {type(group).__name__}"
             )
         group.require_open()
-        return await self._insert(rows, tx=lent, group_ids=[group.id] * len(rows), is_counted=True)
+        queue_ids = await self.queues.ids(rows)
+        return await self._inserts.insert_members(
+            rows, queue_ids, [group.id] * len(rows), tx=lent, is_counted=True
+        )
 
     async def enqueue_groups(
         self, groups: Sequence[NewGroup], *, tx: Transaction | None = None
@@ -145,7 +148,7 @@ class Jobs:
         callbacks, members = prepare_groups(groups, self.registry)
         lent = _borrowed(tx)
         callback_queues = await self.queues.ids(callbacks)
-        await self.queues.ids(members)
+        member_queues = await self.queues.ids(members)
         traceparent = child_traceparent(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
@@ -161,9 +164,10 @@ class Jobs:
             of_member = [
                 group_id for group_id, count in zip(ids, pending, strict=True) for _ in range(count)
             ]
-            for start, chunk in _chunks(members):
-                group_ids = of_member[start : start + len(chunk)]
-                await self._insert(chunk, tx=inner, group_ids=group_ids, is_counted=is_keyed)
+            for cut, chunk in _chunks(members):
+                await self._inserts.insert_members(
+                    chunk, member_queues[cut], of_member[cut], tx=inner, is_counted=is_keyed
+                )
             if is_keyed:
                 await store.jobs.seal_groups(inner, ids)
         return ids
@@ -343,41 +347,6 @@ class Jobs:
         """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
         return await store.leases.held_leases(runner_for(tx), lease_ids)
 
-    async def _insert(
-        self,
-        rows: JobColumns,
-        *,
-        tx: Runner | None,
-        group_ids: list[int] | None = None,
-        is_counted: bool = False,
-    ) -> list[int]:
-        """Insert `rows`, as members of groups if given; `is_counted` adds them to the groups."""
-        queue_ids = await self.queues.ids(rows)
-        runner = tx or self._postgres
-        traceparent = child_traceparent(current_traceparent.get())
-        # In a transaction PostgreSQL itself sends one notification per queue, at commit.
-        is_hinted = tx is not None or self._notifier.is_due(set(queue_ids))
-        ids: list[int] | None
-        if group_ids is not None and is_counted:
-            ids = await store.jobs.add_members(
-                runner, rows, queue_ids, group_ids, traceparent=traceparent, is_hinted=is_hinted
-            )
-            if ids is None:
-                raise GroupClosed(group_ids[0])
-        else:
-            ids = await store.jobs.enqueue(
-                runner,
-                rows,
-                queue_ids,
-                group_ids=group_ids,
-                traceparent=traceparent,
-                is_hinted=is_hinted,
-            )
-        if not is_hinted:
-            self._notifier.notify_later(set(queue_ids))
-        jobs_enqueued.inc(len(ids))
-        return ids
-
     async def _ending_if_over(self, job_id: int) -> Ending | None:
         """None while the job is unfinished. Raises: ResultGone, JobUnknown."""
         job = await self.job(job_id)
@@ -417,12 +386,12 @@ def _result_of(job_id: int, ending: Ending) -> Any:
     return None if ending.result is None else msgspec.json.decode(ending.result)
 
 
-def _chunks(rows: JobColumns) -> Iterator[tuple[int, JobColumns]]:
-    """`rows` in pieces for one statement each, with the index of the first row."""
+def _chunks(rows: JobColumns) -> Iterator[tuple[slice, JobColumns]]:
+    """`rows` in pieces for one statement each, with their place in `rows`."""
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         cut = slice(start, start + ROWS_PER_STATEMENT)
         yield (
-            start,
+            cut,
             JobColumns(
                 queues=rows.queues[cut],
                 priorities=rows.priorities[cut],

@@ -12,7 +12,7 @@ from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
 from headrace.jobs.model import Lane, Limiter
 from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
 
 SLACK_S: Final = 0.25
 SLACK_S_MAX: Final = 60.0
@@ -133,9 +133,10 @@ class Lanes:
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
         problems = []
         if type(starts) is not int or not 1 <= starts <= SPEND_STARTS_MAX:
-            problems.append(FieldProblem("/starts", "invalid", f"expected 1 to {SPEND_STARTS_MAX}"))
+            text = mismatch(f"1 to {SPEND_STARTS_MAX}", starts)
+            problems.append(FieldProblem("/starts", "invalid", text))
         if not is_number(wait_max_s, 0, SPEND_WAIT_S_MAX):
-            text = f"expected seconds from 0 to {SPEND_WAIT_S_MAX:.0f}"
+            text = mismatch(f"seconds from 0 to {SPEND_WAIT_S_MAX:.0f}", wait_max_s)
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
         return await store.queues.spend(
@@ -231,7 +232,7 @@ class Lanes:
             weight=1,
         )
         if not is_number(slack_s, 0.001, SLACK_S_MAX):
-            text = f"expected seconds over 0, up to {SLACK_S_MAX:.0f}"
+            text = mismatch(f"seconds over 0, up to {SLACK_S_MAX:.0f}", slack_s)
             _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
         is_to_spread = await store.queues.set_limiter(
             self._postgres,

@@ -22,7 +22,7 @@ from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
 from headrace.jobs.validation import is_storable, refuse
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.single_flight import SingleFlight
 
@@ -221,25 +221,25 @@ class Queues:
 def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused: Any) -> None:
     """Raises: InvalidSetting, with every fault."""
     found = [
-        (name, f"expected one of {sorted([*BOUNDS, 'paused'])}")
+        (name, f"expected one of {', '.join(sorted([*BOUNDS, 'paused']))}")
         for name in changes
         if name not in BOUNDS
     ]
     found += [
-        (name, f"expected a whole number 0 to {most}, or none for what code declares")
+        (name, mismatch(f"a whole number 0 to {most}, or none for what code declares", value))
         for name, most in BOUNDS.items()
         if (value := changes.get(name)) is not None
         and (type(value) is not int or not 0 <= value <= most)
     ]
     if not isinstance(is_paused, bool):
-        found.append(("paused", "expected true or false"))
+        found.append(("paused", mismatch("true or false", is_paused)))
     if not found:
         fewest, most = (
             changes[name] if changes.get(name) is not None else getattr(before, name)
             for name in ("slots_min", "slots_max")
         )
         if fewest > most:
-            found.append(("slots_min", f"expected at most slots_max, which is {most}"))
+            found.append(("slots_min", mismatch(f"at most slots_max, which is {most}", fewest)))
     problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
     InvalidSetting.require_none(problems, f"queue {before.queue!r}")
 

@@ -28,7 +28,7 @@ from headrace.jobs.model import (
 from headrace.jobs.outcomes import Outcome, final_outcome
 from headrace.jobs.store.leases import ClaimCursor, Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
 JOBS_PER_TAKE_MAX: Final = 1_000
@@ -66,7 +66,8 @@ class Takes:
         A job whose process died before is taken alone. Raises: QueueUnknown, InvalidTake.
         """
         if not 0 <= wait_s <= WAIT_S_MAX:
-            _refuse(f"queue {queue[:160]!r}", [("wait_s", f"expected 0 to {WAIT_S_MAX:.0f} s")])
+            text = mismatch(f"seconds from 0 to {WAIT_S_MAX:.0f}", wait_s)
+            _refuse(f"queue {queue[:160]!r}", [("wait_s", text)])
         ends_s = time.monotonic() + wait_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -80,7 +81,7 @@ class Takes:
     async def _take(self, queue: str, n: int, lease_s: float) -> Taken:
         problems = []
         if type(n) is not int or not 1 <= n <= JOBS_PER_TAKE_MAX:
-            problems.append(("n", f"expected 1 to {JOBS_PER_TAKE_MAX} jobs"))
+            problems.append(("n", mismatch(f"1 to {JOBS_PER_TAKE_MAX} jobs", n)))
         problems += _lease_faults(lease_s)
         _refuse(f"queue {queue[:160]!r}", problems)
         rows = await store.queues.find_queues(self._postgres, [queue]) if is_storable(queue) else []
@@ -215,18 +216,20 @@ def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
     is_number = isinstance(lease_s, int | float) and not isinstance(lease_s, bool)
     if is_number and LEASE_S_LEAST <= lease_s <= LEASE_S_MAX:
         return []
-    return [("lease_s", f"expected seconds from {LEASE_S_LEAST:.0f} to {LEASE_S_MAX:.0f}")]
+    text = f"seconds from {LEASE_S_LEAST:.0f} to {LEASE_S_MAX:.0f}"
+    return [("lease_s", mismatch(text, lease_s))]
 
 
 def _outcome_faults(given: TakenOutcome) -> list[str]:
     faults = []
     if given.outcome not in OUTCOMES:
-        faults.append(f"expected one of {', '.join(OUTCOMES)}, got {given.outcome[:40]!r}")
+        faults.append(mismatch(f"one of {', '.join(OUTCOMES)}", given.outcome))
     after_s = given.after_s
     if given.outcome == "snooze" and after_s is None:
         faults.append("snooze needs after_s, in seconds")
     if after_s is not None and not 0 <= after_s <= AT_AWAY_S_MAX:
-        faults.append(f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")
+        text = mismatch(f"seconds from 0 to {AT_AWAY_S_MAX:.0f}", after_s)
+        faults.append(f"after_s: {text}")
     if (given.outcome == "send_to") != bool(given.queue):
         faults.append("queue: expected with send_to, and only there")
     if given.result is not None and len(msgspec.json.encode(given.result)) > PAYLOAD_BYTES_MAX:

@@ -3,7 +3,7 @@
 SELECT headrace.enqueue_v1(
     :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
-    :payloads::bytea[], :versions::smallint[], :traceparent, :is_hinted);
+    :payloads::bytea[], :versions::smallint[], :traceparents::text[], :is_hinted);
 
 -- name: enqueue_one
 -- Insert one job without lane, key and group, at half the server time of enqueue.

@@ -88,7 +88,7 @@ WHERE q.id = :queue
   AND NOT EXISTS (SELECT FROM headrace.lane_event e WHERE e.queue = q.id)
 RETURNING q.id;
 
--- name: hint_queue
+-- name: notify_queue
 -- Notify listening workers that a queue has work.
 SELECT pg_notify('headrace_jobs', :queue::text);
 

@@ -21,7 +21,7 @@ from headrace.jobs.messages import Progress
 from headrace.jobs.model import Job, JobColumns, JobProgress, JobState
 from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
-from headrace.jobs.store.queues import hint_queue
+from headrace.jobs.store.queues import notify_queue
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -32,12 +32,17 @@ async def enqueue(
     queue_ids: list[int],
     *,
     group_ids: list[int] | None,
-    traceparent: str,
+    traceparents: list[str],
     is_hinted: bool,
 ) -> list[int]:
-    """Insert `rows` in one round trip; return their ids in order."""
-    if group_ids is None and _are_alike(rows, queue_ids):
-        return await _enqueue_alike(runner, rows, queue_ids[0], traceparent, is_hinted=is_hinted)
+    """Insert `rows` in one round trip; return their ids in order.
+
+    `traceparents` has one element for all jobs, or one per job.
+    """
+    if group_ids is None and len(traceparents) == 1 and _are_alike(rows, queue_ids):
+        return await _enqueue_alike(
+            runner, rows, queue_ids[0], traceparents[0], is_hinted=is_hinted
+        )
     ids = await runner.value(
         SQL.enqueue,
         queues=queue_ids,
@@ -49,7 +54,7 @@ async def enqueue(
         groups=group_ids,
         payloads=rows.payloads,
         versions=None if rows.versions.count(1) == len(rows) else rows.versions,
-        traceparent=traceparent,
+        traceparents=traceparents,
         is_hinted=is_hinted,
     )
     return list(ids)
@@ -405,6 +410,6 @@ class Notifier:
             await asyncio.sleep(self._rate.wait_s(queue_id, time.monotonic()))
             self._trailing.pop(queue_id, None)
             self._rate.take(queue_id, time.monotonic())
-            await hint_queue(self._postgres, queue_id)
+            await notify_queue(self._postgres, queue_id)
         except HeadraceError as error:
             _often.info("notification_lost", queue_id=queue_id, error=error.text)

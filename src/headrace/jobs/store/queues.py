@@ -117,9 +117,9 @@ async def set_paused(runner: Runner, queue: str, *, is_paused: bool) -> bool:
     return await runner.one(SQL.set_paused, queue=queue, is_paused=is_paused) is not None
 
 
-async def hint_queue(runner: Runner, queue_id: int) -> None:
+async def notify_queue(runner: Runner, queue_id: int) -> None:
     """Notify listening workers."""
-    await runner.run(SQL.hint_queue, queue=str(queue_id))
+    await runner.run(SQL.notify_queue, queue=str(queue_id))
 
 
 def _settings_of(row: Row) -> QueueSettings:

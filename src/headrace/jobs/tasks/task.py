@@ -22,7 +22,7 @@ from headrace.engines.caller_transaction import Transaction
 from headrace.jobs.errors import InvalidTask, PayloadNewer
 from headrace.jobs.handle import Bridge, Group, JobRef, JobService, Origin, View
 from headrace.jobs.job_context import Batch, JobContext
-from headrace.jobs.model import VERSION_LAST, NewJob
+from headrace.jobs.model import VERSION_LAST, JobsAlike, NewJob
 from headrace.jobs.tasks.options import (
     CONCURRENCY_MAX,
     OWN_OPTIONS,
@@ -324,28 +324,35 @@ class Queue:
                 )
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> list[NewJob]:
+    def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> Sequence[NewJob]:
         """A job per payload, all with `options`; jobs are passed through."""
         self._require_common(options)
         shared: dict[str, Any] = {**options}
         if "spread" in shared:
             shared["spread_s"] = self._spread_s(shared.pop("spread"))
-        queue, version = self.queue, self.version
-        new = []
-        for payload in payloads:
-            if isinstance(payload, NewJob):
-                if options:
-                    raise InvalidTask(
-                        f"task {queue!r}: a job has its own options: give {sorted(options)} to its"
-                        " task.job(...)"
-                    )
-                self._require_whole(payload.payload)
-                new.append(payload)
-                continue
+        common = NewJob(queue=self.queue, version=self.version, **shared)
+        given = list(payloads)
+        if any(issubclass(kind, NewJob) for kind in set(map(type, given))):
+            return [self._job_of(payload, common, options) for payload in given]
+        # Fields fit or not by their names alone: check each combination of names once.
+        for payload in {tuple(p) if type(p) is dict else type(p): p for p in given}.values():
             self._require_fit(payload)
             self._require_whole(payload)
-            new.append(NewJob(queue=queue, payload=payload, version=version, **shared))
-        return new
+        return JobsAlike(common, given)
+
+    def _job_of(self, payload: Any, common: NewJob, options: JobOptions) -> NewJob:
+        """The job of one payload, or the payload itself if it is a job."""
+        if not isinstance(payload, NewJob):
+            self._require_fit(payload)
+            self._require_whole(payload)
+            return msgspec.structs.replace(common, payload=payload)
+        if options:
+            raise InvalidTask(
+                f"task {self.queue!r}: a job has its own options: give {sorted(options)} to its"
+                " task.job(...)"
+            )
+        self._require_whole(payload.payload)
+        return payload
 
     def _require_common(self, options: JobOptions) -> None:
         other = sorted(options.keys() - JobOptions.__annotations__.keys())

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -257,29 +256,6 @@ class BlockCache:
             return disk.table.verified[frame.number] == VERIFIED
         disk.table.note_cold(frame.number)
         return False
-
-    def read_now(self, frame: Frame, offset: int, into: memoryview) -> bool:
-        """Copy this part of the block if it is verified and in memory.
-
-        Return False if `into` is invalid.
-
-        The page cache is probed first: a read with RWF_NOWAIT starts loading the pages, and the
-        next one would find unverified pages beside an outdated verified mark.
-        """
-        if not self.is_warm(frame, offset, len(into)):
-            return False
-        disk = self._disks[frame.disk]
-        assert disk is not None, "a frame is of a disk of this epoch"
-        try:
-            count = os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            count = 0
-        except OSError:
-            # Includes file systems without RWF_NOWAIT. A real fault shows when the frame is sent.
-            return False
-        if count < len(into):
-            disk.table.note_cold(frame.number)
-        return count == len(into) and disk.table.verified[frame.number] == VERIFIED
 
     def report_fault(self, position: int, error: OSError) -> None:
         """Stop using a disk that failed while a frame of it was sent, and notify the filler."""

@@ -10,7 +10,7 @@ import click
 
 from headrace.kernel.config import parse_size_bytes
 from headrace.kernel.errors import require_extra
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
 from headrace.media.errors import InvalidDiskSize, InvalidSimulation
 from headrace.media.service import Media
 from headrace.media.service.nodes import OBJECTS_MAX, Disk, NodeInfo, Plan
@@ -280,7 +280,8 @@ def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
     """
     if dry_run:
         found = terminal.run(Media, lambda media: media.disks.get(disk))
-        terminal.show(found, f"would retire {_name_of(found)}: {found.used} blocks become misses")
+        lost = pluralize(found.used, "block becomes a miss", "blocks become misses")
+        terminal.show(found, f"would retire {_name_of(found)}: {lost}")
         return
     _change_disk(terminal, lambda media: media.disks.retire(disk))
 
@@ -340,7 +341,7 @@ def verify(terminal: Terminal, share: float) -> None:
     """
     found = terminal.run(Media, lambda media: media.disks.verify(share))
     text = (
-        f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong,"
+        f"{pluralize(found.blocks, 'block')}, {found.right} right, {found.wrong} wrong,"
         f" {found.unread} unreadable"
     )
     terminal.show(found, text)

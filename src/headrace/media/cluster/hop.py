@@ -283,28 +283,6 @@ class HopGate:
                 )
         return hop
 
-    def verify(self, value: str, covered: str, key: str) -> VerifiedHop | None:
-        """The hop of a field that covers `covered`;
-
-        None: use `hop_of`, which records and reports it.
-        """
-        if self._guard is None:
-            return None
-        try:
-            proven = self._guard.verify(value, covered)
-        except HopRefused:
-            return None
-        is_known = proven.hop.generation <= self._generations.generation(key)
-        return proven if is_known and proven.hop.sender != self._name else None
-
-    def accept(self, proven: VerifiedHop, span: AnswerSpan) -> str | None:
-        """The reply field's value for a new hop; None: a replay, which `hop_of` refuses."""
-        assert self._guard is not None, "a hop is verified by a guard"
-        try:
-            return reply_of(self._guard.accept(proven), span)
-        except HopRefused:
-            return None
-
     def reply_fields(
         self, hop: Hop, etag: str, start: int, length_bytes: int
     ) -> tuple[tuple[str, str], ...]:
@@ -348,17 +326,6 @@ def _refused(why: str) -> HopRefused:
     return HopRefused(f"the hop field {why}: nodes of one cluster share one HEADRACE_SECRET")
 
 
-PLAIN_HEAD: Final = re.compile(
-    rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
-    rb"Last-Modified: [\x20-\x7e]+\r\nAccept-Ranges: bytes\r\nCache-Control: [\x20-\x7e]+\r\n"
-    rb"Cache-Status: [\x20-\x7e]+\r\nContent-Type: [\x20-\x7e]+\r\n"
-    rb"X-Content-Type-Options: nosniff\r\nContent-Length: ([0-9]{1,9})\r\n"
-    rb"Content-Range: (bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18})\r\n"
-    rb"X-Headrace-Reply: ([0-9a-f]{64})"
-)
-"""The head with which a node answers a hop for a part. Matching it is faster than parsing."""
-
-
 class PeerLost(Unavailable):
     """A peer failed to answer as a node does; the next replica is used."""
 
@@ -397,19 +364,7 @@ def target_of(key: str) -> str:
 
 
 def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
-    """Status and fields of a head without its empty line. Raises: ValueError.
-
-    For the head that answers a hop, only the fields that describe and sign the part.
-    """
-    plain = PLAIN_HEAD.fullmatch(data)
-    if plain is not None:
-        etag, length_bytes, place, proof = plain.groups()
-        return 206, {
-            "etag": etag.decode("ascii"),
-            "content-length": length_bytes.decode("ascii"),
-            "content-range": place.decode("ascii"),
-            REPLY_FIELD: proof.decode("ascii"),
-        }
+    """Status and fields of a head without its empty line. Raises: ValueError."""
     first, *lines = data.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     status = rest.partition(" ")[0]

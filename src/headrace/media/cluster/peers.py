@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -147,6 +146,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """The peer's IP address and port."""
+        assert self._transport is not None
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return host, port
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -226,34 +232,6 @@ class PeerConnection(asyncio.BufferedProtocol):
             on_end(self)
 
 
-class PendingRequest:
-    """An exchange that is driven by callbacks instead of a task."""
-
-    __slots__ = ("_callback", "_line", "_mac")
-
-    def __init__(
-        self,
-        connection: PeerConnection,
-        mac: str,
-        callback: Callable[[PeerResponse | PeerLost], None],
-    ) -> None:
-        self._line = connection
-        self._mac = mac
-        self._callback: Callable[[PeerResponse | PeerLost], None] | None = callback
-
-    def take(self, head: Head | PeerLost) -> None:
-        """Pass on the head or the error."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
-
-    def cancel(self) -> None:
-        """End the exchange. Has no effect once the head was received."""
-        if self._callback is not None:
-            self._callback = None
-            self._line.fail(PeerLost(_NO_CALLER))
-
-
 class Peer:
     """One other node: its connections and its health."""
 
@@ -269,9 +247,11 @@ class Peer:
         self.dc = member.dc
         self.address = member.address
         self.health = Health()
+        self.timeout_s = timeout_s
+        self.endpoint: tuple[str, int] | None = None
+        """The IP address and port of the last connection."""
         self._host, self._port = parse_listen(member.address)
         self._signer = signer
-        self._timeout_s = timeout_s
         self._on_slow = on_slow
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._idle: list[PeerConnection] = []
@@ -298,29 +278,6 @@ class Peer:
             self._slots.release()
             raise
         return await self._exchange(connection, request)
-
-    def request_now(
-        self, request: PeerRequest, callback: Callable[[PeerResponse | PeerLost], None]
-    ) -> PendingRequest | None:
-        """Send a request on a free persistent connection; None: there is none, nothing was sent.
-
-        `tell` is called with what `request` returns or raises. If the connection ended without a
-        response, the caller must repeat the request.
-        """
-        connection = self._take_idle() if not self._slots.locked() else None
-        if connection is None:
-            return None
-        with suppress(StopIteration):
-            self._slots.acquire().send(None)  # ends at its first step, where it need not wait
-        head, mac = self._head(connection, request)
-        asking = PendingRequest(connection, mac, callback)
-        is_head_request = request.method == "HEAD"
-        connection.begin(
-            head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
-        )
-        # Last, while the peer processes the request.
-        self._begin_exchange(connection)
-        return asking
 
     async def probe(self) -> bool:
         """Whether the peer answers its health check, over a new connection."""
@@ -349,6 +306,10 @@ class Peer:
         self.health.is_usable = False
         self.drop()
 
+    def report_slow(self) -> None:
+        """Record that a request of the native data plane waits for long."""
+        self._on_slow(self)
+
     async def _connect(self) -> PeerConnection:
         loop = asyncio.get_running_loop()
         try:
@@ -364,6 +325,7 @@ class Peer:
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
                 is_refused=not isinstance(error, TimeoutError),
             ) from error
+        self.endpoint = connection.endpoint
         return connection
 
     async def _take_slot(self) -> None:
@@ -372,11 +334,11 @@ class Peer:
             await self._slots.acquire()
             return
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise PeerLost(
-                f"node {self.name} had no free connection for {self._timeout_s:g} s"
+                f"node {self.name} had no free connection for {self.timeout_s:g} s"
             ) from error
 
     def _take_idle(self) -> PeerConnection | None:
@@ -415,8 +377,8 @@ class Peer:
 
     def _is_slow(self, connection: PeerConnection) -> None:
         """Handle the timer of an exchange: first report it as slow, then end it."""
-        left_s = max(0.0, self._timeout_s - SLOW_S)
-        error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
+        left_s = max(0.0, self.timeout_s - SLOW_S)
+        error = PeerLost(f"node {self.name} did not answer in {self.timeout_s:g} s")
         connection.watch = asyncio.get_running_loop().call_later(left_s, connection.fail, error)
         self._on_slow(self)
 

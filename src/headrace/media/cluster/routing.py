@@ -13,9 +13,7 @@ request. Bytes are passed on only from a signed answer of the requested version 
 `hop`). If a peer is lost within a block, the rest is requested from the next one, in the same
 version.
 
-`DirectFetch` requests a block without a task: the request is sent in the epoch in which the
-client's request was read, and the answer is passed on in the epoch in which it is received. A task
-is created only if the first peer fails.
+The native data plane requests blocks that it has descriptions of by itself (`native/peers.h`).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
-from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
+from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram, observe_many
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     REPLY_FIELD,
@@ -93,72 +91,6 @@ class PeerFetch(NamedTuple):
     shape: Shape
     peer: Peer
     began_s: float
-
-
-class PeerReply(NamedTuple):
-    """A peer's response or failure, received before a task could wait for it."""
-
-    peer: Peer
-    answer: PeerResponse | PeerLost
-
-
-class DirectFetch:
-    """A block fetch without a task. `is_begun`: a request was sent to the first peer."""
-
-    __slots__ = ("_callback", "_fetch", "_pending", "_request", "_source", "_task", "is_begun")
-
-    def __init__(
-        self, source: PeerSource, fetch: PeerFetch, callback: Callable[[PartialBlock | None], None]
-    ) -> None:
-        self._source = source
-        self._fetch = fetch
-        self._callback = callback
-        self._task: asyncio.Task[PartialBlock] | None = None
-        self._request = source.request_for(fetch.request)
-        self._pending = fetch.peer.request_now(self._request, self._take)
-        self.is_begun = self._pending is not None
-        if self.is_begun:
-            source.block_requests.begin(fetch.request)
-
-    def cancel(self) -> None:
-        """Cancel the fetch. Has no effect once the result was passed on."""
-        self._callback = _nobody
-        if self._task is not None:
-            self._task.cancel()
-        elif self._pending is not None:
-            self._pending.cancel()
-            self._source.block_requests.fail(self._fetch.request, asyncio.CancelledError())
-
-    def _take(self, answer: PeerResponse | PeerLost) -> None:
-        self._pending = None
-        fetch = self._fetch
-        if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._request):
-            reply = PeerReply(fetch.peer, answer)
-            work = self._source.fetch_block(fetch.request, fetch.shape, reply)
-            self._task = self._source.begin_task(work)
-            self._task.add_done_callback(self._end)
-            return
-        try:
-            self._callback(answer.body)
-        finally:
-            # Last, since the client waits for its first byte.
-            self._source.follow(answer.body, fetch)
-            self._source.block_requests.finish(fetch.request, answer.body)
-
-    def _end(self, task: asyncio.Task[PartialBlock]) -> None:
-        """Pass on the result of the task, which may have been cancelled before its first step."""
-        request, block_requests = self._fetch.request, self._source.block_requests
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None:
-            block_requests.finish(request, task.result())
-            self._callback(task.result())
-        else:
-            block_requests.fail(request, error)
-            self._callback(None)
-
-
-def _nobody(_: PartialBlock | None) -> None:
-    """The caller was cancelled."""
 
 
 class _CachedShape(NamedTuple):
@@ -227,6 +159,25 @@ class Router:
             usable.sort(key=lambda peer: peer.dc != self._dc)
         return usable
 
+    def usable_names(self) -> tuple[str, ...]:
+        """The names of the usable peers."""
+        return tuple(name for name, peer in self.peers.items() if peer.health.is_usable)
+
+    def is_used(self, peer: Peer) -> bool:
+        """Whether requests may be sent to `peer`."""
+        return peer.health.is_usable and self.peers.get(peer.name) is peer
+
+    def description(self, key: str, shape: Shape) -> tuple[int, float, Peer] | None:
+        """The generation and expiry of a peer's `shape`, and the peer that requests are sent to.
+
+        None: it is not the cached shape, or no peer keeps the key.
+        """
+        kept, peers = self.shapes.get(key), self.others(key)
+        generation = self.generations.generation(key)
+        if kept is None or kept.shape != shape or kept.generation != generation or not peers:
+            return None
+        return generation, kept.until_s, peers[0]
+
     def keep_shape(self, key: str, shape: Shape) -> None:
         """Cache `shape` for a short time; the oldest entry is dropped."""
         generation = self.generations.generation(key)
@@ -244,11 +195,6 @@ class PeerSource:
     def __init__(self, router: Router, onward: tuple[tuple[str, str], ...] = ()) -> None:
         self._router = router
         self._onward = onward
-
-    @property
-    def block_requests(self) -> SingleFlight[BlockRequest, PartialBlock]:
-        """Block requests in progress."""
-        return self._router.block_requests
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
@@ -282,29 +228,11 @@ class PeerSource:
             request, lambda: self.fetch_block(request, shape)
         )
 
-    def request_now(
-        self, request: BlockRequest, shape: Shape, callback: Callable[[PartialBlock | None], None]
-    ) -> DirectFetch | None:
-        """`begin_block` without a task: `tell` gets the block, or None if it must be requested
-        again.
-
-        Return None if nothing was sent: the block is requested already, or no connection is free.
-        """
-        router = self._router
-        if request in router.receiving or request in router.block_requests:
-            return None
-        for peer in router.others(request.key):
-            solo = DirectFetch(self, PeerFetch(request, shape, peer, time.perf_counter()), callback)
-            return solo if solo.is_begun else None
-        return None
-
-    async def fetch_block(
-        self, request: BlockRequest, shape: Shape, reply: PeerReply | None = None
-    ) -> PartialBlock:
-        """The bytes from the first replica that answers; `reply` is an answer received earlier."""
+    async def fetch_block(self, request: BlockRequest, shape: Shape) -> PartialBlock:
+        """The bytes from the first replica that answers."""
         began_s = time.perf_counter()
         for peer in self._router.others(request.key):
-            block = await self._request_block(peer, request, reply)
+            block = await self._request_block(peer, request)
             if block is not None and self.follow(block, PeerFetch(request, shape, peer, began_s)):
                 return block
         key, _, number, span = request
@@ -386,7 +314,7 @@ class PeerSource:
         self._router.keep_shape(key, shape)
         return shape
 
-    def request_for(self, request: BlockRequest) -> PeerRequest:
+    def _request_for(self, request: BlockRequest) -> PeerRequest:
         """The request to a peer for the bytes of `request`."""
         key, etag, number, span = request
         start = number * BLOCK_BYTES
@@ -396,12 +324,10 @@ class PeerSource:
             "GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation
         )
 
-    async def _request_block(
-        self, peer: Peer, request: BlockRequest, reply: PeerReply | None = None
-    ) -> PartialBlock | None:
+    async def _request_block(self, peer: Peer, request: BlockRequest) -> PartialBlock | None:
         """A peer's bytes of a block; None: try the next peer. Raises: SourceCut."""
         key = request.key
-        answer = await self._request(peer, self.request_for(request), reply)
+        answer = await self._request(peer, self._request_for(request))
         if answer is None:
             return None
         if answer.status in (404, 412):
@@ -413,19 +339,15 @@ class PeerSource:
             raise SourceCut("the object was replaced or removed while it was sent")
         return answer.body
 
-    async def _request(
-        self, peer: Peer, request: PeerRequest, reply: PeerReply | None = None
-    ) -> PeerResponse | None:
+    async def _request(self, peer: Peer, request: PeerRequest) -> PeerResponse | None:
         """A verified response of a peer; None: try the next peer."""
-        known = reply.answer if reply is not None and reply.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
             try:
-                answer = await _on_response(peer, request, known)
+                answer = await peer.request(request)
             except PeerLost as error:
                 self._note_lost(peer, error)
                 return None
-            known = None
             outcome = self._outcome_of(answer, request)
             _COUNTED[outcome].inc()
             if outcome != "ahead":
@@ -454,13 +376,6 @@ class PeerSource:
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
-    def is_good(self, answer: PeerResponse, request: PeerRequest) -> bool:
-        """Whether the response holds the requested bytes; if so it is counted."""
-        is_ok = self._outcome_of(answer, request) == "ok"
-        if is_ok:
-            _COUNTED["ok"].inc()
-        return is_ok
-
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:
         _COUNTED["failed"].inc()
         self._count_failure(
@@ -473,13 +388,11 @@ class PeerSource:
             self._router.on_peer_out(peer)
 
 
-async def _on_response(
-    peer: Peer, request: PeerRequest, known: PeerResponse | PeerLost | None
-) -> PeerResponse:
-    """The known response of `peer`, or a new one. Raises: PeerLost."""
-    if isinstance(known, PeerLost) and not (known.is_unanswered and peer.health.is_usable):
-        raise known
-    return known if isinstance(known, PeerResponse) else await peer.request(request)
+def note_native_hops(counts: Sequence[int], total_s: float, *, faults_count: int) -> None:
+    """Count requests of the native data plane: complete ones by time, and faults."""
+    observe_many(HOP_SECONDS, counts, total_s)
+    _COUNTED["ok"].inc(sum(counts))
+    _COUNTED["failed"].inc(faults_count)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:

@@ -9,11 +9,10 @@
 #include <unistd.h>
 #include <sys/epoll.h>
 
+#include "fetch.h"
 #include "loop.h"
 #include "residency.h"
 
-enum { HEAD_OUT_MAX = 4096 };
-enum step { STEP_MORE, STEP_WAIT, STEP_ENDED }; /* go on; wait for the socket; the connection left the plane */
 
 struct answer {
   struct url url;
@@ -47,6 +46,7 @@ void connection_hand_over(struct plane *plane, struct connection *connection, in
     queued->event.start = connection->start;
     queued->event.left = connection->left;
     queued->event.rate = connection->rate.per_s;
+    queued->event.peer = object->peer;
   }
   epoll_ctl(plane->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
   connection->fd = connection->file = -1; /* they belong to the event now */
@@ -75,6 +75,7 @@ static int may_answer(const struct plane *plane, const struct head *head, const 
   const struct object *object = answer->object;
   if (object == NULL || plane->now_ms >= object->expires_ms) return 0;
   if (!answer->is_hop) return !object->is_for_peers;
+  if (object->peer) return 0; /* its blocks are not here */
   size_t etag = strlen(object->etag);
   int is_matched = head->if_match == NULL || (head->if_match_bytes == etag + 2 && head->if_match[0] == '"' &&
                                               memcmp(head->if_match + 1, object->etag, etag) == 0 &&
@@ -115,6 +116,7 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   answer->start = head->has_range ? head->first : 0;
   answer->end = head->has_range && head->last >= 0 && head->last < object->size_bytes ? head->last + 1 : object->size_bytes;
   if (answer->start >= answer->end) return 0;
+  if (object->peer) return 1;
   int64_t count = first_bytes(answer);
   if (plane->config.folder != NULL) {
     answer->file = file_open(plane->config.folder, object);
@@ -151,15 +153,18 @@ static size_t write_head(struct plane *plane, const struct answer *answer, char 
   return at + 2;
 }
 
-static void count_answer(struct plane *plane, const struct answer *answer) {
+void count_time(uint64_t *buckets, uint64_t *sum_ns, int64_t waited_ns) {
   static const int64_t BOUNDS_NS[PLANE_BUCKETS] = {25000,    50000,    100000,    250000,    500000,     1000000,    2500000,
                                                    5000000, 10000000, 25000000, 100000000, 500000000, 2500000000, 10000000000};
-  int64_t waited_ns = loop_now_ns() - plane->began_ns;
   int bucket = 0;
   while (bucket < PLANE_BUCKETS && waited_ns > BOUNDS_NS[bucket]) bucket++;
-  plane->counters.first_bytes[bucket]++;
-  plane->counters.first_bytes_ns += (uint64_t)waited_ns;
-  if (answer->is_part) plane->counters.answers_206++;
+  buckets[bucket]++;
+  *sum_ns += (uint64_t)waited_ns;
+}
+
+void answer_count(struct plane *plane, int is_part, int64_t began_ns) {
+  count_time(plane->counters.first_bytes, &plane->counters.first_bytes_ns, loop_now_ns() - began_ns);
+  if (is_part) plane->counters.answers_206++;
   else plane->counters.answers_200++;
 }
 
@@ -170,7 +175,7 @@ int64_t rate_burst(const struct rate *rate) {
 }
 
 /* The bytes that may be sent now; 0: the connection pauses until half a burst may be sent. */
-static int64_t allowed_bytes(struct plane *plane, struct connection *connection, int64_t count) {
+int64_t rate_allow(struct plane *plane, struct connection *connection, int64_t count) {
   struct rate *rate = &connection->rate;
   if (rate->per_s == 0) return count;
   int64_t burst = rate_burst(rate), waited_ms = plane->now_ms - rate->seen_ms;
@@ -184,7 +189,7 @@ static int64_t allowed_bytes(struct plane *plane, struct connection *connection,
 }
 
 /* At random steps, so that regular patterns of requests do not bias the sample (xorshift32). */
-static void sample(struct plane *plane, const struct object *object) {
+void answer_sample(struct plane *plane, const struct object *object) {
   if (--plane->sample_left) return;
   uint32_t random = plane->random;
   random ^= random << 13;
@@ -195,7 +200,7 @@ static void sample(struct plane *plane, const struct object *object) {
   plane_add_sample(plane, object);
 }
 
-static void finish(struct plane *plane, struct connection *connection) {
+void answer_finish(struct plane *plane, struct connection *connection) {
   if (connection->file >= 0) close(connection->file);
   connection->file = -1;
   if (connection->object != NULL) object_release(connection->object);
@@ -204,13 +209,21 @@ static void finish(struct plane *plane, struct connection *connection) {
   connection_watch(plane, connection, DEADLINE_IDLE);
 }
 
+static void begin_sending(struct plane *plane, struct connection *connection, const struct answer *answer) {
+  connection->state = SENDING;
+  connection->rate = (struct rate){.per_s = answer->url.rate, .seen_ms = plane->now_ms};
+  connection->rate.left = rate_burst(&connection->rate);
+  connection->object = object_hold(answer->object);
+  connection_watch(plane, connection, DEADLINE_SEND);
+}
+
 /* What the socket took of head and body; the rest is sent by later turns. */
 static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
                            const char *head, size_t head_bytes, size_t sent) {
   int64_t body = sent > head_bytes ? (int64_t)(sent - head_bytes) : 0;
   connection->sent_bytes += (int64_t)sent;
-  count_answer(plane, answer);
-  if (!answer->is_hop) sample(plane, answer->object);
+  answer_count(plane, answer->is_part, plane->began_ns);
+  if (!answer->is_hop) answer_sample(plane, answer->object);
   plane->counters.sent_bytes += (uint64_t)body;
   if (answer->file < 0) {
     plane->counters.hits++;
@@ -219,15 +232,12 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
   connection->start = answer->start + body;
   connection->left = answer->end - connection->start;
   if (connection->left == 0) {
-    finish(plane, connection);
+    answer_finish(plane, connection);
     return STEP_MORE;
   }
-  connection->state = SENDING;
-  connection->rate = (struct rate){.per_s = answer->url.rate, .seen_ms = plane->now_ms};
-  connection->rate.left = rate_burst(&connection->rate) - body;
-  connection->object = object_hold(answer->object);
+  begin_sending(plane, connection, answer);
+  connection->rate.left -= body;
   connection->is_visited = connection->start % BLOCK_BYTES != 0 || body == 0;
-  connection_watch(plane, connection, DEADLINE_SEND);
   if (sent >= head_bytes) return body ? STEP_WAIT : STEP_MORE;
   if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
@@ -260,13 +270,32 @@ static int accept_hop(struct plane *plane, const struct hop *hop) {
   return hop_advance(&plane->hop_counters, hop->connection, hop->counter, plane->unix_ms);
 }
 
+/* Request the first bytes of the answer from the node that keeps the object. */
+static enum step answer_from_peer(struct plane *plane, struct connection *connection, const struct answer *answer,
+                                  const uint8_t *data, size_t bytes, size_t request_bytes) {
+  char out[HEAD_OUT_MAX];
+  size_t head_bytes = write_head(plane, answer, out);
+  connection->start = answer->start;
+  connection->left = answer->end - answer->start;
+  begin_sending(plane, connection, answer);
+  /* The whole request stays in `in` until the first byte is sent. */
+  if (head_bytes && bytes_set(&connection->in, data, bytes) == 0 &&
+      fetch_begin(plane, connection, out, head_bytes, request_bytes, answer->is_part))
+    return STEP_WAIT;
+  connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
+  return STEP_ENDED;
+}
+
 /* Answer the head at the start of `data`, or hand the connection over. */
 static enum step answer_head(struct plane *plane, struct connection *connection, const struct head *head,
                              const uint8_t *data, size_t bytes) {
   struct answer answer;
   char out[HEAD_OUT_MAX];
   size_t head_bytes = 0;
-  if (prepare(plane, connection, head, &answer) && (!is_small(&answer) || read_small(plane, &answer)))
+  int is_prepared = prepare(plane, connection, head, &answer);
+  if (is_prepared && answer.object->peer)
+    return answer_from_peer(plane, connection, &answer, data, bytes, head->bytes);
+  if (is_prepared && (!is_small(&answer) || read_small(plane, &answer)))
     head_bytes = write_head(plane, &answer, out);
   /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
   if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
@@ -373,7 +402,7 @@ static enum step send_block(struct plane *plane, struct connection *connection, 
   off_t at = 0;
   if (count > BLOCK_BYTES - offset) count = BLOCK_BYTES - offset;
   int is_here = find_source(plane, connection, count, &file, &at);
-  if (is_here && (count = allowed_bytes(plane, connection, count)) == 0) return STEP_WAIT;
+  if (is_here && (count = rate_allow(plane, connection, count)) == 0) return STEP_WAIT;
   ssize_t sent = is_here ? sendfile(connection->fd, file, &at, (size_t)count) : 0;
   if (sent < 0 && errno == EAGAIN) return STEP_WAIT;
   if (sent < 0 && errno != EIO) {
@@ -381,7 +410,7 @@ static enum step send_block(struct plane *plane, struct connection *connection, 
     return STEP_ENDED;
   }
   if (sent <= 0) { /* the bytes are not here any more, or the disk failed */
-    connection_hand_over(plane, connection, PLANE_BODY, NULL, 0);
+    connection_hand_over(plane, connection, PLANE_BODY, connection->in.data, connection->in.count);
     return STEP_ENDED;
   }
   connection->start += sent;
@@ -391,7 +420,7 @@ static enum step send_block(struct plane *plane, struct connection *connection, 
   plane->counters.sent_bytes += (uint64_t)sent;
   *share -= sent;
   connection->is_visited = connection->start % BLOCK_BYTES != 0;
-  if (connection->left == 0) finish(plane, connection);
+  if (connection->left == 0) answer_finish(plane, connection);
   return sent < count ? STEP_WAIT : STEP_MORE;
 }
 
@@ -409,6 +438,8 @@ void connection_advance(struct plane *plane, struct connection *connection) {
       share -= REQUEST_COST_BYTES;
     } else if (connection->out.count) {
       step = send_out(plane, connection);
+    } else if (connection->object->peer) {
+      step = fetch_send(plane, connection, &share);
     } else {
       step = send_block(plane, connection, &share);
     }

@@ -1,8 +1,9 @@
 """Compile the native data plane with the machine's C compiler, or one from a wheel.
 
-A wheel of Headrace may contain the built library. Otherwise it is compiled once per version of the
-sources, in about two seconds, into the user's cache folder. It needs no Python headers. `ziglang`
-is a C compiler that pip can install, for machines that have none.
+A wheel that was built beside a C compiler contains the library (`tools/build_backend.py`).
+Otherwise it is compiled once per version of the sources, in about two seconds, into the user's
+cache folder. It needs no Python headers. `ziglang` is a C compiler that pip can install, for
+machines that have none. The build backend loads this module alone, so it imports only the kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ class NativePlaneMissing(Unavailable):
 
 def library_path() -> Path:
     """The built library, compiled now if necessary. Raises: NativePlaneMissing."""
-    name = f"plane-{_digest()}-{platform.machine()}.so"
+    name = library_name()
     for folder in (FOLDER, _cache_folder()):
         if (folder / name).is_file():
             return folder / name
     return build_library(_cache_folder() / name)
+
+
+def library_name() -> str:
+    """The library's file name, which differs by sources and machine."""
+    return f"plane-{_digest()}-{platform.machine()}.so"
 
 
 def build_library(target: Path, *extra: str) -> Path:

@@ -106,6 +106,25 @@ int hop_advance(struct hop_counters *counters, uint64_t connection, uint64_t cou
   return is_accepted;
 }
 
+int hop_sign(const struct hop_keys *keys, const char *to, const char *target, const char *range,
+             const char *if_match, struct hop *hop, char out[HOP_VALUE_MAX]) {
+  char message[MESSAGE_MAX];
+  uint8_t digest[SHA256_BYTES];
+  if (keys == NULL || keys->keys.count == 0) return 0;
+  int bytes = snprintf(out, HOP_VALUE_MAX, "1;%.*s;%s;%s;%lld;%016llx;%llu;%lld", URL_KEY_ID, keys->keys.ids[0],
+                       keys->name, to, (long long)hop->moment_ms, (unsigned long long)hop->connection,
+                       (unsigned long long)hop->counter, (long long)hop->generation);
+  if (bytes <= 0 || bytes + HOP_MAC + 2 > HOP_VALUE_MAX) return 0;
+  int covered = snprintf(message, sizeof message, "hop\n%s\nGET\n%s\n%s\n%s", out, target, range, if_match);
+  if (covered <= 0 || (size_t)covered >= sizeof message) return 0;
+  hop->key = &keys->keys.keys[0];
+  hmac_sha256(hop->key, (const uint8_t *)message, (size_t)covered, digest);
+  out[bytes] = ';';
+  hop->mac = out + bytes + 1;
+  encode_hex(digest, out + bytes + 1);
+  return 1;
+}
+
 void hop_sign_reply(const struct hop *hop, const char *etag, int64_t start, int64_t bytes, char out[HOP_MAC + 1]) {
   char message[1024];
   uint8_t digest[SHA256_BYTES];

@@ -95,7 +95,8 @@ static void require_progress(struct plane *plane, struct connection *connection)
   int64_t acked = connection->sent_bytes - queued, wanted = plane->config.send_progress_bytes;
   int64_t at_its_rate = connection->rate.per_s * plane->config.send_timeout_ms / 2000;
   if (connection->rate.per_s && at_its_rate < wanted) wanted = at_its_rate;
-  if (queued && !connection->is_paused && acked - connection->acked_mark < wanted) {
+  int is_waiting = connection->is_paused || (connection->fetch != NULL && connection->fetch->at == connection->fetch->end);
+  if (queued && !is_waiting && acked - connection->acked_mark < wanted) {
     connection_cut(plane, connection, &plane->counters.cuts_stalled);
     return;
   }
@@ -150,6 +151,7 @@ static void free_ended(struct plane *plane) {
 
 void connection_close(struct plane *plane, struct connection *connection) {
   unwatch(plane, connection);
+  if (connection->fetch != NULL) fetch_end(plane, connection);
   if (connection->fd >= 0) close(connection->fd);
   if (connection->file >= 0) close(connection->file);
   connection->fd = connection->file = -1;
@@ -316,15 +318,10 @@ static void look_at_revision(struct plane *plane) {
 }
 
 static void set_blocks(struct plane *plane, struct blocks *blocks) {
-  struct queued_event *swapped = calloc(1, sizeof *swapped);
   free(plane->blocks);
   plane->blocks = blocks;
   look_at_revision(plane);
-  if (swapped == NULL) return;
-  swapped->event.kind = PLANE_SWAPPED;
-  swapped->event.fd = swapped->event.file = -1;
-  swapped->event.start = (int64_t)blocks->revision;
-  plane_push_event(plane, swapped);
+  plane_report(plane, PLANE_SWAPPED, (int64_t)blocks->revision);
 }
 
 static void run_command(struct plane *plane, struct command *command) {
@@ -347,6 +344,8 @@ static void run_command(struct plane *plane, struct command *command) {
       free(plane->hop_keys);
       plane->hop_keys = command->data;
       break;
+    case COMMAND_PUT_PEER: peers_put(plane, command->data); break;
+    case COMMAND_DROP_PEER: peers_drop(plane, (int32_t)command->number); break;
     case COMMAND_SET_BLOCKS: set_blocks(plane, command->data); break;
     case COMMAND_CLOSE: plane->is_closing = 1; break;
   }
@@ -384,6 +383,7 @@ static void handle_batch(struct plane *plane, const struct epoll_event *events, 
   for (int i = 0; i < count; i++) {
     void *of_event = events[i].data.ptr;
     if (of_event == &plane->commands_fd) has_commands = 1;
+    else if (peers_has_event(of_event)) peers_handle(plane, of_event);
     else if (is_listener(plane, of_event)) accepts[accepts_count++] = *(int *)of_event;
     else handle_event(plane, of_event, events[i].events);
   }
@@ -392,6 +392,7 @@ static void handle_batch(struct plane *plane, const struct epoll_event *events, 
   advance_queued(plane);
   move_epoch(plane);
   free_ended(plane);
+  peers_free_ended(plane);
   /* Last, so that a descriptor closed above is not reused while its old events are handled. */
   for (int i = 0; i < accepts_count && !plane->is_stopping; i++) accept_clients(plane, accepts[i]);
 }
@@ -399,8 +400,10 @@ static void handle_batch(struct plane *plane, const struct epoll_event *events, 
 static void tick(struct plane *plane) {
   move_epoch(plane);
   expire_due(plane);
+  peers_expire(plane);
   move_epoch(plane);
   free_ended(plane);
+  peers_free_ended(plane);
   if (plane->is_accepting_paused) watch_listeners(plane, EPOLL_CTL_ADD);
   plane->is_accepting_paused = 0;
 }

@@ -11,6 +11,7 @@
 #include "head.h"
 #include "hop.h"
 #include "objects.h"
+#include "peers.h"
 #include "plane.h"
 #include "url.h"
 
@@ -22,8 +23,10 @@
 #define SAMPLES_BYTES (64 * 1024)
 #define SAMPLED_EVERY 16 /* as media/hottest.py */
 #define REQUEST_COST_BYTES (16 * 1024)
+#define HEAD_OUT_MAX 4096
 
 enum state { READING, SENDING };
+enum step { STEP_MORE, STEP_WAIT, STEP_ENDED }; /* go on; wait for the socket; the connection left the plane */
 enum deadline { DEADLINE_HEADER, DEADLINE_IDLE, DEADLINE_SEND, DEADLINES };
 
 struct bytes {
@@ -51,6 +54,7 @@ struct connection {
   struct bytes in;  /* received and not answered: part of a head, or pipelined requests */
   struct bytes out; /* the rest of a head that the socket has not taken */
   struct object *object;
+  struct fetch *fetch; /* of bytes that a peer keeps; NULL: none was requested */
   int file; /* that is sent; -1: blocks are */
   int64_t start, left; /* of the body */
   int64_t sent_bytes, acked_mark;
@@ -96,6 +100,7 @@ struct plane {
   struct url_keys *keys;
   struct hop_keys *hop_keys;
   struct hop_counters hop_counters;
+  struct peers peers;
   int listeners[LISTENERS_MAX];
   int listeners_count;
   int is_stopping, is_accepting_paused, is_outdated;
@@ -130,12 +135,20 @@ void bytes_free(struct bytes *bytes);
 
 /* answer.c */
 int64_t rate_burst(const struct rate *rate);
+/* The bytes that may be sent now; 0: the connection pauses. */
+int64_t rate_allow(struct plane *plane, struct connection *connection, int64_t count);
+/* Add a time to a histogram of the counters. */
+void count_time(uint64_t *buckets, uint64_t *sum_ns, int64_t waited_ns);
+void answer_count(struct plane *plane, int is_part, int64_t began_ns);
+void answer_sample(struct plane *plane, const struct object *object);
+void answer_finish(struct plane *plane, struct connection *connection);
 void connection_advance(struct plane *plane, struct connection *connection);
 void connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
                           size_t bytes);
 
 /* plane.c */
 void plane_push_event(struct plane *plane, struct queued_event *event);
+void plane_report(struct plane *plane, int kind, int64_t number); /* an event without a socket */
 struct command *plane_take_commands(struct plane *plane);
 void plane_add_sample(struct plane *plane, const struct object *object);
 #endif

@@ -89,6 +89,7 @@ struct object *object_make(const struct plane_object *described) {
       .references = 1,
       .is_immutable = described->is_immutable,
       .is_for_peers = described->is_for_peers,
+      .peer = described->peer,
       .fresh_s = described->fresh_s,
       .hash = hash_of(described->key, key),
       .size_bytes = described->size_bytes,

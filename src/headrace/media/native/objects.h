@@ -18,6 +18,7 @@ struct object {
   int references;
   int is_immutable;
   int is_for_peers;
+  int32_t peer; /* that keeps its blocks; 0: this node */
   int32_t fresh_s;
   uint32_t hash;
   int64_t size_bytes;

@@ -57,6 +57,13 @@ void plane_push_event(struct plane *plane, struct queued_event *event) {
   if (was_empty) notify(plane->events_fd);
 }
 
+void plane_report(struct plane *plane, int kind, int64_t number) {
+  struct queued_event *queued = calloc(1, sizeof *queued);
+  if (queued == NULL) return;
+  queued->event = (struct plane_event){.kind = kind, .fd = -1, .file = -1, .start = number};
+  plane_push_event(plane, queued);
+}
+
 const struct plane_event *plane_next_event(struct plane *plane) {
   pthread_mutex_lock(&plane->lock);
   struct queued_event *event = plane->first_event;
@@ -158,6 +165,16 @@ int plane_set_hop_keys(struct plane *plane, const char *name, const char *ids, c
   return -1;
 }
 
+int plane_put_peer(struct plane *plane, int32_t number, const char *name, const char *address, const char *ip, int port,
+                   int timeout_ms) {
+  struct peer *peer = peer_make(number, name, address, ip, port, timeout_ms);
+  return peer != NULL ? push_data(plane, COMMAND_PUT_PEER, peer) : -1;
+}
+
+int plane_drop_peer(struct plane *plane, int32_t number) {
+  return push_command(plane, COMMAND_DROP_PEER, -1, number, NULL);
+}
+
 int plane_hop_advance(struct plane *plane, uint64_t connection, uint64_t counter) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -191,6 +208,7 @@ static void free_plane(struct plane *plane) {
     free(event);
   }
   for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i]);
+  peers_close(plane);
   objects_close(&plane->objects);
   free(plane->blocks);
   free(plane->folder);

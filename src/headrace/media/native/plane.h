@@ -67,16 +67,18 @@ struct plane_object {
   int64_t expires_ms;
   int32_t fresh_s; /* max-age without a signature */
   int32_t is_immutable;
+  int32_t peer; /* the number of the node that keeps its blocks; 0: this one */
   int32_t is_for_peers; /* this node is no replica: only requests of other nodes are answered */
 };
 
 /* Events with a socket pass it to the control plane, which closes it or brings it back. */
 enum plane_event_kind {
   PLANE_REQUEST = 1, /* answer the request in `data` */
-  PLANE_BODY = 2,    /* send `left` bytes from `start` of object `key`, after the head bytes in `data` */
+  PLANE_BODY = 2,    /* send `left` bytes from `start` of object `key`; `data` holds further requests */
   PLANE_REFUSED = 3, /* one client too many: answer 503 and close */
   PLANE_LATE = 4,    /* the head in `data` was not complete in time: answer 408 and close */
   PLANE_SWAPPED = 5, /* the disks of the last plane_set_disks are in use, earlier ones no more */
+  PLANE_SLOW = 6,    /* the peer with the number `start` has not answered in half a second */
 };
 
 struct plane_event {
@@ -84,6 +86,7 @@ struct plane_event {
   int32_t fd;
   int32_t file; /* PLANE_BODY of a file: its descriptor, which the control plane closes; else -1 */
   int32_t data_bytes;
+  int32_t peer; /* PLANE_BODY: the bytes were from a peer */
   const uint8_t *data; /* valid until plane_event_done */
   const char *key;     /* PLANE_BODY */
   const char *version; /* PLANE_BODY */
@@ -107,6 +110,11 @@ struct plane_counters {
   uint64_t cuts_stalled;
   uint64_t first_bytes[PLANE_BUCKETS + 1]; /* seconds to the first byte, as FINE_BUCKETS_S */
   uint64_t first_bytes_ns;
+  uint64_t passed;      /* blocks of peers sent on */
+  uint64_t peer_bytes;  /* bytes of bodies that peers sent */
+  uint64_t hop_faults;  /* requests to peers without a complete valid answer */
+  uint64_t hops[PLANE_BUCKETS + 1]; /* seconds from a request to a peer to its complete answer */
+  uint64_t hops_ns;
 };
 
 struct plane *plane_start(const struct plane_config *config);
@@ -133,6 +141,11 @@ int plane_forget_objects(struct plane *plane);
 int plane_set_keys(struct plane *plane, const char *ids, const uint8_t *secrets, int count);
 /* Accept requests of other nodes to this node, `name`. */
 int plane_set_hop_keys(struct plane *plane, const char *name, const char *ids, const uint8_t *secrets, int count);
+/* Let objects be requested from the node `name`, whose Host is `address`, at `ip` and `port`. */
+int plane_put_peer(struct plane *plane, int32_t number, const char *name, const char *address, const char *ip, int port,
+                   int timeout_ms);
+/* Request nothing from it any more; clients that wait for it are handed over. */
+int plane_drop_peer(struct plane *plane, int32_t number);
 /* Not a command: record the counter of a request of a peer now; 0: it was used before. */
 int plane_hop_advance(struct plane *plane, uint64_t connection, uint64_t counter);
 int plane_set_disks(struct plane *plane, uint64_t revision, const struct plane_disk *disks, int count,

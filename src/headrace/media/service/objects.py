@@ -21,7 +21,13 @@ from headrace.kernel.errors import FieldProblem, NotFound
 from headrace.media import signing
 from headrace.media.cluster.cluster_config import is_reserved
 from headrace.media.cluster.purge import Purges
-from headrace.media.errors import InvalidPurge, ObjectUnknown, ReservedKey, WrongContentAddress
+from headrace.media.errors import (
+    InvalidObject,
+    InvalidPurge,
+    ObjectUnknown,
+    ReservedKey,
+    WrongContentAddress,
+)
 from headrace.media.id3 import TagCorrupt, Tags, read_tags, tag_bytes, tag_id, tag_key
 from headrace.media.model import (
     LIST_OBJECTS_MAX,
@@ -117,8 +123,9 @@ class Objects:
     async def put(self, key: str, data: bytes) -> MediaObject:
         """Store `data` durably, replacing an existing object.
 
-        Raises: InvalidBlobKey, ReservedKey, WrongContentAddress, BlobsDown.
+        Raises: InvalidBlobKey, ReservedKey, WrongContentAddress, InvalidObject, BlobsDown.
         """
+        _require_bytes(key, data)
         if is_reserved(key):
             raise ReservedKey(f"key {key!r} is reserved: use one outside _headrace/")
         address = content_address(key)
@@ -126,7 +133,7 @@ class Objects:
             # Clients cache such keys for a year, so wrong bytes could not be recalled.
             raise WrongContentAddress(
                 f"object {key}: its name is a SHA-256 that these {len(data)} bytes do not have;"
-                " use the right hash, or a key outside photos/xx/yy/"
+                " use the right hash, or a key outside photos/xx/"
             )
         await self._blobs.put(key, data)
         return await self.info(key)
@@ -323,6 +330,15 @@ def _unknown(identifier: str) -> TagUnknown:
     return TagUnknown(f"no tag {identifier[:80]!r} is stored: `headrace media tag put` stores one")
 
 
+def _require_bytes(key: str, data: object) -> None:
+    """Raises: InvalidObject."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidObject(
+            f"object {key!r}: expected bytes, got a {type(data).__name__}: pass the content of a"
+            " file as bytes, or text.encode()"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Purged:
     """The purged keys and their new generation; 0: no changes."""
@@ -348,7 +364,8 @@ class Purging:
         InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
-            raise InvalidPurge("neither or both to purge: expected keys, or one prefix")
+            given = "both were given" if keys else "neither was given"
+            raise InvalidPurge(f"purge: expected keys or one prefix, {given}: pass one of them")
         for key in keys:
             require_key(key)
         if is_dry_run:

@@ -13,12 +13,10 @@ a `request_context`.
     worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
     request_context  admission (hop, signature, key) and sources
-    fast_path        answers to known heads in one call (`head_cache`)
-    peer_proxy       the fast path to another node
+    native_plane     the control side of the native data plane
     open_request     from an admitted request to its first bytes
     bodies           spans of files and blocks
     deadlines        deadlines and rate limits of clients
-    counters         metrics of the fast path
 """
 
 from __future__ import annotations

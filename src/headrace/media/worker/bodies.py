@@ -191,7 +191,6 @@ class BlockBody:
         length_bytes: int,
         wake: Callable[[], None],
         trace_fields: tuple[tuple[str, str], ...] = (),
-        is_begun: bool = False,
     ) -> None:
         self.source = "memory"
         self.left_bytes = length_bytes
@@ -218,7 +217,7 @@ class BlockBody:
         self._was_stored = self._is_next_stored = False
         """Whether the requested block and the next one were stored already, only not verified."""
         self._losses = 0
-        self._is_begun = is_begun
+        self._is_begun = False
         self._is_visited = False
         """Whether the current block was marked as visited."""
         self._fault: HeadraceError | None = None
@@ -257,12 +256,6 @@ class BlockBody:
             await wanted()
         if self._fault is not None:
             raise self._fault
-
-    def hold(self, coming: PartialBlock, start: int, source: str) -> None:
-        """Start with received bytes of the current block, from its byte `start` on."""
-        self._held = coming, start
-        self._asked = self._number
-        self.source = source
 
     def send(self, channel: Channel, bytes_max: int) -> int:
         if self._is_blocked:

@@ -30,14 +30,11 @@ from headrace.media.errors import HeadTimeout, SourceCut
 from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.counters import ANSWERED, SENT
 from headrace.media.worker.deadlines import RateLimit
-from headrace.media.worker.head_cache import StartedAnswer
 from headrace.media.worker.native_plane import PlaneEvent
 from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
-from headrace.media.worker.peer_proxy import PeerProxy
 from headrace.media.worker.socket_io import Channel
-from headrace.media.worker.timing import Exchange
+from headrace.media.worker.timing import ANSWERED, SENT, Exchange
 from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, WorkerApi
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
@@ -89,7 +86,7 @@ class Connection:
         self._exchange: Exchange | None = None
         self._out = _NOTHING
         self._bodies: list[Body] | None = None
-        self._opening: asyncio.Task[None] | PeerProxy | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._rate_limit: RateLimit | None = None
         self._is_pausing = False
         self._is_head_due = True
@@ -193,8 +190,7 @@ class Connection:
 
     def _read(self) -> int | None:
         """Start the next answer, or receive more; None: wait for the socket."""
-        is_begun = self._heads.begun
-        if is_begun:
+        if self._heads.begun:
             if self._take():
                 return REQUEST_COST_BYTES
             # The first head's deadline starts at the accept; received bytes do not extend it.
@@ -204,8 +200,6 @@ class Connection:
         data = self._receive()
         if data is None:
             return None
-        if not is_begun and (moved := self._answer_fast(data)):
-            return None if self.state is READING and self._channel.is_drained else moved
         self._heads.feed(data)
         return len(data)
 
@@ -222,52 +216,6 @@ class Connection:
         self._exchange = self._worker.begin_exchange(began_s)
         self._answer(request, self._exchange)
         return True
-
-    def _answer_fast(self, data: bytes) -> int:
-        """Answer a known head. Return its cost in the quantum; 0: use the full path."""
-        worker = self._worker
-        if worker.fast_path is None or worker.is_stopping:
-            return 0
-        try:
-            begun = worker.fast_path.answer(
-                data, self._channel, wake=self._wake, take=self._take_proxied
-            )
-        except OSError:
-            self.state = SENDING
-            self.cut("client")
-            return REQUEST_COST_BYTES
-        if isinstance(begun, PeerProxy):
-            self.state, self._opening = OPENING, begun
-            worker.watch(self, 3 * worker.config.origin_timeout_s)
-            return REQUEST_COST_BYTES
-        return self._continue_fast(begun) if begun is not None else 0
-
-    def _take_proxied(self, passing: PeerProxy) -> None:
-        """Start the answer after the peer replied, or use the full path."""
-        self._opening = None
-        begun = None
-        if not self._worker.is_stopping:
-            begun = passing.begin(self._channel, wake=self._wake)
-        self.state = READING
-        if begun is None:
-            self._heads.feed(passing.data)
-        else:
-            self._continue_fast(begun)
-        if self.state is SENDING or begun is None or not self._channel.is_drained:
-            self._wake()
-
-    def _continue_fast(self, begun: StartedAnswer) -> int:
-        """Send the rest of an answer of the fast path. Return its cost in the quantum."""
-        worker = self._worker
-        self._sent_bytes += begun.moved_bytes
-        if begun.body is None:
-            self._is_head_due = False
-            worker.watch(self, worker.config.idle_timeout_s)
-        else:
-            self.state, self._keeps_alive = SENDING, True
-            self._out, self._bodies = begun.out or _NOTHING, [begun.body]
-            worker.watch(self, worker.config.send_timeout_s)
-        return REQUEST_COST_BYTES + begun.moved_bytes
 
     def _receive(self) -> bytes | None:
         """The received bytes; None: there are none, or the connection is closed."""
@@ -345,7 +293,7 @@ class Connection:
         head = render_head(self._worker.context, request, admitted, answer, keeps_alive=keeps_alive)
         self._begin(decision.status, head, keeps_alive=keeps_alive)
         if admitted.rights.tag is None:
-            self._worker.note_answer(admitted.key, shape)
+            self._worker.note_answer(admitted.key, shape, is_hop=admitted.hop is not None)
 
     def _answer_plain(self, request: Request) -> None:
         stops = self._worker.is_stopping

@@ -2,6 +2,7 @@
 
 The plane accepts the clients. It answers requests for objects that `describe` was called for, and
 passes every other one with its socket to `on_event`. `adopt` gives an idle connection back.
+Requests for objects of a peer are sent to it by the plane, until the peer fails or is replaced.
 
 Objects are described after an answer of this process and stay valid as long as their shape is
 cached. They are forgotten when purges, the placement of keys or the traces change.
@@ -31,21 +32,25 @@ from typing import Any, ClassVar, Final, NamedTuple
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, observe_many
 from headrace.kernel.signing import Key
 from headrace.media.answers import HIT as HIT_STATUS
+from headrace.media.answers import PEER as PEER_STATUS
 from headrace.media.answers import content_lines, version_lines
 from headrace.media.cache.block_cache import PlaneDisks
 from headrace.media.cache.disk_files import ReadDisk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cluster.hop import HopGuard
+from headrace.media.cluster.peers import Peer
+from headrace.media.cluster.routing import note_native_hops
 from headrace.media.hottest import HOTTEST
-from headrace.media.model import CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
+from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
 from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
-from headrace.media.worker.counters import ANSWERED, HIT, SENT
+from headrace.media.worker.timing import ANSWERED, SENT
 
-REQUEST, BODY, REFUSED, LATE, SWAPPED = range(1, 6)
+REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
 BUCKETS: Final = len(FINE_BUCKETS_S)
 _DESCRIBED_MAX: Final = 65_536
 _SAMPLES_BYTES: Final = 64 * 1024
+_BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("hit", "pass")}
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
 
 
@@ -86,6 +91,7 @@ class _Object(Structure):
         ("expires_ms", c_int64),
         ("fresh_s", c_int32),
         ("is_immutable", c_int32),
+        ("peer", c_int32),
         ("is_for_peers", c_int32),
     ]
 
@@ -96,6 +102,7 @@ class _Event(Structure):
         ("fd", c_int32),
         ("file", c_int32),
         ("data_bytes", c_int32),
+        ("peer", c_int32),
         ("data", POINTER(c_uint8)),
         ("key", c_char_p),
         ("version", c_char_p),
@@ -120,6 +127,11 @@ class _Counters(Structure):
         ("cuts_stalled", c_uint64),
         ("first_bytes", c_uint64 * (BUCKETS + 1)),
         ("first_bytes_ns", c_uint64),
+        ("passed", c_uint64),
+        ("peer_bytes", c_uint64),
+        ("hop_faults", c_uint64),
+        ("hops", c_uint64 * (BUCKETS + 1)),
+        ("hops_ns", c_uint64),
     ]
 
 
@@ -147,6 +159,8 @@ def _library() -> ctypes.CDLL:
         "plane_forget_objects": [c_void_p],
         "plane_set_keys": [c_void_p, c_char_p, c_char_p, c_int],
         "plane_set_hop_keys": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
+        "plane_put_peer": [c_void_p, c_int32, c_char_p, c_char_p, c_char_p, c_int, c_int],
+        "plane_drop_peer": [c_void_p, c_int32],
         "plane_hop_advance": [c_void_p, c_uint64, c_uint64],
         "plane_set_disks": [
             *(c_void_p, c_uint64, POINTER(_Disk), c_int),
@@ -158,21 +172,17 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
-def load_library() -> None:
-    """Compile and load the library if that was not done. Raises: NativePlaneMissing, OSError."""
-    _library()
-
-
 class PlaneEvent(NamedTuple):
     """A connection that the plane passes on: `kind`, its descriptor, and received bytes.
 
-    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1. For
-    SWAPPED `start` is the revision.
+    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
+    `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
     """
 
     kind: int
     fd: int
     file: int
+    peer: int
     data: bytes
     key: str
     version: str
@@ -193,6 +203,7 @@ class DescribedObject(NamedTuple):
     expires_s: float
     fresh_s: int
     is_immutable: bool
+    peer: int
     is_for_peers: bool
 
 
@@ -203,18 +214,23 @@ def describe_object(
     expires_s: float,
     *,
     cors: str,
-    is_for_peers: bool,
+    peer: int = 0,
+    is_for_peers: bool = False,
 ) -> DescribedObject:
-    """The description of an object in the words of `answers.object_head`."""
+    """The description of an object in the words of `answers.object_head`.
+
+    `peer` is the number of the node that keeps it, from `peer_number`; 0: this one.
+    """
     return DescribedObject(
         key,
         version,
         version_lines(shape.etag, shape.modified_s),
-        content_lines(key, cache_status=HIT_STATUS, cors=cors),
+        content_lines(key, cache_status=PEER_STATUS if peer else HIT_STATUS, cors=cors),
         shape.size_bytes,
         expires_s,
         A_YEAR_S if shape.is_immutable else A_MINUTE_S,
         shape.is_immutable,
+        peer,
         is_for_peers,
     )
 
@@ -260,6 +276,9 @@ class NativePlane:
         self._seen = _Counters()
         self._samples = ctypes.create_string_buffer(_SAMPLES_BYTES)
         self._keys: Mapping[str, Key] | None = None
+        self._peers: dict[int, tuple[Peer, tuple[str, int]]] = {}
+        """Peers of the plane and their addresses, by number."""
+        self._peers_count = 0
         self.revision = -1
         """The revision of the disks that were set last."""
         self.connections_count = 0
@@ -294,6 +313,7 @@ class NativePlane:
                 event.kind,
                 event.fd,
                 event.file,
+                event.peer,
                 data,
                 (event.key or b"").decode(),
                 (event.version or b"").decode(),
@@ -305,6 +325,9 @@ class NativePlane:
             self._library.plane_event_done(found)
             if taken.kind == SWAPPED:
                 self._release_before(taken.start)
+            elif taken.kind == SLOW:
+                if taken.start in self._peers:
+                    self._peers[taken.start][0].report_slow()
             else:
                 self._on_event(taken)
 
@@ -326,9 +349,10 @@ class NativePlane:
                     lines=described.lines.encode("latin-1"),
                     tail=described.tail.encode("latin-1"),
                     size_bytes=described.size_bytes,
-                    expires_ms=_ms(described.expires_s),
+                    expires_ms=int(described.expires_s * 1000),
                     fresh_s=described.fresh_s,
                     is_immutable=described.is_immutable,
+                    peer=described.peer,
                     is_for_peers=described.is_for_peers,
                 )
             ),
@@ -362,6 +386,34 @@ class NativePlane:
             self._plane, guard.name.encode("ascii"), ids, secrets, len(guard.keys)
         )
         guard.share_counters(self._advance_hop)
+
+    def peer_number(self, peer: Peer) -> int:
+        """The number of a peer for descriptions; 0: it has not been connected to yet."""
+        if peer.endpoint is None:
+            return 0
+        for number, known in self._peers.items():
+            if known == (peer, peer.endpoint):
+                return number
+        self._peers_count += 1
+        self._peers[self._peers_count] = peer, peer.endpoint
+        self._library.plane_put_peer(
+            self._plane,
+            self._peers_count,
+            peer.name.encode("ascii"),
+            peer.address.encode("ascii"),
+            peer.endpoint[0].encode("ascii"),
+            peer.endpoint[1],
+            _timeout_ms(peer.timeout_s),
+        )
+        return self._peers_count
+
+    def drop_peers(self, is_used: Callable[[Peer], bool]) -> None:
+        """Request nothing more from peers that are not used any more, or have moved."""
+        for number, (peer, endpoint) in list(self._peers.items()):
+            if not is_used(peer) or peer.endpoint != endpoint:
+                del self._peers[number]
+                self._library.plane_drop_peer(self._plane, number)
+                self.forget_objects()
 
     def _advance_hop(self, connection: int, counter: int) -> bool:
         return bool(self._library.plane_hop_advance(self._plane, connection, counter))
@@ -405,8 +457,13 @@ class NativePlane:
         seen, self._seen = self._seen, now
         ANSWERED[200].inc(now.answers_200 - seen.answers_200)
         ANSWERED[206].inc(now.answers_206 - seen.answers_206)
-        HIT.inc(now.hits - seen.hits)
+        _BLOCKS["hit"].inc(now.hits - seen.hits)
         SENT["memory"].inc(now.sent_bytes - seen.sent_bytes)
+        _BLOCKS["pass"].inc(now.passed - seen.passed)
+        SENT["peer"].inc(now.peer_bytes - seen.peer_bytes)
+        hops = [now.hops[i] - seen.hops[i] for i in range(BUCKETS + 1)]
+        hops_s = (now.hops_ns - seen.hops_ns) / 1e9
+        note_native_hops(hops, hops_s, faults_count=now.hop_faults - seen.hop_faults)
         for reason in ("client", "stalled"):
             name = f"cuts_{reason}"
             _CUT[reason].inc(getattr(now, name) - getattr(seen, name))
@@ -437,9 +494,5 @@ class NativePlane:
                 disk.release()
 
 
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
-
-
 def _timeout_ms(seconds: float) -> int:
-    return min(2**31 - 1, _ms(seconds))
+    return min(2**31 - 1, int(seconds * 1000))

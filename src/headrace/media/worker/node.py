@@ -27,14 +27,13 @@ from headrace.kernel.logs import logger
 from headrace.media.cache.epochs import PLANE_CELLS
 from headrace.media.cache.layout import parts_of_version, version_of
 from headrace.media.cluster.cluster_config import is_reserved
+from headrace.media.cluster.routing import Router
 from headrace.media.errors import TooManyConnections
 from headrace.media.model import CONNECTIONS, Shape
 from headrace.media.native import NativePlaneMissing
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
-from headrace.media.worker.counters import Counters
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.fast_path import FastPath
 from headrace.media.worker.native_plane import (
     BODY,
     LATE,
@@ -89,8 +88,6 @@ class Node:
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
         self._sampler = StageSampler()
-        self._counters = Counters()
-        self.fast_path = self._make_fast_path()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._certificate: Certificate | None = None
@@ -126,12 +123,6 @@ class Node:
         if self.context.gate is not None and self.context.gate.guard is not None:
             plane.set_hop_keys(self.context.gate.guard)
         return plane
-
-    def _make_fast_path(self) -> FastPath | None:
-        own = self.context.cache_source
-        if own is None:
-            return None
-        return FastPath(self.context, own, sampler=self._sampler, counters=self._counters)
 
     def start(self) -> None:
         """Start accepting. Raises: OSError (ssl.SSLError) if the certificate cannot be read."""
@@ -185,7 +176,6 @@ class Node:
             connection.cut("stop")
         if self._tick_handle is not None:
             self._tick_handle.cancel()
-        self._counters.flush()
         if self._plane is not None:
             self._loop.remove_reader(self._plane.event_fd)
             self._plane.flush_counters()
@@ -234,24 +224,39 @@ class Node:
         if not self._connections:
             self._is_empty.set()
 
-    def note_answer(self, key: str, shape: Shape) -> None:
+    def note_answer(self, key: str, shape: Shape, *, is_hop: bool) -> None:
         """Let the native data plane answer the next requests for this object, if it may."""
         plane = self._plane
         if plane is None or plane.is_described(key, time.monotonic()):
             return
         if self.context.traces is not None and self.context.traces.is_on:
             return
+        router = self.context.router
+        # Clients never get tags, which other nodes request.
+        is_for_peers = is_reserved(key) or not self.context.is_replica(key)
+        if router is not None and is_for_peers and not is_hop:
+            self._describe_of_peer(plane, router, key, shape)
+            return
         described = self._description(key, shape)
         if described is not None:
             cors = self.context.cors.lines({})
-            # Clients never get tags, which other nodes request.
-            is_for_peers = is_reserved(key) or not self.context.is_replica(key)
             plane.describe(
                 describe_object(key, shape, *described, cors=cors, is_for_peers=is_for_peers)
             )
 
+    def _describe_of_peer(self, plane: NativePlane, router: Router, key: str, shape: Shape) -> None:
+        """Let the plane request an object from the node that keeps it."""
+        found = router.description(key, shape)
+        if found is None:
+            return
+        generation, expires_s, peer = found
+        number = plane.peer_number(peer)
+        if number:
+            version, cors = version_of(shape, generation), self.context.cors.lines({})
+            plane.describe(describe_object(key, shape, version, expires_s, cors=cors, peer=number))
+
     def _description(self, key: str, shape: Shape) -> tuple[str, float] | None:
-        """The version of an object and the end of its description, if it is answered from here."""
+        """The version of an object and the end of its description, if it is kept here."""
         own = self.context.cache_source
         if own is not None:
             return own.store.description(key, shape)
@@ -307,8 +312,9 @@ class Node:
             return FileBody(
                 event.file, event.start, event.left, readers=self.context.readers, wake=wake
             )
+        router = self.context.router
         return BlockBody(
-            own,
+            router.peer_source if event.peer and router is not None else own,
             event.key,
             Shape(*parts_of_version(event.version), 0, is_immutable=False),
             start=event.start,
@@ -322,11 +328,14 @@ class Node:
         disks = own.store.disks_for_plane() if own is not None else None
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
-        traces = self.context.traces
+        traces, router = self.context.traces, self.context.router
+        if router is not None:
+            plane.drop_peers(router.is_used)
         state = (
             self.context.placement,
             self.context.purges_version,
             traces is not None and traces.is_on,
+            router.usable_names() if router is not None else (),
         )
         if state != self._described_for:
             self._described_for = state
@@ -455,7 +464,6 @@ class Node:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._counters.flush()
         with self.context.epoch():
             if self._plane is not None:
                 self._plane.flush_counters()

@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.kernel.logs import onward
 from headrace.media import answers
-from headrace.media.answers import HIT, MISS
+from headrace.media.answers import HIT, MISS, PEER
 from headrace.media.errors import ObjectUnknown, SourceCut
 from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
 from headrace.media.model import Shape
@@ -31,8 +31,6 @@ _OWN: Final = {
     "miss": "headrace; fwd=miss; stored",
     "pass": MISS,
 }
-PEER: Final = "headrace; fwd=miss; detail=peer"
-"""The Cache-Status of bytes from another node."""
 _OTHERS: Final = {"peer": PEER, "origin": "headrace; fwd=bypass"}
 
 

@@ -56,10 +56,6 @@ class Channel(Protocol):
         """Send as much as fits; `is_more`: other bytes follow at once."""
         ...
 
-    def send_both(self, head: bytes, first_bytes: memoryview) -> int:
-        """Send as much as fits of both, or of the head only."""
-        ...
-
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
         """Send as much as fits of a file; 0 at the file's end."""
         ...
@@ -104,12 +100,6 @@ class PlainChannel:
         # MSG_MORE joins the head and the first bytes of the body in one segment.
         sent = self._socket.send(data, socket.MSG_MORE if is_more else 0)
         self.is_full = sent < len(data)
-        return sent
-
-    def send_both(self, head: bytes, first_bytes: memoryview) -> int:
-        """See `Channel`."""
-        sent = os.writev(self.fd, (head, first_bytes))
-        self.is_full = sent < len(head) + len(first_bytes)
         return sent
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
@@ -162,10 +152,6 @@ class TlsChannel:
     def send(self, data: memoryview, *, is_more: bool = False) -> int:  # noqa: ARG002 - a record is a record
         """See `Channel`."""
         return self._offer(data[:PIECE_BYTES])
-
-    def send_both(self, head: bytes, first_bytes: memoryview) -> int:  # noqa: ARG002 - what was offered is offered again
-        """See `Channel`."""
-        return self._offer(head)
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
         """See `Channel`."""

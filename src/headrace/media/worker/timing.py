@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.kernel.metrics import bound
-from headrace.media.model import STAGE, STAGES
+from headrace.media.model import REQUESTS, SENT_BYTES, SOURCES, STAGE, STAGES, STATUSES
 from headrace.media.tracing import TraceLog
 from headrace.media.worker.request_context import Admitted
 
 SAMPLED_EVERY: Final = 16
+ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
+SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 _SERIES: Final = {stage: bound(STAGE, "media_stage_seconds", stage=stage) for stage in STAGES}
 
 

@@ -211,7 +211,9 @@ CREATE TABLE headrace.fetch_photo (
 );
 
 -- The last result of each URL of a customer.
---   sha256      the last good copy, kept while later attempts fail
+--   sha256      the last good copy, kept while later attempts fail; no foreign key, since its check
+--               locks and logs the content's row once more per photo: `fetch_decide_v1`, the only
+--               writer, inserts the content first, and contents are never deleted
 --   due_round   the round in which a failed link is requested again
 --   recheck_at  when a failed link is due in any round; NULL: it has a good copy, was refused
 --               without a request, or belongs to no item
@@ -220,7 +222,7 @@ CREATE TABLE headrace.fetch_link (
     customer text NOT NULL,
     url text NOT NULL,
     outcome text NOT NULL,
-    sha256 text REFERENCES headrace.fetch_photo,
+    sha256 text,
     etag text,
     last_modified text,
     checked_at timestamptz NOT NULL DEFAULT now(),

@@ -32,11 +32,11 @@ END $$;
 
 -- Insert jobs. Return their ids in order; for a taken key the id of the job that has it. A run_at
 -- in the past counts as now. Due jobs of lanes go to their lane with one journal row per lane; no
--- lane is locked.
+-- lane is locked. p_traceparents has one element for all jobs, or one per job.
 CREATE FUNCTION headrace.enqueue_v1(
     p_queues integer[], p_priorities smallint[], p_run_ats timestamptz[],
     p_delays_s double precision[], p_lanes text[], p_keys text[], p_groups bigint[],
-    p_payloads bytea[], p_versions smallint[], p_traceparent text, p_notify boolean
+    p_payloads bytea[], p_versions smallint[], p_traceparents text[], p_notify boolean
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_own bigint[];
@@ -55,10 +55,12 @@ BEGIN
         (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload, version)
     SELECT r.own, r.queue,
            greatest(coalesce(r.run_at, now() + r.delay_s * interval '1 s'), now()),
-           r.group_id, r.priority, r.lane, r.key, p_traceparent, r.payload, coalesce(r.version, 1)
+           r.group_id, r.priority, r.lane, r.key, coalesce(r.traceparent, p_traceparents[1]),
+           r.payload, coalesce(r.version, 1)
     FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-                p_groups, p_payloads, p_versions)
-        AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload, version)
+                p_groups, p_payloads, p_versions, p_traceparents)
+        AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload, version,
+            traceparent)
     WHERE r.own = r.id
       AND (r.lane IS NULL OR coalesce(r.run_at > now(), r.delay_s > 0, false));
     IF array_remove(p_lanes, NULL) <> '{}' THEN
@@ -66,12 +68,12 @@ BEGIN
             INSERT INTO headrace.lane_job
                 (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload,
                  version)
-            SELECT r.own, r.queue, now(), r.group_id, r.priority, r.lane, r.key, p_traceparent,
-                   r.payload, coalesce(r.version, 1)
+            SELECT r.own, r.queue, now(), r.group_id, r.priority, r.lane, r.key,
+                   coalesce(r.traceparent, p_traceparents[1]), r.payload, coalesce(r.version, 1)
             FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes,
-                        p_keys, p_groups, p_payloads, p_versions)
+                        p_keys, p_groups, p_payloads, p_versions, p_traceparents)
                 AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload,
-                    version)
+                    version, traceparent)
             WHERE r.own = r.id AND r.lane IS NOT NULL
               AND NOT coalesce(r.run_at > now(), r.delay_s > 0, false)
             RETURNING lane_job.queue, lane_job.lane
@@ -123,7 +125,7 @@ BEGIN
                 v.id, v.done, v.failed, v.cancelled, v.quarantined,
                 CASE WHEN v.payload = '{}'::bytea THEN '' ELSE ',' END
             ), 'UTF8') || substring(v.payload FROM 2)],
-            ARRAY[v.version], v.traceparent, true);
+            ARRAY[v.version], ARRAY[v.traceparent], true);
     END LOOP;
 END $$;
 
@@ -180,13 +182,13 @@ BEGIN
     END IF;
     IF array_remove(p_keys, NULL) = '{}' THEN
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-            p_groups, p_payloads, p_versions, p_traceparent, p_notify);
+            p_groups, p_payloads, p_versions, ARRAY[p_traceparent], p_notify);
         v_added := p_groups;
     ELSE
         v_mark := nextval('headrace.job_group_id');
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-            array_fill(v_mark, ARRAY[cardinality(p_queues)]), p_payloads, p_versions, p_traceparent,
-            p_notify);
+            array_fill(v_mark, ARRAY[cardinality(p_queues)]), p_payloads, p_versions,
+            ARRAY[p_traceparent], p_notify);
         WITH members AS (
             SELECT DISTINCT ON (m.id) m.id, m.group_id
             FROM unnest(v_ids, p_groups) WITH ORDINALITY AS m(id, group_id, ord)

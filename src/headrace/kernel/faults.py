@@ -1,0 +1,135 @@
+"""Every fault of a decoded document, each with its place, its value and what is accepted.
+
+msgspec stops at the first fault, and its message names neither the value nor, for a choice, the
+accepted values. The type that the document must have contains them. So a caller can correct a
+request without reading the reference.
+
+Only a document that msgspec refused is searched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date, datetime
+from enum import Enum
+from itertools import islice
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from headrace.kernel.errors import FieldProblem, describe_value, mismatch
+from headrace.kernel.storable import escape_step
+
+FAULTS_MAX: Final = 50
+_EXAMPLES: Final[dict[Any, str]] = {
+    datetime: "a moment such as 2026-11-21T10:00:00Z",
+    date: "a date such as 2026-11-21",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+def find_faults(value: Any, kind: Any, pointer: str = "") -> Iterator[FieldProblem]:
+    """Every fault of a decoded `value` as a `kind`, in each field and item."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        inner = list(islice(_inner_faults(value, _arm_of(kind, value), pointer), FAULTS_MAX))
+        yield from inner or [_value_fault(str(error), value, kind, pointer)]
+
+
+def _inner_faults(value: Any, kind: Any, pointer: str) -> Iterator[FieldProblem]:
+    if isinstance(value, dict) and _is_struct(kind):
+        yield from _field_faults(value, kind, pointer)
+    elif isinstance(value, list) and get_origin(kind) in (list, tuple, set):
+        item = get_args(kind)[0]
+        for index, child in enumerate(value):
+            yield from find_faults(child, item, f"{pointer}/{index}")
+    elif isinstance(value, dict) and get_origin(kind) is dict:
+        for key, child in value.items():
+            yield from find_faults(child, get_args(kind)[1], f"{pointer}/{escape_step(key)}")
+
+
+def _field_faults(value: dict[str, Any], kind: Any, pointer: str) -> Iterator[FieldProblem]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for name, field in fields.items():
+        where = f"{pointer}/{escape_step(name)}"
+        if name in value:
+            yield from find_faults(value[name], field.type, where)
+        elif field.required:
+            yield FieldProblem(where, "missing", "expected a value, got none")
+    if kind.__struct_config__.forbid_unknown_fields:
+        for name in value.keys() - fields.keys() - {kind.__struct_config__.tag_field}:
+            yield FieldProblem(f"{pointer}/{escape_step(name)}", "unknown", "no such field")
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _value_fault(message: str, value: Any, kind: Any, pointer: str) -> FieldProblem:
+    """The fault of one value, which msgspec does not name, with the accepted values."""
+    fault = fault_of_message(message, pointer)
+    expected = expectation_of(kind)
+    if fault.pointer != pointer or isinstance(value, dict | list):
+        return fault
+    if fault.code == "wrong_type" and value is not None:
+        return FieldProblem(pointer, fault.code, f"{fault.text} {describe_value(value)}")
+    if expected is None or fault.code == "wrong_type":
+        return fault
+    return FieldProblem(pointer, fault.code, mismatch(expected, value))
+
+
+def fault_of_message(message: str, pointer: str) -> FieldProblem:
+    """The fault in msgspec's message, such as `Expected `str` - at `$.jobs[0].url``."""
+    text, _, path = message.partition(" - at `$")
+    steps = re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path)
+    inner = "".join(f"/{escape_step(name or index)}" for name, index in steps)
+    code = "wrong_type" if text.startswith("Expected `") and "got" in text else "invalid"
+    return FieldProblem(pointer + inner, code, text[:1].lower() + text[1:].replace("`", ""))
+
+
+def _arm_of(kind: Any, value: Any) -> Any:
+    """The member of a union that an object or a list is meant for, otherwise `kind`."""
+    for one in get_args(kind) if get_origin(kind) in (Union, UnionType) else ():
+        if isinstance(value, dict) and (_is_struct(one) or get_origin(one) is dict):
+            return one
+        if isinstance(value, list) and get_origin(one) in (list, tuple, set):
+            return one
+    return kind
+
+
+def expectation_of(
+    kind: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    characters_max: int | None = None,
+) -> str | None:
+    """The values that `kind` accepts within the bounds, in words; None: no simple description."""
+    kind = _plain_kind(kind)
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(str(member.value) for member in kind)}"
+    if kind is str and characters_max is not None:
+        return f"at most {characters_max} characters"
+    text = _EXAMPLES.get(kind)
+    if text is None or (least is None and most is None):
+        return text
+    if most is None:
+        return f"{text} of at least {least}"
+    return f"{text} of at most {most}" if least is None else f"{text} from {least} to {most}"
+
+
+def _plain_kind(kind: Any) -> Any:
+    """`kind` without metadata and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain_kind(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        return _plain_kind(kinds[0]) if len(kinds) == 1 else kind
+    return kind
