@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 #include <sys/epoll.h>
 
@@ -88,20 +87,6 @@ static int64_t first_bytes(const struct answer *answer) {
   return count < room ? count : room;
 }
 
-/* An answer that is sent with its head by one call. */
-static int is_small(const struct answer *answer) {
-  int64_t count = answer->end - answer->start;
-  return count <= SMALL_BYTES && count == first_bytes(answer);
-}
-
-/* Copy the body of a small answer to the plane's buffer. */
-static int read_small(struct plane *plane, const struct answer *answer) {
-  size_t count = (size_t)(answer->end - answer->start);
-  if (answer->file < 0) return frame_read(&answer->frame, answer->start % BLOCK_BYTES, plane->small, count);
-  struct iovec into = {plane->small, count};
-  return preadv2(answer->file, &into, 1, answer->start, RWF_NOWAIT) == (ssize_t)count;
-}
-
 /* Whether the object, its range and its first block can be sent now. */
 static int prepare(struct plane *plane, struct connection *connection, const struct head *head,
                    struct answer *answer) {
@@ -118,8 +103,7 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   int64_t count = first_bytes(answer);
   if (plane->config.folder != NULL) {
     answer->file = file_open(plane->config.folder, object);
-    /* A small answer is copied: that fails if it is not in memory. */
-    return answer->file >= 0 && (is_small(answer) || residency_probe(answer->file, answer->start, count));
+    return answer->file >= 0 && residency_probe(answer->file, answer->start, count);
   }
   return blocks_find(plane->blocks, object, answer->start / BLOCK_BYTES, &answer->frame) &&
          answer->frame.length >= answer->start % BLOCK_BYTES + count &&
@@ -166,7 +150,7 @@ static void count_answer(struct plane *plane, const struct answer *answer) {
 /* A quarter of a second, but enough for a small answer without a pause. */
 int64_t rate_burst(const struct rate *rate) {
   int64_t burst = rate->per_s / 4;
-  return burst > 2 * SMALL_BYTES ? burst : 2 * SMALL_BYTES;
+  return burst > BURST_BYTES_MIN ? burst : BURST_BYTES_MIN;
 }
 
 /* The bytes that may be sent now; 0: the connection pauses until half a burst may be sent. */
@@ -206,9 +190,8 @@ static void finish(struct plane *plane, struct connection *connection) {
 
 /* What the socket took of head and body; the rest is sent by later turns. */
 static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
-                           const char *head, size_t head_bytes, size_t sent) {
-  int64_t body = sent > head_bytes ? (int64_t)(sent - head_bytes) : 0;
-  connection->sent_bytes += (int64_t)sent;
+                           const char *head, size_t head_bytes, size_t sent, int64_t body) {
+  connection->sent_bytes += (int64_t)sent + body;
   count_answer(plane, answer);
   if (!answer->is_hop) sample(plane, answer->object);
   plane->counters.sent_bytes += (uint64_t)body;
@@ -228,7 +211,7 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
   connection->object = object_hold(answer->object);
   connection->is_visited = connection->start % BLOCK_BYTES != 0 || body == 0;
   connection_watch(plane, connection, DEADLINE_SEND);
-  if (sent >= head_bytes) return body ? STEP_WAIT : STEP_MORE;
+  if (sent == head_bytes) return STEP_MORE;
   if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
@@ -236,22 +219,34 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
   return STEP_WAIT;
 }
 
+/* The bytes that may follow the head at once. */
+static int64_t count_first(const struct answer *answer) {
+  int64_t count = first_bytes(answer), burst = rate_burst(&(struct rate){.per_s = answer->url.rate});
+  return answer->url.rate && burst < count ? burst : count;
+}
+
+/* Send bytes that `prepare` found, without a second look at their block. A fault shows in the next turn. */
+static int64_t send_first(const struct connection *connection, const struct answer *answer, int64_t count) {
+  int file = answer->file;
+  off_t at = answer->start;
+  if (file < 0) {
+    file = answer->frame.disk->reader;
+    at = answer->frame.offset + answer->start % BLOCK_BYTES;
+  }
+  ssize_t sent = sendfile(connection->fd, file, &at, (size_t)count);
+  return sent < 0 ? 0 : sent;
+}
+
 static enum step begin_answer(struct plane *plane, struct connection *connection, const struct answer *answer,
                               const char *head, size_t head_bytes) {
-  ssize_t sent;
-  if (is_small(answer)) {
-    size_t count = (size_t)(answer->end - answer->start);
-    struct iovec parts[2] = {{(void *)(uintptr_t)head, head_bytes}, {plane->small, count}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL);
-  } else {
-    sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
-  }
+  ssize_t sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
   if (sent < 0 && errno != EAGAIN) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
   }
-  return note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent);
+  int64_t count = count_first(answer), body = sent == (ssize_t)head_bytes ? send_first(connection, answer, count) : 0;
+  enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, body);
+  return body && body < count ? STEP_WAIT : step;
 }
 
 static int accept_hop(struct plane *plane, const struct hop *hop) {
@@ -266,8 +261,7 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
   struct answer answer;
   char out[HEAD_OUT_MAX];
   size_t head_bytes = 0;
-  if (prepare(plane, connection, head, &answer) && (!is_small(&answer) || read_small(plane, &answer)))
-    head_bytes = write_head(plane, &answer, out);
+  if (prepare(plane, connection, head, &answer)) head_bytes = write_head(plane, &answer, out);
   /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
   if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
   if (head_bytes == 0) {
@@ -367,7 +361,7 @@ static int find_source(struct plane *plane, struct connection *connection, int64
 }
 
 /* Send the rest of the current block as far as the socket takes it. */
-static enum step send_block(struct plane *plane, struct connection *connection, int64_t *share) {
+static enum step send_block(struct plane *plane, struct connection *connection) {
   int64_t offset = connection->start % BLOCK_BYTES, count = connection->left;
   int file = -1;
   off_t at = 0;
@@ -389,7 +383,6 @@ static enum step send_block(struct plane *plane, struct connection *connection, 
   connection->rate.left -= sent;
   connection->sent_bytes += sent;
   plane->counters.sent_bytes += (uint64_t)sent;
-  *share -= sent;
   connection->is_visited = connection->start % BLOCK_BYTES != 0;
   if (connection->left == 0) finish(plane, connection);
   return sent < count ? STEP_WAIT : STEP_MORE;
@@ -403,6 +396,7 @@ void connection_advance(struct plane *plane, struct connection *connection) {
       connection_enqueue(plane, connection);
       return;
     }
+    int64_t before = connection->sent_bytes;
     enum step step;
     if (connection->state == READING) {
       step = read_head(plane, connection, &is_drained);
@@ -410,9 +404,10 @@ void connection_advance(struct plane *plane, struct connection *connection) {
     } else if (connection->out.count) {
       step = send_out(plane, connection);
     } else {
-      step = send_block(plane, connection, &share);
+      step = send_block(plane, connection);
     }
     if (step == STEP_ENDED) return;
+    share -= connection->sent_bytes - before;
     if (step == STEP_WAIT) break;
   }
   if (plane->is_stopping && connection->state == READING && connection->in.count == 0) connection_close(plane, connection);

@@ -15,7 +15,7 @@
 #include "url.h"
 
 #define LISTENERS_MAX 4
-#define SMALL_BYTES (32 * 1024)
+#define BURST_BYTES_MIN (64 * 1024)
 #define QUANTUM_BYTES (1024 * 1024) /* sent to one client before the next one is served */
 #define PAUSE_SLOTS 256
 #define PAUSE_SLOT_MS 4
@@ -113,7 +113,6 @@ struct plane {
   char date[40];
   struct plane_counters counters;
   uint8_t input[HEAD_BYTES_MAX];
-  uint8_t small[SMALL_BYTES];
 };
 
 /* loop.c */
