@@ -1,5 +1,6 @@
 /* Requests in, answers out. A connection is READING until a plain head is complete, then SENDING. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ struct answer {
   int is_hop;
   struct object *object;
   struct frame frame; /* of the first block */
-  int file;           /* -1: the object is in blocks */
+  int file;           /* of the plane's open files; -1: the object is in blocks */
   int64_t start, end;
   int is_part;
 };
@@ -102,7 +103,7 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   if (answer->start >= answer->end) return 0;
   int64_t count = first_bytes(answer);
   if (plane->config.folder != NULL) {
-    answer->file = file_open(plane->config.folder, object);
+    answer->file = files_open(&plane->files, plane->config.folder, object, plane->now_ms);
     return answer->file >= 0 && residency_probe(answer->file, answer->start, count);
   }
   return blocks_find(plane->blocks, object, answer->start / BLOCK_BYTES, &answer->frame) &&
@@ -206,6 +207,11 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
     return STEP_MORE;
   }
   connection->state = SENDING;
+  /* An own descriptor, closed with the answer or the connection: the plane may close its file meanwhile. */
+  if (answer->file >= 0 && (connection->file = fcntl(answer->file, F_DUPFD_CLOEXEC, 0)) < 0) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
   connection->rate = (struct rate){.per_s = answer->url.rate, .seen_ms = plane->now_ms};
   connection->rate.left = rate_burst(&connection->rate) - body;
   connection->object = object_hold(answer->object);
@@ -265,11 +271,9 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
   /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
   if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
   if (head_bytes == 0) {
-    if (answer.file >= 0) close(answer.file);
     connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
     return STEP_ENDED;
   }
-  connection->file = answer.file; /* closed with the answer or the connection */
   /* `data` may be the connection's own buffer, so the rest is kept before anything is freed. */
   if (bytes_set(&connection->in, data + head->bytes, bytes - head->bytes) != 0) {
     connection_cut(plane, connection, &plane->counters.cuts_client);

@@ -400,6 +400,7 @@ static void tick(struct plane *plane) {
   move_epoch(plane);
   expire_due(plane);
   move_epoch(plane);
+  files_close_unused(&plane->files, plane->now_ms - FILES_UNUSED_MS);
   free_ended(plane);
   if (plane->is_accepting_paused) watch_listeners(plane, EPOLL_CTL_ADD);
   plane->is_accepting_paused = 0;

@@ -16,6 +16,7 @@
 
 #define LISTENERS_MAX 4
 #define BURST_BYTES_MIN (64 * 1024)
+#define FILES_UNUSED_MS 1000 /* then they are closed */
 #define QUANTUM_BYTES (1024 * 1024) /* sent to one client before the next one is served */
 #define PAUSE_SLOTS 256
 #define PAUSE_SLOT_MS 4
@@ -93,6 +94,7 @@ struct plane {
 
   struct objects objects;
   struct blocks *blocks;
+  struct files files;
   struct url_keys *keys;
   struct hop_keys *hop_keys;
   struct hop_counters hop_counters;

@@ -191,6 +191,7 @@ static void free_plane(struct plane *plane) {
     free(event);
   }
   for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i]);
+  files_close_unused(&plane->files, INT64_MAX);
   objects_close(&plane->objects);
   free(plane->blocks);
   free(plane->folder);
