@@ -2,6 +2,7 @@
 
 Closed loop on loopback, tracks of 5 MiB in the page cache, ranges of 256 KiB and 16 KiB at random;
 64 connections, for the large ones also 1 and 1,000. Server on one core, generator on the other.
+Ours checks a signed URL per listener: 20,480 distinct ones over the same blocks; beside them 64.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from pathlib import Path
 from bench.figures import Figure, Goal, Runs, figure
 from bench.harness import Run
 from bench.media_objects import Track, make_tracks
-from bench.media_stage import Serving, blobs_folder, disk_of, our_node, press, read_all
+from bench.media_stage import (
+    LISTENERS,
+    Pressed,
+    Serving,
+    blobs_folder,
+    disk_of,
+    listener_targets,
+    our_node,
+    press,
+    read_all,
+)
 from bench.peers import media_servers as peers
 from bench.systems import OURS, Cell
 
@@ -23,6 +34,8 @@ LARGE, SMALL = 256 * 1024, 16 * 1024
 FILES = "headrace, files"
 """Our node without disks: the object store is a folder and is sent from directly."""
 CONNECTIONS = (64, 1, 1_000)
+FEW_URLS = 64
+NOTE = f"{peers.NGINX} and all peers but {peers.SECURE} get plain URLs: they check no signature"
 Serve = Callable[[Cell, Sequence[Track]], AbstractAsyncContextManager[Serving]]
 Found = Mapping[str, Mapping[str, Runs]]
 STAGE = re.compile(r'media_stage_seconds_(sum|count)\{[^}]*stage="(\w+)"[^}]*\} ([\d.e+-]+)')
@@ -33,15 +46,23 @@ async def measure(run: Run) -> list[Figure]:
     serves: dict[str, Serve] = {
         OURS.name: our_cache,
         peers.NGINX: peers.nginx_static,
+        peers.SECURE: peers.nginx_secure,
         peers.SLICE: peers.nginx_slice,
         FILES: our_node,
         peers.VARNISH: peers.varnish,
         peers.AIOHTTP: peers.aiohttp_files,
         peers.GRANIAN: peers.granian_files,
     }
-    cells = {name: partial(_serve, run, serve) for name, serve in serves.items()}
+    cells = {name: partial(_serve, run, name, serve) for name, serve in serves.items()}
     found = await run.alternate({**cells, peers.BARE: partial(_bare, run)})
-    return [*_rates(found), *_costs(found), *_firsts(found), *_stages(found)]
+    return [
+        *_rates(found),
+        *_urls(found),
+        *_files(found),
+        *_costs(found),
+        *_firsts(found),
+        *_stages(found),
+    ]
 
 
 @asynccontextmanager
@@ -52,28 +73,42 @@ async def our_cache(cell: Cell, tracks: Sequence[Track], **settings: str) -> Asy
         yield serving
 
 
-async def _serve(run: Run, serve: Serve) -> Mapping[str, float]:
+async def _serve(run: Run, name: str, serve: Serve) -> Mapping[str, float]:
     async with run.cell() as cell:
         tracks = make_tracks(blobs_folder(cell), run.sized(64, 16))
-        async with serve(cell, tracks) as serving:
-            await read_all(serving)
+        async with serve(cell, tracks) as server:
+            await read_all(server)
             found: dict[str, float] = {}
+            serving, few = server, None
+            if name in (OURS.name, FILES):
+                serving = server.with_targets(listener_targets(cell, tracks))
+                few = server.with_targets(listener_targets(cell, tracks, FEW_URLS))
             for range_bytes, connections in _loads(run):
-                pressed = await press(
-                    cell,
-                    serving,
-                    "hot",
-                    seconds=run.sized(5, 2),
-                    warm_s=1,
-                    range_bytes=range_bytes,
-                    connections=connections,
-                )
+                load = partial(_press, run, cell, range_bytes, connections)
+                pressed = await load(serving)
                 size = f"{range_bytes} {connections}"
                 found[f"rate {size}"] = pressed.rate_per_s
+                if few is not None and connections == CONNECTIONS[0]:
+                    found[f"few {size}"] = (await load(few)).rate_per_s
+                    found[f"urls {size}"] = found[f"rate {size}"] / found[f"few {size}"]
                 found[f"cpu {size}"] = pressed.cpu_s_a_gib
                 found[f"first p50 {size}"] = pressed.told["first_us"]["p50"]
                 found[f"first p99 {size}"] = pressed.told["first_us"]["p99"]
             return found | stages_of(cell.folder / "data" / "run" / "metrics")
+
+
+async def _press(
+    run: Run, cell: Cell, range_bytes: int, connections: int, serving: Serving
+) -> Pressed:
+    return await press(
+        cell,
+        serving,
+        "hot",
+        seconds=run.sized(5, 2),
+        warm_s=1,
+        range_bytes=range_bytes,
+        connections=connections,
+    )
 
 
 async def _bare(run: Run) -> Mapping[str, float]:
@@ -117,8 +152,8 @@ def split(found: Found, metric: str) -> tuple[Runs | None, dict[str, Runs], dict
 
 def _rates(found: Found) -> list[Figure]:
     goals = {
-        (LARGE, 64): Goal(times={peers.NGINX: 1.0, peers.SLICE: 1.1, peers.VARNISH: 1.5}),
-        (SMALL, 64): Goal(times={peers.SLICE: 0.9}),
+        (LARGE, 64): Goal(times={peers.NGINX: 1.05, peers.SLICE: 1.1, peers.VARNISH: 1.5}),
+        (SMALL, 64): Goal(times={peers.NGINX: 1.0}),
     }
     figures = []
     for range_bytes, connections in (*((LARGE, each) for each in CONNECTIONS), (SMALL, 64)):
@@ -129,11 +164,57 @@ def _rates(found: Found) -> list[Figure]:
             figure(
                 f"hot ranges of {range_bytes // 1024} KiB, one worker",
                 "answers/s",
-                f"{connections:,} connections",
+                f"{connections:,} connections, {LISTENERS:,} URLs",
                 ours=ours,
                 peers=others,
                 limit=limit,
                 goal=goals.get((range_bytes, connections)),
+                not_measured=[NOTE],
+            )
+        )
+    return figures
+
+
+def _urls(found: Found) -> list[Figure]:
+    """Ours with few URLs, and what many cost beside them in the same cell."""
+    figures = []
+    for range_bytes in (LARGE, SMALL):
+        size = f"{range_bytes // 1024} KiB, 64 connections"
+        few, share = (found.get(f"{kind} {range_bytes} 64", {}) for kind in ("few", "urls"))
+        figures += [
+            figure(
+                f"the same with {FEW_URLS} URLs",
+                "answers/s",
+                size,
+                ours=few.get(OURS.name),
+                peers={FILES: few[FILES]} if FILES in few else None,
+            ),
+            figure(
+                f"{LISTENERS:,} URLs beside {FEW_URLS}",
+                "x",
+                size,
+                ours=share.get(OURS.name),
+                peers={FILES: share[FILES]} if FILES in share else None,
+                goal=Goal(at_least=0.95),
+            ),
+        ]
+    return figures
+
+
+def _files(found: Found) -> list[Figure]:
+    """Ours without disks beside nginx, which keeps its files open for ten minutes."""
+    figures = []
+    for range_bytes in (LARGE, SMALL):
+        rows = found.get(f"rate {range_bytes} 64", {})
+        others = {name: rows[name] for name in (peers.NGINX, peers.SECURE) if name in rows}
+        figures.append(
+            figure(
+                f"files of a folder, ranges of {range_bytes // 1024} KiB",
+                "answers/s",
+                f"64 connections, {LISTENERS:,} URLs",
+                ours=rows.get(FILES),
+                peers=others,
+                goal=Goal(times={peers.NGINX: 0.9}),
             )
         )
     return figures

@@ -32,6 +32,8 @@ from headrace.media import Media, MediaConfig
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 SIGNED_S = 6 * 3600.0
+LISTENERS = 20_480
+"""Distinct URLs of a main row: each listener has one of its own, as in production."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,18 @@ def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
     media = Media(blobs, MediaConfig(), secret=lambda: load_or_create_secret(cell.folder / "data"))
     urls = [media.objects.url(t.key, ttl_s=SIGNED_S + number) for number, t in enumerate(tracks)]
     return ["/m/" + url.partition("/m/")[2] for url in urls]
+
+
+def listened(tracks: Sequence[Track], listeners: int) -> list[Track]:
+    """The track of each listener: `tracks` in turns."""
+    return [tracks[number % len(tracks)] for number in range(listeners)]
+
+
+def listener_targets(cell: Cell, tracks: Sequence[Track], listeners: int = LISTENERS) -> Path:
+    """A signed URL per listener, each with an expiry of its own, over the same tracks."""
+    heard = listened(tracks, listeners)
+    file = cell.folder / f"listeners-{listeners}"
+    return write_targets(file, heard, signed_targets(cell, heard))
 
 
 def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:
@@ -142,7 +156,8 @@ async def read_all(serving: Serving) -> None:
     def read() -> None:
         line = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60)
         rows = [row.split() for row in serving.targets.read_text().splitlines()]
-        for number, size, target in rows:
+        once = {number: (size, target) for number, size, target in rows}
+        for number, (size, target) in once.items():
             line.request("GET", target)
             answer = line.getresponse()
             body = answer.read()

@@ -1,15 +1,19 @@
 """The servers that media is measured against, each in its best documented setting for ranges.
 
-nginx twice, both with `tcp_nopush off`, which halves it on loopback when it is on: over files, with
-open files kept; and as a cache with slices of the size of the ranges. Varnish with its memory
-store. aiohttp's FileResponse and granian's file range over RSGI, from the environment of the peers.
-And what no server can exceed: a loop that does nothing but sendfile.
+nginx three times, with `tcp_nopush off`, which halves it on loopback when it is on: over files,
+with open files kept; the same with `secure_link_md5`, its own signed URLs, one per listener; and as
+a cache with slices of the size of the ranges. Varnish with its memory store. aiohttp's FileResponse
+and granian's file range over RSGI, from the environment of the peers. And what no server can
+exceed: a loop that does nothing but sendfile.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +21,21 @@ from pathlib import Path
 from bench.children import BenchFault, Child
 from bench.machine import ROOT
 from bench.media_objects import Track, make_tracks, native_program, write_targets
-from bench.media_stage import SERVER_CORE, Serving, blobs_folder, pinned, served
+from bench.media_stage import (
+    LISTENERS,
+    SERVER_CORE,
+    SIGNED_S,
+    Serving,
+    blobs_folder,
+    listened,
+    pinned,
+    served,
+)
 from bench.systems import PEER_PYTHON, Cell
 from bench.views_stage import free_port
 
 NGINX = "nginx static"
+SECURE = "nginx secure_link"
 SLICE = "nginx proxy_cache + slice"
 VARNISH = "Varnish"
 AIOHTTP = "aiohttp FileResponse"
@@ -31,6 +45,7 @@ BARE_TRACK = 60_000
 """The number of the one large object that the bare loop sends from."""
 SETTINGS = {
     NGINX: "1 worker, sendfile, tcp_nopush off, open_file_cache, no logs, no signatures",
+    SECURE: "as nginx static, secure_link_md5 with expiry: one URL per listener",
     SLICE: (
         "1 worker, slices of 256 KiB, cache on disk (in the page cache), tcp_nopush off, no logs"
     ),
@@ -52,6 +67,16 @@ http {{
 """
 _STATIC = """
   server {{ listen 127.0.0.1:{port} backlog=8192; location /m/ {{ alias {blobs}/; }} }}
+}}
+"""
+_SECRET = "of-this-benchmark"
+_SECURED = """
+  server {{ listen 127.0.0.1:{port} backlog=8192; location /m/ {{
+    secure_link $arg_md5,$arg_expires; secure_link_md5 "$secure_link_expires$uri {secret}";
+    if ($secure_link = "") {{ return 403; }}
+    if ($secure_link = "0") {{ return 403; }}
+    alias {blobs}/;
+  }} }}
 }}
 """
 _SLICED = """
@@ -83,6 +108,24 @@ async def nginx_static(
     """nginx over the files themselves."""
     async with _nginx(cell, tracks, _STATIC, core=core, name=name) as serving:
         yield serving
+
+
+@asynccontextmanager
+async def nginx_secure(cell: Cell, tracks: Sequence[Track]) -> AsyncIterator[Serving]:
+    """nginx over the files, with a signed URL per listener."""
+    heard = listened(tracks, LISTENERS)
+    expires_s = int(time.time() + SIGNED_S)
+    urls = [_secure_url(track, expires_s + number) for number, track in enumerate(heard)]
+    targets = write_targets(cell.folder / "secure-listeners", heard, urls)
+    async with _nginx(cell, tracks, _SECURED, core=SERVER_CORE, name="secure") as serving:
+        yield serving.with_targets(targets)
+
+
+def _secure_url(track: Track, expires_s: int) -> str:
+    path = f"/m/{track.key}"
+    digest = hashlib.md5(f"{expires_s}{path} {_SECRET}".encode(), usedforsecurity=False).digest()
+    md5 = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return f"{path}?md5={md5}&expires={expires_s}"
 
 
 @asynccontextmanager
@@ -166,6 +209,7 @@ async def _nginx(
         "blobs": blobs_folder(cell),
         "port": port,
         "origin": free_port(),
+        "secret": _SECRET,
         "files": 20_000,
         "connections": 16_384,
         # Its worker would be another user, who may not read this run's folder.

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
+from pathlib import Path
 
 import pytest
 from node_kinds import FILES, TLS
@@ -123,6 +124,43 @@ async def test_a_copied_file_keeps_its_etag(node, tmp_path):
     copy.replace(path)
     assert (await client.ask("a.mp3")).fields["etag"] == first
     assert first == f'"{(await node.blobs.info("a.mp3")).etag}"'
+
+
+def _replace(path, data):
+    draft = path.with_name("draft")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def _replace_folder(path, data):
+    path.parent.rename(path.parent.with_name("away"))
+    path.parent.mkdir()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "change", [_replace, type(Path()).write_bytes, _replace_folder, lambda path, _: path.unlink()]
+)
+async def test_a_change_of_a_file_that_is_in_use_is_noticed_at_once(node, change):
+    """A file that was just sent many times is not sent once more after it was changed."""
+    old, new = pattern(BLOCK_BYTES, 1), pattern(BLOCK_BYTES, 2)
+    await node.blobs.put("in/a.mp3", old)
+    path = node.blobs.folder / "in" / "a.mp3"
+    # The same size and, to the microsecond, another time: the kernel's clock ticks every few ms.
+    os.utime(path, ns=(1, 10**18))
+    client = await node.connect()
+    etags = set()
+    for number in range(8):
+        answer = await client.ask("in/a.mp3", Range=f"bytes={number}-{number + 19_999}")
+        assert answer.body == old[number : number + 20_000]
+        etags.add(answer.fields["etag"])
+    change(path, new)
+    answer = await client.ask("in/a.mp3", Range="bytes=0-19999")
+    if path.exists():
+        assert (answer.status, answer.body) == (206, new[:20_000])
+        assert answer.fields["etag"] not in etags
+    else:
+        assert answer.status == 404
 
 
 async def test_versions_stored_one_right_after_the_other_have_different_etags(blobs):

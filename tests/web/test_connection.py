@@ -155,7 +155,7 @@ async def wait_refused(at):
 
 
 async def test_an_address_in_use_or_unknown_is_named(make_app):
-    taken = bind(("127.0.0.1", 0))
+    [taken] = bind(("127.0.0.1", 0))
     app, port = make_app(), taken.getsockname()[1]
     web = app.config.sections["web"]
     app.config.sections["web"] = dataclasses.replace(web, listen=("127.0.0.1", port))

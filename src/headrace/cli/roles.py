@@ -52,16 +52,15 @@ APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", requ
 
 
 def run_role(
-    line: CommandLine,
+    app: App,
+    packages: tuple[str, ...],
     role: str,
     body: Body,
     *,
-    application: str | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     needs_schema: bool = True,
 ) -> None:
     """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
-    app = line.app(application)
     configure_logs(role, level=app.config.sections["data"].log_level)
     watch_parent()
 
@@ -73,7 +72,7 @@ def run_role(
         writing = asyncio.create_task(write_metrics(app, role))
         try:
             if needs_schema:
-                await wait_for_schema(app, line.packages, stop)
+                await wait_for_schema(app, packages, stop)
             if not stop.is_set():
                 await body(app, stop)
         finally:
@@ -146,26 +145,81 @@ def require_libraries(room: str) -> None:
 
 @click.command("api", short_help="Serve the HTTP API and the console.")
 @APP_ARGUMENT
+@click.option("--listener", type=int, hidden=True, help="The listening socket of a worker.")
 @click.pass_obj
-def api(line: CommandLine, application: str | None) -> None:
-    """Serve the HTTP API of all rooms and the console on `web.listen`."""
+def api(line: CommandLine, application: str | None, *, listener: int | None) -> None:
+    """Serve the HTTP API of all rooms and the console on `web.listen`.
+
+    With `web.processes` of 2 or more, SIGHUP replaces the processes one by one, without a refused
+    request.
+    """
     require_libraries("web")
+    app = line.app(application)
+    if listener is not None:
+        run_role(
+            app, line.packages, "api.worker", partial(_serve_api, socket.socket(fileno=listener))
+        )
+    elif app.config.sections["web"].processes == 1:
+        run_role(app, line.packages, "api", partial(_serve_api, None))
+    else:
+        # The standard event loop, as uvloop cannot start a process in a group of its own.
+        run_role(
+            app,
+            line.packages,
+            "api",
+            partial(_keep_api_processes, line, application),
+            loop_factory=asyncio.new_event_loop,
+            needs_schema=False,
+        )
+
+
+async def _serve_api(listener: socket.socket | None, app: App, stop: asyncio.Event) -> None:
+    """Serve in this process; a worker receives its listener and drains on SIGHUP."""
     from headrace.cli.console import address_noted
     from headrace.web.serving import run_api
 
-    async def body(app: App, stop: asyncio.Event) -> None:
-        with ExitStack() as noted:
+    drain = asyncio.Event()
+    if listener is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, drain.set)
+    with ExitStack() as noted:
 
-            def on_ready(host: str, port: int) -> None:
-                # Exclude startup objects from garbage collection, which would pause requests.
-                gc.collect()
-                gc.freeze()
+        def on_ready(host: str, port: int) -> None:
+            # Exclude startup objects from garbage collection, which would pause requests.
+            gc.collect()
+            gc.freeze()
+            if listener is None:
                 noted.enter_context(address_noted(app.data_folder, f"{host}:{port}"))
-                announce_ready(listen=f"{host}:{port}")
+            announce_ready(listen=f"{host}:{port}")
 
-            await run_api(app, stop, on_ready, app.pages())
+        await run_api(app, stop, on_ready, app.pages(), listener=listener, drain=drain)
 
-    run_role(line, "api", body, application=application)
+
+async def _keep_api_processes(
+    line: CommandLine, application: str | None, app: App, stop: asyncio.Event
+) -> None:
+    """Keep `web.processes` workers; reload them on SIGHUP."""
+    from headrace.cli.api_processes import ApiProcesses
+    from headrace.cli.console import address_noted
+    from headrace.web.serving import bind
+
+    config = app.config.sections["web"]
+    listeners = bind(config.listen, config.processes)
+    host, port = listeners[0].getsockname()[:2]
+    named = [application] if application else []
+
+    def command(listener: int) -> list[str]:
+        return [*headrace_command(line), "api", "--listener", str(listener), *named]
+
+    reload = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
+    with ExitStack() as noted:
+
+        def on_ready() -> None:
+            noted.enter_context(address_noted(app.data_folder, f"{host}:{port}"))
+            announce_ready(listen=f"{host}:{port}")
+
+        processes = ApiProcesses(listeners, command, graceful_s=config.graceful_stop_s)
+        await processes.run(stop, reload, on_ready)
 
 
 @click.command("agent", short_help="Run jobs in forked worker processes; one agent per host.")
@@ -218,7 +272,7 @@ def agent(
                 await inner.close()
 
     # Only the zygote imports the application.
-    run_role(line, "agent", body, needs_schema=False)
+    run_role(line.app(), line.packages, "agent", body, needs_schema=False)
     return 0
 
 
@@ -291,7 +345,7 @@ def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
         announce_ready()
         await worker.run(stop)
 
-    run_role(line, "work", body, application=application)
+    run_role(line.app(application), line.packages, "work", body)
     return 0
 
 
@@ -311,7 +365,7 @@ def scheduler(line: CommandLine, application: str | None) -> None:
         announce_ready()
         await running.run(stop)
 
-    run_role(line, "scheduler", body, application=application)
+    run_role(line.app(application), line.packages, "scheduler", body)
 
 
 @click.command("flusher", short_help="Flush views to PostgreSQL, sweep feeds to Valkey.")
@@ -332,7 +386,7 @@ def flusher(line: CommandLine, application: str | None) -> None:
         announce_ready()
         await asyncio.gather(running.run(stop), sweeper.run(stop))
 
-    run_role(line, "flusher", body, application=application)
+    run_role(line.app(application), line.packages, "flusher", body)
 
 
 @click.group("media")
@@ -362,10 +416,10 @@ def serve_media(line: CommandLine, application: str | None) -> None:
 
     # The standard event loop, as uvloop has no sendfile.
     run_role(
-        line,
+        line.app(application),
+        line.packages,
         "media",
         body,
-        application=application,
         loop_factory=asyncio.new_event_loop,
         needs_schema=False,
     )

@@ -204,8 +204,7 @@ class Supervisor:
         """Run the role until it exits; on cancellation, stop it in order."""
         reading, writing = os.pipe()
         pipe = os.fdopen(reading, "rb", buffering=0)
-        ready = asyncio.create_task(self._read_ready(role, pipe))
-        ready.add_done_callback(lambda _: pipe.close())
+        ready = asyncio.create_task(self._note_ready(role, pipe))
         own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
         try:
             process = await ChildProcess.start(
@@ -225,20 +224,9 @@ class Supervisor:
             del self._pids[role.name]
             ready.cancel()
 
-    async def _read_ready(self, role: Role, pipe: BinaryIO) -> None:
-        reader = asyncio.StreamReader(limit=_READY_BYTES_MAX)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
-        try:
-            line = await reader.readline()
-            facts = json.loads(line) if line else None
-        except ValueError as error:
-            log.warning("ready_line_not_understood", name=role.name, error=str(error))
-            return
-        finally:
-            transport.close()
-        if isinstance(facts, dict) and facts.pop("ready", False) is True:
+    async def _note_ready(self, role: Role, pipe: BinaryIO) -> None:
+        facts = await read_ready(pipe)
+        if facts is not None:
             self._ready[role.name] = facts
             self._changed.set()
             self._report("role_ready", role.name, {"announced": facts})
@@ -265,6 +253,25 @@ class Supervisor:
                 continue
             self._report("engine_restarted", name, {})
             return
+
+
+async def read_ready(pipe: BinaryIO) -> dict[str, Any] | None:
+    """What a process announces by `announce_ready`, or None if it ends before. Close the pipe."""
+    with pipe:
+        reader = asyncio.StreamReader(limit=_READY_BYTES_MAX)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            line = await reader.readline()
+            facts = json.loads(line) if line else None
+        except ValueError as error:
+            log.warning("ready_line_not_understood", error=str(error))
+            return None
+        finally:
+            transport.close()
+    is_ready = isinstance(facts, dict) and facts.pop("ready", False) is True
+    return facts if is_ready else None
 
 
 async def _keep_reaping() -> None:

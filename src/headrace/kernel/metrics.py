@@ -181,34 +181,49 @@ def remove_snapshot(folder: Path, role: str) -> None:
 
 
 def merged_metrics(folder: Path | None, role: str | None) -> bytes:
-    """The exposition text of all fresh snapshots in `folder`, and of this process as `role`."""
-    texts = [(role, generate_latest(REGISTRY).decode())] if role is not None else []
+    """The exposition text of all fresh snapshots in `folder`, and of this process as `role`.
+
+    A role may have several processes, whose snapshots are named `<role>.worker`. The pid is a label
+    of their series, so that a restart resets no counter.
+    """
+    own, texts = role, []
     for path in sorted(folder.glob("*.prom")) if folder is not None else []:
         try:
-            fresh = time.time() - path.stat().st_mtime < STALE_S
-            if fresh and path.stem != f"{role}-{os.getpid()}":
-                texts.append((path.stem.rpartition("-")[0], path.read_text()))
+            name, _, pid = path.stem.rpartition("-")
+            if role is not None and pid == str(os.getpid()) and name.partition(".")[0] == role:
+                own = path.stem
+            elif time.time() - path.stat().st_mtime < STALE_S:
+                texts.append((path.stem, path.read_text()))
         except FileNotFoundError:
             continue
+    if own is not None:
+        texts.insert(0, (own, generate_latest(REGISTRY).decode()))
     merged = CollectorRegistry()
     merged.register(_Merged(texts))
     return generate_latest(merged)
 
 
+def _labels_of(snapshot: str) -> dict[str, str]:
+    """The labels for a snapshot named `<role>-<pid>` or `<role>.worker-<pid>`, or for a role."""
+    name, _, pid = snapshot.rpartition("-")
+    role, _, is_worker = (name or snapshot).partition(".")
+    return {"role": role, "process": pid} if is_worker else {"role": role}
+
+
 class _Merged:
-    """The families of several expositions, with a `role` label on each sample."""
+    """The families of the expositions of several processes, with labels of the process."""
 
     def __init__(self, texts: list[tuple[str, str]]) -> None:
         self._texts = texts
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for role, text in self._texts:
+        for name, text in self._texts:
+            labels = _labels_of(name)
             for family in text_string_to_metric_families(text):
                 target = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
                 for sample in family.samples:
-                    labels = {**sample.labels, "role": role}
-                    target.add_sample(sample.name, labels, sample.value)
+                    target.add_sample(sample.name, {**sample.labels, **labels}, sample.value)
         return families.values()

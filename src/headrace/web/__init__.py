@@ -1,7 +1,7 @@
 """The web server: one ASGI app with every room's routes, and what these routes share.
 
-`create_api` mounts the rooms' Litestar handlers; `run_api` serves them by a protocol class of its
-own over httptools, on uvloop (decision 0026).
+`create_layers` mounts the rooms' Litestar handlers; `run_api` serves them with one protocol class
+over httptools, on uvloop. `web.processes` processes may share the port (`cli.api_processes`).
 
 Promises: every error is `application/problem+json` (RFC 9457) with a code from the error table and
 a request id. A revoked token stops working within 5 s. Only the SHA-256 of a token is stored. A
@@ -14,13 +14,13 @@ publishable key.
 Engines: PostgreSQL stores tokens, console sessions, the audit log and idempotency keys.
 
 model        settings, scopes, errors and the protocol of the served app
-server       the app, Idempotency-Key         http         the routes at the root
+server       the app, Idempotency-Key            http         the routes at the root
+serving      listening, stop and drain           connection   order and deadlines of one connection
+parsing      requests out of bytes               exchange     one request as ASGI sees it
+fast_path    hot routes without ASGI             problems     errors as problem documents
 guard        checks and headers of every request, CORS
 auth         authentication and scopes           tokens       API tokens and their store
 sessions     console sessions and the audit log  limits       connection and request limits
 routes       parameter checks and OpenAPI        bodies       strict JSON bodies
-problems     errors as problem documents         serving      listening and stopping
-parsing      requests out of bytes               connection   requests of one connection, deadlines
-exchange     one request and response as ASGI    fast_path    routes for thousands of reads a second
 cli          commands
 """

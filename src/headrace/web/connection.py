@@ -250,11 +250,11 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._transport.abort()
 
-    def drain(self) -> None:
-        """End after the current requests; close an idle connection or an endless response now."""
+    def drain(self, *, closes_idle: bool) -> None:
+        """End after the current requests; close an endless response, or an idle one, at once."""
         exchange = self._exchange
         is_idle = self._task is None and not (self._parser.is_in_head or self._parser.is_in_body)
-        if (exchange is not None and ENDLESS in exchange.scope) or is_idle:
+        if (exchange is not None and ENDLESS in exchange.scope) or (closes_idle and is_idle):
             self._transport.close()
 
     def cancel(self) -> None:

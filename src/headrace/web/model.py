@@ -84,6 +84,11 @@ class WebConfig:
     listen: tuple[str, int] = setting(
         "127.0.0.1:8080", "Where the HTTP API listens; port 0 selects a free port.", parse_listen
     )
+    processes: int = setting(
+        "1",
+        "Processes of the API that share the port; the limits below hold for each of them.",
+        parse_rate,
+    )
     allowed_hosts: tuple[str, ...] = setting(
         "",
         "Accepted Host names, in addition to loopback names, IP addresses and `listen`.",
@@ -94,13 +99,14 @@ class WebConfig:
     )
     connections_max: int = setting(
         "1024",
-        "Open connections; one more closes the longest idle one, or gets 503 if none is idle.",
+        "Open connections of a process; one more closes the longest idle one, or gets 503 if none"
+        " is idle.",
         parse_count,
     )
     connections_per_address: int = setting(
         "512",
-        "Open connections from one address (IPv6: one /64); behind a proxy raise it to"
-        " connections_max.",
+        "Open connections of a process from one address (IPv6: one /64); behind a proxy raise it"
+        " to connections_max.",
         parse_count,
     )
     requests_per_token: int = setting(

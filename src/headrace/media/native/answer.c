@@ -1,11 +1,11 @@
 /* Requests in, answers out. A connection is READING until a plain head is complete, then SENDING. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 #include <sys/epoll.h>
 
@@ -20,7 +20,7 @@ struct answer {
   int is_hop;
   struct object *object;
   struct frame frame; /* of the first block */
-  int file;           /* -1: the object is in blocks */
+  int file;           /* of the plane's open files; -1: the object is in blocks */
   int64_t start, end;
   int is_part;
 };
@@ -89,20 +89,6 @@ static int64_t first_bytes(const struct answer *answer) {
   return count < room ? count : room;
 }
 
-/* An answer that is sent with its head by one call. */
-static int is_small(const struct answer *answer) {
-  int64_t count = answer->end - answer->start;
-  return count <= SMALL_BYTES && count == first_bytes(answer);
-}
-
-/* Copy the body of a small answer to the plane's buffer. */
-static int read_small(struct plane *plane, const struct answer *answer) {
-  size_t count = (size_t)(answer->end - answer->start);
-  if (answer->file < 0) return frame_read(&answer->frame, answer->start % BLOCK_BYTES, plane->small, count);
-  struct iovec into = {plane->small, count};
-  return preadv2(answer->file, &into, 1, answer->start, RWF_NOWAIT) == (ssize_t)count;
-}
-
 /* Whether the object, its range and its first block can be sent now. */
 static int prepare(struct plane *plane, struct connection *connection, const struct head *head,
                    struct answer *answer) {
@@ -119,9 +105,8 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   if (object->peer) return 1;
   int64_t count = first_bytes(answer);
   if (plane->config.folder != NULL) {
-    answer->file = file_open(plane->config.folder, object);
-    /* A small answer is copied: that fails if it is not in memory. */
-    return answer->file >= 0 && (is_small(answer) || residency_probe(answer->file, answer->start, count));
+    answer->file = files_open(&plane->files, plane->config.folder, object, plane->now_ms);
+    return answer->file >= 0 && residency_probe(answer->file, answer->start, count);
   }
   return blocks_find(plane->blocks, object, answer->start / BLOCK_BYTES, &answer->frame) &&
          answer->frame.length >= answer->start % BLOCK_BYTES + count &&
@@ -171,7 +156,7 @@ void answer_count(struct plane *plane, int is_part, int64_t began_ns) {
 /* A quarter of a second, but enough for a small answer without a pause. */
 int64_t rate_burst(const struct rate *rate) {
   int64_t burst = rate->per_s / 4;
-  return burst > 2 * SMALL_BYTES ? burst : 2 * SMALL_BYTES;
+  return burst > BURST_BYTES_MIN ? burst : BURST_BYTES_MIN;
 }
 
 /* The bytes that may be sent now; 0: the connection pauses until half a burst may be sent. */
@@ -219,9 +204,8 @@ static void begin_sending(struct plane *plane, struct connection *connection, co
 
 /* What the socket took of head and body; the rest is sent by later turns. */
 static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
-                           const char *head, size_t head_bytes, size_t sent) {
-  int64_t body = sent > head_bytes ? (int64_t)(sent - head_bytes) : 0;
-  connection->sent_bytes += (int64_t)sent;
+                           const char *head, size_t head_bytes, size_t sent, int64_t body) {
+  connection->sent_bytes += (int64_t)sent + body;
   answer_count(plane, answer->is_part, plane->began_ns);
   if (!answer->is_hop) answer_sample(plane, answer->object);
   plane->counters.sent_bytes += (uint64_t)body;
@@ -235,10 +219,15 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
     answer_finish(plane, connection);
     return STEP_MORE;
   }
+  /* An own descriptor, closed with the answer or the connection: the plane may close its file meanwhile. */
+  if (answer->file >= 0 && (connection->file = fcntl(answer->file, F_DUPFD_CLOEXEC, 0)) < 0) {
+    connection_cut(plane, connection, &plane->counters.cuts_client);
+    return STEP_ENDED;
+  }
   begin_sending(plane, connection, answer);
   connection->rate.left -= body;
   connection->is_visited = connection->start % BLOCK_BYTES != 0 || body == 0;
-  if (sent >= head_bytes) return body ? STEP_WAIT : STEP_MORE;
+  if (sent == head_bytes) return STEP_MORE;
   if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
@@ -246,22 +235,34 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
   return STEP_WAIT;
 }
 
+/* The bytes that may follow the head at once. */
+static int64_t count_first(const struct answer *answer) {
+  int64_t count = first_bytes(answer), burst = rate_burst(&(struct rate){.per_s = answer->url.rate});
+  return answer->url.rate && burst < count ? burst : count;
+}
+
+/* Send bytes that `prepare` found, without a second look at their block. A fault shows in the next turn. */
+static int64_t send_first(const struct connection *connection, const struct answer *answer, int64_t count) {
+  int file = answer->file;
+  off_t at = answer->start;
+  if (file < 0) {
+    file = answer->frame.disk->reader;
+    at = answer->frame.offset + answer->start % BLOCK_BYTES;
+  }
+  ssize_t sent = sendfile(connection->fd, file, &at, (size_t)count);
+  return sent < 0 ? 0 : sent;
+}
+
 static enum step begin_answer(struct plane *plane, struct connection *connection, const struct answer *answer,
                               const char *head, size_t head_bytes) {
-  ssize_t sent;
-  if (is_small(answer)) {
-    size_t count = (size_t)(answer->end - answer->start);
-    struct iovec parts[2] = {{(void *)(uintptr_t)head, head_bytes}, {plane->small, count}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL);
-  } else {
-    sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
-  }
+  ssize_t sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
   if (sent < 0 && errno != EAGAIN) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
   }
-  return note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent);
+  int64_t count = count_first(answer), body = sent == (ssize_t)head_bytes ? send_first(connection, answer, count) : 0;
+  enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, body);
+  return body && body < count ? STEP_WAIT : step;
 }
 
 static int accept_hop(struct plane *plane, const struct hop *hop) {
@@ -295,16 +296,13 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
   int is_prepared = prepare(plane, connection, head, &answer);
   if (is_prepared && answer.object->peer)
     return answer_from_peer(plane, connection, &answer, data, bytes, head->bytes);
-  if (is_prepared && (!is_small(&answer) || read_small(plane, &answer)))
-    head_bytes = write_head(plane, &answer, out);
+  if (is_prepared) head_bytes = write_head(plane, &answer, out);
   /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
   if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
   if (head_bytes == 0) {
-    if (answer.file >= 0) close(answer.file);
     connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
     return STEP_ENDED;
   }
-  connection->file = answer.file; /* closed with the answer or the connection */
   /* `data` may be the connection's own buffer, so the rest is kept before anything is freed. */
   if (bytes_set(&connection->in, data + head->bytes, bytes - head->bytes) != 0) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
@@ -396,7 +394,7 @@ static int find_source(struct plane *plane, struct connection *connection, int64
 }
 
 /* Send the rest of the current block as far as the socket takes it. */
-static enum step send_block(struct plane *plane, struct connection *connection, int64_t *share) {
+static enum step send_block(struct plane *plane, struct connection *connection) {
   int64_t offset = connection->start % BLOCK_BYTES, count = connection->left;
   int file = -1;
   off_t at = 0;
@@ -418,7 +416,6 @@ static enum step send_block(struct plane *plane, struct connection *connection, 
   connection->rate.left -= sent;
   connection->sent_bytes += sent;
   plane->counters.sent_bytes += (uint64_t)sent;
-  *share -= sent;
   connection->is_visited = connection->start % BLOCK_BYTES != 0;
   if (connection->left == 0) answer_finish(plane, connection);
   return sent < count ? STEP_WAIT : STEP_MORE;
@@ -432,6 +429,7 @@ void connection_advance(struct plane *plane, struct connection *connection) {
       connection_enqueue(plane, connection);
       return;
     }
+    int64_t before = connection->sent_bytes;
     enum step step;
     if (connection->state == READING) {
       step = read_head(plane, connection, &is_drained);
@@ -439,11 +437,12 @@ void connection_advance(struct plane *plane, struct connection *connection) {
     } else if (connection->out.count) {
       step = send_out(plane, connection);
     } else if (connection->object->peer) {
-      step = fetch_send(plane, connection, &share);
+      step = fetch_send(plane, connection);
     } else {
-      step = send_block(plane, connection, &share);
+      step = send_block(plane, connection);
     }
     if (step == STEP_ENDED) return;
+    share -= connection->sent_bytes - before;
     if (step == STEP_WAIT) break;
   }
   if (plane->is_stopping && connection->state == READING && connection->in.count == 0) connection_close(plane, connection);

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include "residency.h"
 
@@ -117,16 +115,6 @@ static void note_cold(const struct frame *frame) {
    from the disk again, so pages that were read but not verified are not sent. */
 int frame_is_resident(const struct frame *frame, int64_t offset, int64_t bytes) {
   if (!residency_probe(frame->disk->reader, frame->offset + offset, bytes)) {
-    note_cold(frame);
-    return 0;
-  }
-  return load_byte(&frame->disk->verified[frame->number]) == VERIFIED;
-}
-
-int frame_read(const struct frame *frame, int64_t offset, uint8_t *into, size_t bytes) {
-  struct iovec vector = {into, bytes};
-  ssize_t got = preadv2(frame->disk->reader, &vector, 1, frame->offset + offset, RWF_NOWAIT);
-  if (got != (ssize_t)bytes) {
     note_cold(frame);
     return 0;
   }

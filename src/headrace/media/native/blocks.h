@@ -37,6 +37,4 @@ int blocks_find(const struct blocks *blocks, const struct object *object, int64_
 void frame_note_visit(const struct frame *frame);
 /* Whether `bytes` of the frame from `offset` on are in memory and still verified. */
 int frame_is_resident(const struct frame *frame, int64_t offset, int64_t bytes);
-/* Copy bytes that are in memory; 0: not all of them are, or they are not verified any more. */
-int frame_read(const struct frame *frame, int64_t offset, uint8_t *into, size_t bytes);
 #endif

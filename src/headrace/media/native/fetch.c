@@ -58,7 +58,7 @@ static enum step end_block(struct plane *plane, struct connection *connection) {
   return STEP_MORE;
 }
 
-static enum step send_received(struct plane *plane, struct connection *connection, int64_t *share) {
+static enum step send_received(struct plane *plane, struct connection *connection) {
   struct fetch *fetch = connection->fetch;
   int64_t body_max = (int64_t)(fetch->end - fetch->at - fetch->head_left);
   /* The first answer never pauses: its burst is unused. */
@@ -77,18 +77,17 @@ static enum step send_received(struct plane *plane, struct connection *connectio
   connection->left -= body;
   connection->rate.left -= body;
   plane->counters.peer_bytes += (uint64_t)body;
-  *share -= sent;
   return (size_t)sent < count ? STEP_WAIT : STEP_MORE;
 }
 
-enum step fetch_send(struct plane *plane, struct connection *connection, int64_t *share) {
+enum step fetch_send(struct plane *plane, struct connection *connection) {
   struct fetch *fetch = connection->fetch;
   if (fetch == NULL) {
     if (fetch_start(plane, connection, NULL, 0) != NULL) return STEP_WAIT;
     hand_over(plane, connection, PLANE_BODY);
     return STEP_ENDED;
   }
-  if (fetch->at < fetch->end) return send_received(plane, connection, share);
+  if (fetch->at < fetch->end) return send_received(plane, connection);
   if (fetch->missing > 0) return STEP_WAIT;
   return end_block(plane, connection);
 }

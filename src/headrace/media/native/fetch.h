@@ -9,7 +9,7 @@
 int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,
                 size_t request_bytes, int is_part);
 /* Send received bytes, and request the next block. */
-enum step fetch_send(struct plane *plane, struct connection *connection, int64_t *share);
+enum step fetch_send(struct plane *plane, struct connection *connection);
 /* The peer failed: hand the client over. */
 void fetch_fail(struct plane *plane, struct connection *connection);
 #endif

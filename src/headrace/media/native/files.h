@@ -1,14 +1,38 @@
 /* Objects that are files of a local folder, for a node without disks.
 
-   Folder and file are opened for each answer, so a folder that is unmounted or replaced meanwhile is
-   noticed. The file must still be the version that was described, so a replaced
-   object is never mixed with its successor. */
+   Files stay open while they are in use, but the path is looked up for each answer: an open file is used only if
+   the path still leads to it, unchanged. So a file or folder that is replaced, changed, removed or unmounted is
+   noticed, and a replaced object is never mixed with its successor. */
 #ifndef HEADRACE_FILES_H
 #define HEADRACE_FILES_H
 
 #include "objects.h"
 
-/* Open the file of `object` below `folder`; -1: it has another version, or is no regular file. No
-   symbolic link is followed. */
-int file_open(const char *folder, const struct object *object);
+#define FILES_MAX 512
+
+/* What identifies a file and its content. */
+struct file_state {
+  int is_regular;
+  uint64_t device, number, size_bytes;
+  int64_t modified_s, changed_s;
+  uint32_t modified_ns, changed_ns;
+};
+
+struct open_file {
+  struct object *object; /* NULL: the entry is empty */
+  int file;
+  int64_t used_ms;
+  struct file_state state;
+};
+
+/* By hash of the key; an object in the way of a new one is closed. */
+struct files {
+  struct open_file table[FILES_MAX];
+};
+
+/* The open file of `object` below `folder`, valid until the next call; -1: it has another version, or is no regular
+   file. No symbolic link is followed when it is opened. */
+int files_open(struct files *files, const char *folder, struct object *object, int64_t now_ms);
+/* Close the files that were not used since `before_ms`. */
+void files_close_unused(struct files *files, int64_t before_ms);
 #endif

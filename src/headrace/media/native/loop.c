@@ -402,6 +402,7 @@ static void tick(struct plane *plane) {
   expire_due(plane);
   peers_expire(plane);
   move_epoch(plane);
+  files_close_unused(&plane->files, plane->now_ms - FILES_UNUSED_MS);
   free_ended(plane);
   peers_free_ended(plane);
   if (plane->is_accepting_paused) watch_listeners(plane, EPOLL_CTL_ADD);

@@ -16,7 +16,8 @@
 #include "url.h"
 
 #define LISTENERS_MAX 4
-#define SMALL_BYTES (32 * 1024)
+#define BURST_BYTES_MIN (64 * 1024)
+#define FILES_UNUSED_MS 1000 /* then they are closed */
 #define QUANTUM_BYTES (1024 * 1024) /* sent to one client before the next one is served */
 #define PAUSE_SLOTS 256
 #define PAUSE_SLOT_MS 4
@@ -97,6 +98,7 @@ struct plane {
 
   struct objects objects;
   struct blocks *blocks;
+  struct files files;
   struct url_keys *keys;
   struct hop_keys *hop_keys;
   struct hop_counters hop_counters;
@@ -118,7 +120,6 @@ struct plane {
   char date[40];
   struct plane_counters counters;
   uint8_t input[HEAD_BYTES_MAX];
-  uint8_t small[SMALL_BYTES];
 };
 
 /* loop.c */

@@ -209,6 +209,7 @@ static void free_plane(struct plane *plane) {
   }
   for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i]);
   peers_close(plane);
+  files_close_unused(&plane->files, INT64_MAX);
   objects_close(&plane->objects);
   free(plane->blocks);
   free(plane->folder);
