@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+UNEXPLAINED = "no cause is known: compare with another run on a quiet machine"
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -68,6 +70,8 @@ class Figure:
     ratio: float | None = None
     goal: str | None = None
     holds: bool | None = None
+    why: str = ""
+    """Why the goal is missed; empty where it is met."""
     runs: int = 0
     spread: dict[str, list[float]] = field(default_factory=dict)
     not_measured: list[str] = field(default_factory=list)
@@ -89,10 +93,14 @@ def figure(
     peers: dict[str, Runs] | None = None,
     limit: dict[str, float] | None = None,
     goal: Goal | None = None,
+    why: str = "",
     is_less_better: bool = False,
     not_measured: Sequence[str] = (),
 ) -> Figure:
-    """Make the entry; a goal whose figure could not be measured does not hold."""
+    """Make the entry; a goal whose figure could not be measured does not hold.
+
+    `why` is the known cause of a miss. It is kept only if the goal is missed.
+    """
     others = {peer: rounded(runs.median) for peer, runs in (peers or {}).items()}
     made = Figure(
         name=name,
@@ -109,6 +117,8 @@ def figure(
         made.holds = ours is not None and goal.is_met(ours.median, others)
         missing = [peer for peer in goal.times if peer not in others]
         made.not_measured += [f"{peer}: no figure of it to compare with" for peer in missing]
+    if made.holds is False:
+        made.why = (why or UNEXPLAINED) if ours is not None else "not measured"
     if ours is not None:
         made.spread = {"headrace": ours.spread, **{p: r.spread for p, r in (peers or {}).items()}}
         if others and ours.median and (best := _best(others, is_less_better=is_less_better)):

@@ -22,14 +22,17 @@ from bench.children import BenchFault, Child, wait_for
 from bench.engines import BenchEngines, bench_engines
 from bench.figures import Figure, Runs
 from bench.machine import sync_us
+from bench.report import QUICK_RESULTS, RESULTS
 from bench.systems import OURS, Cell, System, template_of
 from bench.tally import Tallied, read_tally
 
 Answer = TypeVar("Answer")
 PAIRS = 3
 READY_S = 40.0
-QUICK_S, QUESTION_S = 900.0, 7_200.0
-"""A question that takes longer is a fault."""
+QUESTION_S = 7_200.0
+"""A question of a full run that takes longer is a fault."""
+QUICK_S = 165.0
+"""All questions of a quick run together, so that it ends within three minutes."""
 CANCEL_EVERY_S = 5.0
 
 
@@ -45,6 +48,7 @@ class Run:
     figures: list[Figure] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     cells_done: int = 0
+    began_s: float = field(default_factory=time.monotonic)
     syncs_us: list[float] = field(default_factory=list)
     """How long the disk took to sync before each cell: what commits cost at that moment."""
 
@@ -55,8 +59,14 @@ class Run:
 
     @property
     def question_s(self) -> float:
-        """How long one question may take."""
-        return (QUICK_S if self.quick else QUESTION_S) + (self.churn_s or 0.0)
+        """How long the next question may take."""
+        left_s = self.began_s + QUICK_S - time.monotonic()
+        return (max(0.0, left_s) if self.quick else QUESTION_S) + (self.churn_s or 0.0)
+
+    @property
+    def results(self) -> Path:
+        """The folder of the tables and plots: a quick run leaves the record as it is."""
+        return QUICK_RESULTS if self.quick else RESULTS
 
     def sized(self, normal: int, quick: int) -> int:
         """The size for this kind of run."""
@@ -135,12 +145,12 @@ async def bounded(measuring: Coroutine[Any, Any, Answer], longest_s: float) -> A
 @asynccontextmanager
 async def bench_run(*, quick: bool, churn_s: float | None = None) -> AsyncIterator[Run]:
     """Start engines in a scratch folder; all of it is removed when the block ends."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    folder, began_s = Path(tempfile.mkdtemp(prefix="bench-")), time.monotonic()
     # PostgreSQL runs as another user where we are root, and reads what it COPYs by itself.
     os.chmod(folder, 0o755)  # noqa: PTH101
     try:
         async with bench_engines(folder / "engines") as engines:
-            yield Run(engines, folder, quick, churn_s)
+            yield Run(engines, folder, quick, churn_s, began_s=began_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -28,7 +28,7 @@ from bench.media_stage import (
     served,
     signed_targets,
 )
-from bench.report import RESULTS
+from bench.report import write_plot
 from bench.systems import OURS, Cell
 from bench.views_stage import free_port, pin
 from headrace.engines.blobs import Blobs
@@ -152,8 +152,7 @@ async def _added(
 async def measure_spread(run: Run) -> list[Figure]:
     """The example of three centres of four nodes, and a node of twelve that dies."""
     example = simulate(Cluster())
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "media_cluster.svg").write_text(loads_svg(example))
+    write_plot(run.results, "media_cluster", loads_svg(example))
     rows = [
         figure(
             "a node dies: most that another serves",

@@ -33,7 +33,7 @@ from bench.media_stage import (
     served,
     signed_targets,
 )
-from bench.report import RESULTS
+from bench.report import write_plot
 from bench.systems import OURS
 from bench.views_stage import free_port
 from headrace.media.cache.layout import (
@@ -104,9 +104,8 @@ async def measure_hits(run: Run) -> list[Figure]:
         name: [(row.frames, getattr(row, field)) for row in rows]
         for field, name in POLICIES.items()
     }
-    RESULTS.mkdir(exist_ok=True)
     title = f"hits by the number of tracks that fit, of {TRACKS:,}"
-    (RESULTS / "media_hits.svg").write_text(lines_svg(title, lines))
+    write_plot(run.results, "media_hits", lines_svg(title, lines))
     figures = []
     for row in rows:
         size = f"{row.frames:,} of {TRACKS:,} tracks fit"
