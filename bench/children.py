@@ -95,11 +95,15 @@ class Child:
 
 def _kill(pid: int, group: int) -> None:
     """SIGKILL `pid` if it still is of the group that was started here (pids are used again)."""
-    try:
+    with suppress(ProcessLookupError):
         if os.getsid(pid) == group:
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+            send_signal(pid)
+
+
+def send_signal(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process of a running child; nothing happens if it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def cpu_of(pid: int) -> float:

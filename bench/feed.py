@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import feed_crowded, feed_http, feed_module, feed_pages, feed_push, feed_shards
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "pages": feed_pages.measure_pages,
     "pages_10m": feed_pages.measure_large("uniform"),

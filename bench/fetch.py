@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import (
@@ -13,10 +12,8 @@ from bench import (
     fetch_photos,
     fetch_routing,
 )
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "photos": fetch_photos.measure,
     "isolation": fetch_isolation.measure,

@@ -9,9 +9,7 @@ everything again; its requests a second go into a chart.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from functools import partial
 
 from tests.kit.processes import descendants
 
-from bench.children import BenchFault, Child, wait_for
+from bench.children import BenchFault, Child, send_signal, wait_for
 from bench.fetch_plot import Chart, write_chart
 from bench.fetch_site import Offered, Site, fetch_site
 from bench.figures import Figure, Goal, figure
@@ -163,14 +161,14 @@ class Fleet:
             below = descendants(self.agents[at].pid)
             match chance.choice(("slot", "slot", "agent", "scheduler")):
                 case "slot" if below:
-                    _kill(below[-1])
+                    send_signal(below[-1])
                 case "scheduler":
-                    _kill(self._scheduler.pid)
+                    send_signal(self._scheduler.pid)
                     await self._scheduler.end()
                     self._scheduler = self._site.schedule(**self._settings)
                 case _:
                     for pid in [self.agents[at].pid, *below]:
-                        _kill(pid)
+                        send_signal(pid)
                     await self.agents[at].end()
                     self.agents[at] = self._agent()
 
@@ -181,13 +179,6 @@ class Fleet:
 
     def _agent(self) -> Child:
         return self._site.work(slots=SLOTS, **self._settings)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,10 @@ async def bench_run(*, quick: bool, churn_s: float | None = None) -> AsyncIterat
         shutil.rmtree(folder, ignore_errors=True)
 
 
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+"""Measures the rows of one question."""
+
+
 @dataclass(frozen=True)
 class Produced:
     """The report of a producer."""

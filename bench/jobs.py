@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import (
@@ -17,10 +16,8 @@ from bench import (
     jobs_wake,
     limits,
 )
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "limits": limits.measure,
     "drain": jobs_drain.measure,

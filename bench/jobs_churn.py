@@ -22,7 +22,7 @@ import asyncpg
 from bench.children import BenchFault, Child
 from bench.figures import Figure, Goal, figure, percentile
 from bench.harness import Run, wait_started
-from bench.ours import open_app
+from bench.ours import nothing, open_app
 from bench.peers.driver import PAYLOAD
 from bench.systems import Cell
 from bench.tally import read_tally
@@ -154,7 +154,7 @@ async def _feed(
 @asynccontextmanager
 async def _app(cell: Cell) -> AsyncIterator[Headrace]:
     app = open_app(cell.url)
-    app.task("noop")(_nothing)
+    app.task("noop")(nothing)
     try:
         await app.jobs.queues.declare()
         yield app
@@ -198,7 +198,3 @@ async def _waiting(cell: Cell) -> int:
         )
     finally:
         await connection.close()
-
-
-async def _nothing(text: str) -> None:
-    """Never run here."""

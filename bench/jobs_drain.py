@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from bench.figures import Figure, Goal, Runs, figure
+from bench.figures import Figure, Goal, Runs, figure, others
 from bench.harness import Run, drain, produce
 from bench.limits import CELL, COMMITS, COPY, limit_in, limits_cell
 from bench.systems import OURS, PEERS, REDIS_PEERS, System, peer_python
@@ -128,8 +128,7 @@ def _figures(found: Found, size: int, missing: list[str]) -> list[Figure]:
 
 def _ours(runs: dict[str, Runs], ours: Runs | None) -> dict[str, Runs]:
     """The same peers beside another way of ours."""
-    peers = {name: value for name, value in runs.items() if name != OURS.name}
-    return peers | ({OURS.name: ours} if ours else {})
+    return others(runs) | ({OURS.name: ours} if ours else {})
 
 
 def _row(
@@ -147,7 +146,7 @@ def _row(
         "us" if is_cpu else "jobs/s",
         size,
         ours=runs.get(OURS.name),
-        peers={peer: value for peer, value in runs.items() if peer != OURS.name},
+        peers=others(runs),
         limit=limit,
         goal=goal,
         is_less_better=is_cpu,

@@ -10,7 +10,6 @@ whole windows, since a killed slot's grants stay spent.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -21,7 +20,7 @@ from functools import partial
 from tests.kit.processes import descendants
 
 from bench.apps.lanes import LIMITER, QUEUES, RATE_VARIABLE, Visit
-from bench.children import BenchFault, Child, wait_for
+from bench.children import BenchFault, Child, send_signal, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run
 from bench.ours import open_app
@@ -151,20 +150,13 @@ async def _disturb(
         family = [workers[index].pid, *descendants(workers[index].pid)]
         pid = family[-1] if len(family) > 1 else family[0]
         if chance.random() < 0.3:
-            _send(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         else:
-            _send(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
             await asyncio.sleep(chance.uniform(0.0, 3.0))
-            _send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         if not workers[index].is_running:
             workers[index] = cell.work(APP, slots=SLOTS, **settings)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 @dataclass(frozen=True)

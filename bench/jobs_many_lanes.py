@@ -19,7 +19,7 @@ from bench.children import BenchFault
 from bench.figures import Figure, Goal, figure, percentile
 from bench.harness import Run, wait_started
 from bench.limits import CELL, COPY, limit_in, limits_cell
-from bench.ours import open_app
+from bench.ours import nothing, open_app
 from bench.peers.driver import PAYLOAD
 from bench.systems import OURS, Cell
 from bench.tally import read_tally
@@ -82,7 +82,7 @@ async def _fill(cell: Cell, lanes: int) -> None:
     app = open_app(cell.url)
     try:
         app.limiter(QUEUE, rate=RATE)
-        app.task(QUEUE)(_nothing)
+        app.task(QUEUE)(nothing)
         await app.jobs.queues.declare()
         for first in range(0, lanes, 1_000):
             names = [f"customer:{lane}" for lane in range(first, min(lanes, first + 1_000))]
@@ -103,7 +103,3 @@ async def _hint(cell: Cell) -> None:
             await asyncio.sleep(HINT_EVERY_S)
     finally:
         await connection.close()
-
-
-async def _nothing(text: str) -> None:
-    """Never run here."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import media_cluster, media_ranges, media_slow, media_store
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 from bench.peers import media_servers
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "ranges": media_ranges.measure,
     "fast": media_slow.measure_fast,

@@ -19,9 +19,11 @@ from bench.harness import READY_S, Run
 from bench.media_objects import Track, make_tracks, write_targets
 from bench.media_ranges import LARGE, SMALL
 from bench.media_stage import (
+    LISTENERS,
     Serving,
     blobs_folder,
     disk_of,
+    listener_targets,
     our_settings,
     press,
     read_all,
@@ -38,7 +40,6 @@ from headrace.media.simulate.cluster import Cluster, Simulation, loads_svg, simu
 NODES = ("a", "b")
 SIZES = ((LARGE, "256 KiB"), (SMALL, "16 KiB"))
 HOP_GOALS = {LARGE: Goal(at_most=300), SMALL: Goal(at_most=200)}
-LISTENERS = 20_480
 
 
 async def measure_hop(run: Run) -> list[Figure]:
@@ -83,10 +84,7 @@ async def _hop(run: Run) -> Mapping[str, float]:
             await wait_for(lambda: _comes_from_peer(asker), "a hop", READY_S, far)
             await read_all(asker)
             # One URL per listener, as applications give them.
-            listened = [owned[number % len(owned)] for number in range(LISTENERS)]
-            targets = write_targets(
-                cell.folder / "listened", listened, signed_targets(cell, listened)
-            )
+            targets = listener_targets(cell, owned)
             owner, asker = owner.with_targets(targets), asker.with_targets(targets)
             found: dict[str, float] = {}
             for range_bytes, _ in SIZES:

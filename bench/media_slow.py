@@ -21,7 +21,7 @@ from typing import Any
 from tests.kit.processes import descendants
 
 from bench.children import BenchFault, Child, wait_for
-from bench.figures import Figure, Goal, figure
+from bench.figures import Figure, Goal, figure, others
 from bench.harness import Run
 from bench.media_objects import make_tracks
 from bench.media_ranges import LARGE, Serve, our_cache
@@ -56,7 +56,7 @@ async def measure_fast(run: Run) -> list[Figure]:
             "ms",
             size,
             ours=found.get(f"first {share}", {}).get(OURS.name),
-            peers=_others(found.get(f"first {share}", {})),
+            peers=others(found.get(f"first {share}", {})),
             goal=goal,
             is_less_better=True,
         )
@@ -73,15 +73,11 @@ async def measure_fast(run: Run) -> list[Figure]:
                 unit,
                 size,
                 ours=found.get(metric, {}).get(OURS.name),
-                peers=_others(found.get(metric, {})),
+                peers=others(found.get(metric, {})),
                 is_less_better=unit == "ms",
             )
         )
     return rows
-
-
-def _others(rows: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: runs for name, runs in rows.items() if name != OURS.name}
 
 
 async def _fast(run: Run, serve: Serve, count: int) -> Mapping[str, float]:

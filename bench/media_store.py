@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from tests.kit.processes import descendants
 
-from bench.children import BenchFault, Child, wait_for
+from bench.children import BenchFault, send_signal, wait_for
 from bench.figures import Figure, Goal, Runs, figure
 from bench.harness import Run
 from bench.media_objects import make_tracks, write_targets
@@ -145,7 +144,8 @@ async def _restart(run: Run, frames: int) -> Mapping[str, float]:
         async with served(first, port, targets, tracks) as serving:
             await read_all(serving)
             await wait_for(lambda: _ask(serving)[1], "stored blocks", BACK_S, first)
-            _kill(first)
+            for pid in [first.pid, *descendants(first.pid)]:
+                send_signal(pid)
         began_s = time.perf_counter()
         second = cell.role("media", "serve", **settings)
         again = Serving(second, port, targets, tracks)
@@ -173,15 +173,6 @@ def _ask(serving: Serving) -> tuple[bool, bool]:
         return False, False
     finally:
         line.close()
-
-
-def _kill(child: Child) -> None:
-    """SIGKILL all processes of a node at once."""
-    for pid in [child.pid, *descendants(child.pid)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def size_of(frames: int) -> int:

@@ -42,7 +42,7 @@ class Ours:
     def __init__(self) -> None:
         self._app = open_app(url())
         self._lane = count()
-        self._task = self._app.task(QUEUE)(_nothing)
+        self._task = self._app.task(QUEUE)(nothing)
 
     async def prepare(self) -> None:
         """The template database has the tables; the queue is declared by its first use."""
@@ -111,7 +111,7 @@ class Ours:
         return f"customer:{next(self._lane) % LANES}"
 
 
-async def _nothing(text: str) -> None:
+async def nothing(text: str) -> None:
     """Never run here."""
 
 

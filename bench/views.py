@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import views_hits, views_http
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "most": views_http.measure_most,
     "cached": views_http.measure_cached,

@@ -18,7 +18,7 @@ from itertools import accumulate
 import asyncpg
 
 from bench.children import BenchFault
-from bench.figures import Figure, Goal, Runs, figure
+from bench.figures import Figure, Goal, figure, others
 from bench.harness import Run
 from bench.peers.seed_views import QUEUE, TABLES, PlainViews, SeedViews
 from bench.views_stage import ITEMS, PER_READ, open_views
@@ -55,7 +55,7 @@ async def measure_hits(run: Run) -> list[Figure]:
             "hits/s",
             f"calls of {PER_READ}, {CALLERS} at once",
             ours=rates.get("headrace"),
-            peers=_others(rates),
+            peers=others(rates),
             limit=limit,
             goal=Goal(at_least=300_000),
             not_measured=(
@@ -67,14 +67,14 @@ async def measure_hits(run: Run) -> list[Figure]:
             "hits/s",
             f"{CALLERS} at once",
             ours=single.get("headrace"),
-            peers=_others(single),
+            peers=others(single),
         ),
         figure(
             "memory of a pending hit",
             "B",
             f"calls of {PER_READ}",
             ours=memory.get("headrace"),
-            peers=_others(memory),
+            peers=others(memory),
             goal=Goal(at_most=12),
             is_less_better=True,
         ),
@@ -100,14 +100,10 @@ async def measure_flush(run: Run) -> list[Figure]:
             "rows/s",
             f"{run.sized(400_000, 100_000):,} distinct items",
             ours=rates.get("headrace"),
-            peers=_others(rates),
+            peers=others(rates),
             goal=Goal(at_least=100_000),
         )
     ]
-
-
-def _others(rates: Mapping[str, Runs]) -> dict[str, Runs]:
-    return {name: runs for name, runs in rates.items() if name != "headrace"}
 
 
 async def _ours(run: Run) -> Mapping[str, float]:
