@@ -194,6 +194,7 @@ def _figures(values: Values, shape: str, posts: int, skip: int) -> list[Figure]:
                         limit=limit,
                         peers={peer: by[peer] for peer in (APP, LUA) if peer in by},
                         goal=goal,
+                        why="the caller waits for a core; Valkey's own time is in `crowded`",
                         is_less_better=True,
                     )
                 )

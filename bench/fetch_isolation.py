@@ -64,7 +64,14 @@ async def measure(run: Run) -> list[Figure]:
     if not run.quick and series:
         _draw(series, size)
     return [
-        figure("isolation: p95 item time, to that without", "x", size, ours=ratios, goal=GOAL),
+        figure(
+            "isolation: p95 item time, to that without",
+            "x",
+            size,
+            ours=ratios,
+            goal=GOAL,
+            why=f"the catalogues of more customers are read on the same cores: see '{MORE}'",
+        ),
         *(
             figure(f"item time of fast customers, {which}, {cell}", "s", size, ours=runs.get(cell))
             for which, runs in (("p50", p50), ("p95", p95))

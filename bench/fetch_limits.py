@@ -70,6 +70,7 @@ async def measure(run: Run) -> list[Figure]:
                 size,
                 ours=found.get("share", {}).get(OURS.name),
                 goal=None if missing else SHARE_GOAL,
+                why="starts granted to a killed slot stay spent, so that no limit is exceeded",
                 not_measured=missing,
             ),
             figure(

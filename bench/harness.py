@@ -118,6 +118,10 @@ class Run:
             for metric, rows in values.items()
         }
 
+    def leave_out(self, *names: str) -> None:
+        """Print what a quick run does not measure."""
+        print(f"  left out of a quick run: {', '.join(names)}", flush=True)
+
     def add(self, *figures: Figure) -> None:
         """Take figures in."""
         self.figures += figures

@@ -52,7 +52,14 @@ async def measure_hop(run: Run) -> list[Figure]:
             ours = found.get(f"added {share} {range_bytes}", {}).get(OURS.name)
             name = f"a hop to the owner, added to the {byte} byte, p50"
             rows.append(
-                figure(name, "us", f"ranges of {size}, {LISTENERS:,} URLs", ours=ours, goal=goal)
+                figure(
+                    name,
+                    "us",
+                    f"ranges of {size}, {LISTENERS:,} URLs",
+                    ours=ours,
+                    goal=goal,
+                    why="client and both nodes share the cores: a hop wakes two processes more",
+                )
             )
     return rows
 
@@ -148,22 +155,26 @@ async def _added(
 
 
 async def measure_spread(run: Run) -> list[Figure]:
-    """The example of three centres of four nodes, and a node of twelve that dies."""
-    example = simulate(Cluster())
-    write_plot(run.results, "media_cluster", loads_svg(example))
+    """A node of twelve that dies, and the example of three centres of four nodes."""
+    clusters = (
+        (Cluster(centres=1, nodes=12), "12 nodes of one centre"),
+        (Cluster(replicas=2), "12 nodes of 3 centres, 2 replicas"),
+    )
     rows = [
         figure(
             "a node dies: most that another serves",
             "fair shares",
             size,
             ours=Runs((simulate(cluster, lost=["c1-n1"]).steps[1].over_fair_max,)),
-            goal=goal,
+            goal=Goal(at_most=1.05),
         )
-        for cluster, size, goal in (
-            (Cluster(centres=1, nodes=12), "12 nodes of one centre", Goal(at_most=1.05)),
-            (Cluster(replicas=2), "12 nodes of 3 centres, 2 replicas", Goal(at_most=1.05)),
-        )
+        for cluster, size in (clusters[:1] if run.quick else clusters)
     ]
+    if run.quick:
+        run.leave_out(clusters[1][1], "the example of three centres")
+        return rows
+    example = simulate(Cluster())
+    write_plot(run.results, "media_cluster", loads_svg(example))
     return [*rows, *_steps(example)]
 
 

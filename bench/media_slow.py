@@ -34,6 +34,7 @@ SLOW_BYTES_PER_S, CROWD_BYTES_PER_S = 32 * 1024, 4 * 1024
 FAST_PER_S = 200
 CROWD, CROWD_QUICK = 100_000, 4_000
 CONNECTIONS_A_PROCESS = 15_000
+HELD = "slow connections held, 0 errors"
 HELD_DEADLINE_S = 240.0
 PAGE_KIB = resource.getpagesize() / 1024
 
@@ -58,6 +59,7 @@ async def measure_fast(run: Run) -> list[Figure]:
             ours=found.get(f"first {share}", {}).get(OURS.name),
             peers=others(found.get(f"first {share}", {})),
             goal=goal,
+            why="the fast client and the generator of the slow ones share a core",
             is_less_better=True,
         )
         for share, goal in goals.items()
@@ -126,8 +128,12 @@ async def _fast(run: Run, serve: Serve, count: int) -> Mapping[str, float]:
 async def measure_crowd(run: Run) -> list[Figure]:
     """Ours alone: how many it holds, and in what memory."""
     count = run.sized(CROWD, CROWD_QUICK)
-    found = await run.alternate({OURS.name: partial(_crowd, run, count)}, pairs=1)
     size = f"{count:,} requested, {CROWD_BYTES_PER_S // 1024} KiB/s each"
+    if (files := open_files_max()) < (least := min(count, CONNECTIONS_A_PROCESS) * 4 // 3):
+        reason = f"a process may open {files:,} files, {least:,} are needed (`ulimit -n`)"
+        print(f"  left out: {reason}", flush=True)
+        return [figure(HELD, "connections", size, ours=None, not_measured=[reason])]
+    found = await run.alternate({OURS.name: partial(_crowd, run, count)}, pairs=1)
     missing = [fault for fault in run.faults if fault.startswith(f"{OURS.name}: crowd")]
 
     def of(metric: str) -> Any:
@@ -136,11 +142,12 @@ async def measure_crowd(run: Run) -> list[Figure]:
     limit = {"MiB tcp_mem allows": tcp_memory_max_kib() / 1024}
     return [
         figure(
-            "slow connections held, 0 errors",
+            HELD,
             "connections",
             size,
             ours=of("held"),
             goal=Goal(at_least=count),
+            why="the machine's memory for TCP or its ports were used up",
             not_measured=missing,
         ),
         figure(
@@ -149,6 +156,7 @@ async def measure_crowd(run: Run) -> list[Figure]:
             size,
             ours=of("process KiB"),
             goal=Goal(at_most=2),
+            why="each worker process has memory of its own, which few connections share",
         ),
         figure("memory of TCP, both ends", "MiB", size, ours=of("tcp MiB"), limit=limit),
         figure("processes that serve", "processes", size, ours=of("processes")),
@@ -214,6 +222,13 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
         / (held * CROWD_BYTES_PER_S * seconds)
         * 100,
     }
+
+
+def open_files_max() -> int:
+    """How many files a process of this run may open. The limit is raised as far as allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 async def _wait_held(client: Child) -> None:

@@ -58,6 +58,7 @@ async def measure_hits(run: Run) -> list[Figure]:
             peers=others(rates),
             limit=limit,
             goal=Goal(at_least=300_000),
+            why="one Python process prepares all calls, and its work for a call is the limit",
             not_measured=(
                 [] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"]
             ),
