@@ -120,11 +120,11 @@ def _cpu(pid: int) -> float:
 
 
 async def wait_for(
-    ask: Callable[[], Any], what: str, deadline_s: float, child: Child | None
+    check: Callable[[], Any], what: str, deadline_s: float, child: Child | None
 ) -> Any:
     """Ask until the answer is true. Raises: BenchFault at the deadline, or when `child` ends."""
     ends_s = time.monotonic() + deadline_s
-    while not (answer := ask()):
+    while not (answer := check()):
         if child is not None and not child.is_running:
             raise BenchFault(f"{child.name} ended while waiting for {what}: {child.err[-1500:]}")
         if time.monotonic() > ends_s:

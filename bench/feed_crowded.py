@@ -123,8 +123,8 @@ async def _time_of(
 
 async def _spent_us(client: Valkey) -> int:
     """Of functions that read, since the server was started."""
-    told = await client.command("INFO", "commandstats")
-    return int(told.get("cmdstat_fcall_ro", {}).get("usec", 0))
+    info = await client.command("INFO", "commandstats")
+    return int(info.get("cmdstat_fcall_ro", {}).get("usec", 0))
 
 
 def _minute(authors: int, follows: int, posts: int) -> Callable[[], tuple[World, int, int]]:

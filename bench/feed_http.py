@@ -65,10 +65,10 @@ async def _http(run: Run) -> Mapping[str, float]:
         async with our_api(cell, token) as api:
             await _check(api, world)
             with on_core(api.child.pid, 0), on_core(run.engines.valkey_pid, 1):
-                told, cpu = await _load(cell, api, world, run.sized(6, 3))
+                found, cpu = await _load(cell, api, world, run.sized(6, 3))
             waited, _ = await _load(cell, api, world, run.sized(6, 3), rate_per_s=PAGES_PER_S)
             await _check(api, world)
-    rate = told["rate_per_s"]
+    rate = found["rate_per_s"]
     values = {"pages/s": rate, "p50": waited["p50"], "p99": waited["p99"]}
     return values | {"us a page": cpu / rate * 1e6}
 
@@ -78,12 +78,12 @@ async def _load(
 ) -> tuple[Mapping[str, float], float]:
     paths = [f"/v1/feed/viewers/{viewer}?limit={PER_PAGE}" for viewer in world.viewers[FOLLOWS]]
     requests = [{"method": "GET", "path": path} for path in paths]
-    asked = [{"name": "page", "requests": requests, "rate_per_s": rate_per_s}]
+    kinds = [{"name": "page", "requests": requests, "rate_per_s": rate_per_s}]
     if rate_per_s:
-        told, cpu = await load(cell, api, asked, loop="open", seconds=seconds)
+        found, cpu = await load(cell, api, kinds, loop="open", seconds=seconds)
     else:
-        told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
-    return told["page"], cpu
+        found, cpu = await load(cell, api, kinds, loop="closed", seconds=seconds, core=1)
+    return found["page"], cpu
 
 
 async def _check(api: Api, world: World) -> None:

@@ -226,12 +226,12 @@ async def drain(cell: Cell, jobs: int, *, app: str = "bench.apps.noop:app") -> D
 async def wait_started(cell: Cell, worker: Child, jobs: int) -> Tallied:
     """Wait until `jobs` handler starts were counted."""
 
-    def ask() -> Tallied | None:
+    def counted() -> Tallied | None:
         found = read_tally(cell.tally_folder)
         return found if found.count >= jobs else None
 
     found = await wait_for(
-        ask, f"{jobs} starts", READY_S + cell.system.deadline_s + jobs / 5_000, worker
+        counted, f"{jobs} starts", READY_S + cell.system.deadline_s + jobs / 5_000, worker
     )
     assert isinstance(found, Tallied)
     return found

@@ -176,10 +176,10 @@ def _row(
 def _times(drains: dict[str, Runs]) -> dict[str, float]:
     """The multiples that the contract requires, of the peers that have a drain of this size."""
     redis = {name: drains[name].median for name in REDIS_PEERS if name in drains}
-    wanted = {"pgqueuer": 5.0, "awa-pg": 3.0}
+    required = {"pgqueuer": 5.0, "awa-pg": 3.0}
     if redis:
-        wanted[max(redis, key=lambda name: redis[name])] = 10.0
-    return {peer: times for peer, times in wanted.items() if peer in drains}
+        required[max(redis, key=lambda name: redis[name])] = 10.0
+    return {peer: times for peer, times in required.items() if peer in drains}
 
 
 def _missing(run: Run, found: Found, size: int) -> list[str]:

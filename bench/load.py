@@ -64,7 +64,7 @@ class Connection:
         """For select."""
         return self.socket.fileno()
 
-    def ask(self, kind: Kind, due_s: float) -> None:
+    def send(self, kind: Kind, due_s: float) -> None:
         """Send the next request of `kind`."""
         self.kind, self.number, self.due_s = kind, kind.take(), due_s
         self.socket.sendall(kind.requests[self.number])
@@ -118,14 +118,14 @@ def closed(connections: list[Connection], kind: Kind, seconds: float) -> None:
     ends_s = now_s + seconds
     for connection in connections:
         poll.register(connection.fileno(), select.EPOLLIN)
-        connection.ask(kind, now_s)
+        connection.send(kind, now_s)
     while now_s < ends_s:
         for number, _ in poll.poll(1):
             connection = by_number[number]
             if connection.read():
                 now_s = time.perf_counter()
                 connection.settle(now_s)
-                connection.ask(kind, now_s)
+                connection.send(kind, now_s)
 
 
 def opened(connections: list[Connection], arrivals: list[tuple[float, Kind]]) -> None:
@@ -141,7 +141,7 @@ def opened(connections: list[Connection], arrivals: list[tuple[float, Kind]]) ->
         while due and free and began_s + due[0][0] <= now_s:
             at_s, kind = due.popleft()
             connection = free.pop()
-            connection.ask(kind, began_s + at_s)
+            connection.send(kind, began_s + at_s)
             busy.add(connection)
         wait_s = 0.05
         if due and free:
@@ -203,7 +203,7 @@ def main(plan_file: str) -> None:
         _drain(connections)
         kind.waits_ms.clear()
         kind.done = 0
-        _say("warm")
+        _print("warm")
         closed(connections, kind, seconds)
     else:
         rates = [(kind, row["rate_per_s"]) for kind, row in kinds]
@@ -211,12 +211,12 @@ def main(plan_file: str) -> None:
         for kind, _ in kinds:
             kind.waits_ms.clear()
             kind.done = 0
-        _say("warm")
+        _print("warm")
         opened(connections, arrivals_of(rates, seconds))
-    _say(json.dumps({kind.name: told(kind, seconds) for kind, _ in kinds}))
+    _print(json.dumps({kind.name: summary(kind, seconds) for kind, _ in kinds}))
 
 
-def told(kind: Kind, seconds: float) -> dict[str, float]:
+def summary(kind: Kind, seconds: float) -> dict[str, float]:
     """The result of one kind."""
     waits = {name: percentile(kind.waits_ms, share) for name, share in SHARES.items()}
     return {"rate_per_s": kind.done / seconds, "done": kind.done, "sent": kind.sent, **waits}
@@ -231,7 +231,7 @@ def _drain(connections: list[Connection]) -> None:
             connection.settle(time.perf_counter())
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
 
 

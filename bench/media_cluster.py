@@ -86,16 +86,16 @@ async def _hop(run: Run) -> Mapping[str, float]:
         ):
             owned = await _owned_by(cell, tracks, "b")
             targets = write_targets(cell.folder / "owned", owned, signed_targets(cell, owned))
-            owner, asker = second.with_targets(targets), first.with_targets(targets)
+            owner, relay = second.with_targets(targets), first.with_targets(targets)
             await read_all(owner)
-            await wait_for(lambda: _comes_from_peer(asker), "a hop", READY_S, far)
-            await read_all(asker)
+            await wait_for(lambda: _comes_from_peer(relay), "a hop", READY_S, far)
+            await read_all(relay)
             # One URL per listener, as applications give them.
             targets = listener_targets(cell, owned)
-            owner, asker = owner.with_targets(targets), asker.with_targets(targets)
+            owner, relay = owner.with_targets(targets), relay.with_targets(targets)
             found: dict[str, float] = {}
             for range_bytes, _ in SIZES:
-                for share, value in (await _added(run, cell, owner, asker, range_bytes)).items():
+                for share, value in (await _added(run, cell, owner, relay, range_bytes)).items():
                     found[f"added {share} {range_bytes}"] = value
     return found
 
@@ -123,9 +123,9 @@ async def _owned_by(cell: Cell, tracks: Sequence[Track], node: str) -> list[Trac
     return owned
 
 
-def _comes_from_peer(asker: Serving) -> bool:
-    _, _, target = asker.targets.read_text().splitlines()[0].split()
-    line = http.client.HTTPConnection("127.0.0.1", asker.port, timeout=10)
+def _comes_from_peer(relay: Serving) -> bool:
+    _, _, target = relay.targets.read_text().splitlines()[0].split()
+    line = http.client.HTTPConnection("127.0.0.1", relay.port, timeout=10)
     try:
         line.request("GET", target, headers={"Range": "bytes=0-0"})
         answer = line.getresponse()
@@ -136,16 +136,16 @@ def _comes_from_peer(asker: Serving) -> bool:
 
 
 async def _added(
-    run: Run, cell: Cell, owner: Serving, asker: Serving, range_bytes: int
+    run: Run, cell: Cell, owner: Serving, relay: Serving, range_bytes: int
 ) -> dict[str, float]:
     seconds = run.sized(4, 2)
-    told = []
-    for serving in (owner, asker):
+    reports = []
+    for serving in (owner, relay):
         pressed = await press(
             cell, serving, "hot", seconds=seconds, warm_s=1, connections=1, range_bytes=range_bytes
         )
-        told.append(pressed.told)
-    direct, hopped = told
+        reports.append(pressed.report)
+    direct, hopped = reports
     direct_us, hop_us = direct["total_us"]["p50"], hopped["total_us"]["p50"]
     print(f"  {range_bytes}: direct {direct_us} us, hop {hop_us} us")
     return {

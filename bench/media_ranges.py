@@ -104,8 +104,8 @@ async def _serve(run: Run, name: str, serve: Serve) -> Mapping[str, float]:
                     found[f"few {size}"] = (await load(few)).rate_per_s
                     found[f"urls {size}"] = found[f"rate {size}"] / found[f"few {size}"]
                 found[f"cpu {size}"] = pressed.cpu_s_a_gib
-                found[f"first p50 {size}"] = pressed.told["first_us"]["p50"]
-                found[f"first p99 {size}"] = pressed.told["first_us"]["p99"]
+                found[f"first p50 {size}"] = pressed.report["first_us"]["p50"]
+                found[f"first p99 {size}"] = pressed.report["first_us"]["p99"]
             return found | stages_of(cell.folder / "data" / "run" / "metrics")
 
 

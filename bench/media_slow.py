@@ -111,17 +111,18 @@ async def _fast(run: Run, serve: Serve, count: int) -> Mapping[str, float]:
                     connections=16,
                     range_bytes=LARGE,
                 )
-                told = _last_line(await slow.finish(seconds + 60))
+                report = _last_line(await slow.finish(seconds + 60))
             finally:
                 await slow.end()
-    wished = count * SLOW_BYTES_PER_S * told["seconds"]
+    possible = count * SLOW_BYTES_PER_S * report["seconds"]
     values = {
-        f"first {share}": pressed.told["first_us"][share] / 1000 for share in ("p50", "p75", "p99")
+        f"first {share}": pressed.report["first_us"][share] / 1000
+        for share in ("p50", "p75", "p99")
     }
     return values | {
-        "total p99": pressed.told["total_us"]["p99"] / 1000,
+        "total p99": pressed.report["total_us"]["p99"] / 1000,
         "cpu %": pressed.cpu_s / seconds * 100,
-        "delivered %": told["bytes"] / wished * 100,
+        "delivered %": report["bytes"] / possible * 100,
     }
 
 
@@ -203,7 +204,7 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
                     await _wait_held(client)
                 before_s, own_kib = serving.child.cpu_s(), process_kib(serving) - before_kib
                 kernel_kib = tcp_memory_kib()
-                told = [_last_line(await client.finish(seconds + 120)) for client in clients]
+                reports = [_last_line(await client.finish(seconds + 120)) for client in clients]
                 cpu_s = serving.child.cpu_s() - before_s
             except BenchFault as fault:
                 had_mib, max_mib = tcp_memory_kib() / 1024, tcp_memory_max_kib() / 1024
@@ -211,14 +212,14 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
                 raise BenchFault(text) from fault
             finally:
                 await asyncio.gather(*(client.end() for client in clients))
-    held = sum(one["held"] for one in told)
+    held = sum(one["held"] for one in reports)
     return {
         "held": held,
         "process KiB": own_kib / held,
         "tcp MiB": kernel_kib / 1024,
         "processes": processes,
         "cpu %": cpu_s / seconds * 100,
-        "delivered %": sum(one["bytes"] for one in told)
+        "delivered %": sum(one["bytes"] for one in reports)
         / (held * CROWD_BYTES_PER_S * seconds)
         * 100,
     }

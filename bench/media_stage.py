@@ -54,18 +54,18 @@ class Serving:
 class Pressed:
     """The report of a run of the generator, and CPU seconds of the server meanwhile."""
 
-    told: dict[str, Any]
+    report: dict[str, Any]
     cpu_s: float
 
     @property
     def rate_per_s(self) -> float:
         """Answers a second."""
-        return float(self.told["done"] / self.told["seconds"])
+        return float(self.report["done"] / self.report["seconds"])
 
     @property
     def cpu_s_a_gib(self) -> float:
         """CPU seconds of the server for each GiB."""
-        return float(self.cpu_s / (self.told["bytes"] / 2**30))
+        return float(self.cpu_s / (self.report["bytes"] / 2**30))
 
 
 def blobs_folder(cell: Cell) -> Path:
@@ -88,9 +88,9 @@ def listened(tracks: Sequence[Track], listeners: int) -> list[Track]:
 
 def listener_targets(cell: Cell, tracks: Sequence[Track], listeners: int = LISTENERS) -> Path:
     """A signed URL per listener, each with an expiry of its own, over the same tracks."""
-    heard = listened(tracks, listeners)
+    of_listeners = listened(tracks, listeners)
     file = cell.folder / f"listeners-{listeners}"
-    return write_targets(file, heard, signed_targets(cell, heard))
+    return write_targets(file, of_listeners, signed_targets(cell, of_listeners))
 
 
 def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:

@@ -146,23 +146,23 @@ async def _restart(run: Run, frames: int) -> Mapping[str, float]:
         first = cell.role("media", "serve", **settings)
         async with served(first, port, targets, tracks) as serving:
             await read_all(serving)
-            await wait_for(lambda: _ask(serving)[1], "stored blocks", BACK_S, first)
+            await wait_for(lambda: _probe(serving)[1], "stored blocks", BACK_S, first)
             for pid in [first.pid, *descendants(first.pid)]:
                 send_signal(pid)
         began_s = time.perf_counter()
         second = cell.role("media", "serve", **settings)
         again = Serving(second, port, targets, tracks)
         try:
-            await wait_for(lambda: _ask(again)[0], "an answer", BACK_S, second)
+            await wait_for(lambda: _probe(again)[0], "an answer", BACK_S, second)
             answers_s = time.perf_counter() - began_s
-            await wait_for(lambda: _ask(again)[1], "a stored byte", BACK_S, second)
+            await wait_for(lambda: _probe(again)[1], "a stored byte", BACK_S, second)
             back_s = time.perf_counter() - began_s
         finally:
             await second.end()
     return {"back s": back_s, "answers s": answers_s}
 
 
-def _ask(serving: Serving) -> tuple[bool, bool]:
+def _probe(serving: Serving) -> tuple[bool, bool]:
     """Whether a block of the first track is answered, and whether it came out of the store."""
     _, _, target = serving.targets.read_text().splitlines()[0].split()
     line = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=5)

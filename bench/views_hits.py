@@ -122,8 +122,8 @@ async def _ours(run: Run) -> Mapping[str, float]:
             single, singles = await _drive_single(app.views.hit, items, run.sized(3, 1))
             totals = 0
             for start in range(0, ITEMS, 1_000):
-                told = await app.views.totals(items[start : start + 1_000])
-                totals += sum(one.total or 0 for one in told)
+                found = await app.views.totals(items[start : start + 1_000])
+                totals += sum(one.total or 0 for one in found)
             if totals != sent + singles + ITEMS:
                 raise BenchFault(f"{sent + singles + ITEMS} hits, {totals} counted")
         finally:

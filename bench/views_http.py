@@ -126,8 +126,8 @@ async def _most_of_two(run: Run) -> Mapping[str, float]:
     async with run.cell() as cell, _viewed(cell) as (app, totals):
         token = await make_token(app)
         async with our_api(cell, token, HEADRACE_WEB_PROCESSES="2") as api:
-            asked = [{"name": "read", "requests": reads(totals, checked=True)}]
-            found, cpu = await load(cell, api, asked, loop="closed", seconds=run.sized(6, 3))
+            kinds = [{"name": "read", "requests": reads(totals, checked=True)}]
+            found, cpu = await load(cell, api, kinds, loop="closed", seconds=run.sized(6, 3))
             rate = found["read"]["rate_per_s"]
             return {"reads/s": rate, "us a read": cpu / rate * 1e6}
 
@@ -142,8 +142,8 @@ async def _most(run: Run, *, is_ours: bool, cache_ms: int = 0) -> Mapping[str, f
             pin(api.child.pid, 0)
             with on_core(run.engines.valkey_pid, 1):
                 seconds = run.sized(6, 3)
-                asked = [{"name": "read", "requests": reads(totals, checked=True)}]
-                found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
+                kinds = [{"name": "read", "requests": reads(totals, checked=True)}]
+                found, cpu = await load(cell, api, kinds, loop="closed", seconds=seconds, core=1)
                 rate = found["read"]["rate_per_s"]
                 values = {"reads/s": rate, "us a read": cpu / rate * 1e6}
                 if is_ours and not cache_ms:
@@ -155,8 +155,8 @@ async def _most_hits(
     cell: Cell, api: Api, app: Headrace, items: list[str], seconds: float
 ) -> Mapping[str, float]:
     before = await _sum(app, items)
-    asked = [{"name": "hit", "requests": hits(items)}]
-    found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
+    kinds = [{"name": "hit", "requests": hits(items)}]
+    found, cpu = await load(cell, api, kinds, loop="closed", seconds=seconds, core=1)
     counted = await _sum(app, items) - before
     # The last request of each connection is under way when the generator ends.
     if not found["hit"]["done"] <= counted <= found["hit"]["sent"]:
@@ -273,16 +273,16 @@ async def _wait(run: Run, *, scans: bool) -> Mapping[str, float]:
             before_s, beside = cpu_of(carrier.pid), _Beside(app, scans=scans)
             watching, seconds = asyncio.create_task(beside.run()), run.sized(20, 6)
             try:
-                told, cpu = await load(cell, api, kinds, loop="open", seconds=seconds)
+                found, cpu = await load(cell, api, kinds, loop="open", seconds=seconds)
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
             flush_cpu = (cpu_of(carrier.pid) - before_s) / (seconds + 1)
     values = {
-        f"{kind} {share}": told[kind][share] for kind in told for share in ("p50", "p99", "p99.9")
+        f"{kind} {share}": found[kind][share] for kind in found for share in ("p50", "p99", "p99.9")
     }
     values["cpu %"] = (cpu + flush_cpu) * 100
-    return values | beside.told()
+    return values | beside.lag()
 
 
 class _Beside:
@@ -318,7 +318,7 @@ class _Beside:
                 await session.all(SCAN)
                 self.scans_done += 1
 
-    def told(self) -> Mapping[str, float]:
+    def lag(self) -> Mapping[str, float]:
         """The lag's 99 of 100, and how many scans there were."""
         ordered = sorted(self._lags) or [0.0]
         lag = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]

@@ -113,10 +113,10 @@ async def nginx_static(
 @asynccontextmanager
 async def nginx_secure(cell: Cell, tracks: Sequence[Track]) -> AsyncIterator[Serving]:
     """nginx over the files, with a signed URL per listener."""
-    heard = listened(tracks, LISTENERS)
+    of_listeners = listened(tracks, LISTENERS)
     expires_s = int(time.time() + SIGNED_S)
-    urls = [_secure_url(track, expires_s + number) for number, track in enumerate(heard)]
-    targets = write_targets(cell.folder / "secure-listeners", heard, urls)
+    urls = [_secure_url(track, expires_s + number) for number, track in enumerate(of_listeners)]
+    targets = write_targets(cell.folder / "secure-listeners", of_listeners, urls)
     async with _nginx(cell, tracks, _SECURED, core=SERVER_CORE, name="secure") as serving:
         yield serving.with_targets(targets)
 
