@@ -92,7 +92,7 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
         head["versions"] |= await run.engines.versions()
         for name in arguments.only or ROOMS[room]:
             print(f"== {name}", flush=True)
-            found = await _rows(run, room, name)
+            found = await rows_of(run, room, name)
             for row in found:
                 row.question, row.commit, row.date = name, head["commit"], now_text()
             run.add(*found)
@@ -111,7 +111,7 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
     return _show(room, head, run)
 
 
-async def _rows(run: Run, room: str, name: str) -> list[Figure]:
+async def rows_of(run: Run, room: str, name: str) -> list[Figure]:
     """The rows of one question. One without figures says why there are none."""
     if run.question_s <= 0:
         why = f"left out: the {QUICK_S:.0f} s of a quick run were over"
