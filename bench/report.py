@@ -61,7 +61,7 @@ def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
         notes = f"\n{notes}"
     others = "".join(f"- {line}\n" for line in remarks(figures))
     if others:
-        others = f"\nOf single rows, what was not measured and what else to know:\n\n{others}"
+        others = f"\nNotes on single rows:\n\n{others}"
     return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n{notes}{others}"
 
 
@@ -93,7 +93,7 @@ def table(figures: list[Figure]) -> str:
 
 
 def remarks(figures: list[Figure]) -> list[str]:
-    """What was not measured and what else is to be known, by figure."""
+    """What was not measured and other notes, by figure."""
     return [
         f"{row.name}, {row.size}: {'; '.join(row.not_measured)}"
         for row in figures
