@@ -4,7 +4,7 @@
    media_load open   TARGETS key=value...   open loop: requests are due at Poisson moments, whatever became of others
    media_load slow   TARGETS key=value...   many connections that each read so many bytes a second
 
-   TARGETS has a line an object: "NUMBER SIZE TARGET". Byte i of object n is a function of both, so an answer shows by
+   TARGETS has a line an object: "NUMBER SIZE TARGET". Byte i of object n is a function of both, so an answer tells by
    itself whether it is right: of every answer status, length, place and the bytes that arrive with its head (up to 2 KiB)
    are compared, of every check_every-th all bytes (a connection's worth in slow). The rest of other bodies is dropped in
    the kernel by MSG_TRUNC. A wrong or refused answer ends the
@@ -115,11 +115,11 @@ static int dial(void) {
     return fd;
 }
 
-static void send_request(struct client *client, double due_s, uint64_t size) {
+static void ask(struct client *client, double due_s, uint64_t wanted) {
     char text[2048];
     const struct object *object = &objects[chance() % objects_count];
-    uint64_t blocks = (object->size + size - 1) / size, start = size * (chance() % blocks);
-    uint64_t end = start + size < object->size ? start + size : object->size;
+    uint64_t blocks = (object->size + wanted - 1) / wanted, start = wanted * (chance() % blocks);
+    uint64_t end = start + wanted < object->size ? start + wanted : object->size;
     int length = snprintf(text, sizeof text,
                           "GET %s HTTP/1.1\r\nHost: bench.test\r\nUser-Agent: bench\r\nAccept: */*\r\n"
                           "Range: bytes=%lu-%lu\r\n\r\n", object->target, start, end - 1);
@@ -140,7 +140,7 @@ static const char *field(const char *head, const char *name) {
 }
 
 static void take_body(struct client *client, const char *data, uint64_t count) {
-    if (count > client->left) fail("object %lu: more bytes than were requested", client->object->number);
+    if (count > client->left) fail("object %lu: more bytes than were asked for", client->object->number);
     if (data) {
         check(client, data, count);
         checked += count;
@@ -167,7 +167,7 @@ static void take_head(struct client *client, double now) {
     end[2] = 0;
     const char *length = field(client->head, "\r\ncontent-length:"), *place = field(client->head, "\r\ncontent-range:");
     if (strncmp(client->head, "HTTP/1.1 206", 12) || !length || !place)
-        fail("object %lu: not the part that was requested:\n%s", client->object->number, client->head);
+        fail("object %lu: not the part that was asked for:\n%s", client->object->number, client->head);
     const char *digits = strpbrk(place, "0123456789");
     if (strtoull(length, NULL, 10) != client->left || !digits || strtoull(digits, NULL, 10) != client->first)
         fail("object %lu: another part than bytes %lu and %lu on:\n%s", client->object->number,
@@ -180,13 +180,13 @@ static void take_head(struct client *client, double now) {
 static int take(struct client *client, double now, uint64_t most) {
     if (client->head_bytes >= 0) take_head(client, now);
     while (client->head_bytes < 0 && client->left && most) {
-        uint64_t size = client->left < most ? client->left : most;
+        uint64_t wanted = client->left < most ? client->left : most;
         ssize_t got;
         if (client->is_checked) {
-            if (size > sizeof scratch) size = sizeof scratch;
-            got = recv(client->fd, scratch, size, 0);
+            if (wanted > sizeof scratch) wanted = sizeof scratch;
+            got = recv(client->fd, scratch, wanted, 0);
         } else {
-            got = recv(client->fd, NULL, size, MSG_TRUNC);
+            got = recv(client->fd, NULL, wanted, MSG_TRUNC);
         }
         if (got < 0 && errno == EAGAIN) return 0;
         if (got <= 0) fail("object %lu: cut at %lu: %s", client->object->number, client->offset,
@@ -211,7 +211,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void print_shares(const char *name, float *values) {
+static void tell_shares(const char *name, float *values) {
     static const double shares[] = {0.5, 0.75, 0.99, 0.999};
     static const char *names[] = {"p50", "p75", "p99", "p99.9"};
     qsort(values, samples, sizeof *values, by_size);
@@ -229,11 +229,11 @@ static void forget(void) {
     samples = 0;
 }
 
-static void print_report(double took_s) {
+static void tell(double took_s) {
     printf("{\"done\": %lu, \"bytes\": %lu, \"checked_bytes\": %lu, \"seconds\": %.4f, ", done, body_bytes, checked, took_s);
-    print_shares("first_us", firsts_us);
+    tell_shares("first_us", firsts_us);
     printf(", ");
-    print_shares("total_us", totals_us);
+    tell_shares("total_us", totals_us);
     printf("}\n");
 }
 
@@ -251,7 +251,7 @@ static void run_hot(void) {
     int poll = poll_of(clients, connections);
     double began = now_s(), counts_s = began + warm_s, ends_s = counts_s + seconds, now = began;
     int is_warm = 0;
-    for (int i = 0; i < connections; i++) send_request(&clients[i], now_s(), range_bytes);
+    for (int i = 0; i < connections; i++) ask(&clients[i], now_s(), range_bytes);
     while (now < ends_s) {
         struct epoll_event events[256];
         int count = epoll_wait(poll, events, 256, 100);
@@ -260,7 +260,7 @@ static void run_hot(void) {
             if (take(client, now_s(), UINT64_MAX)) {
                 double at = now_s();
                 settle(client, at);
-                send_request(client, at, range_bytes);
+                ask(client, at, range_bytes);
             }
         }
         now = now_s();
@@ -272,10 +272,10 @@ static void run_hot(void) {
             fflush(stdout);
         }
     }
-    print_report(now - counts_s);
+    tell(now - counts_s);
 }
 
-static struct client *idle(void) { /* in turns: a connection that never sends a request is closed by a server after its deadline */
+static struct client *idle(void) { /* in turns: a connection that never asks is closed by a server after its deadline */
     static int last = 0;
     for (int i = 1; i <= connections; i++) {
         int at = (last + i) % connections;
@@ -298,7 +298,7 @@ static void run_open(void) {
     for (double now = began; now < ends_s; now = now_s()) {
         struct client *client;
         while (next_s <= now && (client = idle())) {
-            send_request(client, next_s, range_bytes);
+            ask(client, next_s, range_bytes);
             next_s += pause_s();
         }
         struct itimerspec at = {.it_value = {(time_t)next_s, (long)(fmod(next_s, 1) * 1e9) | 1}};
@@ -318,7 +318,7 @@ static void run_open(void) {
         }
     }
     if (samples == 0) fail("no request was answered");
-    print_report(seconds);
+    tell(seconds);
 }
 
 static void sleep_until(double at_s) {
@@ -334,7 +334,7 @@ static void run_slow(void) {
     for (int i = 0; i < connections; i++) {
         sleep_until(began + i / dials_per_s);
         clients[i].fd = dial();
-        send_request(&clients[i], now_s(), objects[0].size);
+        ask(&clients[i], now_s(), objects[0].size);
     }
     began = now_s();
     ends_s = began + 1e9;
@@ -346,7 +346,7 @@ static void run_slow(void) {
         uint64_t left = client->left;
         if (take(client, now, chunk_bytes)) {
             settle(client, now);
-            send_request(client, now, objects[0].size);
+            ask(client, now, objects[0].size);
         } else if (client->left == left && client->head_bytes < 0) {
             empty++;
         }
