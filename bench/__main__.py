@@ -180,7 +180,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--churn-s", type=float, help="seconds of each churn, 600 for a soak")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="these rows; the others' figures stay"
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="these rows; the others' figures stay in the record",
     )
     parser.add_argument("--list", action="store_true", help="print the names for --only")
     parser.add_argument("--note", help="a remark on this run, written with it")
