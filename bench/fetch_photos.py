@@ -83,7 +83,7 @@ def _figures(photos: int, found: dict) -> list[Figure]:
             peers=peers,
             limit=bound,
             goal=goal,
-            why="files, sockets and syncs are 40 % of a slot's CPU, and the origin is on its cores",
+            why="40 % of a slot's CPU is the kernel's (files, sockets), beside the origin",
             not_measured=["TLS, hosts beyond this machine"],
         ),
         figure(
