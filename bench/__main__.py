@@ -34,6 +34,7 @@ from bench.machine import (
 )
 from bench.report import broken, recorded, remarks, table, write_results
 from bench.systems import OURS, PEERS, peer_python
+from headrace.kernel.logs import configure_logs
 
 SYNCS_DIFFER = 4
 ROOMS = {
@@ -75,6 +76,7 @@ def main() -> None:
         for room in rooms:
             print("\n".join(_listed(room)))
         return
+    configure_logs("bench", level="warning")
     failed = False
     for room in rooms:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
