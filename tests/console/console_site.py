@@ -28,7 +28,7 @@ async def fail(text: str) -> None:
 
 
 @app.task("partner", limiter="partners", retries=1)
-async def tell_partner(text: str) -> None:
+async def notify_partner(text: str) -> None:
     """Run within the limits of a lane."""
 
 

@@ -56,8 +56,8 @@ def submit(stack, action, values, *, is_refused=False):
     found = Page(place, answer.text)
     assert page.faults + found.faults == [], action
     [entry] = stack.call("GET", "/v1/audit")[:1]
-    told = ("bad", "refused") if is_refused else ("good", "done")
-    assert (found.flash[0], entry["outcome"]) == told, found.flash
+    expected = ("bad", "refused") if is_refused else ("good", "done")
+    assert (found.flash[0], entry["outcome"]) == expected, found.flash
     assert (entry["action"], entry["command"]) == (action, command)
     assert entry["address"] == "127.0.0.1"
     return found.flash[1]

@@ -73,9 +73,9 @@ async def test_the_guide(surroundings, capsys):
     await accounts.close()
     assert (await app.jobs.queues.get("index")).failed == 1
     await names["test_mail"]()
-    told = capsys.readouterr().out
-    assert "1 {'id': 1, 'done': 100, " in told
-    assert "6\n" in told
+    reported = capsys.readouterr().out
+    assert "1 {'id': 1, 'done': 100, " in reported
+    assert "6\n" in reported
     assert names["counted"].matched >= 1
     await app.close()
 

@@ -150,7 +150,7 @@ GPTBot/1.2 (+https://openai.com/gptbot)
 """
 
 
-def test_user_agents_of_people_and_programs_are_told_apart():
+def test_user_agents_of_people_and_programs_are_distinguished():
     people, programs = BROWSERS.strip().splitlines(), PROGRAMS.strip().splitlines()
     assert [agent for agent in people if traffic_of_user_agent(agent) != "human"] == []
     assert [a for a in [*programs, "", None] if traffic_of_user_agent(a) != "bot"] == []
