@@ -89,9 +89,10 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    head = _head(room, arguments)
+    head = _head(room, arguments.note)
     async with bench_run(quick=arguments.quick, churn_s=arguments.churn_s) as run:
         head["versions"] |= await run.engines.versions()
+        head["command"] += run.flag
         for name in arguments.only or ROOMS[room]:
             print(f"== {name}", flush=True)
             found = await rows_of(run, room, name)
@@ -115,17 +116,17 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
 
 async def rows_of(run: Run, room: str, name: str) -> list[Figure]:
     """The rows of one question. One without figures says why there are none."""
-    if run.question_s <= 0:
-        why = f"left out: the {QUICK_S:.0f} s of a quick run were over"
-        print(f"  {why}; make bench ROOM={room} ONLY={name} QUICK=1", flush=True)
-        return [figure(name, "", "", ours=None, not_measured=[why])]
+    why = f"left out: the {QUICK_S:.0f} s of a quick run were over"
     try:
-        return await bounded(ROOMS[room][name](run), run.question_s)
+        if run.question_s > 0:
+            return await bounded(ROOMS[room][name](run), run.question_s)
     except Exception as error:  # noqa: BLE001 - the other questions' figures cost half an hour
-        traceback.print_exception(error)
-        fault = str(error) or repr(error)
-        run.faults.append(f"{name}: {fault}")
-        return [figure(name, "", "", ours=None, not_measured=[fault])]
+        if run.question_s > 0:
+            traceback.print_exception(error)
+            why = str(error) or repr(error)
+            run.faults.append(f"{name}: {why}")
+    print(f"  {why}; make bench ROOM={room} ONLY={name}{run.flag}", flush=True)
+    return [figure(name, "", "", ours=None, not_measured=[why])]
 
 
 def _write(room: str, head: dict[str, Any], run: Run) -> Path:
@@ -160,12 +161,12 @@ def _listed(room: str) -> Iterable[str]:
         yield f"  {name:<15} {'; '.join(names) or 'not recorded yet'}"
 
 
-def _head(room: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _head(room: str, note: str | None) -> dict[str, Any]:
     python = peer_python()
     versions = own_versions() | (versions_of(python, PEER_PACKAGES[room]) if python else {})
     return {
-        "command": f"make bench ROOM={room}{' QUICK=1' if arguments.quick else ''}",
-        "notes": [arguments.note] if arguments.note else [],
+        "command": f"make bench ROOM={room}",
+        "notes": [note] if note else [],
         "machine": read_machine_facts(),
         "commit": read_commit(),
         "date": now_text(),

@@ -64,6 +64,11 @@ class Run:
         return (max(0.0, left_s) if self.quick else QUESTION_S) + (self.churn_s or 0.0)
 
     @property
+    def flag(self) -> str:
+        """What `make bench` needs for this kind of run."""
+        return " QUICK=1" if self.quick else ""
+
+    @property
     def results(self) -> Path:
         """The folder of the tables and plots: a quick run leaves the record as it is."""
         return QUICK_RESULTS if self.quick else RESULTS

@@ -23,6 +23,7 @@ from bench.media_stage import (
     Serving,
     blobs_folder,
     disk_of,
+    hot_times,
     listener_targets,
     our_settings,
     press,
@@ -138,11 +139,10 @@ def _comes_from_peer(relay: Serving) -> bool:
 async def _added(
     run: Run, cell: Cell, owner: Serving, relay: Serving, range_bytes: int
 ) -> dict[str, float]:
-    seconds = run.sized(4, 2)
     reports = []
     for serving in (owner, relay):
         pressed = await press(
-            cell, serving, "hot", seconds=seconds, warm_s=1, connections=1, range_bytes=range_bytes
+            cell, serving, "hot", connections=1, range_bytes=range_bytes, **hot_times(run)
         )
         reports.append(pressed.report)
     direct, hopped = reports

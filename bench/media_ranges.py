@@ -23,6 +23,7 @@ from bench.media_stage import (
     Serving,
     blobs_folder,
     disk_of,
+    hot_times,
     listener_targets,
     our_node,
     press,
@@ -116,10 +117,9 @@ async def _press(
         cell,
         serving,
         "hot",
-        seconds=run.sized(5, 2),
-        warm_s=1,
         range_bytes=range_bytes,
         connections=connections,
+        **hot_times(run),
     )
 
 
@@ -130,7 +130,7 @@ async def _bare(run: Run) -> Mapping[str, float]:
         for range_bytes in (LARGE, SMALL):
             async with peers.bare_loop(cell, tracks, range_bytes) as serving:
                 pressed = await press(
-                    cell, serving, "hot", seconds=run.sized(5, 2), warm_s=1, range_bytes=range_bytes
+                    cell, serving, "hot", range_bytes=range_bytes, **hot_times(run)
                 )
                 found[f"rate {range_bytes} 64"] = pressed.rate_per_s
                 found[f"cpu {range_bytes} 64"] = pressed.cpu_s_a_gib

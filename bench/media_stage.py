@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.children import BenchFault, Child, wait_for
-from bench.harness import READY_S
+from bench.harness import READY_S, Run
 from bench.media_objects import Track, content, native_program, write_targets
 from bench.systems import Cell
 from bench.views_stage import free_port, pin
@@ -168,6 +168,11 @@ async def read_all(serving: Serving) -> None:
         line.close()
 
     await asyncio.to_thread(read)
+
+
+def hot_times(run: Run) -> dict[str, float]:
+    """How long a closed loop lasts."""
+    return {"seconds": 1.5, "warm_s": 0.5} if run.quick else {"seconds": 5, "warm_s": 1}
 
 
 def pinned(words: Sequence[str], core: int | None) -> list[str]:
