@@ -115,7 +115,7 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
 
 
 async def rows_of(run: Run, room: str, name: str) -> list[Figure]:
-    """The rows of one question. One without figures says why there are none."""
+    """The rows of one question. A row without figures has the reason."""
     why = f"left out: the {QUICK_S:.0f} s of a quick run were over"
     try:
         if run.question_s > 0:
