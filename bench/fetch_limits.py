@@ -22,7 +22,7 @@ from bench.fetch_plot import Chart, write_chart
 from bench.fetch_site import Offered, Site, fetch_site
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run
-from bench.jobs_lanes import SHORT_LEASE
+from bench.jobs_lanes import SHORT_LEASE, WHY_KILLED, WHY_LATE
 from bench.origins.log import by_host, judge, per_second
 from bench.origins.plan import HostPlan
 from bench.origins.started import Origins, origins
@@ -70,7 +70,7 @@ async def measure(run: Run) -> list[Figure]:
                 size,
                 ours=found.get("share", {}).get(OURS.name),
                 goal=None if missing else SHARE_GOAL,
-                why="starts granted to a killed slot stay spent, so that no limit is exceeded",
+                why=WHY_KILLED if is_disturbed else WHY_LATE,
                 not_measured=missing,
             ),
             figure(
