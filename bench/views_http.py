@@ -210,23 +210,22 @@ async def measure_wait(run: Run) -> list[Figure]:
         {"plain": lambda: _wait(run, scans=False), "scan": lambda: _wait(run, scans=True)}
     )
     size = f"{READS_PER_S:,} reads/s of {PER_READ} + {HITS_PER_S} hits/s, open loop"
-    goals = {"p50": None, "p99": Goal(at_most=3), "p99.9": Goal(at_most=20)}
-    scan_goals = {"p50": None, "p99": Goal(at_most=10), "p99.9": None}
+    goals = {
+        "plain": {"p50": None, "p99": Goal(at_most=3), "p99.9": Goal(at_most=20)},
+        "scan": {"p50": None, "p99": Goal(at_most=10), "p99.9": None},
+    }
     rows = [
         figure(
             f"HTTP {kind} {share}{beside}",
             "ms",
             size,
+            why="generator, API, flusher and engines share the cores and wait for each other",
             ours=found.get(f"{kind} {share}", {}).get(way),
             goal=goal,
-            why="generator, API, flusher and engines share the cores and wait for each other",
         )
-        for way, beside, own in (
-            ("plain", "", goals),
-            ("scan", ", while all series are read", scan_goals),
-        )
+        for way, beside in (("plain", ""), ("scan", ", while all series are read"))
         for kind in ("read", "hit")
-        for share, goal in own.items()
+        for share, goal in goals[way].items()
     ]
     cpu = found.get("cpu %", {})
     rows.append(
@@ -234,9 +233,9 @@ async def measure_wait(run: Run) -> list[Figure]:
             "CPU of API and flusher",
             "% of a core",
             size,
+            why="the CPU of a read, see its row, times 5,000, and the flusher",
             ours=cpu.get("plain"),
             goal=Goal(at_most=55),
-            why="the CPU of a read, see its row, times 5,000, and the flusher",
         )
     )
     lag = found.get("lag p99 s", {})
