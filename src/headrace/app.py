@@ -59,6 +59,7 @@ PACKAGES: Final = (
 """Packages with tables, in the order of their migrations."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
 
 
@@ -126,6 +127,7 @@ class Headrace:
         self._is_slot = False
         self._item_handlers: list[Callable[..., Awaitable[None]]] = []
         self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._rankings: list[tuple[str, Callable[..., Any], int]] = []
 
     @cached_property
     def config(self) -> Loaded:
@@ -277,6 +279,8 @@ class Headrace:
         )
         for handler in self._deletion_handlers:
             feed.posts.on_deleted(handler)
+        for name, order, newest in self._rankings:
+            feed.pages.rankings.define(name, order, newest=newest)
         feed.register(self.registry)
         return feed
 
@@ -359,6 +363,21 @@ class Headrace:
         self._require_unused("feed", "on_post_deleted")
         self._deletion_handlers.append(handler)
         return handler
+
+    def feed_ranking(
+        self, name: str, *, newest: int = 200
+    ) -> Callable[[OrderHandler], OrderHandler]:
+        """Order the `newest` posts of a feed by the decorated `(viewer, posts)`.
+
+        It returns the posts in another order, for `app.feed.page(7, rank=name)`.
+        """
+        self._require_unused("feed", "feed_ranking")
+
+        def define(order: OrderHandler) -> OrderHandler:
+            self._rankings.append((name, order, newest))
+            return order
+
+        return define
 
     def load_rooms(self) -> None:
         """Create every installed room, so that workers know all tasks."""

@@ -37,7 +37,7 @@ from bench.origins.plan import HostPlan, seed_mix
 from bench.report import bars, broken, remarks, table
 
 from headrace.feed import store
-from headrace.feed.model import Kind
+from headrace.feed.model import ChangeKind
 from headrace.fetch.images import inspect_image
 from headrace.media.cache.layout import (
     ENTRY,
@@ -199,11 +199,13 @@ async def test_the_brute_force_page_and_the_staged_rows_are_those_of_the_product
     await stage_follows(cell, world)
     await stage_posts(cell, world)
     for viewer in world.follows:
-        found = await store.page(postgres, viewer, before=None, after=None, rows_max=PER_PAGE)
+        found = await store.page(
+            postgres, viewer, before=None, after=None, kinds=None, rows_max=PER_PAGE
+        )
         assert [post for _, post, _ in found] == world.page_of(viewer)
     [post] = await store.find_posts(postgres, world.ids_of([0]))
     assert (post.author, post.score) == (world.author[0] + FIRST_AUTHOR, world.scores[0])
-    authors = await store.entities_after(postgres, Kind.POSTS, after=0, rows_max=50_000)
+    authors = await store.entities_after(postgres, ChangeKind.POSTS, after=0, rows_max=50_000)
     assert authors == sorted(set((world.author + FIRST_AUTHOR).tolist()))
 
 
