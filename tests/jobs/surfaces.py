@@ -72,6 +72,7 @@ VERBS = {
     "resume_cron": ("crons.resume", "PUT /v1/crons/{name}", "crons resume {name}"),
     "remove_cron": ("crons.remove", "DELETE /v1/crons/{name}", "crons rm {name}"),
     "minutes": ("queues.minutes", "GET /v1/queues/{queue}/minutes", "fleet minutes {queue}"),
+    "hours": ("queues.hours", "GET /v1/queues/{queue}/hours", "fleet hours {queue}"),
     "fleet": ("fleet.state", "GET /v1/fleet", "fleet show"),
     "drain": ("fleet.drain", f"POST {HOST}/drain", "fleet drain {host}"),
     "undrain": ("fleet.undrain", f"POST {HOST}/undrain", "fleet undrain {host}"),

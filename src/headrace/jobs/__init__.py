@@ -52,7 +52,7 @@ from headrace.jobs.errors import (
     ResultGone,
     ResultLate,
 )
-from headrace.jobs.fleet.state import FleetState, QueueMinute
+from headrace.jobs.fleet.state import FleetState, QueueHour, QueueMinute
 from headrace.jobs.handle import Group, JobRef
 from headrace.jobs.job_context import Batch, JobContext, JobLane, current_job
 from headrace.jobs.model import (
@@ -129,6 +129,7 @@ __all__ = [
     "NoResultKept",
     "PayloadTooLarge",
     "Queue",
+    "QueueHour",
     "QueueMinute",
     "QueueSettings",
     "QueueStatus",

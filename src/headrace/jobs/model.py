@@ -396,6 +396,10 @@ class JobsConfig:
     )
     cron_every_s: float = setting("1s", "How often due crons are fired.", parse_duration_s)
     minutes_kept_s: float = setting("8d", "How long minute statistics are kept.", parse_duration_s)
+    hours_kept_s: float = setting("90d", "How long hour statistics are kept.", parse_duration_s)
+    backlog_every_s: float = setting(
+        "15s", "How often the backlog of each queue is counted for series.", parse_duration_s
+    )
     decisions_kept_s: float = setting(
         "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
     )

@@ -47,6 +47,7 @@ from headrace.jobs.fleet.alerts import (
     open_alerts,
 )
 from headrace.jobs.fleet.plan import Move, Plan, plan
+from headrace.jobs.fleet.queue_metrics import QueueMetrics
 from headrace.jobs.fleet.rates import Rates, Reading
 from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
@@ -199,6 +200,7 @@ class Scheduler:
             AlertSender(postgres, url, derive_key(secret, USE)) if url and secret else None
         )
         self._declared_s: float | None = None
+        self._metrics = QueueMetrics()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all loops until `stop`, then give up the lead."""
@@ -208,6 +210,7 @@ class Scheduler:
                 ("plan", self.planner.run_once),
                 ("crons", self.fire_crons),
                 ("upkeep", self.forget_old),
+                ("backlog", self.record_backlog),
                 ("alerts", self.send_alerts),
             ):
                 group.create_task(_repeat(name, step, stop))
@@ -237,9 +240,13 @@ class Scheduler:
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
+        await store.fleet.sum_hours(self._postgres)
         forgotten = (
             await store.fleet.drop_minutes(
                 self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
+            ),
+            await store.fleet.drop_hours(
+                self._postgres, kept_s=config.hours_kept_s, rows_max=ROWS_PER_STEP
             ),
             await store.fleet.drop_decisions(
                 self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
@@ -248,6 +255,23 @@ class Scheduler:
         await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
+
+    async def record_backlog(self) -> float:
+        """Store the backlog of all queues and export it. Return the seconds until the next step."""
+        every_s = self._config.backlog_every_s
+        if not self.planner.leads:
+            self._metrics.clear()
+            return every_s
+        try:
+            async with asyncio.timeout(every_s):
+                readings = await store.fleet.record_backlog(
+                    self._postgres, count_max=self._config.count_max
+                )
+        except (TimeoutError, PostgresBusy):
+            _often.warning("backlog_not_counted", limit_s=every_s)
+        else:
+            self._metrics.show(readings)
+        return every_s
 
     async def send_alerts(self) -> float:
         """Send pending alert events. Return the seconds until the next step."""

@@ -352,9 +352,38 @@ CREATE TABLE headrace.queue_minute (
     wait_s double precision NOT NULL,       -- from due to claimed, summed over claimed jobs
     wait_max_s double precision NOT NULL,
     slot_s double precision NOT NULL,       -- life time of the slots that worked the queue
+    -- Backlog at the last count of the minute; NULL if there was none.
+    ready integer,
+    scheduled integer,
+    running integer,
+    failed_kept integer,                    -- failed or quarantined jobs that are kept
+    oldest_s double precision,              -- age of the oldest ready job
     PRIMARY KEY (queue, minute)
 ) WITH (fillfactor = 50);
 CREATE INDEX queue_minute_minute ON headrace.queue_minute (minute);
+
+-- The same per hour; the backlog is the highest of the hour's minutes.
+CREATE TABLE headrace.queue_hour (
+    queue integer NOT NULL,
+    hour timestamptz NOT NULL,
+    done bigint NOT NULL,
+    failed bigint NOT NULL,
+    retried bigint NOT NULL,
+    lost bigint NOT NULL,
+    claimed bigint NOT NULL,
+    calls bigint NOT NULL,
+    run_s double precision NOT NULL,
+    wait_s double precision NOT NULL,
+    wait_max_s double precision NOT NULL,
+    slot_s double precision NOT NULL,
+    ready integer,
+    scheduled integer,
+    running integer,
+    failed_kept integer,
+    oldest_s double precision,
+    PRIMARY KEY (queue, hour)
+) WITH (fillfactor = 70);
+CREATE INDEX queue_hour_hour ON headrace.queue_hour (hour);
 
 -- Counts of each queue since its creation. They never decrease.
 CREATE TABLE headrace.queue_total (

@@ -234,7 +234,7 @@ END $$;
 CREATE FUNCTION headrace.queue_counts_v1(p_queue text, p_max integer)
 RETURNS TABLE (
     queue integer, ready bigint, laned bigint, scheduled bigint, leased bigint, failed bigint,
-    ended bigint, oldest_at timestamptz, slots bigint, is_known boolean
+    quarantined bigint, ended bigint, oldest_at timestamptz, slots bigint, is_known boolean
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -249,7 +249,8 @@ BEGIN
         SELECT s.slot ->> 'queue' AS name, count(*) AS n
         FROM hosts h CROSS JOIN LATERAL jsonb_array_elements(h.slots) AS s(slot) GROUP BY 1
     )
-    SELECT q.id, due.n, laned.n, later.n, coalesce(leases.n, 0), ended.failed, ended.n,
+    SELECT q.id, due.n, laned.n, later.n, coalesce(leases.n, 0), ended.failed,
+           ended.quarantined, ended.n,
            least(due.oldest_at, first.oldest_at), coalesce(bound.n, 0),
            EXISTS (SELECT FROM hosts h WHERE q.id = ANY(h.queues))
     FROM headrace.queue q
@@ -278,7 +279,8 @@ BEGIN
             ORDER BY j.queue, j.lane, j.priority, j.id LIMIT 1000) f
     ) AS first
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n, count(*) FILTER (WHERE c.state <> 'cancelled') AS failed FROM (
+        SELECT count(*) AS n, count(*) FILTER (WHERE c.state <> 'cancelled') AS failed,
+               count(*) FILTER (WHERE c.state = 'quarantined') AS quarantined FROM (
             SELECT f.state FROM headrace.job_failed f WHERE f.queue = q.id
             ORDER BY f.queue DESC, f.id DESC LIMIT p_max) c
     ) AS ended
