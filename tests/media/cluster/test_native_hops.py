@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 
 from little_nodes import LittleNode
 from node_kinds import disk_in, few_partitions, store_in
 from raw_clients import SECRET, head_of, pattern, serving, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopGate, HopGuard
@@ -93,10 +93,13 @@ def blocks_passed(node) -> float:
 async def warm(node, client) -> None:
     """Request until the native data plane answers."""
     before = blocks_passed(node)
-    while blocks_passed(node) == before:
+
+    async def is_native() -> bool:
         answer = await client.ask(node.url, Range="bytes=5-9")
-        assert answer.status in (206, 404), "404 before the node has found the owner"
-        await asyncio.sleep(0)
+        assert answer.status in (206, 404), "404 until the table is built"
+        return blocks_passed(node) > before
+
+    await wait_true(is_native, what="an answer of the native plane")
 
 
 async def ask(node, client):

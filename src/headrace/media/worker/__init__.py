@@ -14,6 +14,7 @@ a `request_context`.
     timing           measures of one request and its answer
     request_context  admission (hop, signature, key) and sources
     native_plane     the control side of the native data plane
+    native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
     bodies           spans of files and blocks
     deadlines        deadlines and rate limits of clients

@@ -38,12 +38,12 @@ from headrace.media.cache.block_cache import PlaneDisks
 from headrace.media.cache.disk_files import ReadDisk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cluster.hop import HopGuard
-from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.routing import note_native_hops
 from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
 from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
+from headrace.media.worker.native_peers import PlanePeers
 from headrace.media.worker.timing import ANSWERED, SENT
 
 REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
@@ -219,7 +219,7 @@ def describe_object(
 ) -> DescribedObject:
     """The description of an object in the words of `answers.object_head`.
 
-    `peer` is the number of the node that keeps it, from `peer_number`; 0: this one.
+    `peer` is the number of the node that keeps it, from `peers.number`; 0: this one.
     """
     return DescribedObject(
         key,
@@ -276,9 +276,7 @@ class NativePlane:
         self._seen = _Counters()
         self._samples = ctypes.create_string_buffer(_SAMPLES_BYTES)
         self._keys: Mapping[str, Key] | None = None
-        self._peers: dict[int, tuple[Peer, tuple[str, int]]] = {}
-        """Peers of the plane and their addresses, by number."""
-        self._peers_count = 0
+        self.peers = PlanePeers(self._library, self._plane)
         self.revision = -1
         """The revision of the disks that were set last."""
         self.connections_count = 0
@@ -326,8 +324,7 @@ class NativePlane:
             if taken.kind == SWAPPED:
                 self._release_before(taken.start)
             elif taken.kind == SLOW:
-                if taken.start in self._peers:
-                    self._peers[taken.start][0].report_slow()
+                self.peers.report_slow(taken.start)
             else:
                 self._on_event(taken)
 
@@ -386,34 +383,6 @@ class NativePlane:
             self._plane, guard.name.encode("ascii"), ids, secrets, len(guard.keys)
         )
         guard.share_counters(self._advance_hop)
-
-    def peer_number(self, peer: Peer) -> int:
-        """The number of a peer for descriptions; 0: it has not been connected to yet."""
-        if peer.endpoint is None:
-            return 0
-        for number, known in self._peers.items():
-            if known == (peer, peer.endpoint):
-                return number
-        self._peers_count += 1
-        self._peers[self._peers_count] = peer, peer.endpoint
-        self._library.plane_put_peer(
-            self._plane,
-            self._peers_count,
-            peer.name.encode("ascii"),
-            peer.address.encode("ascii"),
-            peer.endpoint[0].encode("ascii"),
-            peer.endpoint[1],
-            _timeout_ms(peer.timeout_s),
-        )
-        return self._peers_count
-
-    def drop_peers(self, is_used: Callable[[Peer], bool]) -> None:
-        """Request nothing more from peers that are not used any more, or have moved."""
-        for number, (peer, endpoint) in list(self._peers.items()):
-            if not is_used(peer) or peer.endpoint != endpoint:
-                del self._peers[number]
-                self._library.plane_drop_peer(self._plane, number)
-                self.forget_objects()
 
     def _advance_hop(self, connection: int, counter: int) -> bool:
         return bool(self._library.plane_hop_advance(self._plane, connection, counter))

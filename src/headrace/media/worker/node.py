@@ -250,7 +250,7 @@ class Node:
         if found is None:
             return
         generation, expires_s, peer = found
-        number = plane.peer_number(peer)
+        number = plane.peers.number(peer)
         if number:
             version, cors = version_of(shape, generation), self.context.cors.lines({})
             plane.describe(describe_object(key, shape, version, expires_s, cors=cors, peer=number))
@@ -329,8 +329,8 @@ class Node:
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
         traces, router = self.context.traces, self.context.router
-        if router is not None:
-            plane.drop_peers(router.is_used)
+        if router is not None and plane.peers.drop_unused(router.is_used):
+            plane.forget_objects()
         state = (
             self.context.placement,
             self.context.purges_version,
