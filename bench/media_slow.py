@@ -1,8 +1,9 @@
 """Does a fast client feel ten thousand slow ones, and can one machine hold a hundred thousand?
 
 Slow clients read 32 KiB/s (a track that plays) or, of the hundred thousand, 4 KiB/s; of every
-sixteenth all bytes are compared. The fast one requests 256 KiB at 200 Poisson moments a second, so
-what it waits for includes its own lateness on the core that it shares with the slow ones. The
+sixteenth all bytes are compared. The fast one requests 256 KiB at 200 Poisson moments a second. It
+shares its core with the slow ones and runs before them (SCHED_FIFO, where that is allowed), since
+otherwise it waits for a slice of the scheduler, 2 to 3 ms, whichever server it requests from. The
 hundred thousand are spread over as many processes as the limit of files requires, on both sides,
 each client process on an address of its own.
 """
@@ -49,7 +50,7 @@ async def measure_fast(run: Run) -> list[Figure]:
         {name: partial(_fast, run, serve, count) for name, serve in serves.items()}
     )
     size = f"among {count:,} of {SLOW_BYTES_PER_S // 1024} KiB/s, {FAST_PER_S} requested a second"
-    goals = {"p50": None, "p75": Goal(at_most=1), "p99": Goal(at_most=20)}
+    goals = {"p50": None, "p75": Goal(at_most=1), "p99": Goal(at_most=2)}
     rows = [
         figure(
             f"time to the first byte of a fast client, {share}",
@@ -112,6 +113,7 @@ async def _fast(run: Run, serve: Serve, count: int) -> Mapping[str, float]:
                     rate_per_s=FAST_PER_S,
                     connections=16,
                     range_bytes=LARGE,
+                    is_preferred=True,
                 )
                 told = _last_line(await slow.finish(seconds + 60))
             finally:

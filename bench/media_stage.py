@@ -15,9 +15,11 @@ import http.client
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,19 +180,31 @@ def pinned(words: Sequence[str], core: int | None) -> list[str]:
     return ["taskset", "-c", str(cores[core % len(cores)]), *words]
 
 
+@cache
+def _preferred() -> list[str]:
+    """The prefix of a process that runs before others of its core; none if that is not allowed."""
+    prefix = ["chrt", "-f", "1"]
+    if shutil.which(prefix[0]) is None:
+        return []
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    return prefix if tried.returncode == 0 else []
+
+
 def generator(
     cell: Cell,
     serving: Serving,
     mode: str,
     *,
     core: int | None = CLIENT_CORE,
+    is_preferred: bool = False,
     **options: float | str,
 ) -> Child:
-    """Start the generator."""
+    """Start the generator; `is_preferred` before other processes of its core, where allowed."""
     program = native_program("media_load", cell.folder.parent)
     words = [str(program), mode, str(serving.targets), f"port={serving.port}"]
     words += [f"{name}={value}" for name, value in options.items()]
-    return Child(pinned(words, core), folder=cell.folder, env={}, name=f"load-{mode}")
+    words = [*(_preferred() if is_preferred else []), *pinned(words, core)]
+    return Child(words, folder=cell.folder, env={}, name=f"load-{mode}")
 
 
 async def press(
@@ -200,10 +214,11 @@ async def press(
     *,
     seconds: float,
     meanwhile: Callable[[], object] | None = None,
+    is_preferred: bool = False,
     **options: float | str,
 ) -> Pressed:
     """Run the generator to its end; CPU is counted from its warm-up on. Raises: BenchFault."""
-    child = generator(cell, serving, mode, seconds=seconds, **options)
+    child = generator(cell, serving, mode, is_preferred=is_preferred, seconds=seconds, **options)
     try:
         await wait_for(lambda: "warm" in child.out, "the warm-up", 60, child)
         before_s = serving.child.cpu_s()

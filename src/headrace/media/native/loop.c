@@ -18,7 +18,7 @@
 
 enum {
   EVENTS_MAX = 512,
-  QUEUED_MAX = 64, /* clients that continue their bodies before new requests are looked for */
+  QUEUED_MAX = 16, /* clients that continue their bodies before new requests are looked for: 0.2 ms */
   ACCEPTS_MAX = 64,
   REFUSED_MAX = 64,
   TICK_MS = 250,
