@@ -44,12 +44,15 @@ from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, S
 from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
 from headrace.media.worker.native_peers import PlanePeers
+from headrace.media.worker.socket_io import Channel, PlainChannel
 from headrace.media.worker.timing import ANSWERED, SENT
+from headrace.media.worker.tls_io import NativeTlsChannel
 
 REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
 BUCKETS: Final = len(FINE_BUCKETS_S)
 _DESCRIBED_MAX: Final = 65_536
 _SAMPLES_BYTES: Final = 64 * 1024
+_WHY_BYTES: Final = 500
 _BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("hit", "pass")}
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
 
@@ -63,6 +66,7 @@ class _Config(Structure):
         ("send_progress_bytes", c_int64),
         ("is_signature_required", c_int32),
         ("is_origin_relevant", c_int32),
+        ("ticket_seed", c_char_p),
         ("folder", c_char_p),
         ("board", c_void_p),
         ("epoch", c_void_p),
@@ -110,6 +114,7 @@ class _Event(Structure):
         ("left", c_int64),
         ("rate", c_int64),
         ("sent_bytes", c_int64),
+        ("tls", c_void_p),
     ]
 
 
@@ -142,6 +147,8 @@ def _library() -> ctypes.CDLL:
     loaded.plane_start.restype = c_void_p
     loaded.plane_next_event.restype = POINTER(_Event)
     loaded.plane_counters.restype = POINTER(_Counters)
+    loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
+    loaded.plane_tls_missing.restype = loaded.plane_tls_kernel_missing.restype = c_char_p
     arguments = {
         "plane_start": [POINTER(_Config)],
         "plane_close": [c_void_p],
@@ -150,9 +157,16 @@ def _library() -> ctypes.CDLL:
         "plane_event_done": [POINTER(_Event)],
         "plane_counters": [c_void_p],
         "plane_take_samples": [c_void_p, c_char_p, c_int],
-        "plane_listen": [c_void_p, c_int],
+        "plane_listen": [c_void_p, c_int, c_int],
         "plane_stop_listening": [c_void_p],
-        "plane_adopt": [c_void_p, c_int, c_int64],
+        "plane_adopt": [c_void_p, c_int, c_void_p, c_int64],
+        "plane_set_certificate": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
+        "plane_tls_receive": [c_void_p, c_char_p, c_int64],
+        "plane_tls_send": [c_void_p, c_char_p, c_int64],
+        "plane_tls_end": [c_void_p],
+        "plane_tls_free": [c_void_p],
+        "plane_tls_missing": [],
+        "plane_tls_kernel_missing": [],
         "plane_released": [c_void_p],
         "plane_put_object": [c_void_p, POINTER(_Object)],
         "plane_forget_object": [c_void_p, c_char_p],
@@ -172,11 +186,33 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
+def load_library() -> None:
+    """Compile and load the library if that was not done. Raises: NativePlaneMissing, OSError."""
+    _library()
+
+
+def native_tls_missing() -> str:
+    """Why the plane cannot serve HTTPS here; empty if it can.
+
+    Raises: NativePlaneMissing, OSError.
+    """
+    return (_library().plane_tls_missing() or b"").decode()
+
+
+def kernel_tls_missing() -> str:
+    """Why the kernel does not encrypt for the plane; empty if it can.
+
+    Raises: NativePlaneMissing, OSError.
+    """
+    return (_library().plane_tls_kernel_missing() or b"").decode()
+
+
 class PlaneEvent(NamedTuple):
     """A connection that the plane passes on: `kind`, its descriptor, and received bytes.
 
     For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
     `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
+    `tls` is the state of an encrypted connection, or 0.
     """
 
     kind: int
@@ -190,6 +226,7 @@ class PlaneEvent(NamedTuple):
     left: int
     rate: int
     sent_bytes: int
+    tls: int
 
 
 class DescribedObject(NamedTuple):
@@ -244,10 +281,13 @@ class NativePlane:
         *,
         epochs: WorkerEpochs | None = None,
         folder: Path | None = None,
+        ticket_seed: bytes | None = None,
         connections_max: int,
         on_event: Callable[[PlaneEvent], None],
     ) -> None:
         """Serve blocks of disks within `epochs`, or files of `folder`.
+
+        `ticket_seed` has 32 bytes, the same in all workers of a node; None: no HTTPS.
 
         Raises: NativePlaneMissing, OSError.
         """
@@ -261,6 +301,7 @@ class NativePlane:
             connections_max=connections_max,
             send_progress_bytes=config.send_progress_bytes,
             is_signature_required=config.signed == "required",
+            ticket_seed=ticket_seed,
             folder=os.fsencode(folder) if folder is not None else None,
             is_origin_relevant=bool(config.cors_origins) and config.cors_origins != ("*",),
             board=board,
@@ -286,17 +327,36 @@ class NativePlane:
         """The descriptor that is readable while events wait."""
         return int(self._library.plane_event_fd(self._plane))
 
-    def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket, *, is_tls: bool) -> None:
         """Accept clients of `listener`, which stays the caller's."""
-        self._library.plane_listen(self._plane, os.dup(listener.fileno()))
+        self._library.plane_listen(self._plane, os.dup(listener.fileno()), is_tls)
+
+    def set_certificate(self, cert: str, key: str) -> None:
+        """Use these files for later handshakes.
+
+        Raises: OSError if they do not match; the last ones stay in use.
+        """
+        why = ctypes.create_string_buffer(_WHY_BYTES)
+        files = os.fsencode(cert), os.fsencode(key)
+        if self._library.plane_set_certificate(self._plane, *files, why, _WHY_BYTES) != 0:
+            raise OSError(why.value.decode(errors="replace"))
 
     def stop_listening(self) -> None:
         """Accept no clients and close idle ones; answers in progress continue."""
         self._library.plane_stop_listening(self._plane)
 
-    def adopt(self, fd: int, sent_bytes: int) -> None:
-        """Give back a connection that waits for its next request. The plane owns `fd` now."""
-        self._library.plane_adopt(self._plane, fd, sent_bytes)
+    def channel(self, event: PlaneEvent) -> Channel:
+        """The connection of an event. Raises: OSError."""
+        client = socket.socket(fileno=event.fd)
+        return (
+            NativeTlsChannel(client, self._library, event.tls)
+            if event.tls
+            else PlainChannel(client)
+        )
+
+    def adopt(self, fd: int, tls: int, sent_bytes: int) -> None:
+        """Give back a connection that waits for its next request. The plane owns both now."""
+        self._library.plane_adopt(self._plane, fd, tls, sent_bytes)
 
     def note_closed(self) -> None:
         """Record that a connection of an event was closed here."""
@@ -319,6 +379,7 @@ class NativePlane:
                 event.left,
                 event.rate,
                 event.sent_bytes,
+                event.tls or 0,
             )
             self._library.plane_event_done(found)
             if taken.kind == SWAPPED:
