@@ -14,22 +14,11 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Mapping
-from ctypes import (
-    POINTER,
-    Structure,
-    c_char_p,
-    c_int,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint64,
-    c_void_p,
-)
-from functools import cache
+from ctypes import c_uint8
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from headrace.kernel.metrics import FINE_BUCKETS_S, bound, observe_many
+from headrace.kernel.metrics import bound, observe_many
 from headrace.kernel.signing import Key
 from headrace.media.answers import HIT as HIT_STATUS
 from headrace.media.answers import PEER as PEER_STATUS
@@ -41,170 +30,26 @@ from headrace.media.cluster.hop import HopGuard
 from headrace.media.cluster.routing import note_native_hops
 from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
-from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
+from headrace.media.worker.native_library import (
+    BUCKETS,
+    PlaneConfig,
+    PlaneCounters,
+    PlaneDisk,
+    PlaneObject,
+    plane_library,
+)
 from headrace.media.worker.native_peers import PlanePeers
 from headrace.media.worker.socket_io import Channel, PlainChannel
 from headrace.media.worker.timing import ANSWERED, SENT
 from headrace.media.worker.tls_io import NativeTlsChannel
 
 REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
-BUCKETS: Final = len(FINE_BUCKETS_S)
 _DESCRIBED_MAX: Final = 65_536
 _SAMPLES_BYTES: Final = 64 * 1024
 _WHY_BYTES: Final = 500
 _BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("hit", "pass")}
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
-
-
-class _Config(Structure):
-    _fields_: ClassVar = [
-        ("header_timeout_ms", c_int32),
-        ("idle_timeout_ms", c_int32),
-        ("send_timeout_ms", c_int32),
-        ("connections_max", c_int32),
-        ("send_progress_bytes", c_int64),
-        ("is_signature_required", c_int32),
-        ("is_origin_relevant", c_int32),
-        ("ticket_seed", c_char_p),
-        ("folder", c_char_p),
-        ("board", c_void_p),
-        ("epoch", c_void_p),
-    ]
-
-
-class _Disk(Structure):
-    _fields_: ClassVar = [
-        ("index", c_void_p),
-        ("visited", c_void_p),
-        ("verified", c_void_p),
-        ("sets", c_uint64),
-        ("data_at", c_int64),
-        ("reader", c_int32),
-        ("is_copied", c_int32),
-    ]
-
-
-class _Object(Structure):
-    _fields_: ClassVar = [
-        ("key", c_char_p),
-        ("version", c_char_p),
-        ("lines", c_char_p),
-        ("tail", c_char_p),
-        ("size_bytes", c_int64),
-        ("expires_ms", c_int64),
-        ("fresh_s", c_int32),
-        ("is_immutable", c_int32),
-        ("peer", c_int32),
-        ("is_for_peers", c_int32),
-    ]
-
-
-class _Event(Structure):
-    _fields_: ClassVar = [
-        ("kind", c_int32),
-        ("fd", c_int32),
-        ("file", c_int32),
-        ("data_bytes", c_int32),
-        ("peer", c_int32),
-        ("data", POINTER(c_uint8)),
-        ("key", c_char_p),
-        ("version", c_char_p),
-        ("start", c_int64),
-        ("left", c_int64),
-        ("rate", c_int64),
-        ("sent_bytes", c_int64),
-        ("tls", c_void_p),
-    ]
-
-
-class _Counters(Structure):
-    _fields_: ClassVar = [
-        ("answers_200", c_uint64),
-        ("answers_206", c_uint64),
-        ("hits", c_uint64),
-        ("sent_bytes", c_uint64),
-        ("handed_over", c_uint64),
-        ("connections", c_uint64),
-        ("away", c_uint64),
-        ("is_stopped", c_uint64),
-        ("cuts_client", c_uint64),
-        ("cuts_stalled", c_uint64),
-        ("first_bytes", c_uint64 * (BUCKETS + 1)),
-        ("first_bytes_ns", c_uint64),
-        ("passed", c_uint64),
-        ("peer_bytes", c_uint64),
-        ("hop_faults", c_uint64),
-        ("hops", c_uint64 * (BUCKETS + 1)),
-        ("hops_ns", c_uint64),
-    ]
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """The loaded library. Raises: NativePlaneMissing, OSError."""
-    loaded = ctypes.CDLL(str(library_path()))
-    loaded.plane_start.restype = c_void_p
-    loaded.plane_next_event.restype = POINTER(_Event)
-    loaded.plane_counters.restype = POINTER(_Counters)
-    loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
-    loaded.plane_tls_missing.restype = loaded.plane_tls_kernel_missing.restype = c_char_p
-    arguments = {
-        "plane_start": [POINTER(_Config)],
-        "plane_close": [c_void_p],
-        "plane_event_fd": [c_void_p],
-        "plane_next_event": [c_void_p],
-        "plane_event_done": [POINTER(_Event)],
-        "plane_counters": [c_void_p],
-        "plane_take_samples": [c_void_p, c_char_p, c_int],
-        "plane_listen": [c_void_p, c_int, c_int],
-        "plane_stop_listening": [c_void_p],
-        "plane_adopt": [c_void_p, c_int, c_void_p, c_int64],
-        "plane_set_certificate": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
-        "plane_tls_receive": [c_void_p, c_char_p, c_int64],
-        "plane_tls_send": [c_void_p, c_char_p, c_int64],
-        "plane_tls_end": [c_void_p],
-        "plane_tls_free": [c_void_p],
-        "plane_tls_missing": [],
-        "plane_tls_kernel_missing": [],
-        "plane_released": [c_void_p],
-        "plane_put_object": [c_void_p, POINTER(_Object)],
-        "plane_forget_object": [c_void_p, c_char_p],
-        "plane_forget_objects": [c_void_p],
-        "plane_set_keys": [c_void_p, c_char_p, c_char_p, c_int],
-        "plane_set_hop_keys": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
-        "plane_put_peer": [c_void_p, c_int32, c_char_p, c_char_p, c_char_p, c_int, c_int],
-        "plane_drop_peer": [c_void_p, c_int32],
-        "plane_hop_advance": [c_void_p, c_uint64, c_uint64],
-        "plane_set_disks": [
-            *(c_void_p, c_uint64, POINTER(_Disk), c_int),
-            *(c_char_p, c_char_p, c_char_p, c_int),
-        ],
-    }
-    for name, types in arguments.items():
-        getattr(loaded, name).argtypes = types
-    return loaded
-
-
-def load_library() -> None:
-    """Compile and load the library if that was not done. Raises: NativePlaneMissing, OSError."""
-    _library()
-
-
-def native_tls_missing() -> str:
-    """Why the plane cannot serve HTTPS here; empty if it can.
-
-    Raises: NativePlaneMissing, OSError.
-    """
-    return (_library().plane_tls_missing() or b"").decode()
-
-
-def kernel_tls_missing() -> str:
-    """Why the kernel does not encrypt for the plane; empty if it can.
-
-    Raises: NativePlaneMissing, OSError.
-    """
-    return (_library().plane_tls_kernel_missing() or b"").decode()
 
 
 class PlaneEvent(NamedTuple):
@@ -291,10 +136,10 @@ class NativePlane:
 
         Raises: NativePlaneMissing, OSError.
         """
-        self._library = _library()
+        self._library = plane_library()
         self._epochs = epochs
         board, epoch = epochs.addresses() if epochs is not None else (None, None)
-        settings = _Config(
+        settings = PlaneConfig(
             header_timeout_ms=_timeout_ms(config.header_timeout_s),
             idle_timeout_ms=_timeout_ms(config.idle_timeout_s),
             send_timeout_ms=_timeout_ms(config.send_timeout_s),
@@ -314,7 +159,7 @@ class NativePlane:
         self._described: dict[str, float] = {}
         self._held: dict[int, list[tuple[ReadDisk, list[Any]]]] = {}
         """Disks in use by revision of the manifest, with the views that keep their memory."""
-        self._seen = _Counters()
+        self._seen = PlaneCounters()
         self._samples = ctypes.create_string_buffer(_SAMPLES_BYTES)
         self._keys: Mapping[str, Key] | None = None
         self.peers = PlanePeers(self._library, self._plane)
@@ -401,7 +246,7 @@ class NativePlane:
         self._library.plane_put_object(
             self._plane,
             ctypes.byref(
-                _Object(
+                PlaneObject(
                     key=described.key.encode(),
                     version=described.version.encode(),
                     lines=described.lines.encode("latin-1"),
@@ -451,7 +296,7 @@ class NativePlane:
     def set_disks(self, found: PlaneDisks) -> None:
         """Use the disks of a manifest."""
         revision, disks = found.revision, found.disks
-        rows = (_Disk * max(1, len(disks)))()
+        rows = (PlaneDisk * max(1, len(disks)))()
         held = []
         for row, disk in zip(rows, disks, strict=False):
             if disk is None:
@@ -483,7 +328,7 @@ class NativePlane:
     def flush_counters(self) -> None:
         """Add what was counted since the last call to the metrics."""
         # A copy: the plane counts on meanwhile, and each count is added once.
-        now = _Counters.from_buffer_copy(self._library.plane_counters(self._plane).contents)
+        now = PlaneCounters.from_buffer_copy(self._library.plane_counters(self._plane).contents)
         seen, self._seen = self._seen, now
         ANSWERED[200].inc(now.answers_200 - seen.answers_200)
         ANSWERED[206].inc(now.answers_206 - seen.answers_206)

@@ -33,6 +33,7 @@ from headrace.media.native import NativePlaneMissing
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
+from headrace.media.worker.native_library import native_tls_missing
 from headrace.media.worker.native_plane import (
     BODY,
     LATE,
@@ -41,7 +42,6 @@ from headrace.media.worker.native_plane import (
     NativePlane,
     PlaneEvent,
     describe_object,
-    native_tls_missing,
 )
 from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Channel, PlainChannel

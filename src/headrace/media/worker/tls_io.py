@@ -25,6 +25,8 @@ from headrace.media.worker.socket_io import RESET_LINGER, address_of
 log, often = logger(__name__), SparseLogger(logger(__name__))
 CERTIFICATE_LOOK_S: Final = 10.0
 PIECE_BYTES: Final = 64 * 1024
+_NOT_CURRENT: Final = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 _input: Final = ctypes.create_string_buffer(PIECE_BYTES)
 
 
@@ -193,10 +195,11 @@ class ServerTls:
             often.warning("certificate_refused", error=str(error), used="the last one")
 
     def _load(self) -> None:
+        context = tls_context(*self._files)
         if self._native is not None:
             self._native.set_certificate(*self._files)
         else:
-            self._context = tls_context(*self._files)
+            self._context = context
 
     def _state(self) -> tuple[tuple[int, int], ...]:
         found = [Path(file).stat() for file in self._files]
@@ -204,9 +207,31 @@ class ServerTls:
 
 
 def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """TLS 1.2 and newer by Python. Raises: OSError (ssl.SSLError)."""
+    """TLS 1.2 and newer by Python. Raises: OSError (also ssl.SSLError) for unusable files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(cert, key)
+    # Without a password OpenSSL would read one from the terminal.
+    context.load_cert_chain(cert, key, password="")
+    _require_current(context, cert)
     return context
+
+
+def _require_current(context: ssl.SSLContext, cert: str) -> None:
+    """Raise OSError if the certificate has expired: by a handshake in memory that trusts it."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(cert)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    try:
+        client.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        # Other faults, such as of a chain, are for the clients to judge.
+        if error.verify_code in _NOT_CURRENT:
+            raise OSError(error.verify_message) from error
