@@ -61,7 +61,7 @@ static enum step end_block(struct plane *plane, struct connection *connection) {
 
 static enum step send_received(struct plane *plane, struct connection *connection) {
   struct fetch *fetch = connection->fetch;
-  int64_t body_max = (int64_t)(fetch->end - fetch->at - fetch->head_left);
+  int64_t body_max = stream_piece(connection, (int64_t)(fetch->end - fetch->at - fetch->head_left));
   /* The first answer never pauses: its burst is unused. */
   size_t count = fetch->head_left + (size_t)rate_allow(plane, connection, body_max);
   if (count == 0) return STEP_WAIT;
