@@ -19,9 +19,9 @@ from tls_files import client_context, make_certificate
 
 from headrace.cli import doctor
 from headrace.media import MediaConfig
+from headrace.media.native import kernel_tls_missing, native_tls_missing
 from headrace.media.worker import node as worker_node
 from headrace.media.worker import tls_io
-from headrace.media.worker.native_library import kernel_tls_missing, native_tls_missing
 
 KEY, GOOD = "good.jpg", b"good" * 1000
 both = pytest.mark.parametrize("kind", [TLS, PYTHON_TLS], ids=str)

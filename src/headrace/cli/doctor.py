@@ -28,8 +28,12 @@ from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
-from headrace.media.native import NativePlaneMissing, library_path
-from headrace.media.worker.native_library import kernel_tls_missing, native_tls_missing
+from headrace.media.native import (
+    NativePlaneMissing,
+    kernel_tls_missing,
+    library_path,
+    native_tls_missing,
+)
 from headrace.views.durability_wait import durability_of
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 

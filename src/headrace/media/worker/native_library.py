@@ -124,7 +124,6 @@ def plane_library() -> ctypes.CDLL:
     loaded.plane_next_event.restype = POINTER(EventStruct)
     loaded.plane_counters.restype = POINTER(PlaneCounters)
     loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
-    loaded.plane_tls_missing.restype = loaded.plane_tls_kernel_missing.restype = c_char_p
     arguments = {
         "plane_start": [POINTER(PlaneConfig)],
         "plane_close": [c_void_p],
@@ -141,8 +140,6 @@ def plane_library() -> ctypes.CDLL:
         "plane_tls_send": [c_void_p, c_char_p, c_int64],
         "plane_tls_end": [c_void_p],
         "plane_tls_free": [c_void_p],
-        "plane_tls_missing": [],
-        "plane_tls_kernel_missing": [],
         "plane_released": [c_void_p],
         "plane_put_object": [c_void_p, POINTER(PlaneObject)],
         "plane_forget_object": [c_void_p, c_char_p],
@@ -160,19 +157,3 @@ def plane_library() -> ctypes.CDLL:
     for name, types in arguments.items():
         getattr(loaded, name).argtypes = types
     return loaded
-
-
-def native_tls_missing() -> str:
-    """Why the plane cannot serve HTTPS here; empty if it can.
-
-    Raises: NativePlaneMissing, OSError.
-    """
-    return (plane_library().plane_tls_missing() or b"").decode()
-
-
-def kernel_tls_missing() -> str:
-    """Why the kernel does not encrypt for the plane; empty if it can.
-
-    Raises: NativePlaneMissing, OSError.
-    """
-    return (plane_library().plane_tls_kernel_missing() or b"").decode()

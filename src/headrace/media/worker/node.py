@@ -29,11 +29,10 @@ from headrace.media.cluster.cluster_config import is_reserved
 from headrace.media.cluster.routing import Router
 from headrace.media.errors import TooManyConnections
 from headrace.media.model import CONNECTIONS, Shape
-from headrace.media.native import NativePlaneMissing
+from headrace.media.native import NativePlaneMissing, native_tls_missing
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.native_library import native_tls_missing
 from headrace.media.worker.native_plane import (
     BODY,
     LATE,
