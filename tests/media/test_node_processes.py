@@ -112,7 +112,13 @@ async def test_series_of_all_workers_are_one(node, tmp_path):
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
     media = Media(Blobs(tmp_path.as_uri()), MediaConfig(), folder=node.folder / "data/run/media")
-    [found] = await media.hottest.list()
+
+    async def sampled():
+        for _ in range(32):
+            await readers[0].ask(KEY, 0, 9)
+        return await media.hottest.list()
+
+    [found] = await wait_true(sampled, what="a sampled request")
     assert found.key == KEY
     for reader in readers:
         reader.drop()
