@@ -164,3 +164,12 @@ async def test_the_kernel_encrypts_where_it_can(tmp_path):
         before = sent()
         await visit(node, node.tls)
         assert sent() > before
+
+
+def test_a_worker_that_replaces_a_dead_one_accepts_an_expired_certificate(tmp_path):
+    """Otherwise the node would lose its plain HTTP too; a node does not start with it."""
+    cert, key = make_certificate(tmp_path, ends_h=-1)
+    config = MediaConfig(listen_tls=("127.0.0.1", 0), tls_cert=cert, tls_key=key)
+    tls_io.ServerTls(config, None)
+    with pytest.raises(OSError, match="expired"):
+        tls_io.require_current(cert, key)

@@ -55,7 +55,7 @@ from headrace.media.worker.socket_io import (
     raise_file_limit,
     workers_wanted,
 )
-from headrace.media.worker.tls_io import tls_context
+from headrace.media.worker.tls_io import require_current
 
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
@@ -90,7 +90,7 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
         text = "expected a file with a certificate, since media.listen_tls is set, got none"
         return [FieldProblem("media.tls_cert", "missing", text)]
     try:
-        tls_context(config.tls_cert, config.tls_key or config.tls_cert)
+        require_current(config.tls_cert, config.tls_key or config.tls_cert)
     except OSError as error:  # ssl.SSLError is one
         files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
         why = error.strerror or str(error)

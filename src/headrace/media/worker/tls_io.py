@@ -162,7 +162,10 @@ class ServerTls:
     """
 
     def __init__(self, config: MediaConfig, native: Encrypter | None) -> None:
-        """Load the certificate; without `native` Python encrypts. Raises: OSError."""
+        """Load the certificate; without `native` Python encrypts. Raises: OSError.
+
+        It may have expired: the successor of a dead worker must serve plain HTTP at least.
+        """
         assert config.tls_cert is not None, "a TLS listener has a certificate"
         self._files = (config.tls_cert, config.tls_key or config.tls_cert)
         self._native = native
@@ -188,6 +191,7 @@ class ServerTls:
         try:
             state = self._state()
             if state != self._seen:
+                require_current(*self._files)
                 self._load()
                 self._seen = state
                 log.info("certificate_loaded", file=self._files[0])
@@ -195,11 +199,10 @@ class ServerTls:
             often.warning("certificate_refused", error=str(error), used="the last one")
 
     def _load(self) -> None:
-        context = tls_context(*self._files)
         if self._native is not None:
             self._native.set_certificate(*self._files)
         else:
-            self._context = context
+            self._context = tls_context(*self._files)
 
     def _state(self) -> tuple[tuple[int, int], ...]:
         found = [Path(file).stat() for file in self._files]
@@ -213,12 +216,15 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     # Without a password OpenSSL would read one from the terminal.
     context.load_cert_chain(cert, key, password="")
-    _require_current(context, cert)
     return context
 
 
-def _require_current(context: ssl.SSLContext, cert: str) -> None:
-    """Raise OSError if the certificate has expired: by a handshake in memory that trusts it."""
+def require_current(cert: str, key: str) -> None:
+    """Check that the files are a certificate that is valid now and its key. Raises: OSError.
+
+    A handshake in memory, whose client trusts the certificate, decides.
+    """
+    context = tls_context(cert, key)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
