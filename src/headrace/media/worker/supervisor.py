@@ -94,8 +94,8 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
     except OSError as error:  # ssl.SSLError is one
         files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
         why = error.strerror or str(error)
-        wanted = "a certificate and its private key, PEM without a password"
-        text = f"expected {wanted}, got {files}: {why}"
+        needed = "a certificate and its private key, PEM without a password"
+        text = f"expected {needed}, got {files}: {why}"
         return [FieldProblem("media.tls_cert", "invalid", text)]
     return []
 
