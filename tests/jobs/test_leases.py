@@ -64,6 +64,7 @@ async def test_a_returned_lease_refuses_its_old_holder(
 
 
 async def test_a_locked_lease_or_lane_delays_no_other(jobs, manager, queue_id, fill, postgres):
+    await jobs.lanes.set_limiter("l", concurrency=9)
     await fill(2)
     for lane in "xy":
         await fill(lane=lane)

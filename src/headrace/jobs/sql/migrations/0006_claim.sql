@@ -118,6 +118,9 @@ DECLARE
     v_limiter text;
     v_now timestamptz := clock_timestamp();
     v_names text[];
+    v_rows tid[];
+    v_is_stale boolean;
+    v_is_counted boolean;
     v_gives integer[];
     v_credits integer[];
     v_slack double precision := 0;
@@ -130,17 +133,18 @@ BEGIN
     LEFT JOIN headrace.queue_override o ON o.queue = q.id
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF FOUND THEN
-        PERFORM headrace.fold_lanes_v1(p_queue, 500);
+        PERFORM headrace.fold_lanes_v1(p_queue, 0, 500);
         v_now := clock_timestamp();
         -- The second bound on ready_at lets a generic plan use the partial index.
-        SELECT array_agg(c.lane) INTO v_names FROM (
-            SELECT q.lane FROM (
+        SELECT array_agg(c.lane), array_agg(c.ctid), bool_or(c.is_stale)
+        INTO v_names, v_rows, v_is_stale FROM (
+            SELECT q.lane, l.ctid, l.is_stale FROM (
                 SELECT w.lane FROM headrace.lane_queue w
                 WHERE w.queue = p_queue AND w.ready_at <= v_now AND w.ready_at < 'infinity'
                   AND w.limiter = v_limiter ORDER BY w.ready_at OFFSET 0
             ) q CROSS JOIN LATERAL (
-                SELECT FROM headrace.lane l WHERE l.limiter = v_limiter AND l.name = q.lane
-                FOR NO KEY UPDATE SKIP LOCKED
+                SELECT l.ctid, l.uncounted > 0 AS is_stale FROM headrace.lane l
+                WHERE l.limiter = v_limiter AND l.name = q.lane FOR NO KEY UPDATE SKIP LOCKED
             ) l LIMIT p_lanes_max
         ) c;
     END IF;
@@ -154,10 +158,14 @@ BEGIN
             NULL::bytea[];
         RETURN;
     END IF;
+    IF v_is_stale THEN
+        v_rows := headrace.recount_lanes_v1(v_limiter, v_names);
+    END IF;
     v_now := clock_timestamp();
-    SELECT p.names, p.gives, p.credits, p.slack_s INTO v_names, v_gives, v_credits, v_slack
+    SELECT p.names, p.lane_rows, p.gives, p.credits, p.slack_s, p.is_counted
+    INTO v_names, v_rows, v_gives, v_credits, v_slack, v_is_counted
     FROM headrace.plan_lanes_v1(
-        v_limiter, p_queue, v_names, p_leases_max * p_batch, p_quantum, v_now) p;
+        v_limiter, p_queue, v_names, v_rows, p_leases_max * p_batch, p_quantum, v_now) p;
     RETURN QUERY
     WITH deleted AS (
         DELETE FROM headrace.lane_job d WHERE d.ctid = ANY(ARRAY(
@@ -178,10 +186,9 @@ BEGIN
         FROM deleted g WINDOW w AS (ORDER BY g.priority, g.id ROWS UNBOUNDED PRECEDING)
     ), lease AS (
         INSERT INTO headrace.job_lease
-            (host, queue, limiter, granted_at, is_plain, ids, run_ats, group_ids, priorities,
-                attempts,
-             losses, lanes, unique_keys, traceparents, versions, payloads, jobs)
-        SELECT p_host, p_queue, v_limiter, v_now,
+            (host, queue, limiter, is_counted, granted_at, is_plain, ids, run_ats, group_ids,
+             priorities, attempts, losses, lanes, unique_keys, traceparents, versions, payloads, jobs)
+        SELECT p_host, p_queue, v_limiter, v_is_counted, v_now,
                v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
                array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
                array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane),
@@ -199,8 +206,8 @@ BEGIN
            l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes, l.traceparents,
                l.versions,
            l.payloads
-    FROM headrace.grant_v1(v_limiter, p_queue, v_names, v_credits, ARRAY(SELECT g.lane
-        FROM deleted g), v_now)
+    FROM headrace.grant_v1(v_limiter, p_queue, v_names, v_rows, v_credits,
+        ARRAY(SELECT g.lane FROM deleted g), v_now)
     LEFT JOIN lease l ON true;
 END $$;
 
