@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
+from headrace.jobs.agent.lane_folder import LaneFolder, cancel_tasks
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
 from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
@@ -61,6 +62,7 @@ class Dispatcher:
         self._claims: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._tokens = TokenBatcher(leases.spend)
+        self._folder = LaneFolder(leases)
         self._decisions = 0
         self._is_poll_due = asyncio.Event()
         self._is_dispatch_planned = False
@@ -168,7 +170,8 @@ class Dispatcher:
             self._timer.cancel()
         if self._claims:
             await asyncio.wait(self._claims, timeout=CLAIMS_END_S)
-        await _cancel(self._claims)
+        await cancel_tasks(self._claims)
+        await self._folder.stop()
         for worker in self._workers:
             worker.accepts_work = False
         for queue in self._queues.values():
@@ -179,7 +182,8 @@ class Dispatcher:
         self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
-        await _cancel(self._claims | self._background)
+        await cancel_tasks(self._claims | self._background)
+        await self._folder.stop()
         for queue in self._queues.values():
             queue.prefetched.clear()
         for worker in self._workers:
@@ -328,7 +332,7 @@ class Dispatcher:
                 # A notification during the claim sets this back to now.
                 queue.lanes_due_s = sent_s + self._poll_s()
                 claims = await self._leases.claim_lanes(
-                    queue.queue_id, leases_max=leases_max, batch=batch
+                    queue.queue_id, leases_max=leases_max, batch=batch, cursor=queue.lane_cursor
                 )
             else:
                 queue.may_have_jobs = False
@@ -380,6 +384,8 @@ class Dispatcher:
             self._note_ready(queue, claims)
         elif claims.leases:
             queue.lanes_due_s = 0.0
+            if claims.is_full:
+                self._folder.start(queue)
             start_before_s = sent_s + (claims.slack_s or 0.0)
         elif claims.wait_s is not None:
             due_s = now_s + max(claims.wait_s, RETRY_AFTER_S)
@@ -484,6 +490,7 @@ class Dispatcher:
                 self._plan_dispatch()
                 if ahead.next_s is not None:
                     wait_s = min(wait_s, max(ahead.next_s, POLL_MIN_S))
+                wait_s = max(wait_s, ahead.rest_s)
             except HeadraceError as error:
                 if not error.retryable:
                     raise
@@ -491,10 +498,3 @@ class Dispatcher:
             await asyncio.sleep(min(wait_s, POLL_GAP_S))
             if wait_s > POLL_GAP_S:
                 await wait_event(self._is_poll_due, wait_s - POLL_GAP_S)
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    left = list(tasks)
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)

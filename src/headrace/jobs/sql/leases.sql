@@ -53,7 +53,11 @@ SELECT * FROM headrace.claim_ready_v1(
 -- name: claim_lanes
 -- Lease jobs of a queue's lanes within their limits; one row per lease, at least one.
 SELECT * FROM headrace.claim_lanes_v1(
-    :host, :queue, :leases_max, :batch, :lanes_max, :quantum);
+    :host, :queue, :leases_max, :batch, :lanes_max, :quantum, :is_folding, :event, :ready_from);
+
+-- name: fold_lanes
+-- Add journal rows after :event to the counts of their lanes. Return how many, and the last.
+SELECT * FROM headrace.fold_lanes_v1(:queue, :event, :events_max);
 
 -- name: settle
 -- Settle whole leases with one outcome, and single jobs of others. Return missing and locked

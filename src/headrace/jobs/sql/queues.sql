@@ -144,8 +144,8 @@ SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.w
             AND s.n < 1000000000) AS starts_live,
        CASE WHEN l.free_at > now() THEN l.free_at END AS next_at
 FROM (
-    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, is_own, at, n,
-        free_at
+    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, is_own,
+        at, n, free_at
      FROM headrace.lane
      WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
      ORDER BY name LIMIT :lanes_max)

@@ -7,6 +7,7 @@ position in a queue: `ClaimCursor`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -138,6 +139,13 @@ class Claims:
     """Jobs of lanes must start within this time after the claim was sent."""
     wait_s: float | None = None
     """After an empty claim of lanes: seconds to wait; None: until the next enqueue."""
+    is_counted: bool = False
+    """Jobs of lanes with a concurrency limit: settling them gives their lanes room."""
+    is_full: bool = False
+    """As many lanes were ready as a claim may visit."""
+    last_event: int = 0
+    first_ready: datetime | None = None
+    scan_s: float = 0.0
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
@@ -160,6 +168,8 @@ class WorkAhead:
     """Queues with lanes that may have jobs to start."""
     next_s: float | None
     """Seconds until the next job becomes due; None: no known job will."""
+    rest_s: float = 0.0
+    """Not to ask again for so long: beside a long transaction, dead index entries made it slow."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -202,6 +212,7 @@ async def claim_lanes(
     leases_max: int,
     batch: int,
     config: JobsConfig,
+    cursor: LaneCursor,
 ) -> Claims:
     """Lease jobs of a queue's lanes within their limits."""
     rows: list[Any] = await runner.all(
@@ -213,15 +224,23 @@ async def claim_lanes(
         lanes_max=min(config.lanes_per_claim, leases_max * batch),
         # Small claims use small shares, so that lanes alternate; the proportions stay.
         quantum=min(config.lane_quantum, leases_max * batch),
+        is_folding=cursor.is_folding,
+        event=cursor.event,
+        ready_from=cursor.ready_from,
     )
     first = rows[0]
     has_leases = first["lease_id"] is not None
-    return _claims(
-        rows,
-        limiter=first["limiter"],
-        wait_s=first["wait_s"],
-        slack_s=first["slack_s"] if has_leases else None,
-    )
+    facts = ("limiter", "wait_s", "is_counted", "is_full", "last_event", "first_ready", "scan_s")
+    slack_s = first["slack_s"] if has_leases else None
+    return _claims(rows, slack_s=slack_s, **{fact: first[fact] for fact in facts})
+
+
+async def fold_lanes(
+    runner: Runner, queue_id: int, *, event: int, events_max: int
+) -> tuple[int, int]:
+    """Add journal rows after `event` to the counts of lanes. Return how many, and the last."""
+    row: Any = await runner.one(SQL.fold_lanes, queue=queue_id, event=event, events_max=events_max)
+    return row["folded"], row["last_event"]
 
 
 def _claims(rows: list[Row], **rest: Any) -> Claims:
@@ -429,3 +448,53 @@ class ClaimCursor:
         for position, priority in enumerate(self._order):
             ended = late if position < last else _FIRST
             self.marks[priority] = max(self.marks[priority], found.get(priority, _FIRST), ended)
+
+
+class LaneCursor:
+    """Where the claims of one consumer find the journal rows and the ready lanes of one queue.
+
+    It keeps claims off dead index entries, with the rules of `ClaimCursor`. Claims that find as
+    many lanes as they may visit leave the journal to `LaneFolder`.
+    """
+
+    def __init__(self) -> None:
+        self.is_folding = True
+        self._event = 0
+        self._ready_from = _FIRST[0]
+        self._events: deque[tuple[float, int]] = deque()
+        """The last journal rows folded, and when."""
+        self._is_whole = True
+        self._whole_at_s = 0.0
+        self._whole_s = 0.0
+
+    @property
+    def event(self) -> int:
+        """The journal row after which to fold."""
+        return 0 if self._is_whole else self._event
+
+    @property
+    def ready_from(self) -> datetime:
+        """The moment from which lanes may be ready."""
+        return _FIRST[0] if self._is_whole else self._ready_from
+
+    def note(self, claims: Claims, now_s: float) -> None:
+        """Update the marks after a claim of lanes."""
+        if self._is_whole:
+            self._whole_at_s, self._whole_s = now_s, claims.scan_s
+        kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
+        self.is_folding = not claims.is_full
+        self._is_whole = now_s - self._whole_at_s > kept_s or (
+            not claims.is_full and self._whole_s <= COSTLY_S
+        )
+        late = claims.claimed_at - timedelta(seconds=LATE_COMMIT_S)
+        self._ready_from = min(claims.first_ready or late, late)
+        self.note_fold(claims.last_event, now_s)
+
+    def note_fold(self, last_event: int, now_s: float) -> None:
+        """Update the mark of the journal: rows below it may still commit for LATE_COMMIT_S."""
+        newest = self._events[-1][1] if self._events else 0
+        self._events.append((now_s, max(newest, last_event)))
+        while len(self._events) > 1 and self._events[1][0] <= now_s - LATE_COMMIT_S:
+            self._events.popleft()
+        at_s, event = self._events[0]
+        self._event = event if at_s <= now_s - LATE_COMMIT_S else 0

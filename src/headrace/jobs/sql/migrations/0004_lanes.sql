@@ -20,8 +20,8 @@ BEGIN
 END $$;
 
 -- Add up to p_max journal rows of a queue, those after the row p_after, to the counts of its
--- lanes. Return how many, and the last of them. Rows of lanes that another transaction has locked
--- are written again, to be folded later.
+-- lanes. Return how many, and the last of them. Lanes that another transaction has locked get a new
+-- row, to be folded later.
 CREATE FUNCTION headrace.fold_lanes_v1(p_queue integer, p_after bigint, p_max integer)
 RETURNS TABLE (folded integer, last_event bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -32,6 +32,7 @@ DECLARE
     v_nexts timestamptz[];
     v_new_limiters text[];
     v_new_lanes text[];
+    v_left integer;
     v_now timestamptz;
 BEGIN
     WITH spent AS (
@@ -69,6 +70,8 @@ BEGIN
     SELECT u.limiter, u.lane, p_queue, u.k
     FROM unnest(v_limiters, v_lanes, v_counts, v_nexts) AS u(limiter, lane, k, next_at)
     WHERE u.next_at IS NULL;
+    GET DIAGNOSTICS v_left = ROW_COUNT;
+    folded := folded - v_left;
     INSERT INTO headrace.lane_queue AS q (limiter, lane, queue, waiting, ready_at)
     SELECT u.limiter, u.lane, p_queue, u.k, CASE WHEN u.k > 0 THEN u.next_at ELSE 'infinity' END
     FROM unnest(v_limiters, v_lanes, v_counts, v_nexts) AS u(limiter, lane, k, next_at)

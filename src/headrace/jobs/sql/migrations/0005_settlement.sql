@@ -317,7 +317,8 @@ BEGIN
             INSERT INTO headrace.job_count (queue, done)
             SELECT p.queue, sum(p.jobs) FROM plain p GROUP BY p.queue
         ), laned AS (
-            SELECT p.id, p.limiter, u.lane FROM plain p CROSS JOIN LATERAL unnest(p.lanes) AS u(lane)
+            SELECT p.id, p.limiter, u.lane
+            FROM plain p CROSS JOIN LATERAL unnest(p.lanes) AS u(lane)
             WHERE p.limiter IS NOT NULL
         )
         SELECT ARRAY(SELECT a.id FROM unnest(p_whole) AS a(id)

@@ -311,9 +311,8 @@ BEGIN
         FROM headrace.lane_job r WHERE r.id = p_id LIMIT 1
     )
     SELECT q.paused, q.tag, coalesce(o.slots_max, q.slots_max), known.n, known.tagged, known.open,
-           known.is_reported, known.slots, known.free, l.paused, l.inflight + l.uncounted, l.concurrency,
-               l.starts_max,
-           l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
+           known.is_reported, known.slots, known.free, l.paused, l.inflight + l.uncounted,
+           l.concurrency, l.starts_max, l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
            CASE WHEN j.is_ready THEN before.n ELSE laned.n END
     FROM job j
     JOIN headrace.queue q ON q.id = j.queue
