@@ -23,7 +23,11 @@ _often: Final = SparseLogger(logger(__name__))
 
 
 class LaneFolder:
-    """Folds the journals of the queues of one host, one statement per queue at a time."""
+    """Folds the journals of the queues of one host, one statement per queue at a time.
+
+    Folding is repeatable: what a stop interrupts is rolled back, and the next claim that needs
+    lanes folds it.
+    """
 
     def __init__(self, leases: LeaseManager) -> None:
         self._leases = leases

@@ -169,8 +169,8 @@ BEGIN
             ELSE 0 END;
         RETURN QUERY SELECT v_now, v_retries, v_limiter, v_wait, v_event, v_first, v_scan_s, false,
             0::double precision, false, NULL::bigint, NULL::boolean, NULL::bigint[],
-            NULL::timestamptz[], NULL::smallint[], NULL::smallint[], NULL::smallint[], NULL::text[], NULL::text[], NULL::smallint[],
-            NULL::bytea[];
+            NULL::timestamptz[], NULL::smallint[], NULL::smallint[], NULL::smallint[],
+            NULL::text[], NULL::text[], NULL::smallint[], NULL::bytea[];
         RETURN;
     END IF;
     v_is_full := cardinality(v_names) >= p_lanes_max;
