@@ -339,9 +339,14 @@ def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
     async def body(app: App, stop: asyncio.Event) -> None:
         app.load_rooms()
         config = app.jobs.config
-        worker = Worker(app.engines.postgres, app.jobs, config, host_name=host_name())
-        if (fetch := app.installed_fetch()) is not None:
-            await fetch.declare_consumers()
+        # The worker declares, and retries while PostgreSQL is down.
+        worker = Worker(
+            app.engines.postgres,
+            app.jobs,
+            config,
+            host_name=host_name(),
+            declare=partial(declare, app),
+        )
         announce_ready()
         await worker.run(stop)
 
