@@ -7,7 +7,7 @@ from headrace.jobs import store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 FAIL = Outcome("fail", None, "peer: 503")

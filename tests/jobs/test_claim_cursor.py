@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from headrace.jobs.store.leases import LATE_COMMIT_S, Claim, ClaimCursor, Claims
+from headrace.jobs.store.claim_cursor import LATE_COMMIT_S, ClaimCursor
+from headrace.jobs.store.leases import Claim, Claims
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = ClaimCursor().marks[0]

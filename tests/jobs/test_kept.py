@@ -15,7 +15,7 @@ from headrace.jobs.errors import InvalidSpan
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 DAY = timedelta(days=1)
 OLD_PARTITION = (

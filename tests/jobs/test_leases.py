@@ -20,7 +20,7 @@ from headrace.jobs import JobState, LeaseLost, NewJob
 from headrace.jobs.leases import HostLost, LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, RETURNED, AckBuffer, InFlightLease, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 pytestmark = pytest.mark.slow
 CHURNED, BATCH = 30_000, 100

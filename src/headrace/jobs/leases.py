@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
@@ -43,14 +42,8 @@ from headrace.jobs.outcomes import (
     outcomes_by_job,
     readable_text,
 )
-from headrace.jobs.store.leases import (
-    COSTLY_S,
-    WHOLE_SHARE,
-    ClaimCursor,
-    Claims,
-    LaneCursor,
-    WorkAhead,
-)
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
+from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
@@ -82,6 +75,7 @@ class LeaseManager:
         """Receives the limiters of lanes whose jobs were settled: the lanes may have room."""
         self._postgres = postgres
         self._leases: dict[int, InFlightLease] = {}
+        self._polls = PollCursor()
         self._unknown: set[int] = set()
         """Leases that were unknown at the last heartbeat."""
         self._unsure: set[int] = set()
@@ -191,10 +185,14 @@ class LeaseManager:
 
     async def queues_with_work(self, queue_ids: Iterable[int]) -> WorkAhead:
         """The queues that have work now, and when the next job will be due."""
-        began_s = time.monotonic()
-        ahead = await store.leases.work_ahead(self._postgres, queue_ids)
-        took_s = time.monotonic() - began_s
-        return ahead if took_s < COSTLY_S else replace(ahead, rest_s=took_s / WHOLE_SHARE)
+        from_at, event = self._polls.mark
+        sent_s = time.monotonic()
+        ahead = await store.leases.work_ahead(
+            self._postgres, queue_ids, from_at=from_at, event=event
+        )
+        now_s = time.monotonic()
+        self._polls.note(ahead, now_s, now_s - sent_s)
+        return ahead
 
     def settle(self, ack: Ack) -> None:
         """Buffer the outcomes of jobs; they are recorded soon, or once the database is back."""

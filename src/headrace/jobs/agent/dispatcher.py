@@ -27,7 +27,8 @@ from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.status_board import SlotStatus
-from headrace.jobs.store.leases import ClaimCursor, Claims
+from headrace.jobs.store.claim_cursor import ClaimCursor
+from headrace.jobs.store.leases import Claims
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import require_not_cancelled, wait_event
@@ -403,7 +404,7 @@ class Dispatcher:
 
         A claim that did not see all jobs may have passed some behind its cursor.
         """
-        if claims.leases and not queue.cursor.saw_all:
+        if not queue.cursor.saw_all and (claims.leases or queue.cursor.sees_all_next):
             queue.may_have_jobs = True
         elif not claims.leases and queue.was_empty:
             # The notification may have been for a job that is due in a moment: poll for its time.
@@ -490,7 +491,6 @@ class Dispatcher:
                 self._plan_dispatch()
                 if ahead.next_s is not None:
                     wait_s = min(wait_s, max(ahead.next_s, POLL_MIN_S))
-                wait_s = max(wait_s, ahead.rest_s)
             except HeadraceError as error:
                 if not error.retryable:
                     raise

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.jobs.messages import Work
 from headrace.jobs.outcomes import InFlightLease
-from headrace.jobs.store.leases import ClaimCursor, LaneCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.tasks import Task
 
 QUICK_S: Final = 0.1

@@ -26,7 +26,8 @@ from headrace.jobs.model import (
     TakenOutcome,
 )
 from headrace.jobs.outcomes import Outcome, final_outcome
-from headrace.jobs.store.leases import ClaimCursor, Claims, LaneCursor, TakenJobs
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
+from headrace.jobs.store.leases import Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX

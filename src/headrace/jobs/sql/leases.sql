@@ -106,5 +106,6 @@ LEFT JOIN headrace.queue_override o ON o.queue = q.id
 WHERE l.id = :lease;
 
 -- name: work_ahead
--- Queues that have due work, and the seconds until the next job is due.
-SELECT * FROM headrace.work_ahead_v1(:queues::integer[]);
+-- Queues that have due work, and the seconds until the next job is due, after the marks :from_at
+-- and :event.
+SELECT * FROM headrace.work_ahead_v1(:queues::integer[], :from_at, :event);

@@ -1,28 +1,21 @@
 """Leases and the hosts that hold them: claims and settlements, each one round trip.
 
-Every claimed job leaves a dead entry in the index that claims scan, until vacuum removes it.
-Vacuum cannot remove it while an older transaction is open. A consumer therefore remembers its
-position in a queue: `ClaimCursor`.
+A consumer remembers its position in a queue: see `claim_cursor`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.messages import Work
-from headrace.jobs.model import (
-    ERROR_CHARACTERS_MAX,
-    PRIORITY_LAST,
-    TRACEBACK_CHARACTERS_MAX,
-    JobsConfig,
-)
+from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
 from headrace.jobs.outcomes import Outcome, bounded_text
 from headrace.jobs.sql import SQL
+from headrace.jobs.store.claim_cursor import FIRST_AT, LaneCursor
 
 
 async def add_host(
@@ -85,9 +78,6 @@ async def expire_host(runner: Runner, host_id: int) -> None:
 async def drop_hosts(runner: Runner) -> int:
     """Remove expired hosts without leases."""
     return await runner.run(SQL.drop_hosts)
-
-
-PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +158,9 @@ class WorkAhead:
     """Queues with lanes that may have jobs to start."""
     next_s: float | None
     """Seconds until the next job becomes due; None: no known job will."""
-    rest_s: float = 0.0
-    """Not to ask again for so long: beside a long transaction, dead index entries made it slow."""
+    polled_at: datetime
+    last_event: int
+    """The newest journal row that had a number."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -363,138 +354,24 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
     return TakenJobs(row["host"], attempts, row["retries"])
 
 
-async def work_ahead(runner: Runner, queue_ids: Iterable[int]) -> WorkAhead:
-    """Queues with work now, and when the next job is due. Index probes only."""
-    row: Any = await runner.one(SQL.work_ahead, queues=list(queue_ids))
-    return WorkAhead(frozenset(row["ready"] or ()), frozenset(row["laned"] or ()), row["wait_s"])
+async def work_ahead(
+    runner: Runner,
+    queue_ids: Iterable[int],
+    *,
+    from_at: datetime = FIRST_AT,
+    event: int = 0,
+) -> WorkAhead:
+    """Queues with work now, and when the next job is due. Index probes only.
 
-
-_FIRST: Final = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-LOWEST_FIRST_EVERY: Final = 8
-MARKS_KEPT_S: Final = 1.0
-MARKS_KEPT_S_MAX: Final = 30.0
-WHOLE_SHARE: Final = 0.05
-COSTLY_S: Final = 0.02
-LATE_COMMIT_S: Final = 0.5
-
-
-class ClaimCursor:
-    """The position of one consumer in one queue, per priority, and the order of priorities.
-
-    Marks let claims skip the dead index entries of former claims. They are dropped after a short
-    batch and every second, so that late commits, returned jobs and more urgent jobs are found. A
-    scan from the beginning is slow while a long transaction keeps many dead entries. It is then
-    made less often, so that it takes at most WHOLE_SHARE of the time, and jobs that commit late
-    wait longer.
+    It searches jobs and lanes that became due since `from_at`, and journal rows after `event`.
     """
-
-    saw_all: bool = False
-    """The last claim scanned from the beginning and was short: no other job was due."""
-
-    def __init__(self) -> None:
-        self.marks = [_FIRST] * len(PRIORITIES)
-        self._order: Sequence[int] = PRIORITIES
-        self._claims = 0
-        self._is_whole = True
-        self._whole_at_s = 0.0
-        self._whole_s = 0.0
-
-    @property
-    def is_costly(self) -> bool:
-        """Whether a scan from the beginning is slow; claims from the marks are not."""
-        return self._whole_s > COSTLY_S
-
-    def next_order(self) -> Sequence[int]:
-        """Priorities in the order to claim; every 8th time reversed, so that none starves."""
-        self._claims += 1
-        is_turned = self._claims % LOWEST_FIRST_EVERY == 0
-        self._order = PRIORITIES[::-1] if is_turned else PRIORITIES
-        return self._order
-
-    def note(
-        self,
-        claims: Claims,
-        *,
-        jobs_max: int,
-        now_s: float,
-        took_s: float = 0.0,
-        leases_max: int | None = None,
-    ) -> None:
-        """Update the marks after a claim of up to `jobs_max` jobs in `leases_max` leases.
-
-        A claim that used all its leases may have stopped at a job that needs its own lease,
-        because its process died before.
-        """
-        if self._is_whole:
-            self._whole_at_s, self._whole_s = now_s, took_s
-        kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
-        jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
-        is_short = jobs < jobs_max and (leases_max is None or len(claims.leases) < leases_max)
-        self.saw_all = is_short and self._is_whole
-        self._is_whole = now_s - self._whole_at_s > kept_s or (is_short and not self.is_costly)
-        if self._is_whole:
-            self.marks = [_FIRST] * len(PRIORITIES)
-            return
-        found: dict[int, tuple[datetime, int]] = {}
-        for claim in claims.leases:
-            keys = zip(claim.run_ats, claim.ids, strict=True)
-            # Jobs of a lease are in order, so the dict keeps the last of each priority.
-            for priority, key in dict(zip(claim.priorities, keys, strict=True)).items():
-                found[priority] = max(found.get(priority, _FIRST), key)
-        # Priorities before the one where the claim ended had no other due job.
-        reached = [self._order.index(priority) for priority in found]
-        last = len(self._order) if is_short else max(reached, default=0)
-        late = (claims.claimed_at - timedelta(seconds=LATE_COMMIT_S), 0)
-        for position, priority in enumerate(self._order):
-            ended = late if position < last else _FIRST
-            self.marks[priority] = max(self.marks[priority], found.get(priority, _FIRST), ended)
-
-
-class LaneCursor:
-    """Where the claims of one consumer find the journal rows and the ready lanes of one queue.
-
-    It keeps claims off dead index entries, with the rules of `ClaimCursor`. Claims that find as
-    many lanes as they may visit leave the journal to `LaneFolder`.
-    """
-
-    def __init__(self) -> None:
-        self.is_folding = True
-        self._event = 0
-        self._ready_from = _FIRST[0]
-        self._events: deque[tuple[float, int]] = deque()
-        """The last journal rows folded, and when."""
-        self._is_whole = True
-        self._whole_at_s = 0.0
-        self._whole_s = 0.0
-
-    @property
-    def event(self) -> int:
-        """The journal row after which to fold."""
-        return 0 if self._is_whole else self._event
-
-    @property
-    def ready_from(self) -> datetime:
-        """The moment from which lanes may be ready."""
-        return _FIRST[0] if self._is_whole else self._ready_from
-
-    def note(self, claims: Claims, now_s: float) -> None:
-        """Update the marks after a claim of lanes."""
-        if self._is_whole:
-            self._whole_at_s, self._whole_s = now_s, claims.scan_s
-        kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
-        self.is_folding = not claims.is_full
-        self._is_whole = now_s - self._whole_at_s > kept_s or (
-            not claims.is_full and self._whole_s <= COSTLY_S
-        )
-        late = claims.claimed_at - timedelta(seconds=LATE_COMMIT_S)
-        self._ready_from = min(claims.first_ready or late, late)
-        self.note_fold(claims.last_event, now_s)
-
-    def note_fold(self, last_event: int, now_s: float) -> None:
-        """Update the mark of the journal: rows below it may still commit for LATE_COMMIT_S."""
-        newest = self._events[-1][1] if self._events else 0
-        self._events.append((now_s, max(newest, last_event)))
-        while len(self._events) > 1 and self._events[1][0] <= now_s - LATE_COMMIT_S:
-            self._events.popleft()
-        at_s, event = self._events[0]
-        self._event = event if at_s <= now_s - LATE_COMMIT_S else 0
+    row: Any = await runner.one(
+        SQL.work_ahead, queues=list(queue_ids), from_at=from_at, event=event
+    )
+    return WorkAhead(
+        ready=frozenset(row["ready"] or ()),
+        laned=frozenset(row["laned"] or ()),
+        next_s=row["wait_s"],
+        polled_at=row["polled_at"],
+        last_event=row["last_event"],
+    )

@@ -230,25 +230,37 @@ BEGIN
 END $$;
 
 -- Queues of p_queues with due work, without lanes and in lanes (a hint or a journal row), and the
--- seconds until the next job becomes due. Index probes only.
-CREATE FUNCTION headrace.work_ahead_v1(p_queues integer[])
-RETURNS TABLE (ready integer[], laned integer[], wait_s double precision)
-LANGUAGE sql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+-- seconds until the next job becomes due. Index probes only. Only jobs due since p_from, lanes
+-- ready since then and journal rows after p_event are searched: like the marks of a claim, both
+-- keep the search off dead index entries. polled_at, last_event: marks for later calls.
+CREATE FUNCTION headrace.work_ahead_v1(
+    p_queues integer[], p_from timestamptz, p_event bigint
+) RETURNS TABLE (
+    ready integer[], laned integer[], wait_s double precision, polled_at timestamptz,
+    last_event bigint
+) LANGUAGE sql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
     SELECT array_agg(w.id) FILTER (WHERE w.run_at <= now()),
            array_agg(w.id) FILTER (WHERE w.has_events OR w.ready_at <= now()),
            extract(epoch FROM least(
                min(w.run_at) FILTER (WHERE w.run_at > now()),
-               min(w.ready_at) FILTER (WHERE w.ready_at > now())) - now())::double precision
+               min(w.ready_at) FILTER (WHERE w.ready_at > now())) - now())::double precision,
+           now(),
+           (SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END
+            FROM headrace.lane_event_id_seq s)
     FROM (
         SELECT q.id,
-               EXISTS (SELECT FROM headrace.lane_event e WHERE e.queue = q.id) AS has_events,
+               EXISTS (SELECT FROM headrace.lane_event e
+                       WHERE e.queue = q.id AND e.id > p_event) AS has_events,
                (SELECT l.ready_at FROM headrace.lane_queue l
-                WHERE l.queue = q.id AND l.ready_at < 'infinity'
+                WHERE l.queue = q.id AND l.ready_at >= p_from AND l.ready_at < 'infinity'
                 ORDER BY l.ready_at LIMIT 1) AS ready_at,
-               CASE WHEN EXISTS (SELECT FROM headrace.job_ready r WHERE r.queue = q.id) THEN (
+               -- Without marks, one probe is enough for an empty queue.
+               CASE WHEN p_from > 'epoch' OR EXISTS (
+                   SELECT FROM headrace.job_ready r WHERE r.queue = q.id
+               ) THEN (
                    SELECT min(n.run_at) FROM generate_series(0, 9) AS p(priority), LATERAL (
                        SELECT r.run_at FROM headrace.job_ready r
-                       WHERE r.queue = q.id AND r.priority = p.priority
+                       WHERE r.queue = q.id AND r.priority = p.priority AND r.run_at >= p_from
                        ORDER BY r.run_at, r.id LIMIT 1) n) END AS run_at
         FROM unnest(p_queues) AS u(id) JOIN headrace.queue q ON q.id = u.id AND NOT q.paused
     ) w;
