@@ -51,6 +51,7 @@ from headrace.jobs.fleet.rates import Rates, Reading
 from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
+from headrace.jobs.store.claim_cursor import WHOLE_SHARE
 from headrace.kernel.errors import HeadraceError, PeerFailed
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter, gauge
@@ -176,6 +177,8 @@ DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
 SEND_EVERY_S: Final = 2.0
 ROWS_PER_STEP: Final = 10_000
+COUNT_COSTLY_S: Final = 0.25
+"""A count of waiting jobs that takes longer is repeated seldom."""
 is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
 slots_moved = counter("jobs_slots_moved_total", "Slots that its plans gave to another queue.")
@@ -268,6 +271,7 @@ class Planner:
         self._read: dict[str, Reading] = {}
         self._waiting: dict[int, tuple[int, float]] = {}
         self._observed_s = float("-inf")
+        self._count_from_s = 0.0
         self._watch: AlertEvaluator | None = None
 
     async def run_once(self) -> float:
@@ -315,6 +319,9 @@ class Planner:
 
     async def _count_waiting(self) -> None:
         """Count waiting jobs; keep the last count if a long transaction slows the index."""
+        began_s = time.monotonic()
+        if began_s < self._count_from_s:
+            return
         try:
             async with asyncio.timeout(self._config.plan_every_s / 4):
                 self._waiting = await store.fleet.fleet_waiting(
@@ -322,6 +329,9 @@ class Planner:
                 )
         except (TimeoutError, PostgresBusy):
             _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
+        took_s = time.monotonic() - began_s
+        if took_s > COUNT_COSTLY_S:
+            self._count_from_s = began_s + took_s / WHOLE_SHARE
 
     async def _plan(self, facts: FleetSnapshot, term: int) -> Plan | None:
         """Plan and write the map. None if there is nothing to plan with or the lead is lost."""
