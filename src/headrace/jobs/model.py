@@ -133,8 +133,6 @@ class JobColumns:
     @classmethod
     def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
         """The jobs of `parts` in order."""
-        if len(parts) == 1:
-            return parts[0]
         return cls(
             queues=[queue for part in parts for queue in part.queues],
             priorities=[priority for part in parts for priority in part.priorities],
