@@ -99,29 +99,32 @@ def test_a_claim_that_used_all_its_leases_may_have_left_jobs():
     assert cursor.saw_all
 
 
-def polled(seconds, event):
+def poll(cursor, seconds, event, took_s=0.001):
     """A poll that found nothing, so many seconds after NOW."""
     at = NOW + timedelta(seconds=seconds)
-    return WorkAhead(frozenset(), frozenset(), None, polled_at=at, last_event=event)
+    nothing = WorkAhead(
+        frozenset(), frozenset(), None, polled_at=at, last_event=event, took_s=took_s
+    )
+    cursor.note(nothing, 1000.0 + seconds)
 
 
 def test_quick_polls_search_from_the_beginning():
     cursor = PollCursor()
     for seconds in range(5):
         assert cursor.mark == (FIRST_AT, 0)
-        cursor.note(polled(seconds, 7), 1000.0 + seconds, 0.001)
+        poll(cursor, seconds, 7)
 
 
 def test_slow_polls_search_after_what_had_committed_at_an_earlier_one():
     """A poll of 0.1 s from the beginning is repeated after 2 s."""
     cursor = PollCursor()
-    cursor.note(polled(0, 7), 1000.0, 0.1)
+    poll(cursor, 0, 7, took_s=0.1)
     assert cursor.mark == (FIRST_AT, 0), "nothing is known of what was not committed then"
-    cursor.note(polled(0.6, 8), 1000.6, 0.001)
+    poll(cursor, 0.6, 8)
     assert cursor.mark == (NOW, 7)
-    cursor.note(polled(1.2, 9), 1001.2, 0.001)
+    poll(cursor, 1.2, 9)
     assert cursor.mark == (NOW + timedelta(seconds=0.6), 8)
-    cursor.note(polled(2.1, 9), 1002.1, 0.001)
+    poll(cursor, 2.1, 9)
     assert cursor.mark == (FIRST_AT, 0)
 
 

@@ -186,12 +186,10 @@ class LeaseManager:
     async def queues_with_work(self, queue_ids: Iterable[int]) -> WorkAhead:
         """The queues that have work now, and when the next job will be due."""
         from_at, event = self._polls.mark
-        sent_s = time.monotonic()
         ahead = await store.leases.work_ahead(
             self._postgres, queue_ids, from_at=from_at, event=event
         )
-        now_s = time.monotonic()
-        self._polls.note(ahead, now_s, now_s - sent_s)
+        self._polls.note(ahead, time.monotonic())
         return ahead
 
     def settle(self, ack: Ack) -> None:

@@ -188,7 +188,7 @@ class PollCursor:
         """The moment since which jobs and lanes became due, and the last journal row seen."""
         return _FIRST if self._searches.is_due else self._mark.value
 
-    def note(self, ahead: WorkAhead, now_s: float, took_s: float) -> None:
+    def note(self, ahead: WorkAhead, now_s: float) -> None:
         """Update the mark after a poll."""
-        self._searches.note(now_s, took_s, is_short=True)
+        self._searches.note(now_s, ahead.took_s, is_short=True)
         self._mark.note((ahead.polled_at, ahead.last_event), now_s)

@@ -161,6 +161,8 @@ class WorkAhead:
     polled_at: datetime
     last_event: int
     """The newest journal row that had a number."""
+    took_s: float
+    """How long the search took."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -374,4 +376,5 @@ async def work_ahead(
         next_s=row["wait_s"],
         polled_at=row["polled_at"],
         last_event=row["last_event"],
+        took_s=row["took_s"],
     )

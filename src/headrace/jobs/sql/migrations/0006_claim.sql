@@ -232,12 +232,13 @@ END $$;
 -- Queues of p_queues with due work, without lanes and in lanes (a hint or a journal row), and the
 -- seconds until the next job becomes due. Index probes only. Only jobs due since p_from, lanes
 -- ready since then and journal rows after p_event are searched: like the marks of a claim, both
--- keep the search off dead index entries. polled_at, last_event: marks for later calls.
+-- keep the search off dead index entries. polled_at, last_event: marks for later calls. took_s:
+-- the time of the search.
 CREATE FUNCTION headrace.work_ahead_v1(
     p_queues integer[], p_from timestamptz, p_event bigint
 ) RETURNS TABLE (
     ready integer[], laned integer[], wait_s double precision, polled_at timestamptz,
-    last_event bigint
+    last_event bigint, took_s double precision
 ) LANGUAGE sql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
     SELECT array_agg(w.id) FILTER (WHERE w.run_at <= now()),
            array_agg(w.id) FILTER (WHERE w.has_events OR w.ready_at <= now()),
@@ -246,7 +247,8 @@ CREATE FUNCTION headrace.work_ahead_v1(
                min(w.ready_at) FILTER (WHERE w.ready_at > now())) - now())::double precision,
            now(),
            (SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END
-            FROM headrace.lane_event_id_seq s)
+            FROM headrace.lane_event_id_seq s),
+           extract(epoch FROM clock_timestamp() - now())::double precision
     FROM (
         SELECT q.id,
                EXISTS (SELECT FROM headrace.lane_event e
