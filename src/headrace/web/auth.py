@@ -45,8 +45,17 @@ class Callers:
         self._tokens = tokens
         self._clock = clock or SystemClock()
         self._cached: OrderedDict[bytes, _Known] = OrderedDict()
+        self._keys: dict[str, bytes] = {}
+        """Keys of `_cached` by Authorization header."""
         self._is_away = False
         self._refresh: asyncio.Task[None] | None = None
+
+    def known_caller(self, authorization: str | None) -> Caller | None:
+        """The caller of an Authorization header that was looked up within CACHED_S."""
+        known = self._cached.get(self._keys.get(authorization or "", b""))
+        if known is None or self._clock.monotonic_s() - known.checked_s >= CACHED_S:
+            return None
+        return known.caller
 
     async def require_caller(self, authorization: str | None) -> Caller:
         """The caller of an Authorization header. Raises: TokenRefused, PostgresDown."""
@@ -59,7 +68,11 @@ class Callers:
                 "a publishable key is valid only in the address (`?k=hrk_...`) of routes for pages:"
                 " a server sends a secret token, `Authorization: Bearer hrt_...`"
             )
-        return await self._find(token)
+        caller = await self._find(token)
+        if len(self._keys) >= CACHED_MAX:
+            self._keys.clear()
+        self._keys[authorization or ""] = hash_of(token)
+        return caller
 
     async def require_page_caller(self, authorization: str | None, query_string: bytes) -> Caller:
         """The caller of a route for pages, by the header or by the key in the address.
