@@ -114,7 +114,7 @@ async def test_a_body_is_requested_and_trailers_are_bounded(at, talk, token):
     assert b'{"bytes":5}' in answer
     endless = [head, b"5\r\nhello\r\n0\r\nX-A: ", *[b"a" * 9000] * 80]
     answer = await talk(at, *endless)
-    assert statuses(answer) == [100, 431], answer
+    assert statuses(answer)[-1] == 431, answer
 
 
 async def test_slow_heads_and_bodies_are_closed(make_app, serving, talk, token):
