@@ -33,8 +33,10 @@ async def test_a_call_counts_each_hit_and_answers_in_order(views):
     totals = await views.hits(ids)
     assert [total.id for total in totals] == ids
     assert await totals_of(views, *sorted(set(ids))) == [8, 8, 7, 7, 7, 7, 7]
+    again = await views.hits(["ad:1", "fresh", "ad:1", "ad:2", "fresh", "ad:1"])
+    assert [total.total for total in again] == [9, 2, 10, 8, 2, 11]
     known = await views.hits(["ad:1", "new", Hit(id="ad:2", n=3)])
-    assert [total.total for total in known] == [9, 1, 10]
+    assert [total.total for total in known] == [12, 1, 11]
     assert await views.hits([]) == await views.totals([]) == []
     assert await totals_of(views, "ad:9", "ad:6") == [0, 7]
 
@@ -227,6 +229,9 @@ async def test_a_call_to_the_wrong_shard_is_refused_and_counts_nothing(views, en
             await engines.multiplexer.call("headrace_views_hit_v1", [key], [marked])
         assert "nothing was counted" in raised.value.reply
         assert f'"{stray}" is of another shard' in raised.value.reply
+    with pytest.raises(ValkeyRefused, match="at most 1000 hits"):
+        line = ",".join([f"{here[0]}{mark}"] * 1_001)
+        await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     assert await engines.valkey.command("XLEN", key) == before
     assert await totals_of(views, *names) == [1] * 40
     new = next(name for name in (f"new:{n}" for n in range(100)) if shard_of(name, 4) == 1)
