@@ -229,8 +229,8 @@ async def test_a_call_to_the_wrong_shard_is_refused_and_counts_nothing(views, en
             await engines.multiplexer.call("headrace_views_hit_v1", [key], [marked])
         assert "nothing was counted" in raised.value.reply
         assert f'"{stray}" is of another shard' in raised.value.reply
+    line = ",".join([f"{here[0]}{mark}"] * 1_001)
     with pytest.raises(ValkeyRefused, match="at most 1000 hits"):
-        line = ",".join([f"{here[0]}{mark}"] * 1_001)
         await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     assert await engines.valkey.command("XLEN", key) == before
     assert await totals_of(views, *names) == [1] * 40
