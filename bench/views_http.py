@@ -166,7 +166,7 @@ async def _sum(app: Headrace, items: list[str]) -> int:
 
 
 async def measure_cached(run: Run) -> list[Figure]:
-    """One saturated process that keeps totals for CACHE_MS, beside one that keeps none."""
+    """One saturated process that repeats responses for CACHE_MS, beside one that does not."""
     found = await run.alternate(
         {
             "cached": lambda: _most(run, is_ours=True, cache_ms=CACHE_MS),
@@ -177,7 +177,7 @@ async def measure_cached(run: Run) -> list[Figure]:
     plain = "views.cache_ms = 0"
     return [
         figure(
-            "HTTP reads of 20 totals, kept for 200 ms, one process",
+            "HTTP reads of 20 totals, repeated for 200 ms, one process",
             "reads/s",
             f"{ITEMS:,} items, 64 connections",
             ours=reads_by.get("cached"),
@@ -185,7 +185,7 @@ async def measure_cached(run: Run) -> list[Figure]:
             goal=Goal(at_least=30_000),
         ),
         figure(
-            "CPU of a read of 20 totals, kept for 200 ms",
+            "CPU of a read of 20 totals, repeated for 200 ms",
             "us",
             f"{ITEMS:,} items, 64 connections",
             ours=cpu_by.get("cached"),
@@ -201,7 +201,10 @@ async def measure_wait(run: Run) -> list[Figure]:
         {"plain": lambda: _wait(run, scans=False), "scan": lambda: _wait(run, scans=True)}
     )
     size = f"{READS_PER_S:,} reads/s of {PER_READ} + {HITS_PER_S} hits/s, open loop"
-    goals = {"p50": None, "p99": Goal(at_most=3), "p99.9": Goal(at_most=20)}
+    goals = {
+        "plain": {"p50": None, "p99": Goal(at_most=3), "p99.9": Goal(at_most=20)},
+        "scan": {"p50": None, "p99": Goal(at_most=10), "p99.9": None},
+    }
     rows = [
         figure(
             f"HTTP {kind} {share}{beside}",
@@ -212,7 +215,7 @@ async def measure_wait(run: Run) -> list[Figure]:
         )
         for way, beside in (("plain", ""), ("scan", ", while all series are read"))
         for kind in ("read", "hit")
-        for share, goal in goals.items()
+        for share, goal in goals[way].items()
     ]
     cpu = found.get("cpu %", {})
     rows.append(
@@ -221,7 +224,7 @@ async def measure_wait(run: Run) -> list[Figure]:
             "% of a core",
             size,
             ours=cpu.get("plain"),
-            goal=Goal(at_most=60),
+            goal=Goal(at_most=55),
         )
     )
     lag = found.get("lag p99 s", {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -274,8 +274,7 @@ class _Batch:
 class HitBatcher:
     """Send concurrent hits in batches, one per shard and tick.
 
-    `durability`: a wait before each answer, if hits must be durable. `on_counted` receives the
-    totals of each call.
+    `durability`: a wait before each answer, if hits must be durable.
     """
 
     def __init__(
@@ -286,10 +285,8 @@ class HitBatcher:
         *,
         time_zone: str,
         durability: DurabilityWait | None = None,
-        on_counted: Callable[[list[Total]], None] | None = None,
     ) -> None:
         self._durability = durability
-        self._on_counted = on_counted
         self._valkey = valkey
         self._file_wait = FileWriteWait(valkey)
         self._shards = shards
@@ -320,15 +317,12 @@ class HitBatcher:
             filled = await self._filler.fill(
                 list({name for name, total in pairs if total == NOT_CACHED})
             )
-        found = [
+        return [
             filled[name]
             if total == NOT_CACHED
             else Total(id=name, total=0 if total == DELETED else int(total))
             for name, total in zip(names, totals, strict=True)
         ]
-        if self._on_counted is not None:
-            self._on_counted(found)
-        return found
 
     def _parse(self, hits: Iterable[Hit | str]) -> tuple[list[str], list[str], list[int]]:
         """Entities, lines and shards. The first use of an id validates it and caches its shard."""

@@ -26,7 +26,6 @@ from headrace.views.errors import FieldUnknown, TooManyIds
 from headrace.views.model import (
     FIELDS,
     IDS_PER_READ_MAX,
-    Deleted,
     Hit,
     Total,
     Traffic,
@@ -35,7 +34,6 @@ from headrace.views.model import (
     shard_of,
 )
 from headrace.views.settings import ViewsConfig, totals_unavailable
-from headrace.views.totals_cache import TotalsCache
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 KEYS_CACHED_MAX: Final = 100_000
@@ -46,7 +44,7 @@ class Views:
     """Counting and reading; creation opens no connection.
 
     `analytics` has series, viewers, top lists, `verify` and `lag`. `corrections` has `reclassify`
-    and `delete`. `hits` is a bound method of the object that implements it.
+    and `delete`. `hits` and `delete` are bound methods of the objects that implement them.
     """
 
     def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:
@@ -62,20 +60,11 @@ class Views:
                 timeout_s=config.durable_timeout_s,
             )
         filler = CacheFiller(postgres, valkey, shards, breaker)
-        self._cache = None
-        if config.cache_ms:
-            self._cache = TotalsCache(self._read, keep_s=config.cache_ms / 1000)
-        batcher = HitBatcher(
-            valkey,
-            shards,
-            filler,
-            time_zone=zone,
-            durability=durability,
-            on_counted=self._cache.note if self._cache else None,
-        )
+        batcher = HitBatcher(valkey, shards, filler, time_zone=zone, durability=durability)
         self.analytics = Analytics(postgres, valkey, shards, breaker, time_zone=zone)
         self.corrections = Corrections(postgres, valkey, shards, jobs)
         self.hits = batcher.hits
+        self.delete = self.corrections.delete
         self._postgres, self._valkey = postgres, valkey
         self._breaker, self._shards = breaker, shards
         self._zone = ZoneInfo(zone)
@@ -107,14 +96,6 @@ class Views:
         [total] = await self.hits([hit])
         return total
 
-    async def delete(self, entity: str) -> Deleted:
-        """Delete an entity's counts; `corrections.delete` describes it."""
-        try:
-            return await self.corrections.delete(entity)
-        finally:
-            if self._cache is not None:
-                self._cache.clear()
-
     async def totals(
         self, ids: Sequence[str], *, fields: Sequence[str] = ("total",)
     ) -> list[Total]:
@@ -122,8 +103,7 @@ class Views:
 
         `fields` may add `today` (human views since midnight), `unique` (viewers today) and
         `classes` (totals of all classes). These lag behind like the series, and are None in a
-        stale answer while PostgreSQL is down. With `views.cache_ms`, hits of other processes appear
-        that much later. Raises: InvalidHit, TooManyIds, FieldUnknown;
+        stale answer while PostgreSQL is down. Raises: InvalidHit, TooManyIds, FieldUnknown;
         PostgresDown if Valkey is down as well.
         """
         for field in fields:
@@ -133,10 +113,9 @@ class Views:
         keys = self._keys_of(names)
         if not keys:
             return []
-        if self._cache is None:
-            found = await self._totals(names, keys)
-        else:
-            found = self._cache.find(names) or await self._cache.read(names)
+        if not self._shards.is_ready:
+            await self._shards.ready_for_read()
+        found = await self._totals(names, keys)
         extra = [field for field in fields if field != "total"]
         if not extra:
             return found
@@ -163,12 +142,7 @@ class Views:
             raise TooManyIds(len(keys), IDS_PER_READ_MAX)
         return keys
 
-    async def _read(self, names: list[str]) -> list[Total]:
-        return await self._totals(names, self._keys_of(names))
-
     async def _totals(self, names: list[str], keys: list[str]) -> list[Total]:
-        if not self._shards.is_ready:
-            await self._shards.ready_for_read()
         try:
             cached = await self._valkey.totals(keys)
         except ValkeyPartlyDown as error:

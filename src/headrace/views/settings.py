@@ -38,7 +38,7 @@ def parse_level(text: str) -> str:
 
 
 def parse_cache_ms(text: str) -> int:
-    """Parse how long totals are kept in a process. Raises: ValueError."""
+    """Parse how long responses with totals are kept in a process. Raises: ValueError."""
     if parse_count(text) > CACHE_MS_MAX:
         raise ValueError(f"milliseconds from 0 to {CACHE_MS_MAX}")
     return parse_count(text)
@@ -73,7 +73,7 @@ class ViewsConfig:
     )
     cache_ms: int = setting(
         "0",
-        "How many milliseconds a process keeps totals that it read; 0: every read uses Valkey.",
+        "How long an API process repeats its response to the same read of totals; 0: never.",
         parse_cache_ms,
     )
     flush_every_s: float = setting("250ms", "Time between two flushes.", parse_duration_s)
