@@ -12,7 +12,6 @@ from bench.harness import Run
 Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "most": views_http.measure_most,
-    "cached": views_http.measure_cached,
     "wait": views_http.measure_wait,
     "hits": views_hits.measure_hits,
     "flush": views_hits.measure_flush,

@@ -42,7 +42,6 @@ TWO = "headrace, two processes"
 CORES_FOR_TWO = 4
 """Two processes, Valkey and the generator."""
 READS_PER_S, HITS_PER_S = 5_000, 150
-CACHE_MS = 200
 HISTORY_HOURS = 24 * 30
 SCAN = compile_query(
     "scan",
@@ -124,12 +123,11 @@ async def _most_of_two(run: Run) -> Mapping[str, float]:
             return {"reads/s": rate, "us a read": cpu / rate * 1e6}
 
 
-async def _most(run: Run, *, is_ours: bool, cache_ms: int = 0) -> Mapping[str, float]:
+async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
     await run.engines.clear_valkey()
     async with run.cell() as cell, _viewed(cell) as (app, totals):
         token = await make_token(app)
-        settings = {"HEADRACE_VIEWS_CACHE_MS": str(cache_ms)} if cache_ms else {}
-        serving = our_api(cell, token, **settings) if is_ours else raw_api(cell, token)
+        serving = our_api(cell, token) if is_ours else raw_api(cell, token)
         async with serving as api:
             pin(api.child.pid, 0)
             with on_core(run.engines.valkey_pid, 1):
@@ -138,7 +136,7 @@ async def _most(run: Run, *, is_ours: bool, cache_ms: int = 0) -> Mapping[str, f
                 found, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
                 rate = found["read"]["rate_per_s"]
                 values = {"reads/s": rate, "us a read": cpu / rate * 1e6}
-                if is_ours and not cache_ms:
+                if is_ours:
                     values |= await _most_hits(cell, api, app, list(totals), seconds)
     return values
 
@@ -163,36 +161,6 @@ async def _sum(app: Headrace, items: list[str]) -> int:
         totals = await app.views.totals(items[start : start + 1_000])
         total += sum(one.total or 0 for one in totals)
     return total
-
-
-async def measure_cached(run: Run) -> list[Figure]:
-    """One saturated process that repeats responses for CACHE_MS, beside one that does not."""
-    found = await run.alternate(
-        {
-            "cached": lambda: _most(run, is_ours=True, cache_ms=CACHE_MS),
-            "plain": lambda: _most(run, is_ours=True),
-        }
-    )
-    reads_by, cpu_by = found.get("reads/s", {}), found.get("us a read", {})
-    plain = "views.cache_ms = 0"
-    return [
-        figure(
-            "HTTP reads of 20 totals, repeated for 200 ms, one process",
-            "reads/s",
-            f"{ITEMS:,} items, 64 connections",
-            ours=reads_by.get("cached"),
-            peers={plain: reads_by["plain"]} if "plain" in reads_by else {},
-            goal=Goal(at_least=30_000),
-        ),
-        figure(
-            "CPU of a read of 20 totals, repeated for 200 ms",
-            "us",
-            f"{ITEMS:,} items, 64 connections",
-            ours=cpu_by.get("cached"),
-            peers={plain: cpu_by["plain"]} if "plain" in cpu_by else {},
-            is_less_better=True,
-        ),
-    ]
 
 
 async def measure_wait(run: Run) -> list[Figure]:

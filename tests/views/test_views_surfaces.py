@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
-from tests.kit.waiting import wait_true
 from tests.views.room_harness import SURFACES, run_scenario
 from views_surfaces import GROUP, STEPS, client_of, surface_on
 
@@ -172,29 +171,3 @@ def test_invalid_words_of_a_command_are_refused_with_its_usage():
         ran = CliRunner().invoke(GROUP, line.split())
         assert ran.exception.text.startswith("--from:"), line
         assert "'yesterday'" in ran.exception.text
-
-
-async def test_the_same_read_is_repeated_for_cache_ms(engines, make_views):
-    read, other = "/v1/views?ids=ad:1", "/v1/views?ids=ad:1,ad:2"
-    async with client_of(engines, make_views(cache_ms=60_000)) as client:
-        first = await client.get(read)
-        hit = await client.post("/v1/views/items/ad:1?class=human")
-        assert (first.json()[0]["total"], hit.json()["total"]) == (0, 1)
-        again, fresh = await client.get(read), await client.get(other)
-        assert (again.content, again.headers["etag"]) == (first.content, first.headers["etag"])
-        assert [row["total"] for row in fresh.json()] == [1, 0]
-        same = await client.get(read, headers={"if-none-match": fresh.headers["etag"]})
-        assert (same.status_code, same.json()[0]["total"]) == (200, 1)
-        refused = await client.get(read, headers={"authorization": "Bearer wrong"})
-        assert refused.status_code == 401
-
-
-async def test_a_repeated_read_sees_a_hit_after_cache_ms(engines, make_views):
-    async with client_of(engines, make_views(cache_ms=30)) as client:
-        assert (await client.get("/v1/views?ids=ad:1")).json()[0]["total"] == 0
-        await client.post("/v1/views/items/ad:1?class=human")
-
-        async def seen():
-            return (await client.get("/v1/views?ids=ad:1")).json()[0]["total"] == 1
-
-        await wait_true(seen, what="the hit is seen when the window ended")

@@ -27,9 +27,6 @@ A stopping server closes these connections at once instead of waiting for their 
 """
 FAST_PATH: Final = "fast_path"
 """Key in a handler's `opt`, with a `FastPath` as its value."""
-KEPT_S: Final = "kept_s"
-"""Key in the `opt` of a handler with a fast path: a function that returns, for the service, how
-many seconds a process may repeat a response to any caller with the same target; 0: never."""
 Response = TypeVar("Response")
 Effect: TypeAlias = Callable[[Any], Awaitable[Response]]
 """Performs a request's effect in the given transaction, or its own for None; returns the body."""

@@ -19,14 +19,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.kernel.config import parse_as, parse_duration_s
-from headrace.kernel.routes import (
-    FAST_PATH,
-    KEPT_S,
-    FastRequest,
-    FastResponse,
-    ItemsMax,
-    routes_in,
-)
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
 from headrace.views.model import (
     CLASSES,
@@ -183,15 +176,7 @@ async def _totals_fast(views: Views, request: FastRequest) -> FastResponse | Non
     return FastResponse(body, 200, headers)
 
 
-def _kept_s(views: Views) -> float:
-    return views.config.cache_ms / 1000
-
-
-@get(
-    "/v1/views",
-    media_type="application/json",
-    opt={**READ, FAST_PATH: _totals_fast, KEPT_S: _kept_s},
-)
+@get("/v1/views", media_type="application/json", opt={**READ, FAST_PATH: _totals_fast})
 async def get_totals(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],

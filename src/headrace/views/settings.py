@@ -11,7 +11,6 @@ from headrace.kernel.config import parse_count, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
 
 SHARDS_MAX: Final = 1024
-CACHE_MS_MAX: Final = 60_000
 LEVELS: Final = ("fast", "durable")
 
 
@@ -35,13 +34,6 @@ def parse_level(text: str) -> str:
     if text.strip() not in LEVELS:
         raise ValueError(f"one of {', '.join(LEVELS)}")
     return text.strip()
-
-
-def parse_cache_ms(text: str) -> int:
-    """Parse how long responses with totals are kept in a process. Raises: ValueError."""
-    if parse_count(text) > CACHE_MS_MAX:
-        raise ValueError(f"milliseconds from 0 to {CACHE_MS_MAX}")
-    return parse_count(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +62,6 @@ class ViewsConfig:
     )
     cache_for_s: float = setting(
         "2d", "How long an unused total stays cached in Valkey.", parse_duration_s
-    )
-    cache_ms: int = setting(
-        "0",
-        "How long an API process repeats its response to the same read of totals; 0: never.",
-        parse_cache_ms,
     )
     flush_every_s: float = setting("250ms", "Time between two flushes.", parse_duration_s)
     trim_after_s: float = setting(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from litestar import Litestar
 
 from headrace.kernel.ids import new_request_id
 from headrace.kernel.logs import child_traceparent, current_traceparent
-from headrace.kernel.routes import FAST_PATH, KEPT_S, FastPath, FastRequest, FastResponse
+from headrace.kernel.routes import FAST_PATH, FastPath, FastRequest, FastResponse
 from headrace.web.auth import FOR_PAGES, Callers, require_scope, scope_of
 from headrace.web.exchange import stopped
 from headrace.web.guard import SECURITY_HEADERS, Guard
@@ -28,7 +27,6 @@ from headrace.web.model import current_request_id
 from headrace.web.parsing import RequestHead
 from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
 from headrace.web.routes import handlers_of
-from headrace.web.tokens import Caller
 
 _REFUSED: Final = frozenset(
     {b"transfer-encoding", b"idempotency-key", b"content-encoding", b"expect"}
@@ -39,42 +37,6 @@ PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/
 _JSON: Final = b"content-type: application/json\r\n"
 _PROBLEM: Final = f"content-type: {MEDIA_TYPE}\r\n".encode()
 _Pairs = tuple[tuple[bytes, bytes], ...]
-_Request = tuple[bytes, bytes | None]
-"""The request target and If-None-Match."""
-KEPT_BYTES_MAX: Final = 32 * 2**20
-"""Most bytes of the responses that one route keeps."""
-
-
-class KeptResponses:
-    """Responses of one route, repeated for the same request for `keep_s`.
-
-    All are dropped together at the end of a window, so none needs a time of its own. A response
-    that was begun in an earlier window is not kept.
-    """
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._ends_s = 0.0
-        self._size_bytes = 0
-        self._window: dict[_Request, FastResponse] = {}
-
-    async def respond(
-        self, request: _Request, load: Callable[[], Awaitable[FastResponse | None]]
-    ) -> FastResponse | None:
-        """The kept response to `request`, or that of `load`."""
-        now_s = time.monotonic()
-        if now_s >= self._ends_s:
-            self._ends_s, self._size_bytes, self._window = now_s + self._keep_s, 0, {}
-        window = self._window
-        found = window.get(request)
-        if found is not None:
-            return found
-        response = await load()
-        if response is not None and window is self._window:
-            self._size_bytes += len(response.body) + len(request[0])
-            if self._size_bytes <= KEPT_BYTES_MAX:
-                window[request] = response
-        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +50,6 @@ class FastRoute:
     for_pages: bool
     run: FastPath
     service: Any
-    kept: KeptResponses | None
 
 
 class FastCall:
@@ -199,6 +160,9 @@ class FastRoutes:
     async def _respond(self, call: FastCall) -> FastResponse | None:
         """The response of the route, or None. Raises: the errors of the route."""
         route, fields, query_string = call.route, call.fields, call.scope["query_string"]
+        query = _plain_query(query_string)
+        if query is None:
+            return None
         authorization = _text(fields.get(b"authorization"))
         caller = self._callers.known_caller(authorization)
         if caller is None and route.for_pages:
@@ -207,15 +171,6 @@ class FastRoutes:
             caller = await self._callers.require_caller(authorization)
         require_scope(caller, route.scope)
         self._quotas.charge(caller, call.scope)
-        if route.kept is None:
-            return await self._run(call, caller)
-        request = call.head.target, fields.get(b"if-none-match")
-        return await route.kept.respond(request, lambda: self._run(call, caller))
-
-    async def _run(self, call: FastCall, caller: Caller) -> FastResponse | None:
-        query, fields = _plain_query(call.scope["query_string"]), call.fields
-        if query is None:
-            return None
         request = FastRequest(
             call.name,
             query,
@@ -223,14 +178,13 @@ class FastRoutes:
             _text(fields.get(b"if-none-match")),
             caller.is_publishable,
         )
-        return await call.route.run(call.route.service, request)
+        return await route.run(route.service, request)
 
     def _add(self, method: str, template: str, handler: Any, services: dict[str, Any]) -> None:
         prefix, brace, rest = template.partition("{")
         scope = scope_of(handler)
         assert scope is not None, f"{template}: a route with a fast path needs a scope"
         [service] = [name for name in services if name in handler.parsed_fn_signature.parameters]
-        keep_s = handler.opt[KEPT_S](services[service]) if KEPT_S in handler.opt else 0
         route = FastRoute(
             template,
             prefix,
@@ -239,7 +193,6 @@ class FastRoutes:
             bool(handler.opt.get(FOR_PAGES)),
             handler.opt[FAST_PATH],
             services[service],
-            KeptResponses(keep_s) if keep_s else None,
         )
         if brace:
             self._named.setdefault(method, []).append(route)
