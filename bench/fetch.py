@@ -31,5 +31,6 @@ SETTINGS: Final = {
     " synced",
     "scrapy images pipeline": "1 process, 200 requests at once, uvloop, no retries; syncs nothing",
     "img2dataset": "2 processes x 64 threads, files, no second encoding, SHA-256; syncs nothing",
+    "img2dataset, tar files of 500": "the same with its webdataset format: no object per photo",
     "bare pycurl loop": "100 at once, SHA-256, file and folder synced in 16 threads; no checks",
 }
