@@ -34,6 +34,7 @@ from headrace.jobs.errors import (
     InvalidJob,
     InvalidSetting,
     InvalidSpan,
+    InvalidStep,
     InvalidTake,
     InvalidTask,
     JobFailed,
@@ -51,6 +52,7 @@ from headrace.jobs.errors import (
     QueueUnknown,
     ResultGone,
     ResultLate,
+    WorkflowUnknown,
 )
 from headrace.jobs.fleet.state import FleetState, QueueMinute
 from headrace.jobs.handle import Group, JobRef
@@ -77,11 +79,20 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.outcomes import Cancel, Fail, Retry, Snooze
 from headrace.jobs.service import Jobs
+from headrace.jobs.steps import JobResult, Step, WorkflowRun
 from headrace.jobs.tasks import Call, Queue, Registry, Task
+from headrace.jobs.workflow import Workflow
+from headrace.jobs.workflow_context import (
+    BlockingWorkflowContext,
+    EventLate,
+    StepFailed,
+    WorkflowContext,
+)
 
 __all__ = [
     "Batch",
     "BatchTooLarge",
+    "BlockingWorkflowContext",
     "BulkDone",
     "Call",
     "Cancel",
@@ -89,6 +100,7 @@ __all__ = [
     "CronExists",
     "CronFixed",
     "CronUnknown",
+    "EventLate",
     "Fail",
     "FleetState",
     "Group",
@@ -99,6 +111,7 @@ __all__ = [
     "InvalidJob",
     "InvalidSetting",
     "InvalidSpan",
+    "InvalidStep",
     "InvalidTake",
     "InvalidTask",
     "Job",
@@ -111,6 +124,7 @@ __all__ = [
     "JobPage",
     "JobProgress",
     "JobRef",
+    "JobResult",
     "JobState",
     "JobUnknown",
     "Jobs",
@@ -138,6 +152,8 @@ __all__ = [
     "ResultLate",
     "Retry",
     "Snooze",
+    "Step",
+    "StepFailed",
     "Sweep",
     "Taken",
     "TakenJob",
@@ -145,5 +161,9 @@ __all__ = [
     "Task",
     "Transaction",
     "Why",
+    "Workflow",
+    "WorkflowContext",
+    "WorkflowRun",
+    "WorkflowUnknown",
     "current_job",
 ]

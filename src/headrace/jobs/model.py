@@ -383,6 +383,9 @@ class JobsConfig:
     failed_kept_s: float = setting(
         "14d", "How long failed jobs are kept for inspection.", parse_duration_s
     )
+    events_kept_s: float = setting(
+        "30d", "How long events of workflows and results of groups are kept.", parse_duration_s
+    )
     lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
     lane_quantum: int = setting(
         "10", "Jobs that a lane of weight 1 gives in one claim at most.", parse_count

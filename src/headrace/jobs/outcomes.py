@@ -24,7 +24,7 @@ from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_C
 from headrace.kernel.resilience import Backoff
 
 OUTCOME_KINDS: Final = frozenset(
-    {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned"}
+    {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned", "quarantined"}
 )
 
 
@@ -54,7 +54,7 @@ class Snooze(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happens to a job after a run: one of OUTCOME_KINDS, `lost` or `quarantined`."""
+    """What happens to a job after a run: one of OUTCOME_KINDS, or `lost`."""
 
     kind: str
     after_s: float | None = None

@@ -61,9 +61,12 @@ from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
+from headrace.jobs.service.workflows import Workflows
+from headrace.jobs.steps import JobResult
 from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
-from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id
+from headrace.jobs.tasks.options import WORKFLOW_PREFIX
+from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id, require_page
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
@@ -92,6 +95,14 @@ class Jobs:
         self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres
         self._inserts = Inserts(postgres)
+        self.workflows = Workflows(
+            postgres,
+            config,
+            registry=registry,
+            queues=self.queues,
+            inserts=self._inserts,
+            jobs=self,
+        )
 
     async def close(self) -> None:
         """Send the notifications that are still pending."""
@@ -174,11 +185,12 @@ class Jobs:
 
     @asynccontextmanager
     async def group(
-        self, *, on_done: NewJob, tx: Transaction | None = None
+        self, *, on_done: NewJob, keep_results: bool = False, tx: Transaction | None = None
     ) -> AsyncIterator[Group]:
         """Open a group for the block: jobs enqueued with `group=group` are its members.
 
-        `on_done` is enqueued exactly once, after the block ended and every member is final.
+        `on_done` is enqueued exactly once, after the block ended and every member is final. With
+        `keep_results` it can read theirs: `jobs.group_results(group["id"])`.
         Raises: InvalidJob, PayloadTooLarge, QueueUnknown; GroupClosed after 7 days.
         """
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
@@ -194,6 +206,8 @@ class Jobs:
         group = Group(ids[0])
         try:
             await store.jobs.mark_group_open(runner, group.id)
+            if keep_results:
+                await store.workflows.keep_results(runner, group.id)
             yield group
         except BaseException:
             group.is_open = False
@@ -203,6 +217,18 @@ class Jobs:
         if not await store.jobs.mark_group_closed(runner, group.id):
             raise GroupClosed(group.id)
         await store.jobs.seal_groups(runner, ids)
+
+    async def group_results(
+        self, group_id: int, *, after: int = 0, jobs_max: int = 1_000
+    ) -> list[JobResult]:
+        """How the members of a group with results ended, in order of their ids, over id `after`.
+
+        Kept for `jobs.events_kept`. Raises: InvalidFilter.
+        """
+        require_page("jobs_max", jobs_max)
+        return await store.workflows.group_results(
+            self._postgres, group_id, after=after, jobs_max=jobs_max
+        )
 
     async def result(
         self, job_id: int, *, timeout_s: float | None = None, keeps_result: bool = True
@@ -254,7 +280,12 @@ class Jobs:
                 job = await self.job(job_id)
         if job.error is not None and job.queue is not None and job.ended_at is None:
             retries = await store.jobs.retries_of(self._postgres, job.queue)
-        return explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
+        why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
+        if job.state is JobState.SCHEDULED and (job.queue or "").startswith(WORKFLOW_PREFIX):
+            waits = await store.workflows.waiting_steps(self._postgres, job_id)
+            if waits:
+                why = msgspec.structs.replace(why, reason="workflow_waits", text="; ".join(waits))
+        return why
 
     async def find(
         self,

@@ -110,6 +110,8 @@ CREATE TABLE headrace.job_group (
     run_at timestamptz,
     delay_s double precision,
     opened_at timestamptz,              -- start of the open block; NULL: closed
+    keeps_results boolean NOT NULL DEFAULT false,   -- members' results go to group_result
+    workflow bigint,                    -- the last member wakes this job and enqueues nothing
     lane text,
     unique_key text,
     traceparent text,

@@ -117,6 +117,10 @@ BEGIN
         -- Callbacks in order of key: concurrent callers must take keys in one order.
         SELECT * FROM ended e ORDER BY e.queue, e.unique_key
     LOOP
+        IF v.workflow IS NOT NULL THEN
+            PERFORM headrace.wake_workflows_v1(ARRAY[v.workflow]);
+            CONTINUE;
+        END IF;
         PERFORM headrace.enqueue_v1(
             ARRAY[v.queue], ARRAY[v.priority], ARRAY[v.run_at], ARRAY[v.delay_s], ARRAY[v.lane],
             ARRAY[v.unique_key], NULL,

@@ -105,7 +105,8 @@ BEGIN
                     WHEN 'lost' THEN least(r.losses + 1, 32767)
                     ELSE r.losses END::smallint AS losses,
                r.lane, s.unique_key, r.traceparent, r.payload, r.version,
-               CASE WHEN s.outcome = 'retry' THEN nullif(left(s.error, 500), '') END AS last_error,
+               CASE WHEN s.outcome IN ('retry', 'snooze')
+                    THEN nullif(left(s.error, 500), '') END AS last_error,
                s.outcome = 'moved' AND r.lane IS NOT NULL AS is_moved,
                r.lane IS NOT NULL AND (s.outcome = 'moved' OR l.limiter IS NOT NULL
                    AND s.outcome NOT IN ('retry', 'snooze')) AS is_for_lane
@@ -136,6 +137,8 @@ BEGIN
          version, last_error)
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
            payload, version, last_error FROM back WHERE NOT is_for_lane;
+    PERFORM headrace.unpark_v1(ARRAY(
+        SELECT s.id FROM unnest(p_jobs) s WHERE s.outcome IN ('retry', 'snooze', 'lost')));
     PERFORM pg_notify('headrace_jobs', q::text) FROM (
         SELECT DISTINCT coalesce(s.target, s.queue) FROM unnest(p_jobs) s
         WHERE s.outcome IN ('returned', 'lost', 'moved')) AS queues(q);
@@ -272,6 +275,7 @@ BEGIN
     INTO v_groups, v_states FROM unnest(v_jobs) s
     WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined') AND s.group_id IS NOT NULL;
     IF v_groups IS NOT NULL THEN
+        PERFORM headrace.keep_member_results_v1(v_jobs);
         PERFORM headrace.finish_members_v1(v_groups, v_states);
     END IF;
 END $$;
