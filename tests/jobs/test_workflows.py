@@ -11,6 +11,7 @@ from tests.kit.waiting import wait_true
 from headrace.engines.sql import compile_query
 from headrace.jobs import EventLate, Fail, InvalidTask, StepFailed, store
 from headrace.jobs.errors import InvalidStep, LeaseLost, WorkflowUnknown
+from headrace.jobs.handle import Bridge
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def act(calls):
 
 
 async def test_steps_jobs_events_and_sleeps_in_one_workflow(
-    registry, jobs, working, calls, act, wait_state
+    *, registry, jobs, working, calls, act, wait_state
 ):
     @registry.task("mail", keep_result=True)
     async def mail(to: str):
@@ -80,7 +81,10 @@ async def test_steps_jobs_events_and_sleeps_in_one_workflow(
     assert (shown.workflow, shown.state, shown.result) == ("checkout", "done", result)
 
 
-async def test_a_plain_handler_has_the_same_calls(registry, jobs, working, calls):
+async def test_a_plain_handler_has_the_same_calls(registry, jobs, postgres, working, calls):
+    bridge = Bridge(jobs, postgres.close)
+    registry.bind(lambda: jobs, sync=lambda: bridge)
+
     @registry.task("double", keep_result=True)
     def double(n: int):
         return 2 * n
@@ -97,6 +101,7 @@ async def test_a_plain_handler_has_the_same_calls(registry, jobs, working, calls
         await wait_true(lambda: calls)
         await jobs.workflows.send_event("last", 1, 100)
         assert await started.result(timeout_s=30) == 108
+    bridge.close()
     assert calls == ["one"]
 
 
@@ -119,7 +124,7 @@ async def test_a_step_that_raises_is_repeated_alone(registry, jobs, working, cal
 
 
 async def test_a_failed_step_can_be_caught_and_the_same_way_is_replayed(
-    registry, jobs, working, calls, act
+    *, registry, jobs, working, calls, act
 ):
     @registry.workflow("saga")
     async def saga(ctx):
@@ -140,7 +145,7 @@ async def test_a_failed_step_can_be_caught_and_the_same_way_is_replayed(
 
 
 async def test_a_retry_of_a_failed_workflow_repeats_the_failed_step_only(
-    registry, jobs, working, calls, act, wait_state
+    *, registry, jobs, working, calls, act, wait_state
 ):
     is_broken = [True]
 
@@ -188,7 +193,7 @@ async def test_an_event_that_is_late_and_jobs_that_fail(registry, jobs, working)
 
 
 async def test_changed_code_is_quarantined_before_it_acts(
-    registry, jobs, working, calls, act, wait_state
+    *, registry, jobs, working, calls, act, wait_state
 ):
     names = ["one", "two", "three"]
 
@@ -216,7 +221,7 @@ async def test_changed_code_is_quarantined_before_it_acts(
 
 
 async def test_a_workflow_runs_with_the_version_that_it_began_with(
-    registry, jobs, working, calls, wait_state
+    *, registry, jobs, working, calls, wait_state
 ):
     @registry.workflow("versions", version=3)
     async def newest(ctx, a: int, b: int):
@@ -240,7 +245,7 @@ async def test_a_workflow_runs_with_the_version_that_it_began_with(
     assert (await jobs.job(lost)).state == "scheduled"
 
 
-async def test_a_stale_run_records_nothing(registry, jobs, postgres, sql, working, wait_state):
+async def test_a_stale_run_records_nothing(registry, postgres, sql, working):
     """The lease ends while a step's function runs: its result is refused."""
     refused = []
 
@@ -263,7 +268,7 @@ async def test_a_stale_run_records_nothing(registry, jobs, postgres, sql, workin
 
 
 async def test_effects_in_a_transaction_commit_with_the_record(
-    registry, jobs, postgres, sql, working, calls
+    *, registry, jobs, postgres, sql, working, calls
 ):
     await sql("CREATE TABLE charge (n integer)")
     insert = compile_query("insert", "-- Insert a charge.\nINSERT INTO charge VALUES (1)")
@@ -340,6 +345,12 @@ async def test_a_tree_is_cancelled(registry, jobs, working, wait_state, sql):
     async with working():
         started = await parent.enqueue()
         await begun.wait()
+
+        async def has_child():
+            steps = (await jobs.workflows.get(started)).steps
+            return steps and steps[0].jobs
+
+        await wait_true(has_child)
         children = [child for step in (await jobs.workflows.get(started)).steps
                     for child in step.jobs]  # fmt: skip
         await wait_state(children[0], "scheduled")
@@ -362,8 +373,8 @@ async def test_results_of_group_members_reach_the_callback(registry, jobs, worki
         return n * n
 
     @registry.task("sum")
-    async def total(group: dict):
-        received.extend(await jobs.group_results(group["id"]))
+    async def total(job: dict):
+        received.extend(await jobs.group_results(job["group"]["id"]))
 
     async with working():
         async with jobs.group(on_done=total.job(), keep_results=True) as group:

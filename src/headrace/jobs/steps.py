@@ -7,15 +7,16 @@ each with the step recorded under its number, so that changed code is found befo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
-from headrace.jobs.errors import InvalidStep, Nondeterministic
+from headrace.jobs.errors import InvalidStep, Nondeterministic, WorkflowUnknown
 from headrace.jobs.model import AT_AWAY_S_MAX, JobState
-from headrace.jobs.validation import NAME, is_name, is_number
+from headrace.jobs.validation import NAME, is_name, is_number, is_row_id
 from headrace.kernel.errors import mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 from headrace.kernel.storable import NUL, find_unstorable
@@ -142,6 +143,13 @@ _ADVICE: Final = (
     "a workflow must call the same steps in the same order; keep changed code as a new version,"
     " restore the old one, then retry the job"
 )
+
+
+def parse_workflow_id(text: str) -> int:
+    """Parse the id of a workflow in a path. Raises: WorkflowUnknown."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None or not is_row_id(int(text)):
+        raise WorkflowUnknown(text)
+    return int(text)
 
 
 def seconds_until(name: str, until: float | datetime) -> float:

@@ -116,9 +116,10 @@ class Workflow(Task):
         finally:
             context.end()
             await _cancelled({running, *context.tasks})
-        if is_parked:
             if not running.cancelled():
+                # An error that is not raised here, such as that of a cancelled handler, is known.
                 running.exception()
+        if is_parked:
             context.job.snooze(context.parked.result())
             return None
         return await self._ended(context, running.result)

@@ -201,6 +201,7 @@ class WorkflowContext:
             if step.state == "waiting":
                 state, step = await self._stored(self._store.wait(self.job, step, event))
                 self._require_held(state)
+                crash_point("workflows.event_waited")
             if step.state == "waiting":
                 await self._block(PARKED_S_MAX if step.wait_s is None else step.wait_s)
             if step.state == "failed":

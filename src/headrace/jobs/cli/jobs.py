@@ -44,14 +44,7 @@ def jobs() -> None:
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
     after, spread = options.pop("after"), options.pop("spread")
-    try:
-        decoded = msgspec.json.decode(payload)
-    except RecursionError as error:
-        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
-    except ValueError as error:
-        raise InvalidJob(
-            f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
-        ) from error
+    decoded = parse_payload(payload)
     after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
     spread_s = (
         None if spread is None else parse_as(parse_duration_s, "--spread", spread, InvalidJob)
@@ -334,6 +327,18 @@ def describe_taken(taken: Taken) -> str:
 
 def _count(count: int, *, is_capped: bool) -> str:
     return f"{count}+" if is_capped else str(count)
+
+
+def parse_payload(text: str) -> Any:
+    """The JSON value of an argument PAYLOAD. Raises: InvalidJob."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
+    except ValueError as error:
+        raise InvalidJob(
+            f"PAYLOAD: expected JSON with its quotes, got {text[:80]!r}: {error}"
+        ) from error
 
 
 def first_line(text: str | None) -> str:

@@ -21,6 +21,7 @@ from headrace.jobs.model import (
     NewJob,
     QueueStatus,
 )
+from headrace.jobs.service.bulk import not_waiting
 from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.steps import (
@@ -155,11 +156,12 @@ class Workflows:
         Raises: WorkflowUnknown, JobUnknown, JobNotWaiting if it has ended.
         """
         await self.get(workflow_id)
-        ended, marked = await store.workflows.cancel_tree(self._postgres, [workflow_id])
-        if workflow_id not in ended and workflow_id not in marked:
-            # It moved between its tables meanwhile, or it has ended.
-            _, marked = await store.workflows.cancel_tree(self._postgres, [workflow_id])
-        return marked
+        # Twice, since a job that moves between tables can be missed once.
+        for _ in range(2):
+            ended, marked = await store.workflows.cancel_tree(self._postgres, [workflow_id])
+            if workflow_id in (*ended, *marked):
+                return marked
+        raise not_waiting(await self._jobs.job(workflow_id), "cancelled")
 
     async def _require_known(self, name: str) -> None:
         """Raises: WorkflowUnknown."""
