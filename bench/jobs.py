@@ -15,6 +15,7 @@ from bench import (
     jobs_simulated_day,
     jobs_slots,
     jobs_wake,
+    jobs_workflows,
     limits,
 )
 from bench.figures import Figure
@@ -26,6 +27,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "drain": jobs_drain.measure,
     "enqueue": jobs_enqueue.measure,
     "wake": jobs_wake.measure,
+    "workflows": jobs_workflows.measure,
     "lanes": jobs_lanes.measure,
     "many_lanes": jobs_many_lanes.measure,
     "churn": jobs_churn.measure,

@@ -300,8 +300,7 @@ async def test_an_event_of_an_open_transaction_is_found(registry, jobs, postgres
         async with postgres.transaction() as tx:
             await jobs.workflows.send_event("paid", 1, "soon", tx=tx)
             started = await paid.enqueue()
-            await wait_true(lambda: calls)
-            await asyncio.sleep(0.3)
+            await wait_true(lambda: len(calls) > 1, what="it looks again after a second")
         assert await started.result(timeout_s=30) == "soon"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fleet import LEASED
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
@@ -35,9 +36,15 @@ async def test_a_workflow_survives_kill_9_at_every_step_boundary(fleet):
         if crash == "workflows.step_ran" and index == len(CRASHES) - 2:
             assert await fleet.jobs.workflows.send_event("delivered", 7, "at noon")
         process = fleet.start("work", app="workflow_app:app", CRASH_AT=crash)
-        assert process.wait_exit() == -9, process.err
+        assert process.wait_exit(deadline_s=20) == -9, (index, crash, process.err)
         await fleet.expire_hosts()
-        await fleet.jobs.sweep()
+
+        async def is_returned():
+            # The server may still have the transaction of the dead process open.
+            await fleet.jobs.sweep()
+            return await fleet.postgres.value(LEASED) == 0
+
+        await wait_true(is_returned)
     fleet.start("work", app="workflow_app:app")
 
     async def is_done():

@@ -221,8 +221,8 @@ class WorkflowContext:
     ) -> list[Any]:
         """Enqueue up to 5,000 jobs and wait without a slot until all have ended.
 
-        Return their results in order. With `return_errors` a StepFailed stands for each job that
-        did not end done. Raises: StepFailed.
+        Return their results in order. With `return_errors` the result of a job that did not end
+        done is a StepFailed. Raises: StepFailed.
         """
         with self._call():
             number, known = self._next(name, "jobs")

@@ -185,7 +185,7 @@ class Workflows:
         self, job: JobContext[Any], step: RecordedStep, event: tuple[str, str] | None = None
     ) -> tuple[str, RecordedStep]:
         """Record a wait, unless it is; return the state of the lease and the step as it is now."""
-        return await store.workflows.wait(self._postgres, job.lease_id, job.id, step, event)
+        return await store.workflows.wait(self._postgres, job.lease_id, job.id, step, event=event)
 
     async def mark_uncaught(self, job: JobContext[Any], number: int) -> None:
         """Let a retry of the job repeat a failed step."""

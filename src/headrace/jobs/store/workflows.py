@@ -48,6 +48,7 @@ async def wait(
     lease_id: int,
     job_id: int,
     step: RecordedStep,
+    *,
     event: tuple[str, str] | None = None,
 ) -> tuple[str, RecordedStep]:
     """Record a wait, unless it is. Return the state of the lease, and the step as it is now."""

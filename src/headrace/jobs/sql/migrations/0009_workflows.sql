@@ -251,7 +251,7 @@ RETURNS void LANGUAGE sql AS $$
     INSERT INTO headrace.group_result (group_id, job_id, workflow, state, error, result)
     SELECT s.group_id, s.id, g.workflow,
            CASE s.outcome WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'cancelled'
-                ELSE s.outcome END, s.error, s.result
+                ELSE s.outcome END, nullif(s.error, ''), s.result
     FROM unnest(p_jobs) s JOIN headrace.job_group g ON g.id = s.group_id AND g.keeps_results
     WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined')
     ON CONFLICT DO NOTHING;
