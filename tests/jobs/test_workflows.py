@@ -6,10 +6,19 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.kit.processes import wait_until
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.jobs import EventLate, Fail, InvalidTask, StepFailed, store
+from headrace.jobs import (
+    EventLate,
+    Fail,
+    InvalidTask,
+    JobContext,
+    JobNotWaiting,
+    StepFailed,
+    store,
+)
 from headrace.jobs.errors import InvalidStep, LeaseLost, WorkflowUnknown
 from headrace.jobs.handle import Bridge
 
@@ -360,6 +369,40 @@ async def test_a_tree_is_cancelled(registry, jobs, working, wait_state, sql):
     leaves = await sql("SELECT state FROM headrace.job_failed")
     assert [row["state"] for row in leaves] == ["cancelled"] * 3
     assert [step.name for step in (await jobs.workflows.get(started)).steps] == ["child"]
+
+
+async def test_a_running_job_is_cancelled(registry, jobs, working, wait_state):
+    begun, seen = [], []
+
+    @registry.task("waits")
+    async def waits(job: JobContext[dict]):
+        begun.append(job.id)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cleaned up")
+            raise
+
+    @registry.task("looks")
+    def looks(job: JobContext[dict]):
+        begun.append(job.id)
+        wait_until(lambda: job.is_cancelled, what="it is cancelled")
+        seen.append("looked")
+
+    async with working():
+        ids = [await waits.enqueue({}), await looks.enqueue({})]
+        await wait_true(lambda: len(begun) == 2)
+        for job_id in ids:
+            with pytest.raises(JobNotWaiting):
+                await jobs.cancel(job_id)
+            await jobs.cancel(job_id, running=True)
+        await wait_state(ids[0], "cancelled")
+        await wait_state(ids[1], "gone")
+        assert sorted(seen) == ["cleaned up", "looked"]
+        await jobs.retry(ids[0])
+        await wait_true(lambda: len(begun) == 3, what="a retry forgets the cancellation")
+        await jobs.cancel(ids[0], running=True)
+        await wait_state(ids[0], "cancelled")
 
 
 async def test_results_of_group_members_reach_the_callback(registry, jobs, working):

@@ -91,6 +91,7 @@ class JobContext(Generic[P]):
         "_lane",
         "attempt",
         "id",
+        "is_cancelled",
         "lease_id",
         "outcome",
         "payload",
@@ -124,6 +125,8 @@ class JobContext(Generic[P]):
         self.start_before_s = start_before_s
         """Deadline of the start that its lane counted, by `time.monotonic`; None without a lane."""
         self.outcome: Outcome | None = None
+        self.is_cancelled = False
+        """It was cancelled while it runs: end soon, or its slot is killed."""
         self._lane = lane
         self._agent = agent
 

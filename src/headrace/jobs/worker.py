@@ -102,6 +102,9 @@ class LocalWorkerPool:
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`: nothing to report, the fleet plans no slots here."""
 
+    def kill(self, worker: WorkerProxy, why: str) -> None:
+        """See `WorkerPool`: a handler in this process cannot be ended by force."""
+
     async def _stop(self, grace_s: float) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -144,6 +147,10 @@ class LocalChannel:
         """See `WorkerChannel`."""
         self._on_given(work)
         self._runner.give(work)
+
+    def cancel(self, job_id: int) -> None:
+        """See `WorkerChannel`."""
+        self._runner.cancel(job_id)
 
     def answer(self, answer: SpendAnswer) -> None:
         """See `WorkerChannel`."""

@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -305,15 +306,59 @@ class Jobs:
         job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
         return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
 
-    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Cancel a waiting job, inside `tx` if given.
+    async def cancel(
+        self, job_id: int, *, running: bool = False, tx: Transaction | None = None
+    ) -> None:
+        """Cancel a waiting job, inside `tx` if given; with `running` also one that runs.
 
-        Until `tx` ends the job can be neither claimed nor changed: commit soon.
+        An async handler gets CancelledError, a sync one sees `JobContext.is_cancelled`. A job that
+        does not end within `jobs.grace` is ended with its slot. Until `tx` ends a waiting job can
+        be neither claimed nor changed: commit soon.
         Raises: JobUnknown, JobNotWaiting.
         """
         require_job_id(job_id)
+        if running:
+            ids = await store.workflows.cancel_tree(_borrowed(tx) or self._postgres, [job_id])
+            if any(ids):
+                return
         if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
             raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
+
+    async def edit(
+        self,
+        job_id: int,
+        *,
+        payload: Any = msgspec.UNSET,
+        priority: int | None = None,
+        at: datetime | None = None,
+        after_s: float | None = None,
+        tx: Transaction | None = None,
+    ) -> None:
+        """Change a waiting job, inside `tx` if given; what is left out stays.
+
+        Raises: JobUnknown, JobNotWaiting, InvalidJob, PayloadTooLarge.
+        """
+        job = await self.job(job_id, tx=tx)
+        if job.state not in (JobState.READY, JobState.SCHEDULED) or job.queue is None:
+            raise not_waiting(job, "changed")
+        task = self.registry.find(job.queue)
+        new = NewJob(
+            queue=job.queue,
+            payload=job.payload if payload is msgspec.UNSET else payload,
+            version=1 if task is None else task.version,
+            priority=5 if priority is None else priority,
+            at=at,
+            after_s=after_s,
+        )
+        is_edited = await store.jobs.edit_waiting(
+            _borrowed(tx) or self._postgres,
+            job_id,
+            prepare_jobs([new], None if payload is msgspec.UNSET else self.registry),
+            has_payload=payload is not msgspec.UNSET,
+            has_priority=priority is not None,
+        )
+        if not is_edited:
+            raise not_waiting(await self.job(job_id, tx=tx), "changed")
 
     async def retry(self, job_id: int, *, tx: Transaction | None = None) -> None:
         """Make a failed, cancelled or quarantined job ready again, with all its retries.

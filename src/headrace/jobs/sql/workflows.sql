@@ -63,6 +63,12 @@ SELECT headrace.send_event_v1(:name, :key, :payload::bytea);
 -- Cancel jobs and the jobs that they started. Return those that ended and those that still run.
 SELECT ended, marked FROM headrace.cancel_tree_v1(:ids::bigint[]);
 
+-- name: marked_jobs
+-- Running jobs of a host that were cancelled, with their leases.
+SELECT c.job_id, l.id AS lease_id FROM headrace.job_cancel c
+JOIN headrace.job_lease l ON c.job_id = ANY(l.ids) AND c.job_id <> ALL(l.settled)
+WHERE l.host = :host;
+
 -- name: tend_workflows
 -- Forget workflows without a job, and old events and results. Return how many.
 SELECT headrace.tend_workflows_v1(:kept_s::double precision, :rows_max);

@@ -129,6 +129,12 @@ async def cancel_tree(runner: Runner, ids: Sequence[int]) -> tuple[list[int], li
     return list(row["ended"] or ()), list(row["marked"] or ())
 
 
+async def marked_jobs(runner: Runner, host_id: int) -> dict[int, int]:
+    """Running jobs of a host that were cancelled, and the lease of each."""
+    rows = await runner.all(SQL.marked_jobs, host=host_id)
+    return {row["job_id"]: row["lease_id"] for row in rows}
+
+
 async def tend(runner: Runner, *, kept_s: float, rows_max: int) -> int:
     """Forget workflows without a job, and old events and results. Return how many."""
     return int(await runner.value(SQL.tend_workflows, kept_s=kept_s, rows_max=rows_max))

@@ -138,7 +138,7 @@ BEGIN
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
            payload, version, last_error FROM back WHERE NOT is_for_lane;
     PERFORM headrace.unpark_v1(ARRAY(
-        SELECT s.id FROM unnest(p_jobs) s WHERE s.outcome IN ('retry', 'snooze', 'lost')));
+        SELECT s.id FROM unnest(p_jobs) s WHERE s.outcome <> 'moved'));
     PERFORM pg_notify('headrace_jobs', q::text) FROM (
         SELECT DISTINCT coalesce(s.target, s.queue) FROM unnest(p_jobs) s
         WHERE s.outcome IN ('returned', 'lost', 'moved')) AS queues(q);

@@ -164,6 +164,48 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+-- Change a waiting job: its payload with the version, priority and due time, NULL for as it is.
+-- Return whether it waited. A due job of a lane that becomes due later leaves its lane until then.
+CREATE FUNCTION headrace.edit_waiting_v1(
+    p_id bigint, p_payload bytea, p_version smallint, p_priority smallint, p_run_at timestamptz,
+    p_delay_s double precision
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_run_at timestamptz := greatest(
+        coalesce(p_run_at, now() + p_delay_s * interval '1 s'), now());
+    v_queue integer;
+BEGIN
+    IF p_run_at IS NULL AND p_delay_s IS NULL THEN
+        v_run_at := NULL;
+    END IF;
+    IF v_run_at > now() THEN
+        WITH moved AS (
+            DELETE FROM headrace.lane_job WHERE id = p_id RETURNING *
+        ), journaled AS (
+            INSERT INTO headrace.lane_event (limiter, lane, queue, k)
+            SELECT q.limiter, m.lane, m.queue, -1
+            FROM moved m JOIN headrace.queue q ON q.id = m.queue
+        )
+        INSERT INTO headrace.job_ready
+            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
+             traceparent, payload, version, last_error)
+        SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
+               traceparent, payload, version, last_error FROM moved;
+    END IF;
+    UPDATE headrace.job_ready SET
+        payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
+        priority = coalesce(p_priority, priority), run_at = coalesce(v_run_at, run_at)
+    WHERE id = p_id RETURNING queue INTO v_queue;
+    IF NOT FOUND THEN
+        UPDATE headrace.lane_job SET
+            payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
+            priority = coalesce(p_priority, priority)
+        WHERE id = p_id RETURNING queue INTO v_queue;
+    END IF;
+    PERFORM pg_notify('headrace_jobs', v_queue::text) WHERE v_queue IS NOT NULL;
+    RETURN v_queue IS NOT NULL;
+END $$;
+
 -- Put jobs that ended in one of p_states back with all their retries; they have left their groups.
 -- A job whose key another unfinished job has stays, and of several with one key all but the
 -- newest.
@@ -188,6 +230,7 @@ BEGIN
            array_agg(f.id) FILTER (WHERE f.unique_key IS NOT NULL AND k.job_id IS NULL)
     INTO retried, taken
     FROM headrace.job_failed f LEFT JOIN keyed k ON k.job_id = f.id WHERE f.id = ANY(v_ids);
+    DELETE FROM headrace.job_cancel c WHERE c.job_id = ANY(retried);
     WITH back AS (
         DELETE FROM headrace.job_failed f WHERE f.id = ANY(retried) RETURNING *
     ), put AS (

@@ -282,6 +282,9 @@ BEGIN
         ON CONFLICT (job_id) DO UPDATE SET at = job_cancel.at RETURNING job_id
     )
     SELECT coalesce(array_agg(r.job_id), '{}') INTO marked FROM running r;
+    IF marked <> '{}' THEN
+        PERFORM pg_notify('headrace_fleet', '');
+    END IF;
     RETURN NEXT;
 END $$;
 
