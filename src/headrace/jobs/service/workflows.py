@@ -90,7 +90,9 @@ class Workflows:
         if declared is None:
             await self._require_known(name)
         newest = 1 if declared is None else declared.version
-        job = NewJob(queue=queue, payload=payload, version=version or newest, **options)
+        job = NewJob(
+            queue=queue, payload=payload, version=newest if version is None else version, **options
+        )
         return await self._jobs.enqueue(job, tx=tx)
 
     async def send_event(

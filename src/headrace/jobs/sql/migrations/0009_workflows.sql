@@ -93,9 +93,13 @@ DECLARE
     v_state text := headrace.hold_workflow_v1(p_lease, p_job);
 BEGIN
     IF v_state <> 'lost' THEN
-        INSERT INTO headrace.workflow AS w (job_id, queue, version)
+        INSERT INTO headrace.workflow (job_id, queue, version)
         SELECT p_job, l.queue, p_version FROM headrace.job_lease l WHERE l.id = p_lease
-        ON CONFLICT (job_id) DO UPDATE SET is_woken = false;
+        ON CONFLICT DO NOTHING;
+        -- Without waiting for a transaction that wakes it: at worst it runs once more.
+        UPDATE headrace.workflow w SET is_woken = false WHERE w.ctid = ANY(ARRAY(
+            SELECT o.ctid FROM headrace.workflow o WHERE o.job_id = p_job AND o.is_woken
+            FOR NO KEY UPDATE SKIP LOCKED));
         DELETE FROM headrace.workflow_step s WHERE s.job_id = p_job AND s.is_uncaught;
     END IF;
     RETURN QUERY SELECT 0, NULL, NULL, v_state, 0::smallint, NULL::double precision, NULL::bigint,
@@ -124,7 +128,8 @@ BEGIN
                 CASE WHEN p_state <> 'waiting' THEN now() END, p_error, p_result)
         ON CONFLICT (job_id, ord) DO UPDATE SET
             state = excluded.state, failures = excluded.failures, wake_at = excluded.wake_at,
-            ended_at = excluded.ended_at, error = excluded.error, result = excluded.result;
+            ended_at = excluded.ended_at, error = excluded.error, result = excluded.result
+        WHERE s.state = 'waiting';
     END IF;
     RETURN v_state;
 END $$;
@@ -164,7 +169,7 @@ BEGIN
             error = CASE WHEN v_event.name IS NULL THEN 'timeout' END,
             result = v_event.payload, ended_at = now()
         WHERE s.job_id = p_job AND s.ord = p_ord AND s.state = 'waiting'
-          AND (v_event.name IS NOT NULL OR s.wake_at <= now());
+          AND (v_event.name IS NOT NULL OR s.wake_at <= now() AND v_look_s IS NULL);
     END IF;
     RETURN QUERY
     SELECT 'held', s.state,
@@ -247,7 +252,8 @@ END $$;
 
 -- Store the results of ended members of groups that keep them.
 CREATE FUNCTION headrace.keep_member_results_v1(p_jobs headrace.settlement[])
-RETURNS void LANGUAGE sql AS $$
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
     INSERT INTO headrace.group_result (group_id, job_id, workflow, state, error, result)
     SELECT s.group_id, s.id, g.workflow,
            CASE s.outcome WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'cancelled'
@@ -255,7 +261,7 @@ RETURNS void LANGUAGE sql AS $$
     FROM unnest(p_jobs) s JOIN headrace.job_group g ON g.id = s.group_id AND g.keeps_results
     WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined')
     ON CONFLICT DO NOTHING;
-$$;
+END $$;
 
 -- Cancel jobs, and the jobs that they started as workflows. Waiting ones end now. Running ones are
 -- marked, and end at their next step, when their handler is cancelled, or when they are put back.
