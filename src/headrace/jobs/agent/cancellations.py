@@ -34,21 +34,23 @@ class Cancellations:
         self._postgres = postgres
         self._pool = pool
         self._grace_s = grace_s
-        self._sent_s: dict[int, float] = {}
+        self._sent_s: dict[tuple[int, int], float] = {}
+        """By job and lease."""
 
     async def run_once(self, host_id: int, dispatcher: Dispatcher) -> None:
         """Cancel newly marked jobs, and kill slots whose marked jobs exceed the grace time."""
         marked = await store.workflows.marked_jobs(self._postgres, host_id)
         now_s = time.monotonic()
-        self._sent_s = {job_id: at for job_id, at in self._sent_s.items() if job_id in marked}
+        self._sent_s = {run: at for run, at in self._sent_s.items() if run in marked.items()}
         for job_id, lease_id in marked.items():
+            run = job_id, lease_id
             worker = _worker_of(dispatcher, job_id, lease_id)
             if worker is None:
                 continue
-            if job_id not in self._sent_s:
-                self._sent_s[job_id] = now_s
+            if run not in self._sent_s:
+                self._sent_s[run] = now_s
                 worker.channel.cancel(job_id)
-            elif now_s - self._sent_s[job_id] > self._grace_s:
+            elif now_s - self._sent_s[run] > self._grace_s:
                 _log.warning("job_killed", job_id=job_id, grace_s=self._grace_s)
                 self._pool.kill(worker, f"job {job_id} was cancelled and did not end")
 
