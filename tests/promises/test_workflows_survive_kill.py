@@ -26,6 +26,13 @@ CRASHES = (
 )
 
 
+async def has_crashed(process, point):
+    try:
+        await wait_true(lambda: not is_alive(process.pid))
+    except AssertionError as error:
+        raise AssertionError(f"no crash at {point}: {process.err}") from error
+
+
 async def test_a_workflow_survives_kill_9_at_every_step_boundary(fleet):
     await fleet.begin_effects()
     fleet.jobs.registry.queue("workflow.order", keep_result="7d", retries=50)
@@ -36,11 +43,7 @@ async def test_a_workflow_survives_kill_9_at_every_step_boundary(fleet):
     for index, crash in enumerate(CRASHES):
         if crash == "workflows.step_ran" and index == len(CRASHES) - 2:
             assert await fleet.jobs.workflows.send_event("delivered", 7, "at noon")
-        process = fleet.start("work", app="workflow_app:app", CRASH_AT=crash)
-        try:
-            await wait_true(lambda: not is_alive(process.pid), deadline_s=20)
-        except AssertionError as error:
-            raise AssertionError(f"no crash {index} at {crash}: {process.err}") from error
+        await has_crashed(fleet.start("work", app="workflow_app:app", CRASH_AT=crash), crash)
         await fleet.expire_hosts()
 
         async def is_returned():
