@@ -8,7 +8,7 @@ from tests.kit.processes import is_alive
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.jobs import NewJob
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
 
 pytestmark = pytest.mark.slow
 RESULTS = compile_query("n", "-- Results.\nSELECT count(*) FROM headrace.group_result")
@@ -35,30 +35,28 @@ async def has_crashed(process, point):
 
 async def test_a_workflow_survives_kill_9_at_every_step_boundary(fleet):
     await fleet.begin_effects()
-    fleet.jobs.registry.queue("workflow.order", keep_result="7d", retries=50)
-    fleet.jobs.registry.queue("parcel", keep_result=True, retries=50)
-    [order_id] = await fleet.jobs.enqueue_many(
-        [NewJob(queue="workflow.order", payload={"order_id": 7})]
-    )
+    jobs = Jobs(fleet.postgres, JobsConfig(losses_max=50), Registry())
+    jobs.registry.queue("workflow.order", keep_result="7d", retries=50)
+    order_id = await jobs.enqueue(NewJob(queue="workflow.order", payload={"order_id": 7}))
     for index, crash in enumerate(CRASHES):
         if crash == "workflows.step_ran" and index == len(CRASHES) - 2:
-            assert await fleet.jobs.workflows.send_event("delivered", 7, "at noon")
+            assert await jobs.workflows.send_event("delivered", 7, "at noon")
         await has_crashed(fleet.start("work", app="workflow_app:app", CRASH_AT=crash), crash)
         await fleet.expire_hosts()
 
         async def is_returned():
             # The server may still have the transaction of the dead process open.
-            await fleet.jobs.sweep()
+            await jobs.sweep()
             return await fleet.postgres.value(LEASED) == 0
 
         await wait_true(is_returned)
     fleet.start("work", app="workflow_app:app")
 
     async def is_done():
-        return (await fleet.jobs.job(order_id)).state.value == "done"
+        return (await jobs.job(order_id)).state.value == "done"
 
     await wait_true(is_done)
-    shown = await fleet.jobs.workflows.get(order_id)
+    shown = await jobs.workflows.get(order_id)
     assert shown.result == ["reserve", "charge", [1, 2], "at noon", "thank"]
     assert [(step.name, step.state) for step in shown.steps] == [
         ("reserve", "done"), ("charge", "done"), ("parcels", "done"), ("pause", "done"),
