@@ -83,6 +83,13 @@ def job_rows(stack):
     yield "retry_job", job, "queued again", one, has(state="ready")
     yield "delete_job", job, "is deleted", one, has(state="gone")
     yield "cancel_job", job, Refused("gone")
+    trip = {"job": stack.call("POST", "/v1/workflows/trip/start", json={})["id"]}
+    one = f"/v1/workflows/{trip['job']}"
+    stack.wait(one, lambda found: len(found["steps"]) == 2)
+    page = Page("", stack.browse.get(f"/console/jobs/jobs/{trip['job']}").text).text
+    assert "1. book (step, done)" in page
+    assert f"2. paid {trip['job']} (event, waiting) waits for event paid" in page
+    yield "cancel_workflow", trip, "is cancelled with its jobs", one, has(state="cancelled")
     bulky = {"queue": stack.queue("bulky")}
     one = f"/v1/jobs/{stack.enqueue('bulky', *({'bulk': n} for n in range(25)))[0]}"
     preview = stack.browse.get("/console/do/jobs.bulk_cancel", params=bulky).text
