@@ -6,8 +6,10 @@ records nothing. The methods that take a JobContext belong to `StepStore`, for r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres
@@ -31,9 +33,11 @@ from headrace.jobs.steps import (
     encode_event,
     require_event,
 )
+from headrace.jobs.store.workflows import StepRecord
 from headrace.jobs.tasks import Registry
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import prepare_jobs, require_job_id
+from headrace.kernel.batching import Batcher
 
 
 class JobVerbs(Protocol):
@@ -70,6 +74,10 @@ class Workflows:
         self._queues = queues
         self._inserts = inserts
         self._jobs = jobs
+        self._records: WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher[StepRecord, str]] = (
+            WeakKeyDictionary()
+        )
+        """By event loop, since connections belong to one."""
 
     async def start(
         self,
@@ -179,9 +187,20 @@ class Workflows:
     async def record(
         self, job: JobContext[Any], step: RecordedStep, *, tx: Transaction | None
     ) -> str:
-        """Record a step, in `tx` if given. Return the state of the lease."""
-        runner = self._postgres if tx is None else runner_for(tx)
-        return await store.workflows.record(runner, job.lease_id, job.id, step)
+        """Record a step, in `tx` if given. Return the state of the lease.
+
+        Steps that end while a statement runs share the next one and its commit.
+        """
+        one = StepRecord(job.lease_id, job.id, step)
+        if tx is not None:
+            return (await store.workflows.record(runner_for(tx), [one]))[0]
+        loop = asyncio.get_running_loop()
+        if loop not in self._records:
+            self._records[loop] = Batcher(self._record_all, wait_s=0, runs_at_once=1)
+        return await self._records[loop].submit(one)
+
+    async def _record_all(self, records: list[StepRecord]) -> Sequence[str | Exception]:
+        return await store.workflows.record(self._postgres, records)
 
     async def wait(
         self, job: JobContext[Any], step: RecordedStep, event: tuple[str, str] | None = None

@@ -2,10 +2,14 @@
 -- Begin a run of a workflow. Return the state of its lease as step 0, and its recorded steps.
 SELECT * FROM headrace.begin_workflow_v1(:lease, :job, :version::smallint);
 
--- name: record_step
--- Record the end of a step or its failed attempt. Return the state of the lease.
-SELECT headrace.record_step_v1(:lease, :job, :number, :name, :state, :failures,
-                               :wait_s::double precision, :error, :result::bytea);
+-- name: record_steps
+-- Record the ends of steps or their failed attempts. Return the states of the leases in order.
+SELECT array_agg(headrace.record_step_v1(r.lease, r.job, r.number, r.name, r.state, r.failures,
+                                         r.wait_s, r.error, r.result) ORDER BY r.ord)
+FROM unnest(:leases::bigint[], :jobs::bigint[], :numbers::integer[], :names::text[],
+            :states::text[], :failures::integer[], :waits_s::double precision[], :errors::text[],
+            :results::bytea[]) WITH ORDINALITY
+    AS r(lease, job, number, name, state, failures, wait_s, error, result, ord);
 
 -- name: wait_step
 -- Record that a workflow waits. Return the states of the lease and of the step.

@@ -7,6 +7,7 @@ state, `held`, `lost` or `cancelled`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,20 +26,30 @@ async def begin(
     return rows[0]["state"], {step.number: step for step in steps}
 
 
-async def record(runner: Runner, lease_id: int, job_id: int, step: RecordedStep) -> str:
-    """Record the end of a step, or a failed attempt. Return the state of the lease."""
-    return str(
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step to record for a running job."""
+
+    lease_id: int
+    job_id: int
+    step: RecordedStep
+
+
+async def record(runner: Runner, records: Sequence[StepRecord]) -> list[str]:
+    """Record the ends of steps, or failed attempts. Return the states of the leases, in order."""
+    steps = [one.step for one in records]
+    return list(
         await runner.value(
-            SQL.record_step,
-            lease=lease_id,
-            job=job_id,
-            number=step.number,
-            name=step.name,
-            state=step.state,
-            failures=step.failures,
-            wait_s=step.wait_s,
-            error=step.error,
-            result=step.result,
+            SQL.record_steps,
+            leases=[one.lease_id for one in records],
+            jobs=[one.job_id for one in records],
+            numbers=[step.number for step in steps],
+            names=[step.name for step in steps],
+            states=[step.state for step in steps],
+            failures=[step.failures for step in steps],
+            waits_s=[step.wait_s for step in steps],
+            errors=[step.error for step in steps],
+            results=[step.result for step in steps],
         )
     )
 
