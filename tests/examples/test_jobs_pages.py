@@ -84,7 +84,7 @@ async def test_the_guide_to_workflows(surroundings, capsys):
     names = await run_page("workflows.md")
     app = names["app"]
     started = [
-        await names["report"].enqueue(shops=[1, 22]),
+        await names["report"].enqueue([1, 22]),
         await names["order"].enqueue(order_id=3),
         await names["book"].enqueue(order_id=4),
         await names["letters"].enqueue(address="main street"),
