@@ -15,8 +15,8 @@ waiting jobs, one lease row per batch, a claim cursor, and lanes with a journal.
 `store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a
 host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns, and
 the bridge for sync code, `workflow.py` replays handlers of several steps through
-`workflow_context.py` and `steps.py`, `explain.py` explains waits, `fleet/` plans slots. `model.py` has values
-and limits.
+`workflow_context.py` and `steps.py`, `explain.py` explains waits, `fleet/` plans slots. `model.py`
+has values and limits.
 """
 
 from __future__ import annotations
