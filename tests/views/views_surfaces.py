@@ -133,6 +133,11 @@ STEPS = [
     ("flush", {}, None),
     ("series", {"id": "ad:1", "by": "hour"}, [{"start_at": ANY, **HUMANS, "staff": 0}]),
     ("series", {"id": "ad:2"}, [{"start_at": ANY, "human": 3, "bot": 0, "owner": 0, "staff": 0}]),
+    (
+        "series",
+        {"id": "ad:2", "by": "month"},
+        [{"start_at": ANY, "human": 3, "bot": 0, "owner": 0, "staff": 0}],
+    ),
     ("series", {"id": "ad:1", "by": "day", **YEAR_2020}, []),
     (
         "totals",

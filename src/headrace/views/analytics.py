@@ -35,10 +35,14 @@ from headrace.views.model import (
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 RECLASSIFY_QUEUE: Final = "views.reclassify"
-HOURS_MAX: Final = timedelta(days=100)
-DAYS_MAX: Final = timedelta(days=3_660)
 HOURS_DEFAULT: Final = timedelta(days=2)
-DAYS_DEFAULT: Final = timedelta(days=30)
+DAYS_MAX: Final = timedelta(days=3_660)
+SPANS: Final = {
+    "hour": (HOURS_DEFAULT, timedelta(days=100)),
+    "day": (timedelta(days=30), DAYS_MAX),
+    "month": (timedelta(days=335), DAYS_MAX),
+}
+"""Default and longest span of a series."""
 WINDOW_S_MAX: Final = 31 * 86_400.0
 TOP_CACHED_S: Final = 5.0
 """How long a process caches a top list, which reads every hour row of its window."""
@@ -80,20 +84,23 @@ class Analytics:
         from_at: datetime | None = None,
         to_at: datetime | None = None,
     ) -> list[SeriesPoint]:
-        """Views by `hour` (UTC) or `day` (configured time zone), oldest first, without zeros.
+        """Views by `hour` (UTC), `day` or `month` (configured time zone), oldest first, no zeros.
 
-        The default span is two days for hours, and today and the 30 days before it for days.
+        The default span is two days for hours, today and the 30 days before it for days, and the
+        current month and the 11 before it. Hours older than `views.hours_kept` exist as days only.
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
         require_ids([entity])
-        if by not in ("hour", "day"):
-            raise InvalidSpan(f"series by {describe_value(by)}: expected hour or day")
-        default, longest = (HOURS_DEFAULT, HOURS_MAX) if by == "hour" else (DAYS_DEFAULT, DAYS_MAX)
+        if by not in SPANS:
+            raise InvalidSpan(f"series by {describe_value(by)}: expected one of {', '.join(SPANS)}")
+        default, longest = SPANS[by]
         zone = None if by == "hour" else self._zone
-        since_at, until_at = _span(from_at, to_at, default=default, longest=longest, days_of=zone)
+        since_at, until_at = _span(
+            from_at, to_at, default=default, longest=longest, days_of=zone, by=by
+        )
         read: Callable[..., Awaitable[list[SeriesPoint]]] = store.hours
-        if by == "day":
-            read = partial(store.days, time_zone=self._time_zone)
+        if by != "hour":
+            read = partial(store.days, unit=by, time_zone=self._time_zone)
         return await self._breaker.call(
             lambda: read(self._postgres, entity, from_at=since_at, to_at=until_at), wait_s=ANSWER_S
         )
@@ -246,6 +253,12 @@ class Corrections:
             raise InvalidSpan(
                 f"reclassify {request.source} to {request.target}: expected different classes"
             )
+        kept_at = await store.hours_from(self._postgres)
+        if kept_at is not None and since_at < kept_at:
+            raise InvalidSpan(
+                f"reclassify from {since_at.isoformat()}: hours before {kept_at.isoformat()} are"
+                " replaced by their days (views.hours_kept) and cannot be moved"
+            )
         for moment in (since_at, until_at):
             if moment != moment.replace(minute=0, second=0, microsecond=0):
                 raise InvalidSpan(f"reclassify {moment.isoformat()}: expected a whole hour of UTC")
@@ -267,6 +280,7 @@ def _span(
     default: timedelta,
     longest: timedelta,
     days_of: ZoneInfo | None = None,
+    by: str = "day",
 ) -> tuple[datetime, datetime]:
     """Both ends in UTC; a default beginning is midnight in `days_of`. Raises: InvalidSpan."""
     try:
@@ -274,6 +288,7 @@ def _span(
         since_at = _in_utc(from_at) if from_at else until_at - default
         if days_of is not None and not from_at:
             day = since_at.astimezone(days_of).date()
+            day = day.replace(day=1) if by == "month" else day
             since_at = datetime.combine(day, datetime.min.time(), days_of).astimezone(UTC)
         is_valid = timedelta() < until_at - since_at <= longest
     except (OverflowError, ValueError) as error:
@@ -301,7 +316,7 @@ def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date
             raise InvalidSpan(f"viewers of {describe_value(day)}: expected days such as 2026-11-21")
     try:
         until = to_day or today + timedelta(days=1)
-        since = from_day or min(today, until) - DAYS_DEFAULT
+        since = from_day or min(today, until) - SPANS["day"][0]
     except OverflowError as error:
         raise InvalidSpan("viewers: expected days such as 2026-11-21") from error
     if not 0 < (until - since).days <= DAYS_MAX.days:

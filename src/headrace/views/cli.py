@@ -105,9 +105,9 @@ def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None
     terminal.show(found, describe_totals(found))
 
 
-@views.command("series", short_help="Show views by hour or day.")
+@views.command("series", short_help="Show views by hour, day or month.")
 @click.argument("id")
-@click.option("--by", type=click.Choice(["hour", "day"]), default="day", show_default=True)
+@click.option("--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True)
 @click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
 @click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
 def show_series(
@@ -118,9 +118,10 @@ def show_series(
     from_at: datetime | None,
     to_at: datetime | None,
 ) -> None:
-    """Show views of ID by hour or day.
+    """Show views of ID by hour, day or month.
 
-    The default span is 2 days for hours, and today and the 30 days before it for days.
+    The default span is 2 days for hours, today and the 30 days before it for days, and the current
+    month and the 11 before it for months.
     """
     found = terminal.run(
         Views, lambda views: views.analytics.series(id, by, from_at=from_at, to_at=to_at)

@@ -208,15 +208,15 @@ async def get_series(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
-    by: FromQuery[Literal["hour", "day"]] = "day",
+    by: FromQuery[Literal["hour", "day", "month"]] = "day",
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
     to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
 ) -> list[SeriesPoint]:
-    """Views of an item by hour or day from `from` to before `to` (RFC 3339), oldest first.
+    """Views of an item by hour, day or month from `from` to before `to`, oldest first.
 
-    Hours and days without views are omitted. Days begin at midnight in the deployment's time zone.
-    By default `to` is now, and `from` is 2 days before (hours) or the beginning of the day 30 days
-    before (days).
+    Times without views are omitted. Days begin at midnight in the deployment's time zone. By
+    default `to` is now, and `from` is 2 days before (hours), the beginning of the day 30 days
+    before (days) or of the month 11 months before. Old hours exist as days only.
     """
     return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
 

@@ -12,6 +12,7 @@ from headrace.kernel.metrics import counter, gauge
 
 SHARDS_MAX: Final = 1024
 CACHE_MS_MAX: Final = 60_000
+HOURS_KEPT_S_MIN: Final = 32 * 86_400.0
 LEVELS: Final = ("fast", "durable")
 
 
@@ -42,6 +43,13 @@ def parse_cache_ms(text: str) -> int:
     if parse_count(text) > CACHE_MS_MAX:
         raise ValueError(f"milliseconds from 0 to {CACHE_MS_MAX}")
     return parse_count(text)
+
+
+def parse_hours_kept(text: str) -> float:
+    """Parse how long hours are kept: longer than any top list. Raises: ValueError."""
+    if parse_duration_s(text) < HOURS_KEPT_S_MIN:
+        raise ValueError("a duration of at least 32d")
+    return parse_duration_s(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,11 @@ class ViewsConfig:
         "10m",
         "How long hits stay in Valkey after their flush; a PostgreSQL standby may lag that far.",
         parse_duration_s,
+    )
+    hours_kept_s: float = setting(
+        "400d",
+        "How long views by hour are kept, in whole months; then days replace them for good.",
+        parse_hours_kept,
     )
     viewers_kept_s: float = setting(
         "400d", "How long viewer counts of a day are kept.", parse_duration_s

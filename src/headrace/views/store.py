@@ -171,11 +171,31 @@ async def hours(
 
 
 async def days(
-    runner: Runner, entity: str, *, from_at: datetime, to_at: datetime, time_zone: str
+    runner: Runner, entity: str, *, unit: str, from_at: datetime, to_at: datetime, time_zone: str
 ) -> list[SeriesPoint]:
-    """Views by day of a time zone, oldest first."""
-    rows = await runner.all(SQL.days, id=entity, from_at=from_at, to_at=to_at, time_zone=time_zone)
+    """Views by `unit` (day or month) of a time zone, oldest first."""
+    rows = await runner.all(
+        SQL.days, id=entity, unit=unit, from_at=from_at, to_at=to_at, time_zone=time_zone
+    )
     return _points(rows)
+
+
+async def hours_from(runner: Runner) -> datetime | None:
+    """The first hour that is not replaced by its day; None: every hour is kept."""
+    found: datetime | None = await runner.value(SQL.hours_from)
+    return found
+
+
+async def ensure_months(runner: Runner) -> None:
+    """Create the partitions of hours from last month to the month after next."""
+    await runner.run(SQL.ensure_months)
+
+
+async def roll_up(runner: Runner, *, before: datetime, time_zone: str, ids_max: int) -> bool:
+    """Take one step to replace hours before a moment by days. Return whether there may be more."""
+    return bool(
+        await runner.value(SQL.roll_up, before=before, time_zone=time_zone, ids_max=ids_max)
+    )
 
 
 async def top(

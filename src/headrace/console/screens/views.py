@@ -45,6 +45,7 @@ SPANS: Final[dict[str, tuple[str, timedelta]]] = {
     "7d": ("hour", timedelta(days=7)),
     "31d": ("day", timedelta(days=31)),
     "1y": ("day", timedelta(days=365)),
+    "5y": ("month", timedelta(days=1_825)),
 }
 TONES: Final = {
     Traffic.HUMAN: "",
@@ -211,6 +212,8 @@ def chart_of(
     """Views by class over time; missing hours and days count as 0."""
     known = {point.start_at: point for point in points}
     starts = list(_hours(from_at, to_at) if by == "hour" else _days(from_at, to_at, zone))
+    if by == "month":
+        starts = [at for at in starts if at.astimezone(zone).day == 1]
     starts = sorted({*starts, *known})
     lines = [
         Line(

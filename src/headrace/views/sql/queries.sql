@@ -80,13 +80,35 @@ WHERE id = :id AND day >= :since::date AND day < :until::date;
 -- name: hours
 -- Views of an entity by hour and class.
 SELECT hour AS start_at, class, views FROM headrace.views_hour
-WHERE id = :id AND hour >= :from_at AND hour < :to_at ORDER BY 1, 2;
+WHERE id = :id AND hour >= :from_at AND hour < :to_at
+    AND hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2;
 
 -- name: days
--- Views of an entity by class and day of a time zone.
-SELECT date_trunc('day', hour, :time_zone::text) AS start_at, class, sum(views)::bigint AS views
-FROM headrace.views_hour
-WHERE id = :id AND hour >= :from_at AND hour < :to_at GROUP BY 1, 2 ORDER BY 1, 2;
+-- Views of an entity by class and day or month of a time zone; of old hours, whole days.
+SELECT g.start_at, g.class, sum(g.views)::bigint AS views FROM (
+    SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
+    FROM headrace.views_hour h, headrace.views_history s
+    WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
+        AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
+    UNION ALL
+    SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text, d.class, d.views
+    FROM headrace.views_day d
+    WHERE d.id = :id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
+        AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
+) g GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: hours_from
+-- The first hour that is not replaced by its day.
+SELECT nullif(hours_from, '-infinity') FROM headrace.views_history;
+
+-- name: ensure_months
+-- Create the partitions from last month to the month after next.
+SELECT headrace.ensure_view_months_v1(ARRAY(
+    SELECT now() + months * interval '1 month' FROM generate_series(-1, 2) months));
+
+-- name: roll_up
+-- Take one step to replace hours before a moment by days. Return whether there may be another.
+SELECT headrace.roll_up_views_v1(:before::timestamptz, :time_zone::text, :ids_max::integer);
 
 -- name: top
 -- Entities with the most views of a class in a window of whole hours.
@@ -99,7 +121,11 @@ GROUP BY id ORDER BY 2 DESC, 1 LIMIT :rows_max;
 SELECT id, class, coalesce(t.total, 0) AS total, coalesce(h.views, 0) AS hours
 FROM headrace.views_total t
 FULL JOIN (
-    SELECT id, class, sum(views)::bigint AS views FROM headrace.views_hour GROUP BY 1, 2
+    SELECT id, class, sum(views)::bigint AS views FROM (
+        SELECT h.id, h.class, h.views FROM headrace.views_hour h, headrace.views_history s
+        WHERE h.hour >= s.hours_from OR h.id > s.rolled_id
+        UNION ALL SELECT id, class, views FROM headrace.views_day
+    ) g GROUP BY 1, 2
 ) h USING (id, class)
 WHERE coalesce(t.total, 0) <> coalesce(h.views, 0) ORDER BY 1, 2 LIMIT :rows_max;
 

@@ -26,13 +26,14 @@ CREATE TABLE headrace.views_total (
     total bigint NOT NULL,
     PRIMARY KEY (id, class)
 ) WITH (fillfactor = 85);
+-- One partition per month of UTC; 0002_history.sql creates them and turns old ones into days.
 CREATE TABLE headrace.views_hour (
     id text COLLATE "C",
     hour timestamptz,
     class smallint,
     views bigint NOT NULL,
     PRIMARY KEY (id, hour, class)
-) WITH (fillfactor = 85);
+) PARTITION BY RANGE (hour);
 -- Rows arrive in order of time, so a BRIN index finds the hours of a top list.
 CREATE INDEX views_hour_range ON headrace.views_hour USING brin (hour)
     WITH (pages_per_range = 32, autosummarize = on);
@@ -115,12 +116,18 @@ CREATE FUNCTION headrace.flush_views_v1(
 ) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_dead text[] := '{}';
+    v_from timestamptz;
+    v_zone text;
 BEGIN
     UPDATE headrace.views_shard s SET through = p_to
     WHERE s.shard = p_shard AND s.through = p_from;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    -- After the lock, which excludes the end of a month.
+    SELECT s.hours_from, s.time_zone INTO v_from, v_zone FROM headrace.views_history s;
+    PERFORM headrace.ensure_view_months_v1(
+        ARRAY(SELECT DISTINCT h FROM unnest(p_hours) h WHERE h >= v_from));
     IF EXISTS (SELECT FROM headrace.views_tombstone) THEN
         WITH dead AS (
             UPDATE headrace.views_tombstone t SET dropped = t.dropped + g.views
@@ -141,9 +148,18 @@ BEGIN
     INSERT INTO headrace.views_hour AS h (id, hour, class, views)
     SELECT u.id, u.hour, u.class, u.views
     FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
-    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    WHERE u.hour >= v_from AND (v_dead = '{}' OR u.id <> ALL (v_dead))
     ORDER BY 1, 2, 3
     ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views;
+    IF EXISTS (SELECT FROM unnest(p_hours) h WHERE h < v_from) THEN
+        -- Hits that waited for PostgreSQL longer than hours are kept.
+        INSERT INTO headrace.views_day AS d (id, day, class, views)
+        SELECT u.id, (u.hour AT TIME ZONE v_zone)::date, u.class, sum(u.views)
+        FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
+        WHERE u.hour < v_from AND (v_dead = '{}' OR u.id <> ALL (v_dead))
+        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+        ON CONFLICT (id, day, class) DO UPDATE SET views = d.views + excluded.views;
+    END IF;
     RETURN v_dead;
 END $$;
 
@@ -163,6 +179,7 @@ BEGIN
         DELETE FROM headrace.views_total t WHERE t.id = p_id RETURNING t.class, t.total
     ) SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
     DELETE FROM headrace.views_hour h WHERE h.id = p_id;
+    DELETE FROM headrace.views_day d WHERE d.id = p_id;
     DELETE FROM headrace.views_unique u WHERE u.id = p_id;
 END $$;
 
@@ -180,6 +197,7 @@ BEGIN
     WITH moved AS (
         DELETE FROM headrace.views_hour h
         WHERE h.id = p_id AND h.class = p_source AND h.hour >= p_from AND h.hour < p_to
+            AND h.hour >= (SELECT s.hours_from FROM headrace.views_history s)
         RETURNING h.hour, h.views
     ), placed AS (
         INSERT INTO headrace.views_hour AS h (id, hour, class, views)
