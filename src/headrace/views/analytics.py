@@ -91,18 +91,13 @@ class Analytics:
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
         require_ids([entity])
-        if by not in SPANS:
-            raise InvalidSpan(f"series by {describe_value(by)}: expected one of {', '.join(SPANS)}")
-        default, longest = SPANS[by]
-        zone = None if by == "hour" else self._zone
-        since_at, until_at = _span(
-            from_at, to_at, default=default, longest=longest, days_of=zone, by=by
-        )
+        since_at, until_at = span_of(by, from_at, to_at, zone=self._zone)
         read: Callable[..., Awaitable[list[SeriesPoint]]] = store.hours
         if by != "hour":
             read = partial(store.days, unit=by, time_zone=self._time_zone)
         return await self._breaker.call(
-            lambda: read(self._postgres, entity, from_at=since_at, to_at=until_at), wait_s=ANSWER_S
+            lambda: read(self._postgres.reads, entity, from_at=since_at, to_at=until_at),
+            wait_s=ANSWER_S,
         )
 
     async def viewers(
@@ -119,7 +114,7 @@ class Analytics:
         since, until = _days(from_day, to_day, today)
         await self._shards.ready_for_read()
         found = await self._breaker.call(
-            lambda: store.uniques_by_day(self._postgres, entity, since=since, until=until),
+            lambda: store.uniques_by_day(self._postgres.reads, entity, since=since, until=until),
             wait_s=ANSWER_S,
         )
         if since <= today < until:
@@ -171,7 +166,9 @@ class Analytics:
             return cached[1]
         self._breaker.require_closed()
         found = await self._top_breaker.call(
-            lambda: store.top(self._postgres, window_s=window_s, traffic=counted, rows_max=limit),
+            lambda: store.top(
+                self._postgres.reads, window_s=window_s, traffic=counted, rows_max=limit
+            ),
             wait_s=TOP_S_MAX,
         )
         self._tops = {k: v for k, v in self._tops.items() if now_s - v[0] < TOP_CACHED_S}
@@ -271,6 +268,17 @@ class Corrections:
         shard = shard_of(request.id, self._shards.count)
         _, corrections = await store.reclassify(self._postgres, request, shard)
         await self._valkey.correct(shard, request.id, corrections=corrections)
+
+
+def span_of(
+    by: object, from_at: datetime | None, to_at: datetime | None, *, zone: ZoneInfo
+) -> tuple[datetime, datetime]:
+    """Both ends of a series in UTC. Raises: InvalidSpan."""
+    if not isinstance(by, str) or by not in SPANS:
+        raise InvalidSpan(f"series by {describe_value(by)}: expected one of {', '.join(SPANS)}")
+    default, longest = SPANS[by]
+    days_of = None if by == "hour" else zone
+    return _span(from_at, to_at, default=default, longest=longest, days_of=days_of, by=by)
 
 
 def _span(

@@ -95,6 +95,8 @@ class TopView:
     totals: dict[str, Total]
     """Current totals, where known."""
     flush: PanelData[Flush]
+    reads: str = ""
+    """The server that was read, if a replica is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ class EntityView:
     zone: str = ""
     viewers: PanelData[list[DayViewers]] = NO_DATA
     """By day, newest first."""
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ async def view_top(context: ViewContext) -> TopView:
         most=max((entry.views for entry in found), default=0),
         totals={total.id: total for total in totals.value or ()},
         flush=flush_of(lag),
+        reads=await _reads(context),
     )
 
 
@@ -177,6 +181,7 @@ async def view_entity(context: ViewContext) -> EntityView:
         sums=sums,
         zone=views.config.time_zone,
         viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
+        reads=await _reads(context),
     )
 
 
@@ -225,6 +230,11 @@ def chart_of(
         if traffic is Traffic.HUMAN or any(getattr(point, traffic.value) for point in points)
     ]
     return Chart(xs=[at.timestamp() for at in starts], lines=lines, unit="views", kind="bars")
+
+
+async def _reads(context: ViewContext) -> str:
+    replica = context.house.engines.postgres.replica
+    return (await replica.state()).text if replica else ""
 
 
 async def _total(views: Any, entity: str) -> PanelData[Total]:
