@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import views_hits, views_http
+from bench import views_history, views_hits, views_http
 from bench.figures import Figure
 from bench.harness import Run
 
@@ -16,6 +16,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "wait": views_http.measure_wait,
     "hits": views_hits.measure_hits,
     "flush": views_hits.measure_flush,
+    "history": views_history.measure_history,
 }
 PACKAGES: Final[list[str]] = []
 SETTINGS: Final = {

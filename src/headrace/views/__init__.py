@@ -24,8 +24,9 @@ contains `{v:<shard>}`.
 
 **Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
 (the public verbs and reads), `counting` (batches of hits), `totals_cache`, `analytics` (series,
-top lists, corrections), `worker` (the flusher), `durability_wait`, `valkey_store`, `store` with
-`sql/` (PostgreSQL), `model`, `settings`, `errors`, `http`, `cli`.
+top lists, corrections), `exports` (all series, changes), `worker` (the flusher),
+`durability_wait`, `valkey_store`, `store` with `sql/` (PostgreSQL), `model`, `settings`, `errors`,
+`http`, `cli`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.views.model import (
+    ChangePage,
     DayViewers,
     Deleted,
     Difference,
+    ExportPage,
+    ExportRow,
     Hit,
     SeriesPoint,
     ShardLag,
@@ -51,9 +55,12 @@ if TYPE_CHECKING:
     from headrace.views.service import Views as Views
 
 __all__ = [
+    "ChangePage",
     "DayViewers",
     "Deleted",
     "Difference",
+    "ExportPage",
+    "ExportRow",
     "Hit",
     "SeriesPoint",
     "ShardLag",

@@ -1,9 +1,10 @@
-"""Commands of views: `headrace views hit|get|series|viewers|top|rm|verify|reclassify|lag`."""
+"""Commands of views: `headrace views hit|get|series|viewers|top|export|changes|rm|...`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -11,10 +12,14 @@ import click
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
+from headrace.views.analytics import SPANS
 from headrace.views.errors import InvalidSpan
-from headrace.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Total, Traffic
+from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file
+from headrace.views.model import CLASSES, FIELDS, TOP_MAX, ExportRow, Hit, Total, Traffic
 from headrace.views.service import Views
 
+FILE_HELP: Final = "Write all pages to this .csv or .parquet file."
+FOLDER_HELP: Final = "Write all new changes to files in this folder."
 CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
 
 
@@ -169,6 +174,75 @@ def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> No
     found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
     rows = [(row.views, row.id) for row in found]
     terminal.show(found, table(("views", "id"), rows) if found else "no views")
+
+
+@views.command("export", short_help="Export series of all items.")
+@click.option("--by", type=click.Choice(list(SPANS)), default="day", show_default=True)
+@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.option("--after", default="", metavar="ID", help="Continue after this item.")
+@click.option("--max", "limit", type=click.IntRange(1, IDS_MAX), default=100, show_default=True)
+@click.option("--file", "path", type=click.Path(path_type=Path), default=None, help=FILE_HELP)
+def export_series(
+    terminal: Terminal, *, after: str, limit: int, path: Path | None, **span: Any
+) -> None:
+    """Show views of up to --max items, or write those of all items to a file.
+
+    The file appears when it is complete.
+    """
+    if path is not None:
+        form = path.suffix.removeprefix(".")
+        if form not in ("csv", "parquet"):
+            raise InvalidSpan(f"--file {path.name}: expected a name with .csv or .parquet")
+        count = terminal.run(
+            Views, lambda views: _export_all(views, path, form, after=after, span=span)
+        )
+        terminal.show({"rows": count}, f"wrote {pluralize(count, 'row')} to {path}")
+        return
+    page = terminal.run(
+        Views, lambda views: views.exports.series(after=after, ids_max=limit, **span)
+    )
+    text = f"{_rows_table(page.rows)}\ncontinue with --after {page.after}"
+    terminal.show(page, text if page.after else _rows_table(page.rows))
+
+
+@views.command("changes", short_help="Read the feed of changes.")
+@click.option("--after", default="", metavar="POSITION", help="Position of the last page, or now.")
+@click.option("--max", "limit", type=click.IntRange(1, ROWS_MAX), default=ROWS_MAX)
+@click.option("--folder", type=click.Path(path_type=Path), default=None, help=FOLDER_HELP)
+@click.option("--format", "form", type=click.Choice(["csv", "parquet"]), default="csv")
+def read_changes(
+    terminal: Terminal, *, after: str, limit: int, folder: Path | None, form: str
+) -> None:
+    """Show a page of changes, or write all new ones to numbered files of a folder.
+
+    The folder keeps the position: run the command again for the next changes, also after it was
+    killed. The files contain every change once.
+    """
+    if folder is not None:
+        count, position = terminal.run(Views, lambda views: follow(views.exports, folder, form))
+        value = {"changes": count, "position": position}
+        terminal.show(value, f"wrote {pluralize(count, 'change')} to {folder}")
+        return
+    page = terminal.run(Views, lambda views: views.exports.changes(after, rows_max=limit))
+    terminal.show(page, f"{_rows_table(page.changes)}\ncontinue with --after {page.position}")
+
+
+async def _export_all(views: Views, path: Path, form: str, *, after: str, span: Any) -> int:
+    count = 0
+    with whole_file(path, form) as writer:
+        while True:
+            page = await views.exports.series(after=after, **span)
+            writer.write(page.rows)
+            count += len(page.rows)
+            if page.after is None:
+                return count
+            after = page.after
+
+
+def _rows_table(rows: Sequence[ExportRow]) -> str:
+    cells = [(row.id, f"{row.start_at:%Y-%m-%d %H:%M}", row.traffic, row.views) for row in rows]
+    return table(("id", "start (UTC)", "class", "views"), cells) if rows else "no rows"
 
 
 @views.command("rm", short_help="Delete all views of an item.")

@@ -8,6 +8,7 @@ call the routes that count with a publishable key: `navigator.sendBeacon(url, te
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from base64 import b64decode
 from datetime import date, datetime
@@ -21,13 +22,17 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
+from headrace.views.exports import FORMATS, IDS_MAX, ROWS_MAX, encoded
 from headrace.views.model import (
     CLASSES,
     HITS_PER_CALL_MAX,
     TOP_MAX,
     VIEWS_OF_HIT_MAX,
+    ChangePage,
     DayViewers,
     Deleted,
+    ExportPage,
+    ExportRow,
     Hit,
     Reclassify,
     SeriesPoint,
@@ -235,6 +240,54 @@ async def get_viewers(
     today and the 30 days before it.
     """
     return await views.analytics.viewers(id, from_day=from_day, to_day=to_day)
+
+
+@get("/v1/views/export", opt=READ, media_type="application/json")
+async def export_series(
+    views: NamedDependency[Views],
+    *,
+    by: FromQuery[Literal["hour", "day", "month"]] = "day",
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=IDS_MAX)] = 100,
+    form: Annotated[Literal["json", "csv", "parquet"], QueryParameter(name="format")] = "json",
+) -> Response[ExportPage]:
+    """Series of the `limit` items after id `after`; `format` is json, csv or parquet.
+
+    The field `after` (csv and parquet: the header `x-headrace-after`) continues; without it the
+    page is the last one.
+    """
+    page = await views.exports.series(by, from_at=from_at, to_at=to_at, after=after, ids_max=limit)
+    return await _exported(page, page.rows, page.after, form)
+
+
+@get("/v1/views/changes", opt=READ, media_type="application/json")
+async def get_changes(
+    views: NamedDependency[Views],
+    *,
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=ROWS_MAX)] = ROWS_MAX,
+    form: Annotated[Literal["json", "csv", "parquet"], QueryParameter(name="format")] = "json",
+) -> Response[ChangePage]:
+    """Changes after position `after`; `format` is json, csv or parquet.
+
+    Store the new `position` (csv and parquet: the header `x-headrace-after`) with the rows, and
+    pass it as `after`. An empty page means that all were read. `after=now` returns the current
+    position.
+    """
+    page = await views.exports.changes(after, rows_max=limit)
+    return await _exported(page, page.changes, page.position, form)
+
+
+async def _exported(
+    page: Any, rows: list[ExportRow], after: str | None, form: str
+) -> Response[Any]:
+    headers = {"cache-control": "no-store", **({"x-headrace-after": after} if after else {})}
+    body = _ENCODER.encode(page)
+    if form != "json":
+        body = await asyncio.to_thread(encoded, rows, form)
+    return Response(body, media_type=FORMATS[form], headers=headers)
 
 
 @get("/v1/views/top", opt=READ)

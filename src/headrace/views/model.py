@@ -53,6 +53,8 @@ class Traffic(StrEnum):
 CLASSES: Final = tuple(Traffic)
 """Ordered by their numbers in PostgreSQL."""
 NUMBER: Final[dict[str, int]] = {traffic: number for number, traffic in enumerate(CLASSES)}
+DELETED: Final = "deleted"
+"""The class of a change that deletes an entity; its number is -1."""
 _MARKS: Final = re.compile(r"([^*/!=]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?")
 
 
@@ -97,6 +99,30 @@ class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
 
     day: date
     viewers: int
+
+
+class ExportRow(msgspec.Struct, frozen=True, kw_only=True, rename={"traffic": "class"}):
+    """Views of an entity, hour, day or month, and class; or a change of these views."""
+
+    id: str
+    start_at: datetime
+    traffic: str
+    """A class; in changes also `deleted`: the entity was deleted, with all its views."""
+    views: int
+
+
+class ExportPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Series of some entities, by id; `after`: the id to continue after, None on the last page."""
+
+    rows: list[ExportRow]
+    after: str | None
+
+
+class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of views by hour, and the position to continue at."""
+
+    changes: list[ExportRow]
+    position: str
 
 
 class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +189,11 @@ class Count(NamedTuple):
     hour: int
     """Hours since 1970."""
     views: int
+
+
+def class_name(number: int) -> str:
+    """The name of a class by its number."""
+    return DELETED if number < 0 else CLASSES[number].value
 
 
 def shard_of(entity: str, shards: int) -> int:

@@ -23,6 +23,7 @@ from headrace.views.analytics import ANSWER_S, Analytics, Corrections
 from headrace.views.counting import CacheFiller, HitBatcher, Shards
 from headrace.views.durability_wait import DurabilityWait
 from headrace.views.errors import FieldUnknown, TooManyIds
+from headrace.views.exports import Exports
 from headrace.views.model import (
     FIELDS,
     IDS_PER_READ_MAX,
@@ -45,8 +46,9 @@ KEYS_CACHED_MAX: Final = 100_000
 class Views:
     """Counting and reading; creation opens no connection.
 
-    `analytics` has series, viewers, top lists, `verify` and `lag`. `corrections` has `reclassify`
-    and `delete`. `hits` is a bound method of the object that implements it.
+    `analytics` has series, viewers, top lists, `verify` and `lag`. `exports` has series of all
+    entities and changes. `corrections` has `reclassify` and `delete`. `hits` is a bound method of
+    the object that implements it.
     """
 
     def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:
@@ -74,6 +76,7 @@ class Views:
             on_counted=self._cache.note if self._cache else None,
         )
         self.analytics = Analytics(postgres, valkey, shards, breaker, time_zone=zone)
+        self.exports = Exports(postgres, shards=config.shards, time_zone=zone)
         self.corrections = Corrections(postgres, valkey, shards, jobs)
         self.hits = batcher.hits
         self._postgres, self._valkey = postgres, valkey

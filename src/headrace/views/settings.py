@@ -95,6 +95,11 @@ class ViewsConfig:
         "How long views by hour are kept, in whole months; then days replace them for good.",
         parse_hours_kept,
     )
+    changes_kept_s: float = setting(
+        "0s",
+        "How long changes are kept for readers of the feed of changes; 0s: not recorded.",
+        parse_duration_s,
+    )
     viewers_kept_s: float = setting(
         "400d", "How long viewer counts of a day are kept.", parse_duration_s
     )

@@ -20,10 +20,12 @@ from headrace.views.model import (
     Count,
     Deleted,
     Difference,
+    ExportRow,
     Reclassify,
     SeriesPoint,
     TopEntry,
     Traffic,
+    class_name,
     hour_at,
 )
 
@@ -178,6 +180,75 @@ async def days(
         SQL.days, id=entity, unit=unit, from_at=from_at, to_at=to_at, time_zone=time_zone
     )
     return _points(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """What one flush, move or deletion changed in a shard."""
+
+    shard: int
+    number: int
+    at: datetime
+    is_known: bool
+    """Whether it is the change at the reader's position, without its rows."""
+    rows: list[ExportRow]
+
+
+async def changes(runner: Runner, numbers: Sequence[int], *, rows_max: int) -> list[ChangeBatch]:
+    """The change at each shard's number, and later ones, oldest first per shard."""
+    shards = list(range(len(numbers)))
+    rows = await runner.all(SQL.changes, shards=shards, numbers=numbers, rows_max=rows_max)
+    return [_batch(row) for row in rows]
+
+
+async def newest_changes(runner: Runner) -> list[ChangeBatch]:
+    """The newest change of each shard, by shard, without its rows; empty: changes are off."""
+    return [_batch(row) for row in await runner.all(SQL.newest_changes)]
+
+
+async def keep_changes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Turn changes on, or off for 0, and drop some that are too old. Return how many."""
+    return int(await runner.value(SQL.keep_changes, kept_s=kept_s, rows_max=rows_max))
+
+
+async def export(
+    runner: Runner,
+    *,
+    unit: str,
+    from_at: datetime,
+    to_at: datetime,
+    time_zone: str,
+    after: str,
+    ids_max: int,
+) -> tuple[list[ExportRow], list[str]]:
+    """Views of the next `ids_max` entities after `after`, and the ids of these entities."""
+    given: dict[str, Any] = {
+        "from_at": from_at,
+        "to_at": to_at,
+        "after": after,
+        "ids_max": ids_max,
+    }
+    query = SQL.export_hours
+    if unit != "hour":
+        query, given = SQL.export_days, {**given, "unit": unit, "time_zone": time_zone}
+    found = await runner.all(query, **given)
+    rows = [
+        ExportRow(id=entity, start_at=start_at, traffic=class_name(number), views=views)
+        for entity, start_at, number, views in found
+        if start_at is not None
+    ]
+    return rows, list(dict.fromkeys(row["id"] for row in found))
+
+
+def _batch(row: Row) -> ChangeBatch:
+    columns = (row["ids"], row["classes"], row["hours"], row["views"])
+    rows = [
+        ExportRow(id=entity, start_at=start_at, traffic=class_name(number), views=views)
+        for entity, number, start_at, views in (
+            () if row["is_known"] else zip(*columns, strict=True)
+        )
+    ]
+    return ChangeBatch(row["shard"], row["number"], row["at"], row["is_known"], rows)
 
 
 async def hours_from(runner: Runner) -> datetime | None:

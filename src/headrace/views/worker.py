@@ -47,6 +47,9 @@ HISTORY_EVERY_S: Final = 3_600.0
 ROLL_UP_EVERY_S: Final = 1.0
 ROLL_UP_IDS: Final = 2_000
 """Entities per step, each with up to 744 hours in four classes."""
+CHANGES_EVERY_S: Final = 10.0
+CHANGES_DROPPED_MAX: Final = 500
+"""Changes of a shard dropped per step, each of up to 20,000 rows."""
 UNCONFIRMED_S: Final = 60.0
 """How long flushes skip the confirmation after it timed out."""
 UNREACHABLE_S: Final = 1.0
@@ -75,7 +78,7 @@ class Flusher:
         """Own shards with an unreachable primary of a cluster, and since when."""
         self._leased_s = float("-inf")
         self._cursor = b"0"
-        self._history_at_s = float("-inf")
+        self._history_at_s = self._changes_at_s = float("-inf")
         self._swept_s = self._uniques_s = self._tombstones_s = self._caught_up_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -253,6 +256,9 @@ class Flusher:
         if now_s >= self._history_at_s:
             has_more = await self.roll_up()
             self._history_at_s = now_s + (ROLL_UP_EVERY_S if has_more else HISTORY_EVERY_S)
+        if now_s >= self._changes_at_s:
+            self._changes_at_s = now_s + CHANGES_EVERY_S
+            await self.keep_changes()
         if now_s - self._uniques_s >= UNIQUES_EVERY_S:
             self._uniques_s = now_s
             await self.write_uniques()
@@ -289,6 +295,11 @@ class Flusher:
             return True
         crash_point("views.rolled")
         return has_more
+
+    async def keep_changes(self) -> int:
+        """Turn the feed of changes on or off, and drop old changes. Return how many."""
+        kept_s = self._config.changes_kept_s
+        return await store.keep_changes(self._postgres, kept_s=kept_s, rows_max=CHANGES_DROPPED_MAX)
 
     async def drop_old_viewers(self) -> int:
         """Delete some viewer counts older than `views.viewers_kept`. Return their number."""

@@ -63,7 +63,7 @@ class BulkActions:
         require_page("jobs_max", jobs_max)
         criteria = await self._criteria(job_filter, LISTED)
         rows, left = await self._search(
-            store.jobs.list_jobs, criteria, before, jobs_max, self._postgres.reads
+            self._postgres.reads, store.jobs.list_jobs, criteria, before, rows_max=jobs_max
         )
         return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
@@ -81,7 +81,7 @@ class BulkActions:
         left = before
         while True:
             rows, left = await self._search(
-                store.jobs.list_ids, criteria, left, step, self._postgres
+                self._postgres, store.jobs.list_ids, criteria, left, rows_max=step
             )
             matched += len(rows)
             if rows and not dry_run:
@@ -109,11 +109,12 @@ class BulkActions:
 
     async def _search(
         self,
+        runner: Runner,
         list_rows: ListRows,
         criteria: SearchCriteria,
         before: int | None,
+        *,
         rows_max: int,
-        runner: Runner,
     ) -> tuple[list[Row], int | None]:
         """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
         found: list[Row] = []

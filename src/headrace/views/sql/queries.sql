@@ -142,3 +142,57 @@ SELECT total, until_at FROM headrace.delete_views_v1(:id::text, :shard::integer,
 -- Move views of an entity between classes.
 SELECT views, corrections FROM headrace.reclassify_views_v1(
     :id::text, :shard::integer, :from_at, :to_at, :source::smallint, :target::smallint);
+
+-- name: keep_changes
+-- Turn the changes on or off, and drop old ones.
+SELECT headrace.keep_view_changes_v1(:kept_s, :rows_max::integer);
+
+-- name: changes
+-- Changes of shards at and after numbers, about `rows_max` rows, in the order of each shard.
+SELECT g.* FROM (
+    SELECT c.shard, c.number, c.at, c.number = p.number AS is_known,
+        CASE WHEN c.number > p.number THEN c.ids END AS ids,
+        CASE WHEN c.number > p.number THEN c.classes END AS classes,
+        CASE WHEN c.number > p.number THEN c.hours END AS hours,
+        CASE WHEN c.number > p.number THEN c.views END AS views,
+        sum(CASE WHEN c.number > p.number THEN c.size ELSE 0 END)
+            OVER (ORDER BY c.number - p.number, p.shard) - c.size AS rows_before
+    FROM unnest(:shards::integer[], :numbers::bigint[]) p (shard, number)
+    CROSS JOIN LATERAL (
+        SELECT * FROM headrace.views_change k WHERE k.shard = p.shard AND k.number >= p.number
+        ORDER BY k.number LIMIT 64
+    ) c
+) g WHERE g.is_known OR g.rows_before < :rows_max ORDER BY g.shard, g.number;
+
+-- name: newest_changes
+-- The newest change of each shard.
+SELECT c.shard, c.number, c.at, true AS is_known,
+    NULL AS ids, NULL AS classes, NULL AS hours, NULL AS views
+FROM headrace.views_shard s JOIN headrace.views_change c
+    ON c.shard = s.shard AND c.number = s.changes ORDER BY 1;
+
+-- name: export_hours
+-- Views of the next entities by hour and class; NULL rows for entities without any.
+SELECT e.id, h.hour AS start_at, h.class, h.views FROM (
+    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
+) e LEFT JOIN headrace.views_hour h ON h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
+    AND h.hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2, 3;
+
+-- name: export_days
+-- Views of the next entities by day or month and class; NULL rows for entities without any.
+SELECT e.id, g.start_at, g.class, g.views FROM (
+    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
+) e LEFT JOIN LATERAL (
+    SELECT p.start_at, p.class, sum(p.views)::bigint AS views FROM (
+        SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
+        FROM headrace.views_hour h, headrace.views_history s
+        WHERE h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
+            AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
+        UNION ALL
+        SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text,
+            d.class, d.views
+        FROM headrace.views_day d
+        WHERE d.id = e.id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
+            AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
+    ) p GROUP BY 1, 2
+) g ON true ORDER BY 1, 2, 3;

@@ -10,12 +10,14 @@ CREATE TABLE headrace.views_day (
 );
 
 -- Hours before `hours_from` are closed: no flush and no move writes them. While the closed month is
--- turned into days, its hours count only for ids after `rolled_id`.
+-- turned into days, its hours count only for ids after `rolled_id`. `keeps_changes`: whether
+-- flushes write views_change.
 CREATE TABLE headrace.views_history (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     hours_from timestamptz NOT NULL DEFAULT '-infinity',
     rolled_id text COLLATE "C" NOT NULL DEFAULT '',
-    time_zone text NOT NULL DEFAULT 'UTC'
+    time_zone text NOT NULL DEFAULT 'UTC',
+    keeps_changes boolean NOT NULL DEFAULT false
 );
 INSERT INTO headrace.views_history DEFAULT VALUES;
 
