@@ -24,12 +24,24 @@ from headrace.views.model import (
 )
 
 IDS = st.text(alphabet="aB9._:@~-", min_size=1, max_size=6)
-HITS = st.builds(Hit, id=IDS, n=st.integers(1, 1_000_000), traffic=st.sampled_from(list(Traffic)))
+COUNTERS = ("phone", "photo_2")
+HITS = st.builds(
+    Hit,
+    id=IDS,
+    n=st.integers(1, 1_000_000),
+    traffic=st.sampled_from(list(Traffic)),
+    counters=st.sampled_from([(), (), COUNTERS, COUNTERS[1:]]),
+)
+
+
+def line_with(hit):
+    return line_of(hit, COUNTERS)
 
 
 @given(HITS)
 def test_a_line_is_parsed_to_its_hit(hit):
-    assert parse_line(line_of(hit)) == (hit.id, NUMBER[hit.traffic], hit.n)
+    found = (hit.id, NUMBER[hit.traffic], hit.n, list(hit.counters))
+    assert parse_line(line_with(hit)) == found
 
 
 @pytest.mark.slow
@@ -39,12 +51,14 @@ def test_aggregation_loses_nothing_and_has_one_row_per_key(entries):
     expected: Counter = Counter()
     for number, (hour, hits) in enumerate(entries):
         ms = hour * 3_600_000 + 5
-        batch.add([(f"{ms}-{number}", ",".join(map(line_of, hits)))])
+        batch.add([(f"{ms}-{number}", ",".join(map(line_with, hits)))])
         for hit in hits:
-            expected[hit.id, NUMBER[hit.traffic], hour] += hit.n
+            expected[hit.id, NUMBER[hit.traffic], hour, ""] += hit.n
+            expected.update((hit.id, NUMBER[hit.traffic], hour, name) for name in hit.counters)
     counts = batch.counts()
-    assert {count[:3]: count.views for count in counts} == expected
-    assert len({count[:3] for count in counts}) == len(counts)
+    found = {(*count[:3], count.counter): count.views for count in counts}
+    assert found == expected
+    assert len(found) == len(counts)
 
 
 def test_shards_and_entry_ids():

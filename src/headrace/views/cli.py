@@ -80,6 +80,7 @@ def views() -> None:
 @click.option("--viewer", default=None, help="Name of the viewer, for viewers per day.")
 @click.option("--event", default=None, help="Event id; counts once in 24 hours.")
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
+@click.option("--counter", "counters", multiple=True, help="Also count 1 for this name.")
 def hit_items(
     terminal: Terminal,
     ids: tuple[str, ...],
@@ -88,9 +89,11 @@ def hit_items(
     viewer: str | None,
     event: str | None,
     traffic: str,
+    counters: tuple[str, ...],
 ) -> None:
     """Count a view of each ID and show the totals."""
-    hits = [Hit(id=one, n=n, viewer=viewer, event=event, traffic=Traffic(traffic)) for one in ids]
+    given: dict[str, Any] = {"viewer": viewer, "event": event, "counters": counters}
+    hits = [Hit(id=one, n=n, traffic=Traffic(traffic), **given) for one in ids]
     found = terminal.run(Views, lambda views: views.hits(hits))
     terminal.show(found, describe_totals(found))
 
@@ -307,17 +310,21 @@ def describe_totals(totals: Sequence[Total]) -> str:
         for name in ("total", "today", "unique")
         if name == "total" or any(getattr(row, name) is not None for row in totals)
     ]
-    classes = sorted({name for row in totals for name in row.classes or ()})
+    classes = sorted({name for row in totals for name in _parts_of(row)})
     rows = [
         [
             row.id,
             *(_number(getattr(row, name)) for name in names),
-            *(_number((row.classes or {}).get(name)) for name in classes),
+            *(_number(_parts_of(row).get(name)) for name in classes),
             "stale" if row.stale else "",
         ]
         for row in totals
     ]
     return table(["id", *names, *classes, ""], rows)
+
+
+def _parts_of(total: Total) -> dict[str, int]:
+    return {**(total.classes or {}), **(total.counters or {})}
 
 
 def _number(value: int | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -285,6 +285,7 @@ class HitBatcher:
         filler: CacheFiller,
         *,
         time_zone: str,
+        counters: Collection[str] = (),
         durability: DurabilityWait | None = None,
         on_counted: Callable[[list[Total]], None] | None = None,
     ) -> None:
@@ -295,6 +296,7 @@ class HitBatcher:
         self._shards = shards
         self._filler = filler
         self._zone = ZoneInfo(time_zone)
+        self._counters = counters
         self._zone_s = float("-inf")
         self._offset_s = 0
         self._cached_shards: dict[str, int] = {}
@@ -338,7 +340,7 @@ class HitBatcher:
             names = list(hits)
             with suppress(KeyError, TypeError):
                 return names, names, [cached[name] for name in names]
-        pairs = require_hits(hits)
+        pairs = require_hits(hits, self._counters)
         names, lines = [name for name, _ in pairs], [line for _, line in pairs]
         shards = [shard_of(name, self._shards.count) for name in names]
         if len(cached) > SHARDS_CACHED_MAX:

@@ -52,7 +52,7 @@ WRITE: Final = {"scope": "views:write"}
 PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
 """A GIF of one transparent pixel, 43 bytes."""
 WEIGHT_DIGITS_MAX: Final = 7
-_HIT_PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "k"})
+_HIT_PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "counters", "k"})
 _READ_PARAMETERS: Final = frozenset({"ids", "fields"})
 _ENCODER: Final = msgspec.json.Encoder()
 _CACHE_HEADERS: Final = {"cache-control": "private, no-cache"}
@@ -77,6 +77,8 @@ class NewHit(
     event: str | None = None
     traffic: Traffic | None = None
     """human, bot, owner or staff; by default derived from the User-Agent."""
+    counters: tuple[str, ...] = ()
+    """Names of `views.counters` that count 1 each."""
 
 
 class ReclassifyJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,7 @@ async def _hit_fast(views: Views, request: FastRequest) -> FastResponse | None:
         viewer=query.get("viewer"),
         event=event_of(query.get("event"), from_page=request.is_from_page),
         traffic=traffic_of(traffic, request.user_agent),
+        counters=counters_of(query.get("counters")),
     )
     return FastResponse(_ENCODER.encode(total))
 
@@ -112,8 +115,12 @@ async def hit_item(
     viewer: FromQuery[str | None] = None,
     event: FromQuery[str | None] = None,
     traffic: Annotated[Traffic | None, QueryParameter(name="class")] = None,
+    counters: FromQuery[str | None] = None,
 ) -> Total:
-    """Count one view of an item, or `n` views, and return its total."""
+    """Count one view of an item, or `n` views, and return its total.
+
+    `counters=photo,phone` adds 1 to each of these; with `n=0` to them alone.
+    """
     require_whole(request.query_params.get("n"))
     from_page = is_from_page(request)
     return await views.hit(
@@ -122,6 +129,7 @@ async def hit_item(
         viewer=viewer,
         event=event_of(event, from_page=from_page),
         traffic=traffic_of(traffic, request.headers.get("user-agent")),
+        counters=counters_of(counters),
     )
 
 
@@ -190,9 +198,9 @@ async def get_totals(
 ) -> Response[list[Total]]:
     """Read the totals of up to 1,000 items in order: `ids=a,b,c` or `ids=a&ids=b`.
 
-    `fields` selects from `total,today,unique,classes`. If-None-Match with the ETag of an unchanged
-    answer returns 304. `total` is null while it is unavailable. `stale` means that the most recent
-    hits may be missing.
+    `fields` selects from `total,today,unique,classes,counters`. If-None-Match with the ETag of an
+    unchanged answer returns 304. `total` is null while it is unavailable. `stale` means that the
+    most recent hits may be missing.
     """
     names = [name for part in ids for name in part.split(",")]
     body = _ENCODER.encode(await views.totals(names, fields=fields.split(",")))
@@ -344,6 +352,11 @@ def event_of(event: str | None, *, from_page: bool) -> str | None:
     return f"page:{event}" if from_page and event else event
 
 
+def counters_of(text: str | None) -> tuple[str, ...]:
+    """Names of counters in a parameter."""
+    return tuple(text.split(",")) if text else ()
+
+
 def is_whole(text: str) -> bool:
     """Whether a text has decimal digits only; Python and JSON also accept `1e3`."""
     return text.isascii() and text.isdecimal()
@@ -357,7 +370,7 @@ def require_whole(n: str | None) -> None:
 
 def require_weight(n: int, *, from_page: bool) -> int:
     """Validate a weight: pages may only count 1 per hit. Raises: InvalidHit."""
-    if from_page and n != 1:
+    if from_page and n not in (0, 1):
         raise InvalidHit("n", n, "1 with a publishable key: other weights require a secret token")
     return n
 
@@ -385,6 +398,7 @@ def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> 
         viewer=new.viewer,
         event=event_of(new.event, from_page=from_page),
         traffic=traffic_of(new.traffic, user_agent),
+        counters=new.counters,
     )
 
 

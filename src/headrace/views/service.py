@@ -31,6 +31,7 @@ from headrace.views.model import (
     Hit,
     Total,
     Traffic,
+    require_counters,
     require_ids,
     require_traffic,
     shard_of,
@@ -72,6 +73,7 @@ class Views:
             shards,
             filler,
             time_zone=zone,
+            counters=config.counters,
             durability=durability,
             on_counted=self._cache.note if self._cache else None,
         )
@@ -96,8 +98,9 @@ class Views:
         viewer: str | None = None,
         event: str | None = None,
         traffic: Traffic | str = Traffic.HUMAN,
+        counters: Sequence[str] = (),
     ) -> Total:
-        """Count `n` views of an entity. Return its new total.
+        """Count `n` views of an entity, and one for each of `counters`. Return its new total.
 
         Once answered, the views are counted exactly once. After ValkeyLost their state is unknown;
         with an `event` id the call may be repeated for 24 hours. Raises: InvalidHit, ValkeyDown,
@@ -105,8 +108,15 @@ class Views:
         """
         plain = n == 1 and viewer is None and event is None and traffic == Traffic.HUMAN
         hit: Hit | str = entity
-        if not plain:
-            hit = Hit(id=entity, n=n, viewer=viewer, event=event, traffic=require_traffic(traffic))
+        if not plain or counters:
+            hit = Hit(
+                id=entity,
+                n=n,
+                viewer=viewer,
+                event=event,
+                traffic=require_traffic(traffic),
+                counters=require_counters(counters),
+            )
         [total] = await self.hits([hit])
         return total
 
@@ -123,8 +133,8 @@ class Views:
     ) -> list[Total]:
         """Totals of up to 1,000 entities, in order; 0 for an entity without hits.
 
-        `fields` may add `today` (human views since midnight), `unique` (viewers today) and
-        `classes` (totals of all classes). These lag behind like the series, and are None in a
+        `fields` may add `today` (human views since midnight), `unique` (viewers today), `classes`
+        (totals of all classes) and `counters`. These lag behind like the series, and are None in a
         stale answer while PostgreSQL is down. With `views.cache_ms`, hits of other processes appear
         that much later. Raises: InvalidHit, TooManyIds, FieldUnknown;
         PostgresDown if Valkey is down as well.
@@ -222,6 +232,10 @@ class Views:
             classes = await store.class_totals(self._postgres, names)
             for name in names:
                 added[name]["classes"] = classes.get(name, {})
+        if "counters" in fields:
+            counters = await store.counter_totals(self._postgres, names)
+            for name in names:
+                added[name]["counters"] = counters.get(name, {})
         if "unique" in fields:
             viewers, is_stale = await self.analytics.viewers_today(names)
             for name in names:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.kernel.config import parse_count, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
+from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED
 
 SHARDS_MAX: Final = 1024
 CACHE_MS_MAX: Final = 60_000
@@ -45,6 +46,18 @@ def parse_cache_ms(text: str) -> int:
     return parse_count(text)
 
 
+def parse_counters(text: str) -> tuple[str, ...]:
+    """Parse names of counters. Raises: ValueError."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    taken = {*CLASSES, DELETED}
+    is_valid = all(COUNTER_NAME.fullmatch(name) and name not in taken for name in names)
+    if not is_valid or len(names) > COUNTERS_MAX:
+        raise ValueError(
+            f"up to {COUNTERS_MAX} names of a-z 0-9 _ such as photo,phone; not those of classes"
+        )
+    return names
+
+
 def parse_hours_kept(text: str) -> float:
     """Parse how long hours are kept: longer than any top list. Raises: ValueError."""
     if parse_duration_s(text) < HOURS_KEPT_S_MIN:
@@ -62,6 +75,11 @@ class ViewsConfig:
         parse_shards,
     )
     time_zone: str = setting("UTC", "Time zone of days.", parse_time_zone)
+    counters: tuple[str, ...] = setting(
+        "",
+        "Names of counters that hits may count beside views, such as photo,phone.",
+        parse_counters,
+    )
     durability: str = setting(
         "fast",
         "When a hit is answered: fast (counted) or durable (also confirmed to survive a failure).",

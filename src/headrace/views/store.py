@@ -6,9 +6,10 @@ one statement. All of them lock the row of the shard, so they run one after the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
@@ -29,6 +30,7 @@ from headrace.views.model import (
     hour_at,
 )
 
+NO_COUNTERS: Final[Mapping[str, int]] = MappingProxyType({})
 SQL: Final[Any] = load_queries("headrace.views")
 
 
@@ -82,14 +84,23 @@ async def leave_shards(runner: Runner, name: str) -> None:
 
 
 async def flush(
-    runner: Runner, shard: int, *, from_id: str, to_id: str, counts: Sequence[Count]
+    runner: Runner,
+    shard: int,
+    *,
+    from_id: str,
+    to_id: str,
+    counts: Sequence[Count],
+    numbers: Mapping[str, int] = NO_COUNTERS,
 ) -> list[str] | None:
     """Count, and move the offset from `from_id` to `to_id`, in one transaction.
+
+    `numbers` are those of all counters in `counts`.
 
     Return the deleted entities, whose views were dropped. None: another flusher moved the offset
     first, and nothing was done.
     """
-    ids, classes, hours, views = zip(*counts, strict=True) if counts else ((), (), (), ())
+    columns = zip(*counts, strict=True) if counts else ((), (), (), (), ())
+    ids, classes, hours, views, counters = columns
     moments = {hour: hour_at(hour) for hour in set(hours)}
     dead: list[str] | None = await runner.value(
         SQL.flush,
@@ -97,7 +108,10 @@ async def flush(
         from_id=from_id,
         to_id=to_id,
         ids=ids,
-        classes=classes,
+        classes=[
+            traffic + len(CLASSES) * numbers[counter] if counter else traffic
+            for traffic, counter in zip(classes, counters, strict=True)
+        ],
         hours=[moments[hour] for hour in hours],
         views=views,
     )
@@ -135,6 +149,21 @@ async def totals_to_fill(
 async def totals(runner: Runner, ids: Sequence[str]) -> dict[str, int]:
     """Human totals of the entities that have any."""
     return {row["id"]: row["total"] for row in await runner.all(SQL.totals, ids=ids)}
+
+
+async def counter_numbers(runner: Runner, names: Sequence[str]) -> dict[str, int]:
+    """Numbers of counters, assigned to new names; a name is missing if there are 1,000 others."""
+    return {
+        row["name"]: row["number"] for row in await runner.all(SQL.counter_numbers, names=names)
+    }
+
+
+async def counter_totals(runner: Runner, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Totals of counters of humans, of the entities that have any."""
+    found: dict[str, dict[str, int]] = {}
+    for row in await runner.all(SQL.counter_totals, ids=ids):
+        found.setdefault(row["id"], {})[row["name"]] = row["total"]
+    return found
 
 
 async def class_totals(runner: Runner, ids: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -198,12 +227,13 @@ async def changes(runner: Runner, numbers: Sequence[int], *, rows_max: int) -> l
     """The change at each shard's number, and later ones, oldest first per shard."""
     shards = list(range(len(numbers)))
     rows = await runner.all(SQL.changes, shards=shards, numbers=numbers, rows_max=rows_max)
-    return [_batch(row) for row in rows]
+    names = {row["number"]: row["name"] for row in await runner.all(SQL.counters)}
+    return [_batch(row, names) for row in rows]
 
 
 async def newest_changes(runner: Runner) -> list[ChangeBatch]:
     """The newest change of each shard, by shard, without its rows; empty: changes are off."""
-    return [_batch(row) for row in await runner.all(SQL.newest_changes)]
+    return [_batch(row, {}) for row in await runner.all(SQL.newest_changes)]
 
 
 async def keep_changes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
@@ -233,22 +263,26 @@ async def export(
         query, given = SQL.export_days, {**given, "unit": unit, "time_zone": time_zone}
     found = await runner.all(query, **given)
     rows = [
-        ExportRow(id=entity, start_at=start_at, traffic=class_name(number), views=views)
-        for entity, start_at, number, views in found
+        ExportRow(id=entity, start_at=start_at, traffic=class_name(number, name), views=views)
+        for entity, start_at, number, views, name in found
         if start_at is not None
     ]
     return rows, list(dict.fromkeys(row["id"] for row in found))
 
 
-def _batch(row: Row) -> ChangeBatch:
+def _batch(row: Row, names: Mapping[int, str]) -> ChangeBatch:
     columns = (row["ids"], row["classes"], row["hours"], row["views"])
     rows = [
-        ExportRow(id=entity, start_at=start_at, traffic=class_name(number), views=views)
+        ExportRow(id=entity, start_at=start_at, traffic=_name(number, names), views=views)
         for entity, number, start_at, views in (
             () if row["is_known"] else zip(*columns, strict=True)
         )
     ]
     return ChangeBatch(row["shard"], row["number"], row["at"], row["is_known"], rows)
+
+
+def _name(number: int, names: Mapping[int, str]) -> str:
+    return class_name(number, names[number // len(CLASSES)] if number >= len(CLASSES) else None)
 
 
 async def hours_from(runner: Runner) -> datetime | None:
@@ -283,7 +317,7 @@ async def differences(runner: Runner, *, rows_max: int) -> list[Difference]:
     """Totals that differ from the sum of their hours."""
     return [
         Difference(
-            id=row["id"], traffic=CLASSES[row["class"]], total=row["total"], hours=row["hours"]
+            id=row["id"], traffic=CLASSES[row["class"] % 4], total=row["total"], hours=row["hours"]
         )
         for row in await runner.all(SQL.differences, rows_max=rows_max)
     ]
@@ -319,7 +353,11 @@ async def reclassify(runner: Runner, request: Reclassify, shard: int) -> tuple[i
 
 
 def _points(rows: list[Row]) -> list[SeriesPoint]:
-    found: dict[datetime, dict[str, int]] = {}
+    found: dict[datetime, dict[str, Any]] = {}
     for row in rows:
-        found.setdefault(row["start_at"], {})[CLASSES[row["class"]].value] = row["views"]
+        point = found.setdefault(row["start_at"], {})
+        if row["name"] is None:
+            point[CLASSES[row["class"]].value] = row["views"]
+        elif row["class"] % len(CLASSES) == 0:
+            point.setdefault("counters", {})[row["name"]] = row["views"]
     return [SeriesPoint(start_at=start_at, **views) for start_at, views in found.items()]

@@ -13,12 +13,13 @@
 -- PostgreSQL can rebuild all of it except unflushed hits, event ids and viewers of the last three
 -- days.
 -- A hit is `id`, optionally followed by `*5` (five views), `/b` (class: b bot, o owner, s staff;
--- otherwise human), `!event` and `=viewer`, in this order: `ad:1*5/b!e7=u9`.
+-- otherwise human), `+name` for each counter, `!event` and `=viewer`, in this order:
+-- `ad:1*5/b+phone!e7=u9`. `*0` counts only counters.
 -- The entry at the flush offset is never trimmed. It is the anchor: if it is missing, the stream
 -- lost its end.
 
 local EVENT_S, UNIQUE_S = 86400, 259200
-local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
+local HIT = '^([^*/!=+]+)%*?(%d*)/?(%a?)([^!=]*)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 local PENDING_BYTES, PENDING_STEP = 524288, 64
 
@@ -30,19 +31,25 @@ local function is_name(text)
   return #text <= NAME_MAX and string.find(text, '^[%w._:@~-]+$')
 end
 
+-- Whether `text` is empty or names of counters, each after a plus sign.
+local function is_counters(text)
+  return text == '' or #text <= 1056 and string.gsub(text, '%+%l[%l%d_]*', '') == ''
+end
+
 -- Parsed hits, or nil and the first invalid one.
 local function read_hits(line)
   local hits = {}
   for text in string.gmatch(line, '[^,]+') do
-    local id, n, class, event, viewer = string.match(text, HIT)
+    local id, n, class, counters, event, viewer = string.match(text, HIT)
     local views = n == '' and 1 or tonumber(n)
-    if not id or not is_name(id) or views < 1 or views > VIEWS_MAX or not CLASSES[class]
+    if not id or not is_name(id) or views < 1 and counters == '' or views > VIEWS_MAX
+        or not CLASSES[class] or not is_counters(counters)
         or event ~= '' and not is_name(event) or viewer ~= '' and not is_name(viewer) then
       return nil, text
     end
     hits[#hits + 1] = {
       id = id, n = views, mark = n ~= '' and '*' .. n or '',
-      class = class, event = event, viewer = viewer,
+      class = class, counters = counters, event = event, viewer = viewer,
     }
   end
   return hits
@@ -66,7 +73,8 @@ end
 local function refused(text)
   local shown = string.gsub(string.sub(text, 1, 80), '%c', '?')
   return redis.error_reply('ERR views: nothing was counted, "' .. shown .. '" is not a hit:'
-    .. ' expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+    .. ' expected id*views/class+counter!event=viewer,'
+    .. ' names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
 end
 
 local function base_of(stream)
@@ -180,7 +188,8 @@ local function hit_marked(stream, floor, offset_s, line)
     hit.counts = hit.event == ''
       or redis.call('SET', event_key, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
-      kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
+      local class = hit.class ~= '' and '/' .. hit.class or ''
+      kept[#kept + 1] = hit.id .. hit.mark .. class .. hit.counters
     end
   end
   local entry = ''
@@ -225,7 +234,7 @@ end
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
-  if string.find(line, '[*/!=]') then
+  if string.find(line, '[*/!=+]') then
     return hit_marked(stream, floor, offset_s, line)
   end
   local bad = bad_name(line)
@@ -439,7 +448,7 @@ end
 
 -- headrace_views_uniques_v1: read changed viewer counts.
 -- ARGV: maximum number, then the `day:id` stored since the last call.
--- Reply: `day:id` and viewers, alternating.
+-- Reply: `day:id`, viewers and the sketch of each.
 local function uniques(keys, args)
   local base, reply = base_of(keys[1]), {}
   for i = 2, #args do
@@ -451,6 +460,7 @@ local function uniques(keys, args)
   for _, name in ipairs(redis.call('SRANDMEMBER', base .. 'tw', args[1])) do
     reply[#reply + 1] = name
     reply[#reply + 1] = redis.call('PFCOUNT', base .. 'u:' .. name)
+    reply[#reply + 1] = redis.call('GET', base .. 'u:' .. name) or ''
   end
   return reply
 end

@@ -61,7 +61,20 @@ SELECT id, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND cla
 
 -- name: class_totals
 -- Totals of entities in every class.
-SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]);
+SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND class < 4;
+
+-- name: counter_totals
+-- Totals of the counters of entities, of humans.
+SELECT t.id, c.name, t.total FROM headrace.views_total t
+JOIN headrace.views_counter c ON t.class = 4 * c.number WHERE t.id = ANY (:ids::text[]);
+
+-- name: counter_numbers
+-- Numbers of counters, assigned to new names.
+SELECT name, number FROM headrace.ensure_view_counters_v1(:names::text[]);
+
+-- name: counters
+-- Every counter.
+SELECT name, number FROM headrace.views_counter;
 
 -- name: day_totals
 -- Human views since a moment.
@@ -79,13 +92,14 @@ WHERE id = :id AND day >= :since::date AND day < :until::date;
 
 -- name: hours
 -- Views of an entity by hour and class.
-SELECT hour AS start_at, class, views FROM headrace.views_hour
-WHERE id = :id AND hour >= :from_at AND hour < :to_at
-    AND hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2;
+SELECT h.hour AS start_at, h.class, h.views, c.name FROM headrace.views_hour h
+LEFT JOIN headrace.views_counter c ON c.number = h.class / 4
+WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
+    AND h.hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2;
 
 -- name: days
 -- Views of an entity by class and day or month of a time zone; of old hours, whole days.
-SELECT g.start_at, g.class, sum(g.views)::bigint AS views FROM (
+SELECT g.start_at, g.class, sum(g.views)::bigint AS views, c.name FROM (
     SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
     FROM headrace.views_hour h, headrace.views_history s
     WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
@@ -95,7 +109,8 @@ SELECT g.start_at, g.class, sum(g.views)::bigint AS views FROM (
     FROM headrace.views_day d
     WHERE d.id = :id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
         AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
-) g GROUP BY 1, 2 ORDER BY 1, 2;
+) g LEFT JOIN headrace.views_counter c ON c.number = g.class / 4
+GROUP BY g.start_at, g.class, c.name ORDER BY 1, 2;
 
 -- name: hours_from
 -- The first hour that is not replaced by its day.
@@ -132,7 +147,7 @@ WHERE coalesce(t.total, 0) <> coalesce(h.views, 0) ORDER BY 1, 2 LIMIT :rows_max
 -- name: counted
 -- Number of entities and sum of all their views.
 SELECT count(DISTINCT id) AS entities, coalesce(sum(total), 0)::bigint AS views
-FROM headrace.views_total;
+FROM headrace.views_total WHERE class < 4;
 
 -- name: delete
 -- Delete an entity and leave a tombstone.
@@ -173,14 +188,15 @@ FROM headrace.views_shard s JOIN headrace.views_change c
 
 -- name: export_hours
 -- Views of the next entities by hour and class; NULL rows for entities without any.
-SELECT e.id, h.hour AS start_at, h.class, h.views FROM (
+SELECT e.id, h.hour AS start_at, h.class, h.views, c.name FROM (
     SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
 ) e LEFT JOIN headrace.views_hour h ON h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
-    AND h.hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2, 3;
+    AND h.hour >= (SELECT hours_from FROM headrace.views_history)
+LEFT JOIN headrace.views_counter c ON c.number = h.class / 4 ORDER BY 1, 2, 3;
 
 -- name: export_days
 -- Views of the next entities by day or month and class; NULL rows for entities without any.
-SELECT e.id, g.start_at, g.class, g.views FROM (
+SELECT e.id, g.start_at, g.class, g.views, c.name FROM (
     SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
 ) e LEFT JOIN LATERAL (
     SELECT p.start_at, p.class, sum(p.views)::bigint AS views FROM (
@@ -195,4 +211,4 @@ SELECT e.id, g.start_at, g.class, g.views FROM (
         WHERE d.id = e.id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
             AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
     ) p GROUP BY 1, 2
-) g ON true ORDER BY 1, 2, 3;
+) g ON true LEFT JOIN headrace.views_counter c ON c.number = g.class / 4 ORDER BY 1, 2, 3;

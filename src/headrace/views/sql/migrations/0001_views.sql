@@ -22,6 +22,10 @@ CREATE TABLE headrace.views_lease (
 ) WITH (fillfactor = 50);
 
 -- class: 0 human, 1 bot, 2 owner, 3 staff; plus 4 times the number of a counter.
+CREATE TABLE headrace.views_counter (
+    name text COLLATE "C" PRIMARY KEY,
+    number smallint NOT NULL UNIQUE
+);
 CREATE TABLE headrace.views_total (
     id text COLLATE "C",
     class smallint,
@@ -73,6 +77,21 @@ BEGIN
         SELECT count(*) INTO v_shards FROM headrace.views_shard;
     END IF;
     RETURN v_shards;
+END $$;
+
+-- Assign numbers to new names of counters, up to 1,000. Return the numbers of these names.
+CREATE FUNCTION headrace.ensure_view_counters_v1(p_names text[])
+RETURNS SETOF headrace.views_counter LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE headrace.views_counter IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO headrace.views_counter (name, number)
+    SELECT n.name, n.number FROM (
+        SELECT g.name, row_number() OVER () + (
+            SELECT coalesce(max(c.number), 0) FROM headrace.views_counter c) AS number
+        FROM unnest(p_names) g (name)
+        WHERE NOT EXISTS (SELECT FROM headrace.views_counter c WHERE c.name = g.name)
+    ) n WHERE n.number <= 1000;
+    RETURN QUERY SELECT c.* FROM headrace.views_counter c WHERE c.name = ANY (p_names);
 END $$;
 
 -- Renew a flusher and assign its share of the shards: those it owns, then free or expired ones.
