@@ -21,7 +21,9 @@ OLD_HOURS = compile_query(
     " SELECT 'item:' || i, date_trunc('month', :at::timestamptz, 'UTC') + h * interval '7 hours',"
     " 0, 1 FROM generate_series(1, :items::integer) i, generate_series(0, 99) h",
 )
-MONTHS = compile_query("months", "-- The month.\nSELECT headrace.ensure_view_months_v1(ARRAY[:at])")
+MONTHS = compile_query(
+    "months", "-- The month.\nSELECT headrace.ensure_view_months_v1(ARRAY[:at::timestamptz])"
+)
 TOTALS = compile_query(
     "totals",
     "-- Their totals.\nINSERT INTO headrace.views_total SELECT 'item:' || i, 0, 100"

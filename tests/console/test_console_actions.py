@@ -188,6 +188,8 @@ def view_rows(stack):
     yield "verify", {}, "all match their hourly counts"
     is_moved = at, lambda found: found[0]["classes"].get("bot") == 9
     yield "reclassify", moved, "moves the views", *is_moved
+    marks = "/v1/views/items/ad:moved/marks", lambda found: found[0]["name"] == "promoted"
+    yield "mark", {"id": "ad:moved", "name": "promoted"}, "is marked as promoted", *marks
     yield "delete", {"id": "ad:moved"}, "", at, lambda found: found[0]["total"] == 0
 
 

@@ -136,13 +136,16 @@ async def test_viewers_of_today_are_estimated_and_outlive_valkey(views, flusher,
     assert await views.totals(["ad:1"], fields=("unique",)) == [ad]
 
 
-async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, flusher, sql):
+async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, engines, flusher, sql):
     await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(20)])
     today = datetime.now(UTC).date()
     for days, viewers in ((1, 7), (29, 5), (399, 3), (402, 2)):
+        key = f"{engines.valkey.prefix}:sketch:{days}"
+        await engines.valkey.command("PFADD", key, *range(viewers))
+        sketch = (await engines.valkey.command("GET", key)).hex()
         await sql(
-            "INSERT INTO headrace.views_unique (id, day, viewers)"
-            f" VALUES ('ad:1', '{today - timedelta(days=days)}', {viewers})"
+            f"INSERT INTO headrace.views_unique VALUES ('ad:1', '{today - timedelta(days=days)}',"
+            f" {viewers}, decode('{sketch}', 'hex'))"
         )
     *past, last = await views.analytics.viewers("ad:1")
     assert [(row.day, row.viewers) for row in past] == [

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.views import Hit, Traffic, traffic_of_user_agent
+from headrace.kernel.config import InvalidConfig, load_config
+from headrace.views import Hit, Traffic, ViewsConfig, traffic_of_user_agent
+from headrace.views.bots import Bots, default_rules
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
 from headrace.views.flush import FlushBatch
 from headrace.views.model import (
     NUMBER,
-    bot_rules,
     id_key,
     line_of,
     parse_line,
@@ -171,7 +172,33 @@ def test_user_agents_of_people_and_programs_are_told_apart():
 
 
 def test_each_bot_rule_has_a_reason_and_an_example_and_is_fast():
-    for rule in bot_rules():
+    for rule in default_rules():
         assert len(rule.reason.split()) >= 4, rule
         assert re.search(rule.pattern, rule.example, re.IGNORECASE), rule
         assert not re.search(r"[+*]\)[+*]", rule.pattern), "no repetition within a repetition"
+
+
+RULE = "[[rule]]\npattern = '{0}'\nreason = 'r'\nexample = '{1}'\n"
+
+
+def test_operators_replace_the_list_of_bots_while_it_is_used(tmp_path):
+    path = tmp_path / "bots.toml"
+    path.write_text(RULE.format("shopscan", "ShopScan/1"))
+    config = {"HEADRACE_VIEWS_BOTS": str(path)}
+    loaded = load_config({"views": ViewsConfig}, env=config).section(ViewsConfig)
+    bots = Bots(loaded.bots)
+    agents = ("ShopScan/2", "Googlebot/2.1", "PriceHawk", None)
+    assert [bots.traffic_of(agent) for agent in agents] == ["bot", "human", "human", "bot"]
+    invalid = ("", "x", RULE.format("(", "a"), RULE.format("a", "b"), RULE.format("a*", "a"), None)
+    for text in invalid:
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+        bots.look()
+        assert bots.traffic_of("ShopScan/2") == "bot", "the rules before stay"
+        with pytest.raises(InvalidConfig, match="HEADRACE_VIEWS_BOTS"):
+            load_config({"views": ViewsConfig}, env=config)
+    path.write_text(RULE.format("pricehawk", "PriceHawk"))
+    bots.look()
+    assert [bots.traffic_of(agent) for agent in agents] == ["human", "human", "bot", "bot"]

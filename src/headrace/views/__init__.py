@@ -25,14 +25,15 @@ contains `{v:<shard>}`.
 **Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
 (the public verbs and reads), `counting` (batches of hits), `totals_cache`, `analytics` (series,
 top lists, corrections), `exports` (all series, changes), `worker` (the flusher),
-`durability_wait`, `valkey_store`, `store` with `sql/` (PostgreSQL), `model`, `settings`, `errors`,
-`http`, `cli`.
+`durability_wait`, `sketches` (viewers), `bots`, `valkey_store`, `store` with `sql/` (PostgreSQL),
+`model`, `settings`, `errors`, `http`, `cli`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.views.bots import traffic_of_user_agent
 from headrace.views.model import (
     ChangePage,
     DayViewers,
@@ -41,13 +42,13 @@ from headrace.views.model import (
     ExportPage,
     ExportRow,
     Hit,
+    Mark,
     SeriesPoint,
     ShardLag,
     TopEntry,
     Total,
     Traffic,
     Verified,
-    traffic_of_user_agent,
 )
 from headrace.views.settings import ViewsConfig
 
@@ -62,6 +63,7 @@ __all__ = [
     "ExportPage",
     "ExportRow",
     "Hit",
+    "Mark",
     "SeriesPoint",
     "ShardLag",
     "TopEntry",

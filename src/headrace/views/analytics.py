@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -22,6 +23,7 @@ from headrace.views.model import (
     TOP_MAX,
     DayViewers,
     Deleted,
+    Mark,
     Reclassify,
     SeriesPoint,
     ShardLag,
@@ -29,9 +31,11 @@ from headrace.views.model import (
     Traffic,
     Verified,
     require_ids,
+    require_mark,
     require_traffic,
     shard_of,
 )
+from headrace.views.sketches import estimate, merged
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 RECLASSIFY_QUEUE: Final = "views.reclassify"
@@ -53,6 +57,17 @@ TOP_S_MAX: Final = 10.0
 DIFFERENCES_MAX: Final = 100
 VERIFY_S_MAX: Final = 600.0
 _EPOCH: Final = date(1970, 1, 1)
+
+
+SKETCHES_MAX: Final = 3_660
+"""Sketches per read, each up to 12 KiB and 2 ms."""
+PERIODS: Final[dict[str, Callable[[date], date]]] = {
+    "day": lambda day: day,
+    "week": lambda day: day - timedelta(days=day.weekday()),
+    "month": lambda day: day.replace(day=1),
+    "all": lambda day: day,
+}
+"""The first day of a day's period."""
 
 
 class Analytics:
@@ -100,29 +115,66 @@ class Analytics:
             wait_s=ANSWER_S,
         )
 
-    async def viewers(
-        self, entity: str, *, from_day: date | None = None, to_day: date | None = None
-    ) -> list[DayViewers]:
-        """Viewers by day from `from_day` to before `to_day`, oldest first, without zeros.
+    async def hours_from(self) -> datetime | None:
+        """The first hour that is not replaced by its day; None: all are kept."""
+        return await self._breaker.call(lambda: store.hours_from(self._postgres), wait_s=ANSWER_S)
 
-        The default span is today and the 30 days before it. Each number is an estimate (within 2 %
-        for 95 of 100), kept for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan,
+    async def marks(
+        self, entity: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[Mark]:
+        """Marks of an entity that overlap a span, oldest first, up to 1,000.
+
+        The default span is today and the 30 days before it. Raises: InvalidHit, InvalidSpan,
         PostgresDown.
         """
         require_ids([entity])
+        since_at, until_at = span_of("day", from_at, to_at, zone=self._zone)
+        return await self._breaker.call(
+            lambda: store.marks(self._postgres, entity, from_at=since_at, to_at=until_at),
+            wait_s=ANSWER_S,
+        )
+
+    async def viewers(
+        self,
+        ids: str | Sequence[str],
+        by: str = "day",
+        *,
+        from_day: date | None = None,
+        to_day: date | None = None,
+    ) -> list[DayViewers]:
+        """Different viewers of entities together, by `day`, `week` (from Monday), `month` or `all`.
+
+        A viewer of several entities or days counts once in each period. `day` of a row is the first
+        one of its period; periods are cut at the span's ends, by default today and the 30 days
+        before it. Each number is an estimate (within 2 % for 95 of 100), of days that are kept
+        for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan, TooManyIds, PostgresDown.
+        """
+        names = list(dict.fromkeys(require_ids([ids] if isinstance(ids, str) else ids)))
+        if by not in PERIODS:
+            raise InvalidSpan(f"viewers by {describe_value(by)}: expected {', '.join(PERIODS)}")
         today = datetime.now(self._zone).date()
         since, until = _days(from_day, to_day, today)
+        if len(names) * (until - since).days > SKETCHES_MAX:
+            raise InvalidSpan(
+                f"viewers of {len(names)} items over {(until - since).days} days: expected at most"
+                f" {SKETCHES_MAX} items times days"
+            )
         await self._shards.ready_for_read()
-        found = await self._breaker.call(
-            lambda: store.uniques_by_day(self._postgres.reads, entity, since=since, until=until),
+        stored = await self._breaker.call(
+            lambda: store.sketches(self._postgres.reads, names, since=since, until=until),
             wait_s=ANSWER_S,
         )
         if since <= today < until:
-            latest, _ = await self._breaker.call(
-                lambda: self.viewers_today([entity]), wait_s=ANSWER_S
-            )
-            found[today] = max(found.get(today, 0), latest.get(entity, 0))
-        return [DayViewers(day=day, viewers=found[day]) for day in sorted(found) if found[day]]
+            shards = [shard_of(name, self._shards.count) for name in names]
+            number = (today - _EPOCH) // timedelta(days=1)
+            with suppress(ValkeyDown):
+                latest = await self._valkey.sketches(names, shards, day=number)
+                stored += [(today, sketch) for sketch in latest]
+        by_period: dict[date, list[bytes]] = {}
+        for day, sketch in stored:
+            first = PERIODS[by](day) if by != "all" else since
+            by_period.setdefault(max(first, since), []).append(sketch)
+        return await asyncio.to_thread(_merged, by_period)
 
     async def viewers_today(self, names: list[str]) -> tuple[dict[str, int], bool]:
         """Viewers today, and whether the numbers are stale because Valkey is down.
@@ -204,7 +256,7 @@ class Analytics:
 
 
 class Corrections:
-    """Deletion of counts, and their move between classes."""
+    """Deletion of counts, their move between classes, and marks."""
 
     def __init__(self, postgres: Postgres, valkey: ValkeyStore, shards: Shards, jobs: Jobs) -> None:
         self._postgres = postgres
@@ -229,6 +281,43 @@ class Corrections:
         deleted = await store.delete(self._postgres, entity, shard, kept_s=TOMBSTONE_S)
         await self._valkey.mark_deleted(shard, [entity])
         return deleted
+
+    async def mark(
+        self,
+        entity: str,
+        name: str,
+        *,
+        from_at: datetime | None = None,
+        to_at: datetime | None = None,
+    ) -> Mark:
+        """Mark an entity's time from `from_at` (now) to `to_at` (not ended).
+
+        A mark of the same name and beginning gets the new end. Raises: InvalidHit, InvalidSpan,
+        PostgresDown.
+        """
+        require_ids([entity])
+        require_mark(name)
+        try:
+            since_at = _in_utc(from_at) if from_at else datetime.now(UTC).replace(microsecond=0)
+            until_at = _in_utc(to_at) if to_at else None
+        except (OverflowError, ValueError) as error:
+            raise InvalidSpan("from and to of a mark: expected moments with a time zone") from error
+        if until_at is not None and until_at <= since_at:
+            raise InvalidSpan(f"mark {name}: expected a span that begins before it ends")
+        marked = Mark(name=name, from_at=since_at, to_at=until_at)
+        await store.mark(self._postgres, entity, marked)
+        return marked
+
+    async def unmark(self, entity: str, name: str, *, from_at: datetime | None = None) -> int:
+        """Delete all marks of a name, or the one that begins at `from_at`. Return how many.
+
+        Raises: InvalidHit, InvalidSpan, PostgresDown.
+        """
+        require_ids([entity])
+        require_mark(name)
+        if from_at is not None and (not isinstance(from_at, datetime) or from_at.tzinfo is None):
+            raise InvalidSpan("from of a mark: expected a moment with a time zone")
+        return await store.unmark(self._postgres, entity, name, from_at=from_at)
 
     async def reclassify(
         self, entity: str, *, from_at: datetime, to_at: datetime, source: str, target: str
@@ -315,6 +404,13 @@ def _in_utc(moment: datetime) -> datetime:
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ValueError(moment)
     return moment.astimezone(UTC)
+
+
+def _merged(by_period: dict[date, list[bytes]]) -> list[DayViewers]:
+    return [
+        DayViewers(day=first, viewers=estimate(merged(by_period[first])))
+        for first in sorted(by_period)
+    ]
 
 
 def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date, date]:

@@ -12,7 +12,7 @@ import click
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
-from headrace.views.analytics import SPANS
+from headrace.views.analytics import PERIODS, SPANS
 from headrace.views.errors import InvalidSpan
 from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file
 from headrace.views.model import CLASSES, FIELDS, TOP_MAX, ExportRow, Hit, Total, Traffic
@@ -141,23 +141,64 @@ def show_series(
     terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
 
 
-@views.command("viewers", short_help="Show viewers by day.")
-@click.argument("id")
+@views.command("viewers", short_help="Show viewers by day, week or month.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--by", type=click.Choice(list(PERIODS)), default="day", show_default=True)
 @click.option("--from", "from_day", type=Day(), default=None, help="First day.")
 @click.option("--to", "to_day", type=Day(), default=None, help="End, not included.")
 def show_viewers(
     terminal: Terminal,
-    id: str,  # noqa: A002 - public
+    ids: tuple[str, ...],
     *,
+    by: str,
     from_day: date | None,
     to_day: date | None,
 ) -> None:
-    """Show the estimated viewers of ID by day. The default span is today and 30 days before it."""
-    found = terminal.run(
-        Views, lambda views: views.analytics.viewers(id, from_day=from_day, to_day=to_day)
-    )
+    """Show the estimated different viewers of all ID together.
+
+    The default span is today and 30 days before it. A viewer of several IDs or days counts once per
+    period; all: once in the whole span.
+    """
+    span: dict[str, Any] = {"from_day": from_day, "to_day": to_day}
+    found = terminal.run(Views, lambda views: views.analytics.viewers(ids, by, **span))
     rows = [(row.day.isoformat(), row.viewers) for row in found]
     terminal.show(found, table(("day", "viewers"), rows) if found else "no viewers")
+
+
+@views.command("marks", short_help="Show marks of an item.")
+@click.argument("id")
+@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A002 - public
+    """Show the marks of ID that overlap a span; by default the last 30 days."""
+    found = terminal.run(Views, lambda views: views.analytics.marks(id, **span))
+    form = "%Y-%m-%d %H:%M"
+    rows = [
+        (row.name, f"{row.from_at:{form}}", f"{row.to_at:{form}}" if row.to_at else "-")
+        for row in found
+    ]
+    terminal.show(found, table(("mark", "from (UTC)", "to"), rows) if found else "no marks")
+
+
+@views.command("mark", short_help="Mark a span of an item's time.")
+@click.argument("id")
+@click.argument("name")
+@click.option("--from", "from_at", type=Moment(), default=None, help="Begin; default: now.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End; default: not ended.")
+def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
+    """Mark a span of ID with NAME, such as promoted. The same begin changes the end."""
+    marked = terminal.run(Views, lambda views: views.corrections.mark(id, name, **span))
+    terminal.show(marked, f"marked {id} as {name} from {marked.from_at:%Y-%m-%d %H:%M} UTC")
+
+
+@views.command("unmark", short_help="Delete marks of an item.")
+@click.argument("id")
+@click.argument("name")
+@click.option("--from", "from_at", type=Moment(), default=None, help="Only the mark of this begin.")
+def unmark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
+    """Delete all marks NAME of ID, or one of them."""
+    count = terminal.run(Views, lambda views: views.corrections.unmark(id, name, **span))
+    terminal.show({"deleted": count}, f"deleted {pluralize(count, 'mark')}")
 
 
 @views.command("top", short_help="Show the most viewed items.")

@@ -34,6 +34,7 @@ from headrace.views.model import (
     ExportPage,
     ExportRow,
     Hit,
+    Mark,
     Reclassify,
     SeriesPoint,
     ShardLag,
@@ -41,7 +42,6 @@ from headrace.views.model import (
     Total,
     Traffic,
     Verified,
-    traffic_of_user_agent,
 )
 from headrace.views.service import Views
 
@@ -81,6 +81,20 @@ class NewHit(
     """Names of `views.counters` that count 1 each."""
 
 
+class NewMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mark: without `from_at` it begins now, without `to_at` it has not ended."""
+
+    name: str
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+
+
+class Unmarked(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of deleted marks."""
+
+    deleted: int
+
+
 class ReclassifyJob(msgspec.Struct, frozen=True, kw_only=True):
     """The job that moves the views."""
 
@@ -99,7 +113,7 @@ async def _hit_fast(views: Views, request: FastRequest) -> FastResponse | None:
         n=require_weight(int(n), from_page=request.is_from_page),
         viewer=query.get("viewer"),
         event=event_of(query.get("event"), from_page=request.is_from_page),
-        traffic=traffic_of(traffic, request.user_agent),
+        traffic=traffic_of(views, traffic, request.user_agent),
         counters=counters_of(query.get("counters")),
     )
     return FastResponse(_ENCODER.encode(total))
@@ -128,7 +142,7 @@ async def hit_item(
         n=require_weight(n, from_page=from_page),
         viewer=viewer,
         event=event_of(event, from_page=from_page),
-        traffic=traffic_of(traffic, request.headers.get("user-agent")),
+        traffic=traffic_of(views, traffic, request.headers.get("user-agent")),
         counters=counters_of(counters),
     )
 
@@ -154,7 +168,7 @@ async def hit_items(
     of other shards stay counted. Use an `event` in hits of a call that may be repeated.
     """
     from_page, user_agent = is_from_page(request), request.headers.get("user-agent")
-    hits = [_hit_of(one, from_page=from_page, user_agent=user_agent) for one in data]
+    hits = [_hit_of(views, one, from_page=from_page, user_agent=user_agent) for one in data]
     return await views.hits(hits)
 
 
@@ -170,7 +184,7 @@ async def get_pixel(
 ) -> Response[bytes]:
     """Count a view of an item and return an uncacheable image of one pixel. HEAD does not count."""
     if not request.scope.get("is_head"):
-        counted = traffic_of(traffic, request.headers.get("user-agent"))
+        counted = traffic_of(views, traffic, request.headers.get("user-agent"))
         event_id = event_of(event, from_page=is_from_page(request))
         await views.hit(id, viewer=viewer, event=event_id, traffic=counted)
     return Response(PIXEL, media_type="image/gif", headers={"cache-control": "no-store"})
@@ -234,20 +248,73 @@ async def get_series(
     return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
 
 
+@get("/v1/views/items/{id:str}/marks", opt=READ)
+async def get_marks(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+) -> list[Mark]:
+    """Marks of an item that overlap a span, oldest first; by default the last 30 days."""
+    return await views.analytics.marks(id, from_at=from_at, to_at=to_at)
+
+
+@post("/v1/views/items/{id:str}/marks", status_code=200, opt=WRITE)
+async def mark_item(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    data: JSONBody[NewMark],
+) -> Mark:
+    """Mark a span of an item's time; by default it begins now and has no end. Safe to repeat."""
+    return await views.corrections.mark(id, data.name, from_at=data.from_at, to_at=data.to_at)
+
+
+@delete("/v1/views/items/{id:str}/marks/{name:str}", status_code=200, opt=WRITE)
+async def unmark_item(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    name: FromPath[str],
+    *,
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+) -> Unmarked:
+    """Delete the marks of a name, or only the one that begins at `from`."""
+    return Unmarked(deleted=await views.corrections.unmark(id, name, from_at=from_at))
+
+
 @get("/v1/views/items/{id:str}/viewers", opt=READ)
 async def get_viewers(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
+    by: FromQuery[Literal["day", "week", "month", "all"]] = "day",
     from_day: Annotated[date | None, QueryParameter(name="from")] = None,
     to_day: Annotated[date | None, QueryParameter(name="to")] = None,
 ) -> list[DayViewers]:
-    """Estimated viewers of an item by day from `from` to before `to` (dates), oldest first.
+    """Estimated viewers of an item by day, week, month or `all` of a span of dates, oldest first.
 
-    Days without viewers are omitted. Days follow the deployment's time zone. The default span is
-    today and the 30 days before it.
+    Periods without viewers are omitted. Days follow the deployment's time zone. The default span
+    is today and the 30 days before it.
     """
-    return await views.analytics.viewers(id, from_day=from_day, to_day=to_day)
+    return await views.analytics.viewers(id, by, from_day=from_day, to_day=to_day)
+
+
+@get("/v1/views/viewers", opt=READ)
+async def get_viewers_together(
+    views: NamedDependency[Views],
+    ids: FromQuery[list[str]],
+    *,
+    by: FromQuery[Literal["day", "week", "month", "all"]] = "day",
+    from_day: Annotated[date | None, QueryParameter(name="from")] = None,
+    to_day: Annotated[date | None, QueryParameter(name="to")] = None,
+) -> list[DayViewers]:
+    """Estimated different viewers of items together: `ids=a,b,c`, by day, week, month or `all`.
+
+    A viewer of several items or days counts once per period. The default span is today and the 30
+    days before it; items times days are at most 3,660.
+    """
+    names = [name for part in ids for name in part.split(",")]
+    return await views.analytics.viewers(names, by, from_day=from_day, to_day=to_day)
 
 
 @get("/v1/views/export", opt=READ, media_type="application/json")
@@ -375,9 +442,9 @@ def require_weight(n: int, *, from_page: bool) -> int:
     return n
 
 
-def traffic_of(given: str | None, user_agent: str | None) -> Traffic:
+def traffic_of(views: Views, given: str | None, user_agent: str | None) -> Traffic:
     """The given class, by default the class of the User-Agent."""
-    return traffic_of_user_agent(user_agent) if given is None else Traffic(given)
+    return views.bots.traffic_of(user_agent) if given is None else Traffic(given)
 
 
 def etag_of(body: bytes) -> str:
@@ -390,14 +457,14 @@ def matches_etag(etag: str, if_none_match: str | None) -> bool:
     return if_none_match is not None and (etag in if_none_match or if_none_match.strip() == "*")
 
 
-def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> Hit:
+def _hit_of(views: Views, given: NewHit | str, *, from_page: bool, user_agent: str | None) -> Hit:
     new = NewHit(id=given) if isinstance(given, str) else given
     return Hit(
         id=new.id,
         n=require_weight(new.n, from_page=from_page),
         viewer=new.viewer,
         event=event_of(new.event, from_page=from_page),
-        traffic=traffic_of(new.traffic, user_agent),
+        traffic=traffic_of(views, new.traffic, user_agent),
         counters=new.counters,
     )
 

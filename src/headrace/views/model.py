@@ -1,4 +1,4 @@
-"""Values of views: hits, totals, their shards, the text form of a hit, bot detection.
+"""Values of views: hits, totals, their shards, the text form of a hit.
 
 A hit is stored as one line of text: `id`, optionally followed by a weight, class, event and viewer.
 `id*5/b+phone!event=viewer` is five views by bots, one for the counter phone, with an event id and a
@@ -9,12 +9,9 @@ without escaping.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable
 from datetime import UTC, date, datetime
 from enum import StrEnum
-from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -39,7 +36,6 @@ FIELDS: Final = ("total", "today", "unique", "classes", "counters")
 NAME: Final = (
     "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ - (use a hash of a name that has others)"
 )
-USER_AGENTS_CACHED_MAX: Final = 4096
 
 
 class Traffic(StrEnum):
@@ -58,6 +54,7 @@ DELETED: Final = "deleted"
 """The class of a change that deletes an entity; its number is -1."""
 COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 COUNTERS_MAX: Final = 32
+MARKS_MAX: Final = 1_000
 _MARKS: Final = re.compile(
     r"([^*/!=+]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?((?:\+[a-z][a-z0-9_]{0,31}){0,32})"
 )
@@ -105,8 +102,16 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Of humans, by name, without zeros."""
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A named span of an entity's time, such as `promoted`; `to_at` None: it has not ended."""
+
+    name: str
+    from_at: datetime
+    to_at: datetime | None = None
+
+
 class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimated viewers of an entity on one day (within 2 % for 95 of 100 entities)."""
+    """Estimated viewers on a day, or in the week or month that begins with it."""
 
     day: date
     viewers: int
@@ -220,48 +225,17 @@ def shard_of(entity: str, shards: int) -> int:
     return crc32(entity.encode()) % shards
 
 
-class BotRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pattern of `bots.toml`, its reason, and a User-Agent that matches it."""
-
-    pattern: str
-    reason: str
-    example: str
-
-
-class _BotRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rule: tuple[BotRule, ...]
-
-
-@cache
-def bot_rules() -> tuple[BotRule, ...]:
-    """All rules of `bots.toml`, in order."""
-    text = files("headrace.views").joinpath("bots.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _BotRules).rule
-
-
-@cache
-def _bot_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{rule.pattern})" for rule in bot_rules()), re.IGNORECASE)
-
-
-@lru_cache(maxsize=USER_AGENTS_CACHED_MAX)
-def is_bot(user_agent: str) -> bool:
-    """Whether a rule of `bots.toml` matches the User-Agent."""
-    return _bot_pattern().search(user_agent) is not None
-
-
-def traffic_of_user_agent(user_agent: str | None) -> Traffic:
-    """`bot` for a missing User-Agent or one that matches `bots.toml`, otherwise `human`."""
-    if not user_agent or is_bot(user_agent):
-        return Traffic.BOT
-    return Traffic.HUMAN
-
-
 def require_traffic(name: object, *, counts: bool = True) -> Traffic:
     """Validate the name of a class; `counts`: it belongs to a hit. Raises: InvalidHit."""
     if not isinstance(name, str) or name not in NUMBER:
         raise InvalidHit("class", name, f"one of {', '.join(CLASSES)}", counts=counts)
     return Traffic(name)
+
+
+def require_mark(name: object) -> None:
+    """Validate the name of a mark. Raises: InvalidHit."""
+    if not isinstance(name, str) or COUNTER_NAME.fullmatch(name) is None:
+        raise InvalidHit("mark", name, "up to 32 of a-z 0-9 _, first a letter", counts=False)
 
 
 def require_ids(ids: Iterable[str]) -> list[str]:

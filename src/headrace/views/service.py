@@ -20,6 +20,7 @@ from headrace.jobs import Jobs, Registry
 from headrace.kernel.errors import Unavailable
 from headrace.views import store
 from headrace.views.analytics import ANSWER_S, Analytics, Corrections
+from headrace.views.bots import Bots
 from headrace.views.counting import CacheFiller, HitBatcher, Shards
 from headrace.views.durability_wait import DurabilityWait
 from headrace.views.errors import FieldUnknown, TooManyIds
@@ -36,12 +37,17 @@ from headrace.views.model import (
     require_traffic,
     shard_of,
 )
-from headrace.views.settings import ViewsConfig, totals_unavailable
+from headrace.views.settings import ViewsConfig, totals_read, totals_unavailable
 from headrace.views.totals_cache import TotalsCache
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 KEYS_CACHED_MAX: Final = 100_000
 """Cached keys of entities, about 25 MB; then the cache is cleared."""
+
+
+_FROM_PROCESS: Final = totals_read.labels(source="process")
+_FROM_VALKEY: Final = totals_read.labels(source="valkey")
+_FROM_POSTGRES: Final = totals_read.labels(source="postgres")
 
 
 class Views:
@@ -78,6 +84,7 @@ class Views:
             on_counted=self._cache.note if self._cache else None,
         )
         self.analytics = Analytics(postgres, valkey, shards, breaker, time_zone=zone)
+        self.bots = Bots(config.bots)
         self.exports = Exports(postgres, shards=config.shards, time_zone=zone)
         self.corrections = Corrections(postgres, valkey, shards, jobs)
         self.hits = batcher.hits
@@ -149,7 +156,10 @@ class Views:
         if self._cache is None:
             found = await self._totals(names, keys)
         else:
-            found = self._cache.find(names) or await self._cache.read(names)
+            kept = self._cache.find(names)
+            if kept:
+                _FROM_PROCESS.inc(len(kept))
+            found = kept or await self._cache.read(names)
         extra = [field for field in fields if field != "total"]
         if not extra:
             return found
@@ -191,7 +201,9 @@ class Views:
             totals_unavailable.labels(reason="valkey").inc(len(names))
             stored = await self._stored(names)
             return [Total(id=name, total=stored.get(name, 0), stale=True) for name in names]
-        if None not in cached:
+        missing = cached.count(None)
+        _FROM_VALKEY.inc(len(cached) - missing)
+        if not missing:
             return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
         return await self._with_missing(names, cached)
 
@@ -203,6 +215,7 @@ class Views:
         stored: dict[str, int] | None = None
         try:
             stored = await self._stored(missing)
+            _FROM_POSTGRES.inc(len(missing))
         except Unavailable:
             totals_unavailable.labels(reason="postgres").inc(len(missing))
         answer = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.kernel.config import parse_count, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
+from headrace.views.bots import read_rules
 from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED
 
 SHARDS_MAX: Final = 1024
@@ -46,6 +48,12 @@ def parse_cache_ms(text: str) -> int:
     return parse_count(text)
 
 
+def parse_bots(text: str) -> str:
+    """Parse the name of a valid file of rules for bots. Raises: ValueError."""
+    read_rules(Path(text.strip()))
+    return text.strip()
+
+
 def parse_counters(text: str) -> tuple[str, ...]:
     """Parse names of counters. Raises: ValueError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -79,6 +87,11 @@ class ViewsConfig:
         "",
         "Names of counters that hits may count beside views, such as photo,phone.",
         parse_counters,
+    )
+    bots: str | None = setting(
+        None,
+        "File of rules for bots in place of the package's bots.toml; read again when it changes.",
+        parse_bots,
     )
     durability: str = setting(
         "fast",
@@ -127,6 +140,11 @@ class ViewsConfig:
 
 
 hits_counted = counter("views_hits_total", "Hits by outcome.", outcome=("counted", "refused"))
+totals_read = counter(
+    "views_totals_read_total",
+    "Totals read, by where they were found: this process, Valkey's cache, or PostgreSQL.",
+    source=("process", "valkey", "postgres"),
+)
 totals_unavailable = counter(
     "views_totals_unavailable_total",
     "Totals answered stale or as unknown, by cause.",

@@ -12,16 +12,20 @@ from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
+
 from headrace.engines.postgres import Row, Runner
 from headrace.engines.sql import load_queries
 from headrace.views.model import (
     CLASSES,
+    MARKS_MAX,
     NUMBER,
     START,
     Count,
     Deleted,
     Difference,
     ExportRow,
+    Mark,
     Reclassify,
     SeriesPoint,
     TopEntry,
@@ -118,13 +122,14 @@ async def flush(
     return dead
 
 
-async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int]]) -> None:
-    """Store viewer counts: entity, day, viewers."""
+async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int, bytes]]) -> None:
+    """Store viewer counts: entity, day, viewers, sketch."""
     await runner.run(
         SQL.write_uniques,
         ids=[row[0] for row in rows],
         days=[row[1] for row in rows],
         viewers=[row[2] for row in rows],
+        sketches=[row[3] for row in rows],
     )
 
 
@@ -186,12 +191,12 @@ async def day_uniques(runner: Runner, ids: Sequence[str], *, day: date) -> dict[
     return {row["id"]: row["viewers"] for row in rows}
 
 
-async def uniques_by_day(
-    runner: Runner, entity: str, *, since: date, until: date
-) -> dict[date, int]:
-    """Stored viewers of an entity by day, from `since` to before `until`."""
-    rows = await runner.all(SQL.uniques_by_day, id=entity, since=since, until=until)
-    return {row["day"]: row["viewers"] for row in rows}
+async def sketches(
+    runner: Runner, ids: Sequence[str], *, since: date, until: date
+) -> list[tuple[date, bytes]]:
+    """Stored sketches of entities by day, from `since` to before `until`."""
+    rows = await runner.all(SQL.sketches, ids=ids, since=since, until=until)
+    return [(row["day"], row["sketch"]) for row in rows]
 
 
 async def hours(
@@ -283,6 +288,22 @@ def _batch(row: Row, names: Mapping[int, str]) -> ChangeBatch:
 
 def _name(number: int, names: Mapping[int, str]) -> str:
     return class_name(number, names[number // len(CLASSES)] if number >= len(CLASSES) else None)
+
+
+async def mark(runner: Runner, entity: str, marked: Mark) -> None:
+    """Store a mark, or change its end."""
+    await runner.run(SQL.mark, id=entity, **msgspec.structs.asdict(marked))
+
+
+async def unmark(runner: Runner, entity: str, name: str, *, from_at: datetime | None) -> int:
+    """Delete the marks of a name, or the one that begins at `from_at`. Return how many."""
+    return await runner.run(SQL.unmark, id=entity, name=name, from_at=from_at)
+
+
+async def marks(runner: Runner, entity: str, *, from_at: datetime, to_at: datetime) -> list[Mark]:
+    """Marks that overlap a span, oldest first; the newest of too many."""
+    rows = await runner.all(SQL.marks, id=entity, from_at=from_at, to_at=to_at, rows_max=MARKS_MAX)
+    return [Mark(**dict(row)) for row in rows]
 
 
 async def hours_from(runner: Runner) -> datetime | None:

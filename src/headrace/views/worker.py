@@ -39,7 +39,8 @@ SYNCED_AFTER_S: Final = 2.2
 """With `everysec` older entries are in the file: Valkey delays a write for at most 2 s."""
 SWEEP_EVERY_S: Final = 1.0
 UNIQUES_EVERY_S: Final = 30.0
-UNIQUES_PER_STEP: Final = 1_000
+UNIQUES_PER_STEP: Final = 250
+"""Each with a sketch of up to 12 KiB."""
 TOMBSTONES_EVERY_S: Final = 3_600.0
 VIEWERS_DROPPED_MAX: Final = 20_000
 """Rows per statement; the next flush continues."""
@@ -319,10 +320,10 @@ class Flusher:
         written = 0
         while found := await self._valkey.uniques(shard, done, rows_max=UNIQUES_PER_STEP):
             rows = []
-            for name, viewers in found:
+            for name, viewers, sketch in found:
                 day, _, entity = name.partition(":")
-                rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers))
+                rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers, sketch))
             await store.write_uniques(self._postgres, rows)
-            done = [name for name, _ in found]
+            done = [name for name, _, _ in found]
             written += len(found)
         return written

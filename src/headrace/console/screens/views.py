@@ -26,6 +26,7 @@ from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
     DayViewers,
+    Mark,
     SeriesPoint,
     ShardLag,
     TopEntry,
@@ -112,8 +113,11 @@ class EntityView:
     error: str | None = None
     sums: Sequence[tuple[str, int]] = ()
     zone: str = ""
+    marks: PanelData[list[Mark]] = NO_DATA
     viewers: PanelData[list[DayViewers]] = NO_DATA
     """By day, newest first."""
+    together: int | None = None
+    """Different viewers of these days."""
     reads: str = ""
 
 
@@ -125,6 +129,9 @@ class LagView:
     flush: PanelData[Flush]
     durability: str
     late_s: float
+    hours_from: PanelData[datetime | None]
+    """The first hour that is not replaced by its day."""
+    changes_kept_s: float
 
 
 async def view_top(context: ViewContext) -> TopView:
@@ -162,10 +169,12 @@ async def view_entity(context: ViewContext) -> EntityView:
         return EntityView(entity=entity, span=span)
     by, length = SPANS[span]
     from_at = context.now_at - length
-    total, series, viewers = await asyncio.gather(
+    total, series, viewers, marks, together = await asyncio.gather(
         _total(views, entity),
         attempt(views.analytics.series(entity, by, from_at=from_at)),
         attempt(views.analytics.viewers(entity)),
+        attempt(views.analytics.marks(entity, from_at=from_at)),
+        attempt(views.analytics.viewers(entity, "all")),
     )
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
@@ -180,6 +189,8 @@ async def view_entity(context: ViewContext) -> EntityView:
         error=series.error,
         sums=sums,
         zone=views.config.time_zone,
+        marks=marks,
+        together=together.value[0].viewers if together.value else None,
         viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
         reads=await _reads(context),
     )
@@ -188,12 +199,16 @@ async def view_entity(context: ViewContext) -> EntityView:
 async def view_lag(context: ViewContext) -> LagView:
     """Flush lag by shard."""
     views = context.views
-    lag = await attempt(views.analytics.lag())
+    lag, hours_from = await asyncio.gather(
+        attempt(views.analytics.lag()), attempt(views.analytics.hours_from())
+    )
     return LagView(
         shards=lag,
         flush=flush_of(lag),
         durability=views.config.durability,
         late_s=LATE_S,
+        hours_from=hours_from,
+        changes_kept_s=views.config.changes_kept_s,
     )
 
 
@@ -238,7 +253,7 @@ async def _reads(context: ViewContext) -> str:
 
 
 async def _total(views: Any, entity: str) -> PanelData[Total]:
-    fields = ("total", "today", "unique", "classes")
+    fields = ("total", "today", "unique", "classes", "counters")
     found = await attempt(views.totals([entity], fields=fields))
     return PanelData(found.value[0] if found.value else None, found.error)
 
@@ -291,6 +306,25 @@ async def reclassify(context: ViewContext, given: dict[str, Any]) -> str:
         target=given["target"],
     )
     return f"job {job} moves the views"
+
+
+async def mark(context: ViewContext, given: dict[str, Any]) -> str:
+    """Mark a span of an entity's time."""
+    ends = _moment("to", given["to"]) if given["to"] else None
+    begins = _moment("from", given["from"]) if given["from"] else None
+    found = await context.views.corrections.mark(
+        given["id"], given["name"], from_at=begins, to_at=ends
+    )
+    return f"{given['id']} is marked as {found.name} from {found.from_at:%Y-%m-%d %H:%M} UTC"
+
+
+def mark_body(given: dict[str, Any]) -> Any:
+    """The body of the call."""
+    return {
+        "name": given["name"],
+        "from_at": given["from"] or None,
+        "to_at": given["to"] or None,
+    }
 
 
 def reclassify_body(given: dict[str, Any]) -> Any:
@@ -347,6 +381,23 @@ ACTIONS: Final = (
         fields=(ENTITY,),
         is_danger=True,
         preview=preview_delete,
+    ),
+    Action(
+        name="views-mark",
+        title="Mark a span",
+        scope=WRITE,
+        what="Shows a mark beside the series of {id}, such as promoted or paid. The same name and"
+        " begin changes the end.",
+        command="headrace views mark {id} {name} [--from {from}] [--to {to}]",
+        http="POST /v1/views/items/{id}/marks",
+        run=mark,
+        body=mark_body,
+        fields=(
+            ENTITY,
+            Field(name="name", label="Mark", hint="a-z 0-9 _, such as promoted."),
+            Field(name="from", label="From", hint="In UTC; empty: now.", required=False),
+            Field(name="to", label="To", hint="In UTC; empty: not ended.", required=False),
+        ),
     ),
     Action(
         name="views-reclassify",

@@ -28,13 +28,15 @@ SELECT headrace.flush_views_v1(
 
 -- name: write_uniques
 -- Store viewer counts. They only grow, so an emptied Valkey lowers none.
-INSERT INTO headrace.views_unique AS u (id, day, viewers)
-SELECT DISTINCT ON (g.id, g.day) g.id, g.day, g.viewers
-FROM unnest(:ids::text[], :days::date[], :viewers::bigint[]) g (id, day, viewers)
+INSERT INTO headrace.views_unique AS u (id, day, viewers, sketch)
+SELECT DISTINCT ON (g.id, g.day) g.id, g.day, g.viewers, g.sketch
+FROM unnest(:ids::text[], :days::date[], :viewers::bigint[], :sketches::bytea[])
+    g (id, day, viewers, sketch)
 WHERE NOT EXISTS (
     SELECT FROM headrace.views_tombstone t WHERE t.id = g.id AND t.until_at > now())
 ORDER BY g.id, g.day, g.viewers DESC
-ON CONFLICT (id, day) DO UPDATE SET viewers = greatest(u.viewers, excluded.viewers);
+ON CONFLICT (id, day) DO UPDATE SET viewers = excluded.viewers, sketch = excluded.sketch
+WHERE excluded.viewers >= u.viewers;
 
 -- name: drop_tombstones
 -- Delete expired tombstones.
@@ -85,10 +87,10 @@ WHERE id = ANY (:ids::text[]) AND class = 0 AND hour >= :since_at GROUP BY id;
 -- Stored viewers of one day.
 SELECT id, viewers FROM headrace.views_unique WHERE id = ANY (:ids::text[]) AND day = :day;
 
--- name: uniques_by_day
--- Stored viewers of an entity by day.
-SELECT day, viewers FROM headrace.views_unique
-WHERE id = :id AND day >= :since::date AND day < :until::date;
+-- name: sketches
+-- Stored sketches of entities by day.
+SELECT day, sketch FROM headrace.views_unique
+WHERE id = ANY (:ids::text[]) AND day >= :since::date AND day < :until::date;
 
 -- name: hours
 -- Views of an entity by hour and class.
@@ -212,3 +214,22 @@ SELECT e.id, g.start_at, g.class, g.views, c.name FROM (
             AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
     ) p GROUP BY 1, 2
 ) g ON true LEFT JOIN headrace.views_counter c ON c.number = g.class / 4 ORDER BY 1, 2, 3;
+
+-- name: mark
+-- Store a mark, or change its end.
+INSERT INTO headrace.views_mark (id, name, from_at, to_at)
+VALUES (:id, :name, :from_at, :to_at)
+ON CONFLICT (id, name, from_at) DO UPDATE SET to_at = excluded.to_at;
+
+-- name: unmark
+-- Delete the marks of a name, or the one that begins at a moment.
+DELETE FROM headrace.views_mark WHERE id = :id AND name = :name
+    AND (:from_at::timestamptz IS NULL OR from_at = :from_at);
+
+-- name: marks
+-- The newest marks of an entity that overlap a span, oldest first.
+SELECT * FROM (
+    SELECT name, from_at, to_at FROM headrace.views_mark
+    WHERE id = :id AND from_at < :to_at AND (to_at IS NULL OR to_at > :from_at)
+    ORDER BY from_at DESC, name LIMIT :rows_max
+) g ORDER BY from_at, name;

@@ -44,11 +44,12 @@ CREATE TABLE headrace.views_hour (
 CREATE INDEX views_hour_range ON headrace.views_hour USING brin (hour)
     WITH (pages_per_range = 32, autosummarize = on);
 
--- Estimated viewers per entity and day, kept for views.viewers_kept.
+-- Estimated viewers per entity and day, with Valkey's HyperLogLog, kept for views.viewers_kept.
 CREATE TABLE headrace.views_unique (
     id text COLLATE "C",
     day date,
     viewers bigint NOT NULL,
+    sketch bytea NOT NULL,
     PRIMARY KEY (id, day)
 );
 -- The flusher removes whole days.
@@ -207,6 +208,7 @@ BEGIN
     DELETE FROM headrace.views_hour h WHERE h.id = p_id;
     DELETE FROM headrace.views_day d WHERE d.id = p_id;
     DELETE FROM headrace.views_unique u WHERE u.id = p_id;
+    DELETE FROM headrace.views_mark m WHERE m.id = p_id;
     IF (SELECT s.keeps_changes FROM headrace.views_history s) THEN
         PERFORM headrace.note_view_changes_v1(p_shard, ARRAY[p_id], '{-1}', ARRAY[now()], '{0}');
     END IF;
