@@ -41,8 +41,8 @@ soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests
 	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
 
-bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=jobs, ONLY=drain, QUICK=1: two minutes)
-	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
+bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
+	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
 
 format: $(SET_UP) ## Format the code and fix what the linter can
 	$(BIN)/ruff format .

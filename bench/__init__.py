@@ -2,8 +2,10 @@
 
 `python -m bench jobs [--quick] [--churn-s 600] [--only drain]` starts engines of its own in a
 scratch folder (durable: fsync on; TMPDIR sets the disk), measures, prints a table and writes
-`bench/results/<room>.json` and `.svg`. It ends with the rows that do not hold and exits with 1 when
-there is one. No absolute figure is a promise: ratios of the same run are.
+`bench/results/<room>.json`, `.md` and `.svg`: the record. `--quick` takes three minutes at most,
+prints what it leaves out and writes to `build/bench`. `--list` prints the names for `--only`. A run
+ends with the goals that are missed, each with its cause (`why` beside the goal), and then exits
+with 1. No absolute figure is a promise: ratios of the same run are.
 
 harness.py    one run: cells in turns A B A B, medians, CPU of server and clients
 figures.py    one entry a figure, and its goal

@@ -95,11 +95,15 @@ class Child:
 
 def _kill(pid: int, group: int) -> None:
     """SIGKILL `pid` if it still is of the group that was started here (pids are used again)."""
-    try:
+    with suppress(ProcessLookupError):
         if os.getsid(pid) == group:
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+            send_signal(pid)
+
+
+def send_signal(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process of a running child; nothing happens if it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def cpu_of(pid: int) -> float:
@@ -116,11 +120,11 @@ def _cpu(pid: int) -> float:
 
 
 async def wait_for(
-    ask: Callable[[], Any], what: str, deadline_s: float, child: Child | None
+    check: Callable[[], Any], what: str, deadline_s: float, child: Child | None
 ) -> Any:
     """Ask until the answer is true. Raises: BenchFault at the deadline, or when `child` ends."""
     ends_s = time.monotonic() + deadline_s
-    while not (answer := ask()):
+    while not (answer := check()):
         if child is not None and not child.is_running:
             raise BenchFault(f"{child.name} ended while waiting for {what}: {child.err[-1500:]}")
         if time.monotonic() > ends_s:

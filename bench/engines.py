@@ -75,10 +75,10 @@ class BenchEngines:
             await connection.close()
         valkey = Valkey(self.endpoints.valkey_url, ValkeyConfig())
         try:
-            told = await valkey.command("INFO", "server")
+            info = await valkey.command("INFO", "server")
         finally:
             await valkey.close()
-        return {"postgresql": postgres, "valkey": str(told["valkey_version"])}
+        return {"postgresql": postgres, "valkey": str(info["valkey_version"])}
 
     @asynccontextmanager
     async def database(self, *, template: str = "template1") -> AsyncIterator[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import feed_crowded, feed_http, feed_module, feed_pages, feed_push, feed_shards
-from bench.figures import Figure
-from bench.harness import Run
+from bench import (
+    feed_crowded,
+    feed_http,
+    feed_kinds,
+    feed_module,
+    feed_pages,
+    feed_push,
+    feed_shards,
+)
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "pages": feed_pages.measure_pages,
     "pages_10m": feed_pages.measure_large("uniform"),
     "pages_10m_zipf": feed_pages.measure_large("zipf"),
     "crowded": feed_crowded.measure_crowded,
+    "kinds": feed_kinds.measure_kinds,
     "shards": feed_shards.measure_shards,
     "module": feed_module.measure_module,
     "writes": feed_http.measure_writes,

@@ -73,6 +73,7 @@ async def _measure(
             ours=Runs((percentile(ours, share),)),
             peers={MODULE: Runs((percentile(theirs, share),))},
             goal=goal if share == 0.5 else None,
+            why="both times include the caller's wait for a core, which shortens the ratio",
             is_less_better=True,
             not_measured=[note] if differ else [],
         )

@@ -18,7 +18,7 @@ from bench.feed_stage import FOLLOWS, PER_PAGE, make_world, staged
 from bench.figures import Figure, Runs, figure
 from bench.harness import Run
 from bench.peers.feed_merges import Merges
-from bench.report import RESULTS
+from bench.report import write_plot
 
 INBOXES, CAP, PER_CALL = 1_000, 120, 10_000
 RATES = (0.1, 1.0, 3.3)
@@ -37,7 +37,7 @@ async def measure_push(run: Run) -> list[Figure]:
         for name, runs in costs.items()
     ]
     if costs:
-        (RESULTS / "feed_push.svg").write_text(plot({n: r.median for n, r in costs.items()}))
+        write_plot(run.results, "feed_push", plot({n: r.median for n, r in costs.items()}))
         write, read = costs["write into an inbox"].median, costs["read of an inbox"].median
         for follows in FOLLOWS:
             pull = costs[_pull(follows)].median

@@ -55,9 +55,12 @@ async def measure_shards(run: Run) -> list[Figure]:
     """The same world on each cluster."""
     viewers = run.sized(100, 40)
     world = make_world("zipf", posts=run.sized(500_000, 100_000), viewers=viewers)
-    found: dict[int, list[Costs]] = {shards: [] for shards in SHARDS}
+    counts = SHARDS[::2] if run.quick else SHARDS
+    if run.quick:
+        run.leave_out(f"{SHARDS[1]} shards")
+    found: dict[int, list[Costs]] = {shards: [] for shards in counts}
     for _ in range(run.pairs):
-        for shards in SHARDS:
+        for shards in counts:
             costs = await _measure(run, world, shards)
             found[shards].append(costs)
             print(f"  {shards} shards: {costs}", flush=True)
@@ -148,5 +151,7 @@ def _figures(found: dict[int, list[Costs]], size: str) -> list[Figure]:
     )
     goal = Goal(at_least=GOAL_TIMES)
     name = "times less CPU of the busiest primary per page"
-    rows.append(figure(name, "x", f"{SHARDS[-1]} shards, {size}", ours=Runs(times), goal=goal))
+    where = f"{SHARDS[-1]} shards, {size}"
+    why = "viewers are spread by hash, so the busiest primary has more than its share"
+    rows.append(figure(name, "x", where, ours=Runs(times), goal=goal, why=why))
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import (
@@ -13,10 +12,8 @@ from bench import (
     fetch_photos,
     fetch_routing,
 )
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "photos": fetch_photos.measure,
     "isolation": fetch_isolation.measure,
@@ -31,5 +28,6 @@ SETTINGS: Final = {
     " synced",
     "scrapy images pipeline": "1 process, 200 requests at once, uvloop, no retries; syncs nothing",
     "img2dataset": "2 processes x 64 threads, files, no second encoding, SHA-256; syncs nothing",
+    "img2dataset, tar files of 500": "the same with its webdataset format: no object per photo",
     "bare pycurl loop": "100 at once, SHA-256, file and folder synced in 16 threads; no checks",
 }

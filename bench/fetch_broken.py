@@ -47,15 +47,15 @@ class Rule:
 class Week:
     """The requests of a week, and the latest repair."""
 
-    asked: int = 0
-    asked_in_every_run: int = 0
+    requests: int = 0
+    requests_of_every_run: int = 0
     latest_s: float = 0.0
     """From a repair to the request that sees it."""
 
     @property
     def cut(self) -> float:
         """Percent of the requests for dead links that were not made."""
-        return 100 * (1 - self.asked / self.asked_in_every_run)
+        return 100 * (1 - self.requests / self.requests_of_every_run)
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -98,20 +98,20 @@ def live(rule: Rule, links: int, gap_s: float, seed: int) -> Week:
         dies_s = chance.uniform(0, WEEK_S * 0.7)
         is_forever = chance.random() < NEVER
         lasts_s = WEEK_S if is_forever else chance.expovariate(1 / REPAIR_MEAN_S)
-        _ask(week, rule, moments, dies_s, dies_s + lasts_s)
+        _follow(week, rule, moments, dies_s, dies_s + lasts_s)
     return week
 
 
-def _ask(week: Week, rule: Rule, moments: list[float], dies_s: float, repaired_s: float) -> None:
+def _follow(week: Week, rule: Rule, moments: list[float], dies_s: float, repaired_s: float) -> None:
     """One link through the runs after its death, until it is seen repaired."""
     tries = 1 + PHOTO_RETRIES
-    week.asked_in_every_run += tries * sum(dies_s <= now_s < repaired_s for now_s in moments)
+    week.requests_of_every_run += tries * sum(dies_s <= now_s < repaired_s for now_s in moments)
     number = next((n for n, now_s in enumerate(moments) if now_s >= dies_s), len(moments))
     if number == len(moments) or moments[number] >= repaired_s:
         return
     now_s, failures = moments[number], 0
     while now_s < repaired_s:
-        week.asked += 1 if failures else tries
+        week.requests += 1 if failures else tries
         failures += 1
         due = number + rule.rounds[failures]
         of_run_s = moments[due] if due < len(moments) else WEEK_S

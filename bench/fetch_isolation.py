@@ -64,7 +64,14 @@ async def measure(run: Run) -> list[Figure]:
     if not run.quick and series:
         _draw(series, size)
     return [
-        figure("isolation: p95 item time, to that without", "x", size, ours=ratios, goal=GOAL),
+        figure(
+            "isolation: p95 item time, to that without",
+            "x",
+            size,
+            ours=ratios,
+            goal=GOAL,
+            why=f"the catalogues of more customers are read on the same cores: see '{MORE}'",
+        ),
         *(
             figure(f"item time of fast customers, {which}, {cell}", "s", size, ours=runs.get(cell))
             for which, runs in (("p50", p50), ("p95", p95))
@@ -138,15 +145,15 @@ def _host(customer: str) -> str:
 
 
 async def _wait_results(
-    site: Site, worker: Child, wanted: set[tuple[str, str]]
+    site: Site, worker: Child, expected: set[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
     ends_s = time.monotonic() + AFTER_S
     while True:
         found = await site.results()
-        if wanted <= found.keys():
+        if expected <= found.keys():
             return found
         if time.monotonic() > ends_s or not worker.is_running:
-            missing = len(wanted - found.keys())
+            missing = len(expected - found.keys())
             raise BenchFault(f"{missing} items of fast customers undone {worker.err[-600:]}")
         await asyncio.sleep(0.2)
 

@@ -9,9 +9,7 @@ everything again; its requests a second go into a chart.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +17,12 @@ from functools import partial
 
 from tests.kit.processes import descendants
 
-from bench.children import BenchFault, Child, wait_for
+from bench.children import BenchFault, Child, send_signal, wait_for
 from bench.fetch_plot import Chart, write_chart
 from bench.fetch_site import Offered, Site, fetch_site
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run
-from bench.jobs_lanes import SHORT_LEASE
+from bench.jobs_lanes import SHORT_LEASE, WHY_KILLED, WHY_LATE
 from bench.origins.log import by_host, judge, per_second
 from bench.origins.plan import HostPlan
 from bench.origins.started import Origins, origins
@@ -72,6 +70,7 @@ async def measure(run: Run) -> list[Figure]:
                 size,
                 ours=found.get("share", {}).get(OURS.name),
                 goal=None if missing else SHARE_GOAL,
+                why=WHY_KILLED if is_disturbed else WHY_LATE,
                 not_measured=missing,
             ),
             figure(
@@ -163,14 +162,14 @@ class Fleet:
             below = descendants(self.agents[at].pid)
             match chance.choice(("slot", "slot", "agent", "scheduler")):
                 case "slot" if below:
-                    _kill(below[-1])
+                    send_signal(below[-1])
                 case "scheduler":
-                    _kill(self._scheduler.pid)
+                    send_signal(self._scheduler.pid)
                     await self._scheduler.end()
                     self._scheduler = self._site.schedule(**self._settings)
                 case _:
                     for pid in [self.agents[at].pid, *below]:
-                        _kill(pid)
+                        send_signal(pid)
                     await self.agents[at].end()
                     self.agents[at] = self._agent()
 
@@ -181,13 +180,6 @@ class Fleet:
 
     def _agent(self) -> Child:
         return self._site.work(slots=SLOTS, **self._settings)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bench.day.plot import (
     WIDTH,
     Panel,
 )
-from bench.report import RESULTS
+from bench.report import RESULTS, write_plot
 
 
 class Chart:
@@ -79,9 +79,10 @@ def write_chart(name: str, title: str, charts: Sequence[Chart]) -> None:
         f'<g transform="translate(0,{place * (PANEL_HEIGHT + GAP)})">{chart.drawn()}</g>'
         for place, chart in enumerate(charts)
     )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.svg").write_text(
+    write_plot(
+        RESULTS,
+        name,
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
         f' height="{height}"><style>{STYLE}</style><rect width="{WIDTH}" height="{height}"'
-        f' fill="#fff"/><text class="title" x="{LEFT}" y="20">{escape(title)}</text>{body}</svg>\n'
+        f' fill="#fff"/><text class="title" x="{LEFT}" y="20">{escape(title)}</text>{body}</svg>\n',
     )

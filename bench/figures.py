@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+OURS = "headrace"
+UNEXPLAINED = "no cause is known: compare with another run on a quiet machine"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Figure:
     ratio: float | None = None
     goal: str | None = None
     holds: bool | None = None
+    why: str = ""
+    """Why the goal is missed; empty where it is met."""
     runs: int = 0
     spread: dict[str, list[float]] = field(default_factory=dict)
     not_measured: list[str] = field(default_factory=list)
@@ -89,32 +94,43 @@ def figure(
     peers: dict[str, Runs] | None = None,
     limit: dict[str, float] | None = None,
     goal: Goal | None = None,
+    why: str = "",
     is_less_better: bool = False,
     not_measured: Sequence[str] = (),
 ) -> Figure:
-    """Make the entry; a goal whose figure could not be measured does not hold."""
-    others = {peer: rounded(runs.median) for peer, runs in (peers or {}).items()}
+    """Make the entry; a goal whose figure could not be measured does not hold.
+
+    `why` is the known cause of a miss. It is kept only if the goal is missed.
+    """
+    medians = {peer: rounded(runs.median) for peer, runs in (peers or {}).items()}
     made = Figure(
         name=name,
         unit=unit,
         size=size,
         ours=rounded(ours.median) if ours else None,
-        peers=others,
+        peers=medians,
         limit={what: rounded(value) for what, value in (limit or {}).items()},
         goal=goal.text(unit) if goal else None,
         runs=len(ours.values) if ours else 0,
         not_measured=list(not_measured),
     )
     if goal is not None:
-        made.holds = ours is not None and goal.is_met(ours.median, others)
-        missing = [peer for peer in goal.times if peer not in others]
+        made.holds = ours is not None and goal.is_met(ours.median, medians)
+        missing = [peer for peer in goal.times if peer not in medians]
         made.not_measured += [f"{peer}: no figure of it to compare with" for peer in missing]
+    if made.holds is False:
+        made.why = (why or UNEXPLAINED) if ours is not None else "not measured"
     if ours is not None:
-        made.spread = {"headrace": ours.spread, **{p: r.spread for p, r in (peers or {}).items()}}
-        if others and ours.median and (best := _best(others, is_less_better=is_less_better)):
+        made.spread = {OURS: ours.spread, **{p: r.spread for p, r in (peers or {}).items()}}
+        if medians and ours.median and (best := _best(medians, is_less_better=is_less_better)):
             times = best / ours.median if is_less_better else ours.median / best
             made.ratio = rounded(times)
     return made
+
+
+def others(rows: Mapping[str, Runs]) -> dict[str, Runs]:
+    """All systems but ours."""
+    return {name: runs for name, runs in rows.items() if name != OURS}
 
 
 def rounded(value: float) -> float:

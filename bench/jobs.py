@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bench import (
@@ -15,17 +14,17 @@ from bench import (
     jobs_simulated_day,
     jobs_slots,
     jobs_wake,
+    jobs_workflows,
     limits,
 )
-from bench.figures import Figure
-from bench.harness import Run
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "limits": limits.measure,
     "drain": jobs_drain.measure,
     "enqueue": jobs_enqueue.measure,
     "wake": jobs_wake.measure,
+    "workflows": jobs_workflows.measure,
     "lanes": jobs_lanes.measure,
     "many_lanes": jobs_many_lanes.measure,
     "churn": jobs_churn.measure,

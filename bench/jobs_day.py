@@ -27,10 +27,10 @@ from bench.day.waits import mean, percentile
 from bench.figures import Figure, Goal, Runs, figure
 from bench.figures import percentile as value_at
 from bench.machine import now_text, read_commit, read_machine_facts
+from bench.report import RESULTS, write_plot
 from headrace.jobs.fleet.plan import Plan, QueueNeed, plan
 from headrace.jobs.fleet.rates import Rates
 
-RESULTS = Path(__file__).parent / "results"
 STEPS_PER_MINUTE = int(60 / STEP_S)
 QUIET_AFTER_S = 300.0
 """What happened less than so long ago still moves slots."""
@@ -227,7 +227,6 @@ def write(
     document: dict[str, Any], day: Day, scenario: Scenario, *, results: Path, title: str
 ) -> None:
     """The result file and the plot."""
-    results.mkdir(exist_ok=True)
     events = [
         {"what": e.what, "from_h": round(e.from_s / 3_600, 4), "to_h": round(e.to_s / 3_600, 4)}
         for e in scenario.events
@@ -239,7 +238,7 @@ def write(
         "moved_percent": [round(100 * count / SLOTS, 2) for count in day.moved],
         "wait_p99_s": {name: day.wait_p99_s[name] for name in CLASSES},
     }
-    (results / "jobs_day.svg").write_text(draw(title, scenario.hours, series, events))
+    write_plot(results, "jobs_day", draw(title, scenario.hours, series, events))
     path = results / "jobs_day.json"
     path.write_text(json.dumps({**document, "events": events}, indent=1) + "\n")
 

@@ -10,7 +10,6 @@ whole windows, since a killed slot's grants stay spent.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -21,7 +20,7 @@ from functools import partial
 from tests.kit.processes import descendants
 
 from bench.apps.lanes import LIMITER, QUEUES, RATE_VARIABLE, Visit
-from bench.children import BenchFault, Child, wait_for
+from bench.children import BenchFault, Child, send_signal, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run
 from bench.ours import open_app
@@ -37,6 +36,8 @@ CATCH_UP_S = 5.0
 """For the last burst, in which every lane starts at once."""
 SHARE_GOAL = Goal(at_least=99)
 OVER_GOAL = Goal(at_most=0)
+WHY_KILLED = "starts granted to a killed slot stay spent, so that no window is exceeded"
+WHY_LATE = "each start comes later than its window allows, by the delay of a claim"
 SHORT_LEASE = {
     "HEADRACE_JOBS_LEASE": "3s",
     "HEADRACE_JOBS_HEARTBEAT": "1s",
@@ -74,6 +75,7 @@ async def measure(run: Run) -> list[Figure]:
                 "%",
                 size,
                 goal=None if missing else SHARE_GOAL,
+                why=WHY_KILLED if is_disturbed else WHY_LATE,
                 ours=found.get("share", {}).get(OURS.name),
                 not_measured=missing,
             ),
@@ -151,20 +153,13 @@ async def _disturb(
         family = [workers[index].pid, *descendants(workers[index].pid)]
         pid = family[-1] if len(family) > 1 else family[0]
         if chance.random() < 0.3:
-            _send(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         else:
-            _send(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
             await asyncio.sleep(chance.uniform(0.0, 3.0))
-            _send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         if not workers[index].is_running:
             workers[index] = cell.work(APP, slots=SLOTS, **settings)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import media_cluster, media_ranges, media_slow, media_store
-from bench.figures import Figure
-from bench.harness import Run
+from bench import media_cluster, media_ranges, media_slow, media_store, media_tls
+from bench.harness import Measure
 from bench.peers import media_servers
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "ranges": media_ranges.measure,
+    "tls": media_tls.measure,
     "fast": media_slow.measure_fast,
     "crowd": media_slow.measure_crowd,
     "hop": media_cluster.measure_hop,
@@ -26,5 +24,6 @@ SETTINGS: Final = {
         "1 worker and its filler, store of blocks with sums, every URL signed and checked, metrics"
     ),
     media_ranges.FILES: "1 worker, files of a folder, every URL signed and checked, metrics",
+    media_tls.FILES: "as headrace, files; HTTPS without kernel TLS",
     **media_servers.SETTINGS,
 }

@@ -70,8 +70,9 @@ def native_program(name: str, folder: Path) -> Path:
     if compiler is None:
         raise BenchFault("no C compiler is installed (Debian: apt-get install gcc libc6-dev)")
     source = NATIVE / f"{name}.c"
+    libraries = ["-lm", "-l:libssl.so.3", "-l:libcrypto.so.3"]
     made = subprocess.run(
-        [compiler, "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), "-lm"],
+        [compiler, "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), *libraries],
         capture_output=True,
         text=True,
         timeout=120,

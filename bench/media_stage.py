@@ -15,14 +15,16 @@ import http.client
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench.children import BenchFault, Child, wait_for
-from bench.harness import READY_S
+from bench.harness import READY_S, Run
 from bench.media_objects import Track, content, native_program, write_targets
 from bench.systems import Cell
 from bench.views_stage import free_port, pin
@@ -54,18 +56,18 @@ class Serving:
 class Pressed:
     """The report of a run of the generator, and CPU seconds of the server meanwhile."""
 
-    told: dict[str, Any]
+    report: dict[str, Any]
     cpu_s: float
 
     @property
     def rate_per_s(self) -> float:
         """Answers a second."""
-        return float(self.told["done"] / self.told["seconds"])
+        return float(self.report["done"] / self.report["seconds"])
 
     @property
     def cpu_s_a_gib(self) -> float:
         """CPU seconds of the server for each GiB."""
-        return float(self.cpu_s / (self.told["bytes"] / 2**30))
+        return float(self.cpu_s / (self.report["bytes"] / 2**30))
 
 
 def blobs_folder(cell: Cell) -> Path:
@@ -88,9 +90,9 @@ def listened(tracks: Sequence[Track], listeners: int) -> list[Track]:
 
 def listener_targets(cell: Cell, tracks: Sequence[Track], listeners: int = LISTENERS) -> Path:
     """A signed URL per listener, each with an expiry of its own, over the same tracks."""
-    heard = listened(tracks, listeners)
+    of_listeners = listened(tracks, listeners)
     file = cell.folder / f"listeners-{listeners}"
-    return write_targets(file, heard, signed_targets(cell, heard))
+    return write_targets(file, of_listeners, signed_targets(cell, of_listeners))
 
 
 def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:
@@ -170,6 +172,11 @@ async def read_all(serving: Serving) -> None:
     await asyncio.to_thread(read)
 
 
+def hot_times(run: Run) -> dict[str, float]:
+    """How long a closed loop lasts."""
+    return {"seconds": 1.5, "warm_s": 0.5} if run.quick else {"seconds": 5, "warm_s": 1}
+
+
 def pinned(words: Sequence[str], core: int | None) -> list[str]:
     """The command line, kept on one core from its first instruction on, where there are two."""
     cores = sorted(os.sched_getaffinity(0))
@@ -178,19 +185,31 @@ def pinned(words: Sequence[str], core: int | None) -> list[str]:
     return ["taskset", "-c", str(cores[core % len(cores)]), *words]
 
 
+@cache
+def _preferred() -> list[str]:
+    """The prefix of a process that runs before others of its core; none if that is not allowed."""
+    prefix = ["chrt", "-f", "1"]
+    if shutil.which(prefix[0]) is None:
+        return []
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    return prefix if tried.returncode == 0 else []
+
+
 def generator(
     cell: Cell,
     serving: Serving,
     mode: str,
     *,
     core: int | None = CLIENT_CORE,
+    is_preferred: bool = False,
     **options: float | str,
 ) -> Child:
-    """Start the generator."""
+    """Start the generator; `is_preferred` before other processes of its core, where allowed."""
     program = native_program("media_load", cell.folder.parent)
     words = [str(program), mode, str(serving.targets), f"port={serving.port}"]
     words += [f"{name}={value}" for name, value in options.items()]
-    return Child(pinned(words, core), folder=cell.folder, env={}, name=f"load-{mode}")
+    words = [*(_preferred() if is_preferred else []), *pinned(words, core)]
+    return Child(words, folder=cell.folder, env={}, name=f"load-{mode}")
 
 
 async def press(
@@ -200,10 +219,11 @@ async def press(
     *,
     seconds: float,
     meanwhile: Callable[[], object] | None = None,
+    is_preferred: bool = False,
     **options: float | str,
 ) -> Pressed:
     """Run the generator to its end; CPU is counted from its warm-up on. Raises: BenchFault."""
-    child = generator(cell, serving, mode, seconds=seconds, **options)
+    child = generator(cell, serving, mode, is_preferred=is_preferred, seconds=seconds, **options)
     try:
         await wait_for(lambda: "warm" in child.out, "the warm-up", 60, child)
         before_s = serving.child.cpu_s()

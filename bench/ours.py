@@ -42,7 +42,7 @@ class Ours:
     def __init__(self) -> None:
         self._app = open_app(url())
         self._lane = count()
-        self._task = self._app.task(QUEUE)(_nothing)
+        self._task = self._app.task(QUEUE)(nothing)
 
     async def prepare(self) -> None:
         """The template database has the tables; the queue is declared by its first use."""
@@ -77,7 +77,7 @@ class Ours:
         clock = Clock()
         for _ in range(jobs):
             self._task.sync.enqueue(text=TEXT)
-        clock.tell(jobs, WARM_UP_CALLS + jobs)
+        clock.report(jobs, WARM_UP_CALLS + jobs)
 
     async def time_at_once(self, command: str, jobs: int) -> None:
         """Enqueue one by one from 16 callers, or 1,000 a call from two, and time it."""
@@ -96,7 +96,7 @@ class Ours:
             await call()
         clock = Clock()
         await asyncio.gather(*[repeat() for _ in range(callers)])
-        clock.tell(jobs, WARM_UP_CALLS * size + jobs)
+        clock.report(jobs, WARM_UP_CALLS * size + jobs)
         await self.close()
 
     async def work(self) -> None:
@@ -111,7 +111,7 @@ class Ours:
         return f"customer:{next(self._lane) % LANES}"
 
 
-async def _nothing(text: str) -> None:
+async def nothing(text: str) -> None:
     """Never run here."""
 
 

@@ -8,41 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Figure, shown
+from bench.machine import ROOT
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = ROOT / "bench" / "results"
+"""The record, which full runs alone write."""
+QUICK_RESULTS = ROOT / "build" / "bench"
 WIDTH = 860
 BAR_HEIGHT = 16
 LABEL_WIDTH = 150
 
 
 def write_results(
-    room: str, head: dict[str, Any], figures: list[Figure], questions: list[str]
+    room: str, head: dict[str, Any], figures: list[Figure], questions: list[str], *, folder: Path
 ) -> Path:
     """Write `<room>.json`, `<room>.svg` and `<room>.md`; returns the JSON's path.
 
-    Of questions that were not measured now the entries of the file stay, in the order of
-    `questions`.
+    In the record the entries of questions that were not measured now stay, in the order of
+    `questions`. A quick run's files have the rows of that run alone.
     """
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{room}.json"
+    path = folder / f"{room}.json"
     measured = {figure.question for figure in figures}
-    kept = [Figure(**entry) for entry in _entries(path) if entry["question"] not in measured]
+    is_record = folder == RESULTS
+    kept = [row for row in recorded(room) if is_record and row.question not in measured]
     figures = sorted(
         (f for f in [*kept, *figures] if f.question in questions),
         key=lambda figure: questions.index(figure.question),
     )
     document = {"room": room, **head, "figures": [figure.as_json() for figure in figures]}
+    write_plot(folder, room, bars(room, head, figures))
     path.write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / f"{room}.svg").write_text(bars(room, head, figures))
-    (RESULTS / f"{room}.md").write_text(page(room, head, figures))
+    (folder / f"{room}.md").write_text(page(room, head, figures))
     return path
+
+
+def write_plot(folder: Path, name: str, svg: str) -> None:
+    """Write a plot beside the tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.svg").write_text(svg)
 
 
 def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
     """The table with where it comes from, as a page of its own."""
     machine = head["machine"]
     origin = (
-        f"`make bench ROOM={room}`, {machine['cores']} cores ({machine['cpu']}),"
+        f"`{head['command']}`, {machine['cores']} cores ({machine['cpu']}),"
         f" {machine['memory_gib']} GiB, {head['date'][:10]}; ratios of one run count, absolute"
         f" figures are this machine's. `{room}.json` has versions, settings, commit and moment of"
         " each row."
@@ -52,14 +61,16 @@ def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
         notes = f"\n{notes}"
     others = "".join(f"- {line}\n" for line in remarks(figures))
     if others:
-        others = f"\nOf single rows, what was not measured and what else to know:\n\n{others}"
+        others = f"\nNotes on single rows:\n\n{others}"
     return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n{notes}{others}"
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def recorded(room: str) -> list[Figure]:
+    """The rows of the record."""
+    path = RESULTS / f"{room}.json"
     if not path.exists():
         return []
-    return [entry for entry in json.loads(path.read_text())["figures"] if "question" in entry]
+    return [Figure(**entry) for entry in json.loads(path.read_text())["figures"]]
 
 
 def table(figures: list[Figure]) -> str:
@@ -74,15 +85,15 @@ def table(figures: list[Figure]) -> str:
         )
         limit = ", ".join(f"{shown(value)} {what}" for what, value in row.limit.items())
         spread = row.spread.get("headrace", [])
-        told = f"{shown(spread[0])} - {shown(spread[1])}" if row.runs > 1 else ""
-        holds = {None: "", True: "yes", False: "**no**"}[row.holds]
-        cells = [row.name, row.size, f"{shown(row.ours)} {row.unit}", told, peers, limit]
+        range_text = f"{shown(spread[0])} - {shown(spread[1])}" if row.runs > 1 else ""
+        holds = {None: "", True: "yes", False: f"**no**: {row.why}"}[row.holds]
+        cells = [row.name, row.size, f"{shown(row.ours)} {row.unit}", range_text, peers, limit]
         lines.append("| " + " | ".join([*cells, row.goal or "", holds]) + " |")
     return "\n".join(lines)
 
 
 def remarks(figures: list[Figure]) -> list[str]:
-    """What was not measured and what else is to be known, by figure."""
+    """What was not measured and other notes, by figure."""
     return [
         f"{row.name}, {row.size}: {'; '.join(row.not_measured)}"
         for row in figures

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import views_hits, views_http
-from bench.figures import Figure
-from bench.harness import Run
+from bench import views_history, views_hits, views_http
+from bench.harness import Measure
 
-Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "most": views_http.measure_most,
-    "cached": views_http.measure_cached,
     "wait": views_http.measure_wait,
     "hits": views_hits.measure_hits,
     "flush": views_hits.measure_flush,
+    "history": views_history.measure_history,
 }
 PACKAGES: Final[list[str]] = []
 SETTINGS: Final = {

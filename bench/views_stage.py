@@ -56,8 +56,10 @@ async def view_items(app: Headrace, items: int = ITEMS) -> dict[str, int]:
     totals = {f"item:{number}": number % 7 + 1 for number in range(items)}
     hits = [Hit(id=item, n=n) for item, n in totals.items()]
     for start in range(0, items, 1_000):
-        told = await app.views.hits(hits[start : start + 1_000])
-        assert all(one.total == totals[one.id] for one in told), "a total is not what was counted"
+        counted = await app.views.hits(hits[start : start + 1_000])
+        assert all(one.total == totals[one.id] for one in counted), (
+            "a total is not what was counted"
+        )
     return totals
 
 
@@ -132,8 +134,8 @@ async def load(
         cpu_s = api.child.cpu_s() - before_s
     finally:
         await child.end()
-    told: dict[str, dict[str, float]] = json.loads(out.strip().splitlines()[-1])
-    return told, cpu_s / seconds
+    report: dict[str, dict[str, float]] = json.loads(out.strip().splitlines()[-1])
+    return report, cpu_s / seconds
 
 
 def reads(totals: Mapping[str, int], *, checked: bool) -> list[dict[str, Any]]:

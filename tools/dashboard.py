@@ -75,6 +75,26 @@ ROWS: Final[dict[str, list[Panel]]] = {
                 "p99": _quantile(0.99, "jobs_run_seconds"),
             },
         ),
+        Panel(
+            "Backlog of the largest queues",
+            "none",
+            {"{{queue}}": 'topk(8, max by (queue) (jobs_queue_jobs{state="ready"}))'},
+        ),
+        Panel(
+            "Age of the oldest ready job",
+            "s",
+            {"{{queue}}": "topk(8, max by (queue) (jobs_queue_oldest_seconds))"},
+        ),
+        Panel(
+            "Failed and quarantined",
+            "none",
+            {
+                "{{queue}} {{state}}": (
+                    'topk(8, max by (queue, state) (jobs_queue_jobs{state=~"failed|quarantined"}))'
+                )
+            },
+        ),
+        Panel("Done by queue", "ops", {"{{queue}}": _rate("jobs_queue_settled_total", "queue")}),
         Panel("Slots", "none", {"slots": "sum(agent_slots)"}),
         Panel("Slots that ended", "ops", {"{{how}}": _rate("agent_slots_ended_total", "how")}),
         Panel("Alerts open", "none", {"{{rule}}": "max by (rule) (jobs_alerts_open)"}),

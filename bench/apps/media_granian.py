@@ -23,11 +23,11 @@ async def app(scope: Any, protocol: Any) -> None:
         except OSError:
             protocol.response_empty(404, [])
             return
-    wanted = _RANGE.fullmatch(scope.headers.get("range", ""))
-    if wanted is None:
+    found = _RANGE.fullmatch(scope.headers.get("range", ""))
+    if found is None:
         protocol.response_file(200, [("content-length", str(size))], path)
         return
-    first, last = int(wanted[1]), min(int(wanted[2]), size - 1)
+    first, last = int(found[1]), min(int(found[2]), size - 1)
     fields = [
         ("content-length", str(last - first + 1)),
         ("content-range", f"bytes {first}-{last}/{size}"),

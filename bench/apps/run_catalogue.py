@@ -25,8 +25,8 @@ async def main(path: Path, customer: str) -> None:
     run = await app.fetch.run_catalogue(path, customer)
     seconds = time.perf_counter() - began_s
     rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    told = {"new": run.new, "changed": run.changed, "gone": run.gone, "state": run.state}
-    print(json.dumps({**told, "seconds": seconds, "rss_mib": rss_mib}))
+    counts = {"new": run.new, "changed": run.changed, "gone": run.gone, "state": run.state}
+    print(json.dumps({**counts, "seconds": seconds, "rss_mib": rss_mib}))
     await app.close()
 
 

@@ -137,8 +137,8 @@ def _events(scenario: Scenario, rng: np.random.Generator) -> list[Event]:
     day_s = scenario.day_s
     work = [queue.rate_per_s * queue.handler_s for queue in scenario.queues]
     small = [i for i, w in enumerate(work) if w <= 3 and not scenario.queues[i].starts_at]
-    poisoned = _nearest(scenario, work, importance=5, wanted=8.0)
-    late = _nearest(scenario, work, importance=9, wanted=5.0)
+    poisoned = _nearest(scenario, work, importance=5, slots=8.0)
+    late = _nearest(scenario, work, importance=9, slots=5.0)
     for i, slots_max in ((poisoned, POISONED_SLOTS_MAX), (late, BACKLOG_SLOTS_MAX)):
         scenario.queues[i] = replace(scenario.queues[i], slots_max=slots_max)
     hosts = rng.permutation(HOSTS)
@@ -158,7 +158,7 @@ def _events(scenario: Scenario, rng: np.random.Generator) -> list[Event]:
     return events
 
 
-def _nearest(scenario: Scenario, work: list[float], *, importance: int, wanted: float) -> int:
-    """The queue of an importance whose work is nearest to `wanted` slots."""
+def _nearest(scenario: Scenario, work: list[float], *, importance: int, slots: float) -> int:
+    """The queue of an importance whose work is nearest to so many slots."""
     of_it = [i for i, q in enumerate(scenario.queues) if q.importance == importance]
-    return min(of_it, key=lambda i: abs(work[i] - wanted))
+    return min(of_it, key=lambda i: abs(work[i] - slots))

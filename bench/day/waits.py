@@ -13,11 +13,11 @@ Ints = npt.NDArray[np.int64]
 
 def percentile(counts: Counter[int], share: float) -> int:
     """The smallest wait that `share` of all do not exceed; 0 of none."""
-    wanted = share * counts.total()
+    needed = share * counts.total()
     seen = 0
     for wait in sorted(counts):
         seen += counts[wait]
-        if seen >= wanted:
+        if seen >= needed:
             return wait
     return 0
 

@@ -2,6 +2,7 @@
 
    media_load hot    TARGETS key=value...   closed loop: every connection always has one request under way
    media_load open   TARGETS key=value...   open loop: requests are due at Poisson moments, whatever became of others
+   media_load dial   TARGETS key=value...   as hot, but each request has a connection of its own; resume=1: of one session
    media_load slow   TARGETS key=value...   many connections that each read so many bytes a second
 
    TARGETS has a line an object: "NUMBER SIZE TARGET". Byte i of object n is a function of both, so an answer tells by
@@ -28,11 +29,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "load_tls.h"
+
 enum { HEAD_BYTES = 2048, BODY_BYTES = 65536, SAMPLES_MAX = 4000000 };
 
 struct object { uint64_t number, size; char *target; };
 struct client {
     int fd, is_busy, is_checked, head_bytes;
+    SSL *ssl;
     const struct object *object;
     uint64_t offset, left, first;
     double due_s, first_s;
@@ -40,13 +44,13 @@ struct client {
 };
 
 static const char *host = "127.0.0.1", *from = NULL;
-static int port, connections = 64, check_every = 64, receive_buffer = 0;
+static int port, connections = 64, check_every = 64, receive_buffer = 0, tls = 0, resume = 0;
 static double seconds = 5, warm_s = 1, rate_per_s = 100, bytes_per_s = 32768;
 static uint64_t range_bytes = 262144, chunk_bytes = 8192, seed = 20261121;
 static struct object *objects;
 static size_t objects_count;
 static struct client *clients;
-static uint64_t done, body_bytes, checked, requests;
+static uint64_t done, body_bytes, checked, requests, resumed;
 static float *firsts_us, *totals_us;
 static size_t samples;
 static char scratch[BODY_BYTES];
@@ -131,7 +135,12 @@ static void ask(struct client *client, double due_s, uint64_t wanted) {
     client->is_checked = check_every && requests++ % (uint64_t)check_every == 0;
     client->due_s = due_s;
     client->first_s = 0;
-    if (send(client->fd, text, (size_t)length, MSG_NOSIGNAL) != length) fail("send: %s", strerror(errno));
+    if ((client->ssl ? SSL_write(client->ssl, text, length) : send(client->fd, text, (size_t)length, MSG_NOSIGNAL)) != length)
+        fail("send: %s", strerror(errno));
+}
+
+static ssize_t receive(struct client *client, void *into, size_t bytes_max) {
+    return client->ssl ? tls_read(client->ssl, into, bytes_max) : recv(client->fd, into, bytes_max, 0);
 }
 
 static const char *field(const char *head, const char *name) {
@@ -151,8 +160,7 @@ static void take_body(struct client *client, const char *data, uint64_t count) {
 }
 
 static void take_head(struct client *client, double now) {
-    ssize_t got = recv(client->fd, client->head + client->head_bytes,
-                       (size_t)(HEAD_BYTES - 1 - client->head_bytes), 0);
+    ssize_t got = receive(client, client->head + client->head_bytes, (size_t)(HEAD_BYTES - 1 - client->head_bytes));
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) fail("a connection ended before its answer: %s", got ? strerror(errno) : "closed");
     if (!client->first_s) client->first_s = now;
@@ -182,9 +190,9 @@ static int take(struct client *client, double now, uint64_t most) {
     while (client->head_bytes < 0 && client->left && most) {
         uint64_t wanted = client->left < most ? client->left : most;
         ssize_t got;
-        if (client->is_checked) {
+        if (client->is_checked || client->ssl) {
             if (wanted > sizeof scratch) wanted = sizeof scratch;
-            got = recv(client->fd, scratch, wanted, 0);
+            got = receive(client, scratch, wanted);
         } else {
             got = recv(client->fd, NULL, wanted, MSG_TRUNC);
         }
@@ -237,11 +245,21 @@ static void tell(double took_s) {
     printf("}\n");
 }
 
+/* The handshake, waiting for the server. */
+static void begin_tls(struct client *client) {
+    if (!tls) return;
+    fcntl(client->fd, F_SETFL, 0);
+    client->ssl = tls_of(client->fd, 0);
+    if (SSL_do_handshake(client->ssl) != 1) fail("a handshake failed");
+    fcntl(client->fd, F_SETFL, O_NONBLOCK);
+}
+
 static int poll_of(struct client *all, int count) {
     int poll = epoll_create1(EPOLL_CLOEXEC);
     for (int i = 0; i < count; i++) {
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = &all[i]};
         all[i].fd = dial();
+        begin_tls(&all[i]);
         epoll_ctl(poll, EPOLL_CTL_ADD, all[i].fd, &event);
     }
     return poll;
@@ -272,6 +290,55 @@ static void run_hot(void) {
             fflush(stdout);
         }
     }
+    tell(now - counts_s);
+}
+
+/* Continue the handshake; then send the request. */
+static void greet(struct client *client) {
+    int result = SSL_do_handshake(client->ssl);
+    if (result != 1 && SSL_get_error(client->ssl, result) != TLS_WANT_READ) fail("a handshake failed");
+    if (result != 1) return;
+    resumed += (uint64_t)SSL_session_reused(client->ssl);
+    ask(client, now_s(), range_bytes);
+}
+
+static void redial(struct client *client, int poll) {
+    if (client->ssl) tls_end(client->ssl);
+    if (client->fd) close(client->fd);
+    client->fd = dial();
+    client->ssl = tls_of(client->fd, resume);
+    client->is_busy = 0;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = client};
+    epoll_ctl(poll, EPOLL_CTL_ADD, client->fd, &event);
+    greet(client);
+}
+
+/* A connection for each request: handshake, one answer, end. */
+static void run_dial(void) {
+    int poll = epoll_create1(EPOLL_CLOEXEC), is_warm = 0;
+    double counts_s = now_s() + warm_s, ends_s = counts_s + seconds, now = 0;
+    for (int i = 0; i < connections; i++) redial(&clients[i], poll);
+    while ((now = now_s()) < ends_s) {
+        struct epoll_event events[256];
+        int count = epoll_wait(poll, events, 256, 100);
+        for (int i = 0; i < count; i++) {
+            struct client *client = events[i].data.ptr;
+            if (!client->is_busy) greet(client);
+            if (!client->is_busy || !take(client, now_s(), UINT64_MAX)) continue;
+            settle(client, now_s());
+            redial(client, poll);
+        }
+        if (!is_warm && now >= counts_s) {
+            is_warm = 1;
+            counts_s = now;
+            forget();
+            resumed = 0;
+            puts("warm");
+            fflush(stdout);
+        }
+    }
+    /* OpenSSL gives up a session that several connections began with. */
+    if (resume ? resumed * 10 < done * 9 : resumed != 0) fail("%lu of %lu sessions were resumed", resumed, done);
     tell(now - counts_s);
 }
 
@@ -334,6 +401,7 @@ static void run_slow(void) {
     for (int i = 0; i < connections; i++) {
         sleep_until(began + i / dials_per_s);
         clients[i].fd = dial();
+        begin_tls(&clients[i]);
         ask(&clients[i], now_s(), objects[0].size);
     }
     began = now_s();
@@ -388,7 +456,7 @@ static void read_option(char *text) {
     *value++ = 0;
     struct { const char *name; int *whole; double *real; uint64_t *size; const char **text; } known[] = {
         {"host", 0, 0, 0, &host}, {"from", 0, 0, 0, &from}, {"port", &port, 0, 0, 0},
-        {"connections", &connections, 0, 0, 0}, {"check_every", &check_every, 0, 0, 0},
+        {"tls", &tls, 0, 0, 0}, {"resume", &resume, 0, 0, 0}, {"connections", &connections, 0, 0, 0}, {"check_every", &check_every, 0, 0, 0},
         {"receive_buffer", &receive_buffer, 0, 0, 0}, {"seconds", 0, &seconds, 0, 0}, {"warm_s", 0, &warm_s, 0, 0},
         {"rate_per_s", 0, &rate_per_s, 0, 0}, {"bytes_per_s", 0, &bytes_per_s, 0, 0},
         {"range_bytes", 0, 0, &range_bytes, 0}, {"chunk_bytes", 0, 0, &chunk_bytes, 0}, {"seed", 0, 0, &seed, 0},
@@ -405,15 +473,16 @@ static void read_option(char *text) {
 }
 
 int main(int count, char **words) {
-    if (count < 3) fail("usage: media_load hot|open|slow TARGETS key=value...");
+    if (count < 3) fail("usage: media_load hot|dial|open|slow TARGETS key=value...");
     read_targets(words[2]);
     for (int i = 3; i < count; i++) read_option(words[i]);
     clients = calloc((size_t)connections, sizeof *clients);
     firsts_us = malloc(SAMPLES_MAX * sizeof *firsts_us);
     totals_us = malloc(SAMPLES_MAX * sizeof *totals_us);
     if (!strcmp(words[1], "hot")) run_hot();
+    else if (!strcmp(words[1], "dial")) run_dial();
     else if (!strcmp(words[1], "open")) run_open();
     else if (!strcmp(words[1], "slow")) run_slow();
-    else fail("%s: hot, open or slow", words[1]);
+    else fail("%s: hot, dial, open or slow", words[1]);
     return 0;
 }

@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._hosts = hosts
         self._text = b""
         self._timer: asyncio.TimerHandle | None = None
-        self._asked: tuple[int, str, str] | None = None
+        self._request: tuple[int, str, str] | None = None
         self._status = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take a request in once its head is whole."""
         self._text += data
-        if self._asked is None and HEAD_END in self._text:
+        if self._request is None and HEAD_END in self._text:
             head, _, self._text = self._text.partition(HEAD_END)
             self._begin(head.decode("latin-1"), time.monotonic_ns())
 
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         """Note a request that its client left."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._asked is not None:
+        if self._request is not None:
             self._note(0)
 
     def _begin(self, head: str, arrived_ns: int) -> None:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         plan = self._hosts.plans.get(host) or HostPlan()
         self._status, wait_s = plan.answer(host, path, self._hosts.attempts[key])
         self._hosts.attempts[key] += 1
-        self._asked = (arrived_ns, host, path)
+        self._request = (arrived_ns, host, path)
         if self._status == SILENT:
             return
         if wait_s:
@@ -102,9 +102,9 @@ class Connection(asyncio.Protocol):
 
     def answer(self) -> None:
         """Send what was decided, unless the host is held."""
-        if self._asked is None:
+        if self._request is None:
             return
-        _, host, path = self._asked
+        _, host, path = self._request
         if host in self._hosts.held:
             self._hosts.waiting.append(self)
             return
@@ -125,9 +125,9 @@ class Connection(asyncio.Protocol):
             self.data_received(b"")
 
     def _note(self, status: int) -> None:
-        assert self._asked is not None
-        arrived_ns, host, path = self._asked
-        self._asked = None
+        assert self._request is not None
+        arrived_ns, host, path = self._request
+        self._request = None
         held_us = (time.monotonic_ns() - arrived_ns) // 1_000
         self._hosts.log.write(f"{arrived_ns} {host} {path} {status} {held_us}\n")
 

@@ -1,4 +1,4 @@
-"""nginx with the photos' files, on 64 addresses of loopback: the fastest seller's host there is.
+"""nginx with the photos' files, on 60 addresses of loopback: the fastest seller's host there is.
 
 Its access log has the time of each answer; it is what peers are timed by, since it leaves out
 their start. Without nginx on the machine there is no such origin, and the figures note it.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.children import BenchFault, Child, wait_for
 
-ADDRESSES = 64
+ADDRESSES = 60
 READY_S = 10.0
 CONFIGURATION = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;

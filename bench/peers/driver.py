@@ -79,7 +79,7 @@ async def _time_single(peer: Peer, jobs: int) -> None:
     clock = Clock()
     for _ in range(jobs):
         await peer.enqueue()
-    clock.tell(jobs, WARM_UP_CALLS + jobs)
+    clock.report(jobs, WARM_UP_CALLS + jobs)
     await peer.close()
 
 
@@ -92,7 +92,7 @@ async def _time_bulk(peer: Peer, jobs: int) -> None:
     while left > 0:
         await peer.enqueue_bulk(min(size, left))
         left -= size
-    clock.tell(timed, jobs)
+    clock.report(timed, jobs)
     await peer.close()
 
 
@@ -103,7 +103,7 @@ class Clock:
         self._began_s = time.perf_counter()
         self._cpu_s = self._used_s()
 
-    def tell(self, timed: int, enqueued: int) -> None:
+    def report(self, timed: int, enqueued: int) -> None:
         """Print what the harness reads."""
         seconds = time.perf_counter() - self._began_s
         cpu_s = self._used_s() - self._cpu_s

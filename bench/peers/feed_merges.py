@@ -96,11 +96,11 @@ class Merges:
     async def used_bytes(self) -> int:
         """Memory that Valkey uses, without the buffers of its connections and its file."""
         while True:
-            told = await self.client.info()
-            if not int(told["aof_rewrite_in_progress"]):
+            info = await self.client.info()
+            if not int(info["aof_rewrite_in_progress"]):
                 break
             await asyncio.sleep(REWRITTEN_EVERY_S)
-        return int(told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"])
+        return int(info["used_memory"] - info["mem_clients_normal"] - info["mem_aof_buffer"])
 
     async def close(self) -> None:
         """Disconnect."""

@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from bench.views_stage import free_port
 
 NGINX = "nginx static"
 SECURE = "nginx secure_link"
+NGINX_TLS = "nginx TLS"
 SLICE = "nginx proxy_cache + slice"
 VARNISH = "Varnish"
 AIOHTTP = "aiohttp FileResponse"
@@ -46,6 +47,7 @@ BARE_TRACK = 60_000
 SETTINGS = {
     NGINX: "1 worker, sendfile, tcp_nopush off, open_file_cache, no logs, no signatures",
     SECURE: "as nginx static, secure_link_md5 with expiry: one URL per listener",
+    NGINX_TLS: "as nginx static; TLS 1.3 with AES-128-GCM, EC P-256, tickets; no kernel TLS",
     SLICE: (
         "1 worker, slices of 256 KiB, cache on disk (in the page cache), tcp_nopush off, no logs"
     ),
@@ -77,6 +79,15 @@ _SECURED = """
     if ($secure_link = "0") {{ return 403; }}
     alias {blobs}/;
   }} }}
+}}
+"""
+_TLS = """
+  ssl_certificate {cert}; ssl_certificate_key {key};
+  ssl_protocols TLSv1.2 TLSv1.3; ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
+  server {{
+    listen 127.0.0.1:{port} backlog=8192; listen 127.0.0.1:{tls_port} ssl backlog=8192;
+    location /m/ {{ alias {blobs}/; }}
+  }}
 }}
 """
 _SLICED = """
@@ -113,10 +124,10 @@ async def nginx_static(
 @asynccontextmanager
 async def nginx_secure(cell: Cell, tracks: Sequence[Track]) -> AsyncIterator[Serving]:
     """nginx over the files, with a signed URL per listener."""
-    heard = listened(tracks, LISTENERS)
+    of_listeners = listened(tracks, LISTENERS)
     expires_s = int(time.time() + SIGNED_S)
-    urls = [_secure_url(track, expires_s + number) for number, track in enumerate(heard)]
-    targets = write_targets(cell.folder / "secure-listeners", heard, urls)
+    urls = [_secure_url(track, expires_s + number) for number, track in enumerate(of_listeners)]
+    targets = write_targets(cell.folder / "secure-listeners", of_listeners, urls)
     async with _nginx(cell, tracks, _SECURED, core=SERVER_CORE, name="secure") as serving:
         yield serving.with_targets(targets)
 
@@ -126,6 +137,15 @@ def _secure_url(track: Track, expires_s: int) -> str:
     digest = hashlib.md5(f"{expires_s}{path} {_SECRET}".encode(), usedforsecurity=False).digest()
     md5 = base64.urlsafe_b64encode(digest).decode().rstrip("=")
     return f"{path}?md5={md5}&expires={expires_s}"
+
+
+@asynccontextmanager
+async def nginx_tls(cell: Cell, tracks: Sequence[Track], **files: str) -> AsyncIterator[Serving]:
+    """The same over HTTPS, at `tls_port` with the files `cert` and `key`."""
+    async with _nginx(
+        cell, tracks, _TLS, core=SERVER_CORE, name="nginx-tls", values=files
+    ) as serving:
+        yield serving
 
 
 @asynccontextmanager
@@ -199,19 +219,26 @@ async def bare_loop(
 
 @asynccontextmanager
 async def _nginx(
-    cell: Cell, tracks: Sequence[Track], servers: str, *, core: int | None, name: str
+    cell: Cell,
+    tracks: Sequence[Track],
+    servers: str,
+    *,
+    core: int | None,
+    name: str,
+    values: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Serving]:
     program, folder = _installed("nginx", "nginx-core"), cell.folder / name
     folder.mkdir()
     port = free_port()
     values = {
-        "folder": folder,
-        "blobs": blobs_folder(cell),
-        "port": port,
-        "origin": free_port(),
+        **(values or {}),
+        "folder": str(folder),
+        "blobs": str(blobs_folder(cell)),
+        "port": str(port),
+        "origin": str(free_port()),
         "secret": _SECRET,
-        "files": 20_000,
-        "connections": 16_384,
+        "files": "20000",
+        "connections": "16384",
         # Its worker would be another user, who may not read this run's folder.
         "user": "user root;" if os.geteuid() == 0 else "",
     }

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
     from headrace.jobs.handle import Bridge, Group
+    from headrace.jobs.service.workflows import Workflows
     from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
+    from headrace.jobs.workflow import Workflow
     from headrace.media import Media
     from headrace.views import Views
     from headrace.web.sessions import Audit
@@ -59,6 +61,7 @@ PACKAGES: Final = (
 """Packages with tables, in the order of their migrations."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
 
 
@@ -126,6 +129,7 @@ class Headrace:
         self._is_slot = False
         self._item_handlers: list[Callable[..., Awaitable[None]]] = []
         self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._rankings: list[tuple[str, Callable[..., Any], int]] = []
 
     @cached_property
     def config(self) -> Loaded:
@@ -236,6 +240,11 @@ class Headrace:
 
         return Jobs(self.engines.postgres, self.config.section(JobsConfig), self.registry)
 
+    @property
+    def workflows(self) -> Workflows:
+        """Workflows: `await app.workflows.send_event("paid", "order:7")`."""
+        return self.jobs.workflows
+
     @cached_property
     def sync(self) -> Bridge:
         """The same methods for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
@@ -277,6 +286,8 @@ class Headrace:
         )
         for handler in self._deletion_handlers:
             feed.posts.on_deleted(handler)
+        for name, order, newest in self._rankings:
+            feed.pages.rankings.define(name, order, newest=newest)
         feed.register(self.registry)
         return feed
 
@@ -316,6 +327,12 @@ class Headrace:
         """Register the decorated function as the handler of `queue`; see `Registry.task`."""
         return self.registry.task(queue, **options)
 
+    def workflow(
+        self, name: str, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Workflow]:
+        """Register a handler `(ctx, ...)` whose steps survive crashes; see docs/workflows.md."""
+        return self.registry.workflow(name, **options)
+
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """Declare a queue without a handler; other programs or people take its jobs."""
         return self.registry.queue(name, **options)
@@ -331,10 +348,10 @@ class Headrace:
         return self.registry.cron(spec, tz=tz, name=name, **options)
 
     def group(
-        self, *, on_done: NewJob, tx: Transaction | None = None
+        self, *, on_done: NewJob, keep_results: bool = False, tx: Transaction | None = None
     ) -> AbstractAsyncContextManager[Group]:
         """Open a group: `async with app.group(on_done=task.job(...)) as group:`."""
-        return self.jobs.group(on_done=on_done, tx=tx)
+        return self.jobs.group(on_done=on_done, keep_results=keep_results, tx=tx)
 
     def on_slot_start(self, hook: Hook) -> Hook:
         """Run the decorated function in each slot after the fork, before its first job."""
@@ -359,6 +376,21 @@ class Headrace:
         self._require_unused("feed", "on_post_deleted")
         self._deletion_handlers.append(handler)
         return handler
+
+    def feed_ranking(
+        self, name: str, *, newest: int = 200
+    ) -> Callable[[OrderHandler], OrderHandler]:
+        """Order the `newest` posts of a feed by the decorated `(viewer, posts)`.
+
+        It returns the posts in another order, for `app.feed.page(7, rank=name)`.
+        """
+        self._require_unused("feed", "feed_ranking")
+
+        def define(order: OrderHandler) -> OrderHandler:
+            self._rankings.append((name, order, newest))
+            return order
+
+        return define
 
     def load_rooms(self) -> None:
         """Create every installed room, so that workers know all tasks."""

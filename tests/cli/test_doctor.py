@@ -74,13 +74,13 @@ async def test_a_file_without_token_fails(check, tmp_path):
 async def test_low_feed_settings_are_a_warning(valkey, name):
     engines, (least, cost) = SimpleNamespace(valkey=valkey), FEED_SETTINGS[name]
 
-    async def told():
+    async def reported():
         return [finding for finding in await check_valkey(engines) if name in finding.text]
 
-    assert await told() == []
+    assert await reported() == []
     await valkey.command("CONFIG", "SET", name, 128)
     try:
-        [finding] = await told()
+        [finding] = await reported()
     finally:
         await valkey.command("CONFIG", "SET", name, least)
     assert finding.state == "warn"
@@ -89,7 +89,7 @@ async def test_low_feed_settings_are_a_warning(valkey, name):
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_told"),
+    ("flags", "is_reported"),
     [
         ({}, False),
         ({"media.listen": "0.0.0.0:8081"}, True),
@@ -97,9 +97,9 @@ async def test_low_feed_settings_are_a_warning(valkey, name):
         ({"media.listen": "0.0.0.0:8081", "media.public_url": "https://img.example.com"}, False),
     ],
 )
-def test_unreachable_media_urls_are_a_warning(flags, is_told):
+def test_unreachable_media_urls_are_a_warning(flags, is_reported):
     found = check_media_urls(Headrace(flags=flags))
-    assert [finding.state for finding in found] == ["warn"] * is_told
+    assert [finding.state for finding in found] == ["warn"] * is_reported
     assert all("media.public_url" in finding.fix for finding in found)
 
 

@@ -94,13 +94,13 @@ def test_import_errors_show_lines_of_the_application(folder, capfd, monkeypatch,
     (folder / f"{name}.py").write_text(code)
     (folder / "inner.py").write_text("from json import hole\n")
     assert main(["up", f"{name}:app"]) == 2
-    told = capfd.readouterr().err
-    assert "[cli.app_broken]" in told
-    assert last_line in told
-    assert str(folder) in told
+    reported = capfd.readouterr().err
+    assert "[cli.app_broken]" in reported
+    assert last_line in reported
+    assert str(folder) in reported
     for strange in ("importlib", "click", "house.py", "json/decoder.py"):
-        assert strange not in told
-    assert len(told.splitlines()) < 9
+        assert strange not in reported
+    assert len(reported.splitlines()) < 9
 
 
 def test_a_missing_dependency_is_not_a_missing_application(folder, capfd, monkeypatch):
@@ -113,9 +113,9 @@ def test_a_missing_dependency_is_not_a_missing_application(folder, capfd, monkey
 def test_an_invalid_setting_is_reported_once(folder, capfd):
     (folder / "headrace.toml").write_text('[web]\nlisten = "nowhere"\nbody_max = "big"\n')
     assert main(["config", "show"]) == 2
-    told = capfd.readouterr().err
-    assert told.count("nowhere") == 1
-    assert told.count("body_max") == 1
+    reported = capfd.readouterr().err
+    assert reported.count("nowhere") == 1
+    assert reported.count("body_max") == 1
 
 
 def test_engines_only_needs_an_embedded_engine(folder, capfd, monkeypatch):
@@ -129,12 +129,12 @@ def test_an_unreachable_server_is_named(folder, capfd, monkeypatch):
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me:hunter2@127.0.0.1:1/site")
     monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["queues", "ls"]) == 7
-    told = capfd.readouterr().err
-    assert "PostgreSQL at 127.0.0.1:1 does not respond" in told
-    assert "hunter2" not in told
+    reported = capfd.readouterr().err
+    assert "PostgreSQL at 127.0.0.1:1 does not respond" in reported
+    assert "hunter2" not in reported
     assert main(["doctor"]) == 7
-    told = capfd.readouterr().out
-    assert "valkey: Valkey at 127.0.0.1:1 failed" in told
+    reported = capfd.readouterr().out
+    assert "valkey: Valkey at 127.0.0.1:1 failed" in reported
 
 
 def test_doctor_without_engines_prints_a_fix(folder, capfd):

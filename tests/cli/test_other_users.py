@@ -58,8 +58,8 @@ def test_unreadable_folders_and_files_are_named(open_folder):
         timeout=60,
         check=True,
     )
-    *told, put, doctor = json.loads(ran.stdout.splitlines()[-1])
-    for (words, expected), (exit_code, _, err) in zip(COMMANDS.items(), told, strict=True):
+    *reported, put, doctor = json.loads(ran.stdout.splitlines()[-1])
+    for (words, expected), (exit_code, _, err) in zip(COMMANDS.items(), reported, strict=True):
         assert exit_code == expected, f"{words}: {err}"
         assert "Traceback" not in err, words
         assert str(folder) in err, words
@@ -83,10 +83,10 @@ def test_root_refuses_the_folder_of_another_user(open_folder, capfd, words):
         os.chown(path, NOBODY, NOBODY)
     before = {path: path.stat() for path in (folder, *folder.rglob("*"))}
     assert main([*words, "--data", str(folder)]) == 2
-    told = capfd.readouterr().err
-    assert f"belongs to uid {NOBODY}" in told
-    assert f"setpriv --reuid {NOBODY}" in told
-    assert "[engines.folder_unusable]" in told
+    reported = capfd.readouterr().err
+    assert f"belongs to uid {NOBODY}" in reported
+    assert f"setpriv --reuid {NOBODY}" in reported
+    assert "[engines.folder_unusable]" in reported
     assert main(["doctor", "--data", str(folder)]) == 7
     assert f"FAIL  data folder: data folder {folder} belongs" in capfd.readouterr().out
     assert {path: path.stat() for path in (folder, *folder.rglob("*"))} == before

@@ -71,9 +71,9 @@ def test_a_revoked_root_token_is_reported_and_replaced(start, tmp_path):
     assert "FAIL  token: " in checked.out
     stop(process)
     process = start(tmp_path, "up")
-    told = process.wait_out("tokens create")
-    assert "holds a token that is revoked" in told
-    assert "curl" not in told
+    reported = process.wait_out("tokens create")
+    assert "holds a token that is revoked" in reported
+    assert "curl" not in reported
     stop(process)
     (tmp_path / "headrace-data" / "token").unlink()
     process = start(tmp_path, "up")

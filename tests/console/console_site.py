@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace import Headrace
 from headrace.fetch import Item
-from headrace.jobs import Batch
+from headrace.jobs import Batch, WorkflowContext
 
 app = Headrace()
 app.limiter("partners", rate="2/m", concurrency=1)
@@ -28,8 +28,15 @@ async def fail(text: str) -> None:
 
 
 @app.task("partner", limiter="partners", retries=1)
-async def tell_partner(text: str) -> None:
+async def notify_partner(text: str) -> None:
     """Run within the limits of a lane."""
+
+
+@app.workflow("trip")
+async def plan_trip(ctx: WorkflowContext) -> None:
+    """Do a step, then wait for an event that nothing sends."""
+    await ctx.step("book", list)
+    await ctx.wait_event("paid", ctx.id)
 
 
 @app.cron("0 4 * * *", name="nightly")

@@ -68,11 +68,11 @@ class ConsoleStack:
             ["up", "console_site:app", "--json"], folder=self.folder, env={"PYTHONPATH": here}
         )
         out = self.process.wait_out('"api":')
-        told = json.loads(next(line for line in out.splitlines() if '"api":' in line))
-        self.api, self.media = told["api"], told["media"]
-        self.token = Path(told["token_file"]).read_text().strip()
+        reported = json.loads(next(line for line in out.splitlines() if '"api":' in line))
+        self.api, self.media = reported["api"], reported["media"]
+        self.token = Path(reported["token_file"]).read_text().strip()
         headers = {"authorization": f"Bearer {self.token}"}
-        entered = httpx.get(told["console_link"], verify=False)
+        entered = httpx.get(reported["console_link"], verify=False)
         assert entered.status_code == 303, entered.text
         self.cookies = [
             {"name": name, "value": value, "url": f"{self.api}/console"}

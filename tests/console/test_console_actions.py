@@ -56,8 +56,8 @@ def submit(stack, action, values, *, is_refused=False):
     found = Page(place, answer.text)
     assert page.faults + found.faults == [], action
     [entry] = stack.call("GET", "/v1/audit")[:1]
-    told = ("bad", "refused") if is_refused else ("good", "done")
-    assert (found.flash[0], entry["outcome"]) == told, found.flash
+    expected = ("bad", "refused") if is_refused else ("good", "done")
+    assert (found.flash[0], entry["outcome"]) == expected, found.flash
     assert (entry["action"], entry["command"]) == (action, command)
     assert entry["address"] == "127.0.0.1"
     return found.flash[1]
@@ -83,6 +83,13 @@ def job_rows(stack):
     yield "retry_job", job, "queued again", one, has(state="ready")
     yield "delete_job", job, "is deleted", one, has(state="gone")
     yield "cancel_job", job, Refused("gone")
+    trip = {"job": stack.call("POST", "/v1/workflows/trip/start", json={})["id"]}
+    one = f"/v1/workflows/{trip['job']}"
+    stack.wait(one, lambda found: len(found["steps"]) == 2)
+    page = Page("", stack.browse.get(f"/console/jobs/jobs/{trip['job']}").text).text
+    assert "1. book (step, done)" in page
+    assert f"2. paid {trip['job']} (event, waiting) waits for event paid" in page
+    yield "cancel_workflow", trip, "is cancelled with its jobs", one, has(state="cancelled")
     bulky = {"queue": stack.queue("bulky")}
     one = f"/v1/jobs/{stack.enqueue('bulky', *({'bulk': n} for n in range(25)))[0]}"
     preview = stack.browse.get("/console/do/jobs.bulk_cancel", params=bulky).text
@@ -188,6 +195,8 @@ def view_rows(stack):
     yield "verify", {}, "all match their hourly counts"
     is_moved = at, lambda found: found[0]["classes"].get("bot") == 9
     yield "reclassify", moved, "moves the views", *is_moved
+    marks = "/v1/views/items/ad:moved/marks", lambda found: found[0]["name"] == "promoted"
+    yield "mark", {"id": "ad:moved", "name": "promoted"}, "is marked as promoted", *marks
     yield "delete", {"id": "ad:moved"}, "", at, lambda found: found[0]["total"] == 0
 
 

@@ -41,10 +41,10 @@ async def always():
     return True
 
 
-def changes_of(told):
+def changes_of(reported):
     return {
         name: html
-        for one in told
+        for one in reported
         if one.event == "changes"
         for name, html in msgspec.json.decode(one.data).items()
     }
@@ -53,8 +53,8 @@ def changes_of(told):
 def test_fragments_of_the_page_are_not_resent():
     viewer = viewer_of(parts(3))
     assert viewer.next_events(sample(parts(3)), 0.0) == []
-    told = viewer.next_events(sample({**parts(3), "q1": "new"}), 2.0)
-    assert changes_of(told) == {"q1": "new"}
+    reported = viewer.next_events(sample({**parts(3), "q1": "new"}), 2.0)
+    assert changes_of(reported) == {"q1": "new"}
     assert viewer.next_events(sample({**parts(3), "q1": "new"}), 4.0) == []
 
 
@@ -62,9 +62,9 @@ def test_constant_changes_stay_within_the_budget_without_starvation():
     count, sent, seen = 1_350, 0, set()
     viewer = viewer_of(parts(count))
     for step in range(1, 61):
-        told = viewer.next_events(sample(parts(count, f"value {step} ")), step * 2.0)
-        sent += sum(len(one.data) for one in told)
-        seen |= changes_of(told).keys()
+        reported = viewer.next_events(sample(parts(count, f"value {step} ")), step * 2.0)
+        sent += sum(len(one.data) for one in reported)
+        seen |= changes_of(reported).keys()
     assert sent <= BYTES_PER_S * 120 + 2 * BYTES_PER_S
     assert sent > BYTES_PER_S * 100, "the budget is used"
     assert len(seen) == count
@@ -73,8 +73,8 @@ def test_constant_changes_stay_within_the_budget_without_starvation():
 def test_a_large_fragment_waits_for_enough_budget():
     viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
-    told = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
-    assert changes_of(told) == {"big": big}
+    reported = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
+    assert changes_of(reported) == {"big": big}
     assert changes_of(viewer.next_events(sample({"big": big, "small": "2"}), 4.0)) == {}
     assert changes_of(viewer.next_events(sample({"big": big, "small": "3"}), 30.0)) == {
         "small": "3"
@@ -83,31 +83,31 @@ def test_a_large_fragment_waits_for_enough_budget():
 
 def test_a_new_layout_causes_a_reload_charged_to_the_tab():
     budget = Budget()
-    [told] = Subscriber(parts(2), "a", budget).next_events(
+    [reported] = Subscriber(parts(2), "a", budget).next_events(
         sample(parts(3), 20_000, layout="b"), 0.0
     )
-    assert told.event == "stale"
+    assert reported.event == "stale"
     again = Subscriber(parts(3), "b", budget)
     assert again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 2.0) == []
-    [told] = again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 12.0)
-    assert told.event == "stale"
+    [reported] = again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 12.0)
+    assert reported.event == "stale"
 
 
 def test_an_error_and_its_end_are_sent_once():
     viewer = viewer_of(parts(1))
     broken = Sample({}, "", 0, "PostgreSQL does not answer")
-    [told] = viewer.next_events(broken, 0.0)
-    assert (told.event, "PostgreSQL" in told.data) == ("unavailable", True)
+    [reported] = viewer.next_events(broken, 0.0)
+    assert (reported.event, "PostgreSQL" in reported.data) == ("unavailable", True)
     assert viewer.next_events(broken, 2.0) == []
-    [told] = viewer.next_events(sample(parts(1)), 4.0)
-    assert (told.event, msgspec.json.decode(told.data)["text"]) == ("unavailable", "")
+    [reported] = viewer.next_events(sample(parts(1)), 4.0)
+    assert (reported.event, msgspec.json.decode(reported.data)["text"]) == ("unavailable", "")
 
 
 async def next_event(events):
     async with asyncio.timeout(60):
-        while (told := await anext(events)).event == "heartbeat":
+        while (reported := await anext(events)).event == "heartbeat":
             pass
-        return told
+        return reported
 
 
 async def test_one_sample_serves_all_subscribers():
@@ -122,8 +122,8 @@ async def test_one_sample_serves_all_subscribers():
     viewers = [sampler.watch(PAGE, ClientState("page", "layout", "tab"), always) for _ in range(3)]
     assert not sampler.is_running
     tasks = [asyncio.create_task(next_event(one)) for one in viewers]
-    told = await asyncio.gather(*tasks)
-    assert {one.event for one in told} == {"changes"}
+    reported = await asyncio.gather(*tasks)
+    assert {one.event for one in reported} == {"changes"}
     assert len(looks) < 3 * len(viewers)
     for one in viewers[1:]:
         await one.aclose()
@@ -142,9 +142,9 @@ async def test_a_failing_page_does_not_stop_the_others():
 
     sampler = Sampler(look, every_s=0.01)
     bad, fine = sampler.watch(PAGE, NEW, always), sampler.watch(good, NEW, always)
-    told = await asyncio.gather(next_event(bad), next_event(fine))
-    assert [one.event for one in told] == ["unavailable", "changes"]
-    assert "internal error" in told[0].data
+    reported = await asyncio.gather(next_event(bad), next_event(fine))
+    assert [one.event for one in reported] == ["unavailable", "changes"]
+    assert "internal error" in reported[0].data
     await bad.aclose()
     await fine.aclose()
 
@@ -210,9 +210,9 @@ async def test_a_quiet_page_gets_heartbeats_until_logout(monkeypatch):
     sampler.remember("page", {"n": "1"})
     events = sampler.watch(PAGE, ClientState("page", "layout", "tab"), is_welcome)
     async with asyncio.timeout(60):
-        told = [await anext(events) for _ in range(4)]
-    assert {one.event for one in told} == {"heartbeat"}, "though it is sampled all the time"
-    assert told[-1].at, "it has a time"
+        reported = [await anext(events) for _ in range(4)]
+    assert {one.event for one in reported} == {"heartbeat"}, "though it is sampled all the time"
+    assert reported[-1].at, "it has a time"
     is_in = False
     assert (await next_event(events)).event == "logged_out"
     assert [one async for one in events] == []

@@ -226,11 +226,11 @@ async def test_one_of_many_concurrent_uses_of_a_link_succeeds(guarded):
 
 
 def test_the_command_prints_a_link_that_works_once(stack):
-    told = json.loads(stack.process_run("console", "link", "--json"))
-    link = told["console_link"]
+    reported = json.loads(stack.process_run("console", "link", "--json"))
+    link = reported["console_link"]
     assert link.startswith(f"{stack.api}/console/enter?code=")
     assert [httpx.get(link, verify=False).status_code for _ in range(2)] == [303, 401]
-    assert told["expires_in_s"] == 600
+    assert reported["expires_in_s"] == 600
     # Logs contain no links or codes; only `up --json` prints its own.
     assert link not in stack.process.out + stack.process.err
     assert stack.process.err.count("code=") == 0

@@ -42,15 +42,15 @@ async def test_forms_are_accepted_from_own_pages_only(at, served):
 
 
 async def test_a_result_is_shown_once_and_on_full_pages_only(at):
-    await at.app.jobs.queues.set("told", create=True)
-    answer = await at.send("jobs.set_queue", queue="told", importance=2)
+    await at.app.jobs.queues.set("shown-once", create=True)
+    answer = await at.send("jobs.set_queue", queue="shown-once", importance=2)
     assert answer.status_code == 303, answer.text
     piece = await at.get("/console/jobs/crons", headers={"hx-request": "true"})
     assert 'class="flash' not in piece.text
     assert "headrace_flash" not in piece.headers.get("set-cookie", "")
     page = await at.get("/console/jobs/crons")
     [text] = re.findall(r'class="flash good"[^>]*>([^<]+)', page.text)
-    assert "told" in text
+    assert "shown-once" in text
     assert "headrace_flash" in page.headers["set-cookie"]
     assert 'class="flash' not in (await at.get("/console/jobs/crons")).text
 

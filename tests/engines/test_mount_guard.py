@@ -17,6 +17,7 @@ from headrace.engines.mount_guard import (
     MARK_FILE,
     PostgresRecord,
     StoreRecord,
+    make_mark,
     read_mark,
     read_record,
 )
@@ -115,6 +116,22 @@ async def test_the_first_use_creates_marks_and_records_the_folder(place):
     assert [path.name for path in place.folder.iterdir() if path.name != "t"] == [MARK_FILE]
     assert [info.key async for info in blobs.list("")] == ["t/old.bin"], "the mark is no object"
     assert await place.open().get("t/old.bin") == b"x"
+
+
+class FirstUseElsewhere:
+    """A shared record; another process begins to use the store right before it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def expected(self):
+        return make_mark(self.folder)
+
+
+async def test_a_first_use_of_two_processes_at_once_is_no_fault(place):
+    blobs = place.open(shared=FirstUseElsewhere(place.folder))
+    await blobs.put("t/own.bin", b"x")
+    assert await place.open().get("t/own.bin") == b"x"
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["while it runs", "before it starts"])

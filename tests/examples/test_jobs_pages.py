@@ -73,10 +73,34 @@ async def test_the_guide(surroundings, capsys):
     await accounts.close()
     assert (await app.jobs.queues.get("index")).failed == 1
     await names["test_mail"]()
-    told = capsys.readouterr().out
-    assert "1 {'id': 1, 'done': 100, " in told
-    assert "6\n" in told
+    reported = capsys.readouterr().out
+    assert "1 {'id': 1, 'done': 100, " in reported
+    assert "6\n" in reported
     assert names["counted"].matched >= 1
+    await app.close()
+
+
+async def test_the_guide_to_workflows(surroundings, capsys):
+    names = await run_page("workflows.md")
+    app = names["app"]
+    started = [
+        await names["report"].enqueue([1, 22]),
+        await names["order"].enqueue(order_id=3),
+        await names["book"].enqueue(order_id=4),
+        await names["letters"].enqueue(address="main street"),
+        await app.workflows.start("letters", {"address": "side street"}, version=1),
+    ]
+
+    async def are_done():
+        await drain(app)
+        return {(await app.jobs.job(one)).state.value for one in started} == {"done"}
+
+    await wait_true(are_done)
+    results = [(await app.workflows.get(one)).result for one in started]
+    assert results == [13, None, "card declined", "MAIN STREET", "SIDE STREET"]
+    told = capsys.readouterr().out
+    assert "to ann: receipt 17: RX8\nshipped\n" in told
+    assert "[('charge', 'done'), ('time to object', 'done'), ('shipped order:7', 'done')" in told
     await app.close()
 
 

@@ -131,9 +131,9 @@ async def test_moderation(recipe, capsys):
     await shop.app.jobs.takes.ack(taken.lease_id, outcomes)
     capsys.readouterr()
     assert await drain(shop.app) == {"done": 2}
-    told = capsys.readouterr().out
-    assert "cat.jpg of ann is public" in told
-    assert "notify carol: fish.jpg was rejected" in told
+    reported = capsys.readouterr().out
+    assert "cat.jpg of ann is public" in reported
+    assert "notify carol: fish.jpg was rejected" in reported
     await assert_enqueued(shop.app, "moderation", payload={"author": "bob"})
 
 

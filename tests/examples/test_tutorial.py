@@ -142,24 +142,24 @@ def type_when_ready(terminals, text):
 
 
 def test_the_tutorial_word_for_word(terminals):
-    told = {}
+    reported = {}
     for name, blocks in steps().items():
-        told[name] = []
+        reported[name] = []
         for language, text in blocks if name != "Install" else ():
             if language == "sh":
-                told[name].append(type_when_ready(terminals, text))
+                reported[name].append(type_when_ready(terminals, text))
             else:
                 save(terminals, language, text)
-    range_answer = told["Bring the catalogue in"][1]
+    range_answer = reported["Bring the catalogue in"][1]
     assert "206 Partial Content" in range_answer
     assert "bytes 0-99/" in range_answer.lower()
-    looked = told["A page that counts"][-1]
+    looked = reported["A page that counts"][-1]
     assert "<h1>City bike</h1><img src=" in looked
     assert "seen 1 times" in looked
     assert "seen 2 times" in looked
     assert re.search(r"item:bike-1 +2 ", looked), looked
-    assert told["A feed"][0].count("<li>") == 2
-    assert told["Change something"][1].count("<li>") == 1
+    assert reported["A feed"][0].count("<li>") == 2
+    assert reported["Change something"][1].count("<li>") == 1
     shown = terminals.wait_said(terminals.folder / "headrace.txt", "mail to ann@example.com hello")
     assert "edit bike-1" in shown
     log = (terminals.folder / "seller.log").read_text()

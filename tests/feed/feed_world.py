@@ -33,6 +33,7 @@ class World:
 
     posts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By id: score and author."""
+    kinds: dict[str, str | None] = field(default_factory=dict)
     follows: set[tuple[int, int]] = field(default_factory=set)
     mutes: set[tuple[int, int]] = field(default_factory=set)
     blocks: set[tuple[int, int]] = field(default_factory=set)
@@ -46,8 +47,8 @@ class World:
             and (author, viewer) not in self.blocks
         )
 
-    def page(self, viewer, limit, before=None, after=None):
-        """Scores and ids, newest first, of the posts between two positions."""
+    def page(self, viewer, limit, before=None, after=None, kinds=None):
+        """Scores and ids, newest first, of the posts of some kinds between two positions."""
         found = sorted(
             (
                 (score, post)
@@ -55,6 +56,7 @@ class World:
                 if self.sees(viewer, author)
                 and (before is None or (score, post) < before)
                 and (after is None or (score, post) > after)
+                and (kinds is None or self.kinds[post] in kinds)
             ),
             reverse=True,
         )
@@ -109,7 +111,9 @@ class History:
             self.made += 1
             at = self.random.choice([None, *self.moments, *self.moments])
             name = f"{self.random.choice('aAzZ_~')}{self.made}"
-            new.append(NewPost(author=self.random.choice(self.authors), id=name, at=at))
+            self.world.kinds[name] = kind = self.random.choice([None, None, "photo", "video", "z"])
+            author = self.random.choice(self.authors)
+            new.append(NewPost(author=author, id=name, at=at, kind=kind))
         for post, stored in zip(new, await self.feed.posts.add(new), strict=True):
             assert stored.id == post.id
         for row in await self.feed.postgres.all(self.feed_posts([post.id for post in new])):
@@ -184,10 +188,12 @@ class History:
             viewer, limit = self.random.choice(self.viewers), self.random.choice([1, 2, 5, 20, 200])
             before, after = self._place(0.6), self._place(0.25)
             cursor, since = self._signed(viewer, before), self._signed(viewer, after)
-            page = await self.feed.page(viewer, limit, cursor=cursor, since=since)
+            kinds = self.random.choice([None, None, ["video"], ["photo", "z"]])
+            page = await self.feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds)
             found = [(post.score, post.id) for post in page.posts]
-            expected = self.world.page(viewer, limit, before, after)
-            assert found == expected, (viewer, limit, before, after)
+            expected = self.world.page(viewer, limit, before, after, kinds)
+            assert found == expected, (viewer, limit, before, after, kinds)
+            assert all(post.kind == self.world.kinds[post.id] for post in page.posts)
             assert len(found) == limit or page.next is None
         return pages
 

@@ -18,7 +18,7 @@ from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.apply import Applier
 from headrace.feed.errors import FeedShardsFixed
-from headrace.feed.model import Change, Kind
+from headrace.feed.model import Change, ChangeKind
 from headrace.feed.worker import Sweeper
 from headrace.testing import drain
 
@@ -215,11 +215,11 @@ async def test_the_index_equals_postgres_after_many_faults(make_feed, engines, s
 
 async def test_a_change_is_accepted_once_and_in_order(feed):
     await feed.index.ready()
-    first = Change(Kind.POSTS, 1, 1, ["a"], [5_000])
-    assert await feed.valkey.change(0, Change(Kind.POSTS, 1, 2, ["b"], [6_000])) == ("gap", 0)
+    first = Change(ChangeKind.POSTS, 1, 1, ["a"], [5_000])
+    assert await feed.valkey.change(0, Change(ChangeKind.POSTS, 1, 2, ["b"], [6_000])) == ("gap", 0)
     assert await feed.valkey.change(0, first) == ("ok", 0)
     assert await feed.valkey.change(0, first) == ("old", 1)
-    assert await feed.valkey.change(0, Change(Kind.POSTS, 1, 3, ["a"], [-1])) == ("gap", 1)
+    assert await feed.valkey.change(0, Change(ChangeKind.POSTS, 1, 3, ["a"], [-1])) == ("gap", 1)
 
 
 async def test_only_changes_swept_recently_are_swept_again(feed, sweeper, sql):
@@ -287,7 +287,9 @@ async def test_deferred_changes_share_a_log_line(feed):
     applier = Applier(feed.postgres, Unreachable())
     with capture_logs() as lines:
         for number in range(50):
-            assert not await applier.apply_or_defer([Change(Kind.POSTS, 1, number, ["a"], [5_000])])
+            assert not await applier.apply_or_defer(
+                [Change(ChangeKind.POSTS, 1, number, ["a"], [5_000])]
+            )
     assert [line["event"] for line in lines] == ["feed_change_deferred"]
 
 

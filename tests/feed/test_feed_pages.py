@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from feed_world import NOON, ids, walk
 
-from headrace.feed import NewPost, store
-from headrace.feed.errors import InvalidFeedId
+from headrace.feed import NewPost, merge, ranking, store
+from headrace.feed.errors import (
+    InvalidFeedId,
+    InvalidKind,
+    InvalidPost,
+    InvalidRanking,
+    RankingFailed,
+    RankingUnknown,
+)
 from headrace.feed.worker import Sweeper
+from headrace.kernel.signing import CursorInvalid
 
 DAY = timedelta(days=1)
 DAY_S = 86_400.0
@@ -45,6 +56,140 @@ async def test_pages_continue_where_the_last_one_ended(feed):
 
     assert await walk(all_of, 10) == [post.id for post in posts]
     assert await walk(own, 5) == [post.id for post in posts[1::2]]
+
+
+async def test_pages_of_rare_kinds_continue_until_the_end(feed, make_feed, monkeypatch):
+    monkeypatch.setattr(merge, "SCANNED_MAX", 400)
+    await feed.follow(7, [1, "ann"])
+    at = [NOON - n * timedelta(minutes=1) for n in range(900)]
+    kinds = {0: "video", 500: "video", 899: "video"}
+    await feed.posts.add(
+        [
+            NewPost(author=1 if n % 2 else "ann", id=f"p{n}", at=at[n], kind=kinds.get(n, "text"))
+            for n in range(900)
+        ]
+    )
+
+    async def videos(size, cursor):
+        page = await feed.page(7, size, cursor=cursor, kinds=["video"])
+        return [(post.id, post.kind) for post in page.posts], page.next
+
+    expected = [("p0", "video"), ("p500", "video"), ("p899", "video")]
+    for size in (1, 2, 20):
+        assert await walk(videos, size) == expected
+    await feed.valkey.drop()
+    assert (await feed.page(7, kinds=["video"])).is_slow
+    assert await walk(videos, 2) == expected
+    assert [p.id for p in (await feed.pages.author_posts(1, kinds=["video"])).posts] == ["p899"]
+    assert (await feed.pages.unread(7, kinds=["video"])).count == 3
+    assert await feed.delete(["p0", "p899"]) == 2
+    assert await walk(videos, 2) == [("p500", "video")]
+    for wrong in ("", "Video", "a b", "x" * 17, ["a"] * 17, [], [1], ["a", ""], "a\0"):
+        with pytest.raises(InvalidKind):
+            await feed.page(7, kinds=wrong)
+        if isinstance(wrong, str):
+            with pytest.raises(InvalidPost):
+                await feed.post(1, "new", kind=wrong)
+
+
+async def test_the_index_equals_postgres_with_kinds_after_a_rebuild(feed):
+    await feed.posts.add([NewPost(author=1, id=f"p{n}", kind="photo") for n in range(3)])
+    await feed.post(1, "plain")
+    assert (await feed.index.verify(sample=None)).is_equal
+    await feed.valkey.drop()
+    await feed.index.rebuild_now()
+    assert (await feed.index.verify(sample=None)).is_equal
+    await feed.follow(7, 1)
+    newest = (await feed.page(7, 1)).newest
+    assert await ids(feed, 7, since=newest) == []
+    await feed.post(1, "later", kind="photo")
+    newest = (await feed.page(7, 1)).newest
+    assert await ids(feed, 7, since=newest) == []
+
+
+async def test_a_ranking_orders_windows_of_the_newest_posts(feed):
+    calls = []
+
+    async def by_id(viewer, posts):
+        calls.append((viewer, len(posts)))
+        return sorted((post for post in posts if post.id != "p005"), key=lambda post: post.id)
+
+    feed.pages.rankings.define("by-id", by_id, newest=10)
+    await feed.follow(7, 1)
+    await feed.posts.add(series(1, 25, DAY))
+
+    async def ranked(size, cursor):
+        page = await feed.page(7, size, cursor=cursor, rank="by-id")
+        return [post.id for post in page.posts], page.next
+
+    expected = [f"p{n:03}" for n in range(25) if n != 5]
+    assert await walk(ranked, 4) == expected
+    assert calls[0] == (7, 10)
+    assert (await feed.page(7, 1, rank="by-id")).posts[0].id == "p000"
+    # New and deleted posts do not repeat or omit others of a window that is being read.
+    first = await feed.page(7, 4, rank="by-id")
+    await feed.post(1, "new")
+    await feed.delete(["p001", "p003"])
+    second = await feed.page(7, 4, rank="by-id", cursor=first.next)
+    assert [post.id for post in second.posts] == ["p004", "p006", "p007", "p008"]
+    assert await ids(feed, 8, rank="by-id") == []
+
+
+async def test_a_ranking_that_changes_its_order_repeats_and_omits_nothing(feed):
+    shuffle = random.Random(1)
+    feed.pages.rankings.define(
+        "random", lambda _, posts: shuffle.sample(posts, len(posts)), newest=200
+    )
+    await feed.follow(7, 1)
+    await feed.posts.add(series(1, 450, DAY / 24))
+
+    async def ranked(size, cursor):
+        page = await feed.page(7, size, cursor=cursor, rank="random")
+        assert page.next is None or len(page.next) < 2_048
+        return [post.id for post in page.posts], page.next
+
+    for size in (1, 30, 200):
+        found = await walk(ranked, size)
+        assert sorted(found) == sorted(set(found)) == [f"p{n:03}" for n in range(450)]
+
+
+async def test_faults_of_rankings_are_named(feed, monkeypatch):
+    await feed.follow(7, 1)
+    await feed.posts.add(series(1, 3, DAY))
+    rankings = feed.pages.rankings
+    rankings.define("twice", lambda _, posts: [*posts, posts[0]], newest=10)
+    rankings.define("reversed", lambda _, posts: posts[::-1], newest=10)
+    faults = {
+        "twice": "returned a post that it was not given, or one twice",
+        "exits": "raised SystemExit",
+        "raises": "raised KeyError",
+        "nothing": "returned a NoneType",
+        "slow": "did not end within 0 s",
+    }
+    monkeypatch.setattr(ranking, "TIMEOUT_S", 0.05)
+
+    async def slow(viewer, posts):
+        await asyncio.Event().wait()
+
+    rankings.define("exits", lambda *_: sys.exit(3), newest=10)
+    rankings.define("raises", lambda *_: {}["x"], newest=10)
+    rankings.define("nothing", lambda *_: None, newest=10)
+    rankings.define("slow", slow, newest=10)
+    for name, fault in faults.items():
+        with pytest.raises(RankingFailed, match=f"{name!r} {fault}"):
+            await feed.page(7, rank=name)
+    with pytest.raises(
+        RankingUnknown, match="defined: exits, nothing, raises, reversed, slow, twice"
+    ):
+        await feed.page(7, rank="hot")
+    for name, newest in (("twice", 10), ("A", 10), ("", 10), ("x", 0), ("x", 201), ("x", True)):
+        with pytest.raises(InvalidRanking):
+            rankings.define(name, lambda _, posts: posts, newest=newest)
+    plain = (await feed.page(7, 1)).next
+    ranked = (await feed.page(7, 1, rank="reversed")).next
+    for cursor, rank in ((plain, "reversed"), (ranked, None), (ranked, "twice"), ("x", "reversed")):
+        with pytest.raises(CursorInvalid):
+            await feed.page(7, 1, rank=rank, cursor=cursor)
 
 
 async def test_every_write_is_visible_on_the_next_read(feed):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from feed_world import ids
 
-from headrace.feed.model import SCORE_MAX, TICKS, Change, Kind
+from headrace.feed.model import SCORE_MAX, TICKS, Change, ChangeKind
 from headrace.feed.valkey_store import POSTS_AT_ONCE, Part, parts_of
 
 MANY, TIED, LEVELS = 12_000, 3, 7
@@ -34,13 +34,13 @@ async def many(feed, sql):
 def test_parts_cover_all_scores_and_split_none():
     scores = [1] * POSTS_AT_ONCE + [2] * 10 + list(range(3, 2 * POSTS_AT_ONCE))
     items = [f"p{n}" for n in range(len(scores))]
-    parts = list(parts_of(Change(Kind.POSTS, 1, 1, items[::-1], scores[::-1])))
+    parts = list(parts_of(Change(ChangeKind.POSTS, 1, 1, items[::-1], scores[::-1])))
     assert len(parts) == 4
     assert (parts[0].first, parts[-1].last) == (0, SCORE_MAX)
     assert all(after.first == before.last + 1 for before, after in pairwise(parts))
     assert all(part.first <= score <= part.last for part in parts for score, _ in part.posts)
     assert sorted(post for part in parts for _, post in part.posts) == sorted(items)
-    one = Change(Kind.POSTS, 1, 1, ["a"], [5])
+    one = Change(ChangeKind.POSTS, 1, 1, ["a"], [5])
     assert list(parts_of(one)) == [Part(0, SCORE_MAX, [(5, "a")])]
 
 
@@ -88,7 +88,7 @@ async def test_after_a_crash_between_two_parts_the_next_writer_puts_all(many, en
     upto = 1_772_000_000_000 * TICKS
     assert await engines.valkey.command(*words, 0, upto, 0) == [b"ok", 0, 0]
     assert await ids(many, 7, limit=200) == before
-    change = Change(Kind.POSTS, 1, 2, ["new"], [upto])
+    change = Change(ChangeKind.POSTS, 1, 2, ["new"], [upto])
     assert (await many.valkey.change(0, change))[0] == "gap"
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
     assert (await engines.valkey.command(*words, upto + 1, SCORE_MAX, 1))[0] == b"old"

@@ -50,7 +50,7 @@ async def way_into(name: str, room, folder: Path):
         yield {"python": PythonWay, "commands": CommandWay}[name](room.fetch, folder)
 
 
-class Telling:
+class Recording:
     """One run of the scenario on one surface."""
 
     def __init__(self, way, room, **known: str) -> None:
@@ -136,11 +136,11 @@ async def test_every_surface_gives_the_same_results(
             fresh_room(running_engines, blobs, config) as room,
             way_into(name, room, tmp_path) as way,
         ):
-            telling = Telling(way, room, hook=receiver.url, host=origin.url(""))
+            recording = Recording(way, room, hook=receiver.url, host=origin.url(""))
             results[name] = []
             for number, step in enumerate(STEPS):
                 try:
-                    results[name].append(without_chance(await telling.take(step)))
+                    results[name].append(without_chance(await recording.take(step)))
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"{name}, step {number}: {step}")
                     raise

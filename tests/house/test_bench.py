@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
-from bench import harness, jobs_lanes
+from bench import __main__ as bench_command
+from bench import harness, jobs_lanes, report
 from bench.children import BenchFault
 from bench.feed_push import pays_from, plot
 from bench.feed_stage import (
@@ -27,7 +30,7 @@ from bench.feed_stage import (
 from bench.fetch_broken import live, read_rule
 from bench.fetch_limits import most_in_window
 from bench.fetch_routing import Shares, judge_first_requests
-from bench.figures import Goal, Runs, figure, rounded
+from bench.figures import UNEXPLAINED, Goal, Runs, figure, rounded
 from bench.media_objects import content, make_tracks, native_program
 from bench.media_ranges import stages_of
 from bench.media_store import make_full_disk
@@ -37,7 +40,7 @@ from bench.origins.plan import HostPlan, seed_mix
 from bench.report import bars, broken, remarks, table
 
 from headrace.feed import store
-from headrace.feed.model import Kind
+from headrace.feed.model import ChangeKind
 from headrace.fetch.images import inspect_image
 from headrace.media.cache.layout import (
     ENTRY,
@@ -64,6 +67,7 @@ FIGURE_KEYS = {
     "ratio",
     "goal",
     "holds",
+    "why",
     "runs",
     "spread",
     "not_measured",
@@ -85,6 +89,7 @@ def test_a_result_file_names_its_origin_and_has_the_agreed_fields(path):
         assert row.keys() - OWN_KEYS == FIGURE_KEYS
         assert path.stem not in ROOMS or row["question"]
         assert (row["holds"] is None) == (row["goal"] is None), row["name"]
+        assert bool(row["why"]) == (row["holds"] is False), f"{row['name']}: a miss has its cause"
     assert path.with_suffix(".svg").exists()
 
 
@@ -98,14 +103,63 @@ def test_a_goal_is_judged_by_the_median_and_the_peers_of_the_same_run():
         (Goal(at_least=1, times=times), 50, True),
     ):
         runs, peers = Runs((ours - 90, ours, ours + 1_000)), {"peer": Runs((10,))}
-        row = figure("drain", "jobs/s", "10", ours=runs, peers=peers, goal=goal)
+        row = figure("drain", "jobs/s", "10", ours=runs, peers=peers, goal=goal, why="one core")
         assert (row.holds, row in broken([row])) == (holds, not holds)
+        assert ("**no**: one core" in table([row])) == (not holds)
         assert row.spread["headrace"] == [rounded(ours - 90), rounded(ours + 1_000)]
     missing = figure("slots", "MiB", "", ours=None, goal=Goal(at_most=8), not_measured=["no slots"])
-    assert (missing.holds, remarks([missing])) == (False, ["slots, : no slots"])
+    assert (missing.holds, missing.why) == (False, "not measured")
+    assert remarks([missing]) == ["slots, : no slots"]
     goal = Goal(at_least=1, times=times)
     row = figure("drain", "jobs/s", "10", ours=Runs((2,)), goal=goal)
     assert (row.holds, "peer" in row.not_measured[0]) == (True, True)
+    row = figure("drain", "jobs/s", "10", ours=Runs((2,)), goal=Goal(at_least=3))
+    assert row.why == UNEXPLAINED
+
+
+def test_a_quick_run_leaves_the_record_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "record")
+    head = {"command": "make bench", "commit": "abc", "date": "now", "notes": []}
+    head |= {"machine": {"cores": 2, "cpu": "x", "memory_gib": 1}}
+
+    def write(folder, **rows):
+        figures = [figure(name, "s", "", ours=Runs((value,))) for name, value in rows.items()]
+        for row in figures:
+            row.question = row.name
+        path = report.write_results("jobs", head, figures, ["drain", "wake"], folder=folder)
+        return {row["name"]: row["ours"] for row in json.loads(path.read_text())["figures"]}
+
+    assert write(report.RESULTS, drain=1, wake=2) == {"drain": 1, "wake": 2}
+    assert write(tmp_path / "quick", wake=9) == {"wake": 9}
+    assert write(report.RESULTS, drain=3) == {"drain": 3, "wake": 2}
+    quick, full = (harness.Run(None, tmp_path, quick) for quick in (True, False))
+    assert (quick.results, full.results) == (harness.QUICK_RESULTS, harness.RESULTS)
+    assert full.results != quick.results
+
+
+async def test_a_quick_run_that_is_out_of_time_names_what_it_leaves_out(tmp_path, capsys):
+    began_s = time.monotonic() - harness.QUICK_S
+    run = harness.Run(None, tmp_path, quick=True, began_s=began_s)
+    [row] = await bench_command.rows_of(run, "media", "ranges")
+    assert (row.ours, row.holds) == (None, None)
+    assert "left out" in row.not_measured[0]
+    assert "make bench ROOM=media ONLY=ranges QUICK=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["medai"], "'media'"),
+        (["media", "--only", "range"], "ranges, tls, fast, crowd"),
+        (["--only", "ranges"], "needs a room: jobs"),
+    ],
+)
+def test_an_unknown_room_or_row_is_answered_with_the_valid_names(words, text, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit) as ended:
+        bench_command.main()
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
 
 
 def test_bars_plot_and_table_contain_every_system():
@@ -199,11 +253,13 @@ async def test_the_brute_force_page_and_the_staged_rows_are_those_of_the_product
     await stage_follows(cell, world)
     await stage_posts(cell, world)
     for viewer in world.follows:
-        found = await store.page(postgres, viewer, before=None, after=None, rows_max=PER_PAGE)
-        assert [post for _, post, _ in found] == world.page_of(viewer)
+        found = await store.page(
+            postgres, viewer, before=None, after=None, kinds=None, rows_max=PER_PAGE
+        )
+        assert [row[1] for row in found] == world.page_of(viewer)
     [post] = await store.find_posts(postgres, world.ids_of([0]))
     assert (post.author, post.score) == (world.author[0] + FIRST_AUTHOR, world.scores[0])
-    authors = await store.entities_after(postgres, Kind.POSTS, after=0, rows_max=50_000)
+    authors = await store.entities_after(postgres, ChangeKind.POSTS, after=0, rows_max=50_000)
     assert authors == sorted(set((world.author + FIRST_AUTHOR).tolist()))
 
 

@@ -7,7 +7,7 @@ from headrace.jobs import store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 FAIL = Outcome("fail", None, "peer: 503")
@@ -88,8 +88,10 @@ _BOOKS = """
         SELECT limiter, lane, queue, waiting AS n FROM headrace.lane_queue
     ), leased AS (
         SELECT l.limiter, u.lane, count(*) AS n
-        FROM headrace.job_lease l, unnest(l.ids, l.lanes) AS u(id, lane)
-        WHERE l.limiter IS NOT NULL AND u.id <> ALL(l.settled) GROUP BY 1, 2
+        FROM headrace.job_lease l CROSS JOIN LATERAL unnest(l.ids, l.lanes) AS u(id, lane)
+        JOIN headrace.lane c ON c.limiter = l.limiter AND c.name = u.lane
+        WHERE u.id <> ALL(l.settled) AND c.concurrency IS NOT NULL AND l.id > c.counted_from
+        GROUP BY 1, 2
     )
     SELECT 'waiting + journal = rows' AS rule, limiter, lane,
            coalesce(w.n, 0) + coalesce(e.n, 0) AS found, coalesce(r.n, 0) AS expected

@@ -39,6 +39,7 @@ VERBS = {
     "job": ("job", "GET /v1/jobs/{job}", "jobs show {job}"),
     "why": ("why", "GET /v1/jobs/{job}/why", "jobs why {job}"),
     "cancel": ("cancel", "DELETE /v1/jobs/{job}", "jobs cancel {job}"),
+    "edit": ("edit", "PATCH /v1/jobs/{job}", ""),
     "retry": ("retry", "POST /v1/jobs/{job}/retry", "jobs retry {job}"),
     "delete": ("delete", "DELETE /v1/jobs/{job}?keep=false", "jobs rm {job}"),
     "find": ("", "GET /v1/jobs", ""),
@@ -72,6 +73,11 @@ VERBS = {
     "resume_cron": ("crons.resume", "PUT /v1/crons/{name}", "crons resume {name}"),
     "remove_cron": ("crons.remove", "DELETE /v1/crons/{name}", "crons rm {name}"),
     "minutes": ("queues.minutes", "GET /v1/queues/{queue}/minutes", "fleet minutes {queue}"),
+    "hours": ("queues.hours", "GET /v1/queues/{queue}/hours", "fleet hours {queue}"),
+    "start": ("", "POST /v1/workflows/{name}/start", ""),
+    "workflow": ("workflows.get", "GET /v1/workflows/{workflow}", "workflows show {workflow}"),
+    "event": ("", "POST /v1/workflows/events", ""),
+    "cancel_workflow": ("", "DELETE /v1/workflows/{workflow}", "workflows cancel {workflow}"),
     "fleet": ("fleet.state", "GET /v1/fleet", "fleet show"),
     "drain": ("fleet.drain", f"POST {HOST}/drain", "fleet drain {host}"),
     "undrain": ("fleet.undrain", f"POST {HOST}/undrain", "fleet undrain {host}"),
@@ -85,7 +91,7 @@ MORE = {
 READ_AFTER = {"set_queue": "queue", "set_lane": "lane", "set_limiter": "limiter"}
 READ_AFTER |= dict.fromkeys(("pause_lane", "resume_lane"), "lane")
 """Python verbs without an answer, and the verb that reads what they changed."""
-SILENT = {"cancel", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
+SILENT = {"cancel", "edit", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
 SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
 """Verbs without an answer, of which a command only prints that it is done."""
 
@@ -145,6 +151,15 @@ class PythonSurface(Surface):
         given = {int(job): TakenOutcome(**one) for job, one in (outcomes or {}).items()}
         others = None if rest is None else TakenOutcome(**rest)
         return await self.jobs.takes.ack(lease, given, rest=others)
+
+    async def start(self, *, name, payload=None, **options):
+        return {"id": await self.jobs.workflows.start(name, payload, **options)}
+
+    async def event(self, **event):
+        return {"is_first": await self.jobs.workflows.send_event(**event)}
+
+    async def cancel_workflow(self, *, workflow):
+        return {"running": await self.jobs.workflows.cancel(workflow)}
 
     async def extend(self, *, lease, lease_for="5m"):
         expires_at = await self.jobs.takes.extend(lease, _seconds(lease_for))
@@ -249,6 +264,22 @@ class CommandSurface(Surface):
             await self.run("jobs", "ack", str(lease), *words)
         if rest is not None:
             await self.run("jobs", "ack", str(lease))
+
+    async def edit(self, *, job, **changes):
+        typed = {_typed(name): _with_unit(name, value) for name, value in changes.items()}
+        if "payload" in typed:
+            typed["payload"] = json.dumps(typed["payload"])
+        await self.run("jobs", "edit", str(job), *options(typed))
+
+    async def start(self, *, name, payload=None, **rest):
+        return await self.run("workflows", "start", name, json.dumps(payload), *options(rest))
+
+    async def event(self, *, name, key, payload=None):
+        return await self.run("workflows", "event", name, str(key), json.dumps(payload))
+
+    async def cancel_workflow(self, *, workflow):
+        shown = await self.call("cancel_workflow", {"workflow": workflow})
+        return {"running": shown["running"]}
 
     async def set_queue(self, *, queue, **changes):
         paused = changes.pop("paused", None)

@@ -1,10 +1,17 @@
-"""The claim cursor: marks after claimed jobs, dropped often if a scan is cheap, else rarely."""
+"""Cursors of claims and polls: their marks, dropped often if a search is cheap, else rarely."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from headrace.jobs.store.leases import LATE_COMMIT_S, Claim, ClaimCursor, Claims
+from headrace.jobs.store.claim_cursor import (
+    FIRST_AT,
+    LATE_COMMIT_S,
+    ClaimCursor,
+    LaneCursor,
+    PollCursor,
+)
+from headrace.jobs.store.leases import Claim, Claims, WorkAhead
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = ClaimCursor().marks[0]
@@ -90,3 +97,54 @@ def test_a_claim_that_used_all_its_leases_may_have_left_jobs():
     cursor = ClaimCursor()
     cursor.note(claims((5, 3, 1), (5, 2, 2)), jobs_max=32, leases_max=2, now_s=1000.0)
     assert cursor.saw_all
+
+
+def poll(cursor, seconds, event, took_s=0.001):
+    """A poll that found nothing, so many seconds after NOW."""
+    at = NOW + timedelta(seconds=seconds)
+    nothing = WorkAhead(
+        frozenset(), frozenset(), None, polled_at=at, last_event=event, took_s=took_s
+    )
+    cursor.note(nothing, 1000.0 + seconds)
+
+
+def test_quick_polls_search_from_the_beginning():
+    cursor = PollCursor()
+    for seconds in range(5):
+        assert cursor.mark == (FIRST_AT, 0)
+        poll(cursor, seconds, 7)
+
+
+def test_slow_polls_search_after_what_had_committed_at_an_earlier_one():
+    """A poll of 0.1 s from the beginning is repeated after 2 s."""
+    cursor = PollCursor()
+    poll(cursor, 0, 7, took_s=0.1)
+    assert cursor.mark == (FIRST_AT, 0), "nothing is known of what was not committed then"
+    poll(cursor, 0.6, 8)
+    assert cursor.mark == (NOW, 7)
+    poll(cursor, 1.2, 9)
+    assert cursor.mark == (NOW + timedelta(seconds=0.6), 8)
+    poll(cursor, 2.1, 9)
+    assert cursor.mark == (FIRST_AT, 0)
+
+
+def test_slow_claims_of_lanes_search_after_their_marks():
+    cursor = LaneCursor()
+
+    def note(now_s, event, first_ready=None, scan_s=0.001):
+        claimed = Claims(
+            [],
+            NOW + timedelta(seconds=now_s),
+            retries=5,
+            last_event=event,
+            first_ready=first_ready,
+            scan_s=scan_s,
+        )
+        cursor.note(claimed, 1000.0 + now_s)
+
+    note(0, 7, scan_s=0.1)
+    assert (cursor.event, cursor.ready_from) == (0, NOW - timedelta(seconds=LATE_COMMIT_S))
+    note(0.6, 3, first_ready=NOW - timedelta(seconds=9))
+    assert (cursor.event, cursor.ready_from) == (7, NOW - timedelta(seconds=9))
+    note(2.1, 8)
+    assert (cursor.event, cursor.ready_from) == (0, FIRST_AT)

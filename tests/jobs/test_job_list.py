@@ -255,3 +255,19 @@ async def test_bulk_actions_at_once_beside_a_worker_end_each_job_once(
     assert kept == changed[0].changed + changed[1].changed + claimed
     status = await jobs.queues.get("mail")
     assert (status.ready, status.leased) == (0, 0)
+
+
+async def test_a_due_job_of_a_lane_can_be_put_off(jobs, queue_ids, broken_invariants):
+    """It leaves its lane until it is due again, and the lane's counts stay right."""
+    job_id, other = await jobs.enqueue_many([NewJob(queue="mail", payload={}, lane="a")] * 2)
+    await jobs.edit(job_id, payload={"n": 2}, after_s=3600)
+    await jobs.edit(other, priority=0)
+    put_off = await jobs.job(job_id)
+    assert (put_off.state, put_off.payload, put_off.lane) == ("scheduled", {"n": 2}, "a")
+    assert (await jobs.job(other)).priority == 0
+    assert (await jobs.lanes.get("lim", "a")).waiting == 1
+    await jobs.edit(job_id, after_s=0)
+    await jobs.sweep()
+    assert (await jobs.job(job_id)).state == "ready"
+    assert (await jobs.lanes.get("lim", "a")).waiting == 2
+    assert await broken_invariants() == []

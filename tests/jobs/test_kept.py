@@ -15,7 +15,7 @@ from headrace.jobs.errors import InvalidSpan
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import PRIORITIES, ClaimCursor
 
 DAY = timedelta(days=1)
 OLD_PARTITION = (
@@ -168,7 +168,7 @@ async def claims_of(runner, host_id, queue_id, *, done=()):
         queue_id,
         leases_max=5,
         batch=10,
-        priorities=store.leases.PRIORITIES,
+        priorities=PRIORITIES,
         marks=ClaimCursor().marks,
         done=done,
     )

@@ -15,7 +15,7 @@ from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import NewJob
 from headrace.jobs.errors import JobNotWaiting, LaneUnknown
 from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 LANES = ("u", "v", "w", "x", None)
 STORM_S = 2.0

@@ -259,6 +259,22 @@ async def test_a_limiter_follows_its_operator_and_then_its_code_again(
     assert limiters["more"].queues == []
 
 
+async def test_done_jobs_wait_for_no_lane_without_a_concurrency_limit(
+    jobs, manager, queue_id, fill, postgres
+):
+    limits = {"starts_max": 5, "window_s": 60}
+    await jobs.lanes.set("l", "x", **limits, concurrency=None)
+    await fill(3)
+    first, second = [await claim_lane_jobs(manager, queue_id, 1) for _ in range(2)]
+    async with postgres.transaction() as tx:
+        await jobs.lanes.set("l", "x", **limits, concurrency=1, tx=tx)
+        assert await settle(manager, first)
+    assert (await jobs.lanes.get("l", "x")).inflight == 1
+    assert await claim_lane_jobs(manager, queue_id, 1) is None, "a job from before runs"
+    await settle(manager, second)
+    assert await wait_true(lambda: claim_lane_jobs(manager, queue_id, 1))
+
+
 async def test_limits_reach_all_lanes_in_steps_and_after_an_interruption(
     jobs, manager, queue_id, fill, postgres
 ):

@@ -18,7 +18,7 @@ from headrace.jobs import JobState, LeaseLost, NewGroup, NewJob
 from headrace.jobs.errors import JobNotEnded, JobNotWaiting, KeyTaken
 from headrace.jobs.model import JobFilter, TakenOutcome
 from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor
 
 STEPS = {
     "enqueue": 6,

@@ -20,7 +20,7 @@ from headrace.jobs import JobState, LeaseLost, NewJob
 from headrace.jobs.leases import HostLost, LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, RETURNED, AckBuffer, InFlightLease, Outcome
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 
 
 @pytest.fixture
@@ -64,6 +64,7 @@ async def test_a_returned_lease_refuses_its_old_holder(
 
 
 async def test_a_locked_lease_or_lane_delays_no_other(jobs, manager, queue_id, fill, postgres):
+    await jobs.lanes.set_limiter("l", concurrency=9)
     await fill(2)
     for lane in "xy":
         await fill(lane=lane)
@@ -284,6 +285,32 @@ async def test_work_ahead(jobs, manager, queue_ids, fill):
     assert (await manager.queues_with_work(both)).ready == {queue_ids["q"]}
     await jobs.queues.pause("q")
     assert (await manager.queues_with_work(both)).queue_ids == frozenset()
+
+
+async def test_claims_that_find_lanes_enough_leave_the_journal(manager, queue_id, fill, sql):
+    """A claim of 2 jobs visits 2 lanes."""
+    cursor = LaneCursor()
+    for lane in "abc":
+        await fill(2, lane=lane)
+
+    async def claimed():
+        claims = await manager.claim_lanes(queue_id, leases_max=1, batch=2, cursor=cursor)
+        return claims.leases[0].ids if claims.leases else []
+
+    async def journal():
+        return len(await sql("SELECT FROM headrace.lane_event"))
+
+    ids = [*await claimed()]
+    assert not cursor.is_folding
+    await fill(2, lane="d")
+    ids += await claimed()
+    assert await journal() == 1
+    assert await manager.fold_lanes(queue_id, cursor, 100) == 1
+    assert await journal() == 0
+    while more := await claimed():
+        ids += more
+    assert len(set(ids)) == len(ids) == 8
+    assert cursor.is_folding
 
 
 def test_batches_of_acks_are_taken_in_order_and_put_back_first():

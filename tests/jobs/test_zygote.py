@@ -97,6 +97,8 @@ class Talk:
             assert self._zygote.fork(self._number, theirs)
         await self.link.connect(ours)
         ready = await self.wait(Ready)
+        # The fork is reported on another socket, which may be read later.
+        await wait_true(lambda: self.pid != 0)
         assert ready.pid == self.pid
         return self
 

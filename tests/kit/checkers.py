@@ -79,9 +79,9 @@ def doubled(
     seen: dict[Hashable, dict[Hashable, Event]] = defaultdict(dict)
     for number, event in enumerate(history.of(kind, what=what)):
         if by in event.facts:
-            told = number if witness is None else event.facts.get(witness)
+            reported = number if witness is None else event.facts.get(witness)
             for subject in _listed(event.facts[by]):
-                seen[subject].setdefault(_hashable(told), event)
+                seen[subject].setdefault(_hashable(reported), event)
     return [
         Finding("doubled", subject, f"{what} took effect {len(events)} times", (*events.values(),))
         for subject, events in seen.items()

@@ -61,7 +61,7 @@ class History:
         """Events of these kinds, of one operation or queue."""
         return tuple(e for e in self.events if e.kind in kinds and what in (None, e.what))
 
-    def told(self, kind: str, what: str, fact: str) -> list[Any]:
+    def reported(self, kind: str, what: str, fact: str) -> list[Any]:
         """One fact of each event of a kind and operation; a list counts as its items."""
         found: list[Any] = []
         for event in self.of(kind, what=what):
@@ -132,8 +132,8 @@ class Recorder:
         """
         call = self._next_call()
 
-        def write(kind: str, **told: Any) -> None:
-            self.note(kind, what, call=call, **{**facts, **told})
+        def write(kind: str, **reported: Any) -> None:
+            self.note(kind, what, call=call, **{**facts, **reported})
 
         write(INVOKE)
         asked = Operation(write)

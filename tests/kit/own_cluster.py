@@ -95,8 +95,8 @@ class OwnCluster:
         """The primary of a key, according to the first node that responds."""
         slot = hash_slot(key)
         for primary in self.primaries:
-            told = primary.ask("CLUSTER", "SLOTS")
-            for first, last, node, *_ in told if isinstance(told, list) else ():
+            reported = primary.ask("CLUSTER", "SLOTS")
+            for first, last, node, *_ in reported if isinstance(reported, list) else ():
                 if first <= slot <= last:
                     return next(one for one in self.primaries if one.port == node[1])
         raise AssertionError(f"nobody has {key}")
@@ -138,9 +138,9 @@ class OwnCluster:
         return replica
 
     def _has(self, primary: Primary, slot: int) -> bool:
-        told = primary.ask("CLUSTER", "SLOTS")
+        reported = primary.ask("CLUSTER", "SLOTS")
         return any(
-            first <= slot <= last and node[1] == primary.port for first, last, node, *_ in told
+            first <= slot <= last and node[1] == primary.port for first, last, node, *_ in reported
         )
 
     def end(self) -> None:

@@ -38,6 +38,7 @@ class Kind:
     start: Callable[..., AbstractAsyncContextManager[Served]]
     cache_status: str
     sources: tuple[str, ...]
+    is_tls: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -66,17 +67,6 @@ async def store_in(folder: Path):
 async def start_files(folder: Path, **settings):
     """A node that sends the files of its store."""
     async with store_in(folder) as blobs, serving(blobs, run=folder / "run", **settings) as node:
-        yield node
-
-
-@asynccontextmanager
-async def start_tls(folder: Path, **settings):
-    """The same over HTTPS."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cert, key = make_certificate(folder)
-    settings |= {"listen_tls": ("127.0.0.1", free_port()), "tls_cert": cert, "tls_key": key}
-    settings |= {"tls": client_context(cert)}
-    async with start_files(folder, **settings) as node:
         yield node
 
 
@@ -157,16 +147,33 @@ async def _wait_routed(node: Served) -> None:
     await wait_true(is_routed, what="the other node keeps the keys")
 
 
+def over_tls(start):
+    """The same node over HTTPS."""
+
+    @asynccontextmanager
+    async def start_tls(folder: Path, **settings):
+        folder.mkdir(parents=True, exist_ok=True)
+        cert, key = make_certificate(folder)
+        settings |= {"listen_tls": ("127.0.0.1", free_port()), "tls_cert": cert, "tls_key": key}
+        settings |= {"tls": client_context(cert)}
+        async with start(folder, **settings) as node:
+            yield node
+
+    return start_tls
+
+
 def in_python(start):
     """The same node without the native data plane."""
     return partial(start, data_plane="python")
 
 
 FILES = Kind("files", start_files, "headrace; hit", ("memory", "disk"))
-TLS = Kind("tls", start_tls, "headrace; hit", ("memory", "disk"))
+TLS = Kind("tls", over_tls(start_files), "headrace; hit", ("memory", "disk"), is_tls=True)
 BLOCKS = Kind("blocks", start_blocks, "headrace; hit", ("memory", "disk", "origin"))
 BYPASS = Kind("bypass", start_bypass, "headrace; fwd=bypass", ("origin",))
 PEER = Kind("peer", start_peer, "headrace; fwd=miss; detail=peer", ("peer",))
 PYTHON_FILES = replace(FILES, name="files, Python", start=in_python(start_files))
+TLS_BLOCKS = replace(BLOCKS, name="tls blocks", start=over_tls(start_blocks), is_tls=True)
+PYTHON_TLS = replace(TLS, name="tls, Python", start=in_python(TLS.start))
 PYTHON_BLOCKS = replace(BLOCKS, name="blocks, Python", start=in_python(start_blocks))
-KINDS = (FILES, PYTHON_FILES, TLS, BLOCKS, PYTHON_BLOCKS, BYPASS, PEER)
+KINDS = (FILES, PYTHON_FILES, TLS, TLS_BLOCKS, PYTHON_TLS, BLOCKS, PYTHON_BLOCKS, BYPASS, PEER)

@@ -15,24 +15,24 @@ def shown(name: str) -> float:
 
 
 def test_clients_are_added_up_and_other_gauges_are_the_highest():
-    heard, before = ReportCollector(), shown("media_connections")
+    received, before = ReportCollector(), shown("media_connections")
     for child, clients, peers in (("worker-0", 3.0, 2.0), ("worker-1", 4.0, 5.0)):
-        gauges = [("media_connections", {}, clients), ("media_told_peers", {}, peers)]
-        heard.take(child, Report(is_ready=True, grown=[], gauges=gauges))
+        gauges = [("media_connections", {}, clients), ("media_reported_peers", {}, peers)]
+        received.take(child, Report(is_ready=True, grown=[], gauges=gauges))
     assert shown("media_connections") == before + 7
-    assert shown("media_told_peers") == 5
-    heard.forget("worker-1")
+    assert shown("media_reported_peers") == 5
+    received.forget("worker-1")
     assert shown("media_connections") == before + 3
-    assert shown("media_told_peers") == 2
-    heard.forget("worker-0")
-    heard.forget("worker-0")
+    assert shown("media_reported_peers") == 2
+    received.forget("worker-0")
+    received.forget("worker-0")
     assert shown("media_connections") == before
 
 
 def test_what_a_dead_worker_counted_stays():
-    heard = ReportCollector()
-    grown = [("media_told", "counter", "media_told_total", {}, 5.0)]
-    heard.take("worker-0", Report(is_ready=True, grown=grown, gauges=[]))
-    heard.forget("worker-0")
-    heard.take("worker-0", Report(is_ready=True, grown=grown, gauges=[]))
-    assert shown("media_told_total") == 10
+    received = ReportCollector()
+    grown = [("media_reported", "counter", "media_reported_total", {}, 5.0)]
+    received.take("worker-0", Report(is_ready=True, grown=grown, gauges=[]))
+    received.forget("worker-0")
+    received.take("worker-0", Report(is_ready=True, grown=grown, gauges=[]))
+    assert shown("media_reported_total") == 10

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conformance_cases import BAD_HEADS, BODIES, OBJECTS, UNFINISHED
-from node_kinds import BLOCKS, BYPASS, FILES, PEER, TLS
+from node_kinds import BLOCKS, BYPASS, FILES, PEER, PYTHON_TLS, TLS
 from raw_clients import (
     SMALL_BYTES,
     Answer,
@@ -84,7 +84,7 @@ async def test_random_bytes_get_a_refusal_or_nothing(plain):
 
 
 async def test_a_half_closed_client_gets_its_answer(plain, kind):
-    if kind is TLS:
+    if kind.is_tls:
         pytest.skip("TLS has no half-closed connections here")
     client = await plain.connect(buffer_bytes=SMALL_BYTES)
     client.send(f"GET /m/{KEY} HTTP/1.0\r\n\r\n".encode())
@@ -162,7 +162,7 @@ async def test_slow_clients_are_cut_by_their_progress_and_deadlines(strict, kind
     await strict.blobs.put(LONG_KEY, LONG)
     strict.cuts_before = cuts(strict, "stalled", "client")
     clients = [cut_as_silent, cut_as_idle, cut_as_trickling, keeps_reading]
-    if kind is not TLS:
+    if not kind.is_tls:
         # The buffers of TLS hide the progress of a client with a small one.
         clients += [cut_as_stalled, cut_as_sipping]
     await asyncio.gather(*(client(strict) for client in clients))
@@ -195,7 +195,7 @@ async def test_floods_leave_room_for_others(plain, kind):
     await plain.blobs.put(LONG_KEY, LONG)
     flood = await plain.connect(buffer_bytes=SMALL_BYTES)
     flood.send(GOOD * 5000)
-    count = 10 if kind is TLS else 60
+    count = 10 if kind.is_tls else 60
     stalled = [await plain.connect(buffer_bytes=SMALL_BYTES) for _ in range(count)]
     for client in stalled:
         client.send(head_of(LONG_KEY))
@@ -240,7 +240,7 @@ async def test_an_object_replaced_while_it_is_sent_never_mixes(plain, kind):
     body, is_cut = await client.read_up_to(len(old))
     assert body == old[: len(body)]
     assert is_cut == (len(body) < len(old))
-    if kind in (FILES, TLS):
+    if kind in (FILES, TLS, PYTHON_TLS):
         assert not is_cut
         assert ((await client.ask(key)).body == new) is True
     client.drop()
@@ -257,11 +257,11 @@ async def test_a_stop_ends_answers_in_progress_and_answers_what_was_sent_before_
         busy.send(head_of(LONG_KEY))
         await busy.wait_begun()
         waiting = socket.create_connection(("127.0.0.1", node.port))
-        waiting.sendall(b"" if kind is TLS else GOOD)
+        waiting.sendall(b"" if kind.is_tls else GOOD)
         kept.send(GOOD)
         node.stop.set()
         new = Client(*await asyncio.open_connection(sock=waiting))
-        for client in (kept,) if kind is TLS else (kept, new):
+        for client in (kept,) if kind.is_tls else (kept, new):
             assert (await client.answer()).body == DATA[:10]
         new.drop()
         assert await kept.wait_closed() == b""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-import ssl
 from pathlib import Path
 
 import pytest
 from node_kinds import FILES, TLS
 from raw_clients import SMALL_BYTES, head_of, open_files, pattern, serving, wait_until
-from tls_files import make_certificate
 
 from headrace.engines.blobs import Blobs
 from headrace.engines.mount_guard import StoreRecord
 from headrace.media.errors import ListenFailed
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.worker.bodies import is_in_memory
-from headrace.media.worker.socket_io import Certificate
 
 
 async def test_only_regular_files_are_served(node, tmp_path):
@@ -178,35 +174,3 @@ async def test_a_port_in_use_is_an_error_that_names_the_setting(blobs):
     ):
         async with serving(blobs, listen=taken.getsockname()):
             pass
-
-
-async def test_clients_without_tls_or_with_half_a_handshake_are_closed(tmp_path):
-    async with TLS.start(tmp_path, header_timeout_s=0.3) as node:
-        await node.blobs.put("good.jpg", b"good")
-
-        async def is_closed(first: bytes) -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-            writer.write(first)
-            with contextlib.suppress(ConnectionResetError):
-                async with asyncio.timeout(60):
-                    assert b"good" not in await reader.read()
-            writer.close()
-
-        await asyncio.gather(*map(is_closed, (head_of("good.jpg"), b"\x16\x03\x01\x02", b"")))
-        assert (await (await node.connect()).ask("good.jpg")).body == b"good"
-
-
-def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(tmp_path):
-    cert, key = make_certificate(tmp_path)
-    certificate = Certificate(cert, key)
-    first = certificate.context
-    certificate.renew()
-    assert certificate.context is first
-    make_certificate(tmp_path)
-    certificate.renew()
-    second = certificate.context
-    assert second is not first
-    (tmp_path / "cert.pem").write_text("no certificate")
-    with pytest.raises(ssl.SSLError):
-        certificate.renew()
-    assert certificate.context is second

@@ -102,10 +102,10 @@ def test_wget_continues_where_it_was_cut(shop, tmp_path, kept):
 
 
 def test_ffprobe_finds_the_buyer_and_the_music(shop):
-    told = run(
+    reported = run(
         needs("ffprobe"), "-v", "error", "-of", "json", "-show_format", "-show_streams", shop.url
     )
-    found = json.loads(told)
+    found = json.loads(reported)
     tags = found["format"]["tags"]
     assert tags["HEADRACE_BUYER"] == "user:42"
     assert (tags["title"], tags["artist"], tags["album"]) == ("Ein Lied", "Wer sonst", "Platte")

@@ -56,11 +56,18 @@ def test_values_at_the_bounds_are_accepted():
 
 
 def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
+    names = ("tls_cert", "tls_key")
     cert, key = make_certificate(tmp_path)
     require_servable(config_of(listen_tls="127.0.0.1:0", tls_cert=cert, tls_key=key))
     (tmp_path / "text.pem").write_text("no certificate")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "other").mkdir()
+    old = dict(zip(names, make_certificate(tmp_path / "old", ends_h=-1), strict=True))
+    other = make_certificate(tmp_path / "other")[1]
     for files, expected in (
         ({}, "got none"),
+        (old, "expired"),
+        ({"tls_cert": cert, "tls_key": other}, "key values mismatch"),
         ({"tls_cert": "/nope", "tls_key": key}, "/nope and"),
         ({"tls_cert": f"{tmp_path}/text.pem"}, "text.pem and no media.tls_key"),
         ({"tls_cert": cert, "tls_key": f"{tmp_path}/text.pem"}, "got"),

@@ -143,8 +143,8 @@ def write(traces: TraceLog) -> None:
     )
 
 
-def lines(told: str) -> list[dict]:
-    return [json.loads(line) for line in told.splitlines() if "request_traced" in line]
+def lines(reported: str) -> list[dict]:
+    return [json.loads(line) for line in reported.splitlines() if "request_traced" in line]
 
 
 def test_a_line_has_the_tag_and_the_time_of_each_stage(capfd):

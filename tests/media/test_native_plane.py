@@ -318,7 +318,7 @@ def test_the_answers_of_all_kinds_of_nodes_hold_with_sanitizers(tmp_path):
     }
     tests = [
         *("tests/media/test_media_serving.py", "tests/media/test_media_clients.py"),
-        "tests/media/cluster/test_native_hops.py",
+        *("tests/media/test_media_tls.py", "tests/media/cluster/test_native_hops.py"),
     ]
     command = [sys.executable, "-m", "pytest", "-n", "0", *tests]
     made = subprocess.run(

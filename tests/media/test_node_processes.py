@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import ssl
 from functools import partial
 
 import pytest
@@ -15,9 +17,11 @@ from tests.kit.whole_nodes import (
     WholeNode,
     content,
     flood,
+    free_port,
     resident_kib,
     whole_node,
 )
+from tls_files import client_context, make_certificate
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
@@ -47,7 +51,12 @@ async def node(tmp_path_factory):
     """A node with two workers and two disks, for tests that leave it intact."""
     folder = tmp_path_factory.mktemp("shared")
     settings = {**await stored(folder), "media_connections_max": "6000"}
-    async with whole_node(folder, **settings) as node:
+    cert, key = make_certificate(folder)
+    tls = {"media_tls_cert": cert, "media_tls_key": key}
+    tls_port = free_port()
+    tls["media_listen_tls"] = f"127.0.0.1:{tls_port}"
+    async with whole_node(folder, **settings, **tls) as node:
+        node.tls_port, node.tls = tls_port, client_context(cert)
         yield node
 
 
@@ -58,6 +67,18 @@ async def read(node: WholeNode, first: int, last: int) -> bytes | None:
     finally:
         reader.drop()
     return found and found[2]
+
+
+def session_of(node: WholeNode, session: ssl.SSLSession | None = None) -> ssl.SSLSession:
+    """A session with the node, which must accept `session`."""
+    with (
+        socket.create_connection(("127.0.0.1", node.tls_port), timeout=60) as plain,
+        node.tls.wrap_socket(plain, server_hostname="media.test", session=session) as client,
+    ):
+        client.sendall(f"GET /m/{KEY} HTTP/1.1\r\nHost: a\r\nRange: bytes=0-9\r\n\r\n".encode())
+        assert client.recv(12) == b"HTTP/1.1 206"
+        assert session is None or client.session_reused
+        return client.session
 
 
 async def test_clients_are_held_in_two_kilobytes_each(node):
@@ -91,7 +112,13 @@ async def test_series_of_all_workers_are_one(node, tmp_path):
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
     media = Media(Blobs(tmp_path.as_uri()), MediaConfig(), folder=node.folder / "data/run/media")
-    [found] = await media.hottest.list()
+
+    async def sampled():
+        for _ in range(32):
+            await readers[0].ask(KEY, 0, 9)
+        return await media.hottest.list()
+
+    [found] = await wait_true(sampled, what="a sampled request")
     assert found.key == KEY
     for reader in readers:
         reader.drop()
@@ -112,17 +139,24 @@ async def test_a_second_node_on_the_same_address_is_refused(node, tmp_path):
 async def test_a_cached_node_serves_over_the_death_of_each_of_its_processes(node):
     assert await read(node, 300_000, 1_700_000) == DATA[300_000:1_700_001]
     assert await read(node, 0, SIZE_BYTES) == DATA
+    options = {"ssl": node.tls, "server_hostname": "media.test"}
     held = [Reader(node.port) for _ in range(16)]
+    held += [Reader(node.tls_port, **options) for _ in range(16)]
     for reader in held:
         assert (await reader.ask(KEY, 0, 9))[2] == DATA[:10]
+    session = await asyncio.to_thread(session_of, node)
     # As a fault of the native data plane would.
     victim = node.kill("worker", by=signal.SIGSEGV)
     kept = [await reader.ask(KEY, 10, 19) for reader in held]
     # Only its own clients notice, and they are a part of all.
-    assert 0 < kept.count(None) < len(held)
+    for some in (kept[:16], kept[16:]):
+        assert 0 < some.count(None) < len(some)
     assert all(found is None or found[2] == DATA[10:20] for found in kept)
     await wait_true(lambda: len(node.pids("worker")) == 2, what="the worker's successor")
     assert victim not in node.pids("worker")
+    # By every worker, also by the successor.
+    for _ in range(8):
+        assert await asyncio.to_thread(session_of, node, session)
     filler = node.kill("filler")
     assert await read(node, 500_000, 900_000) == DATA[500_000:900_001]
     await wait_true(lambda: node.pids("filler") not in ([], [filler]), what="the successor")

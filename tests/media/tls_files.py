@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def make_certificate(folder: Path, name: str = "media.test") -> tuple[str, str]:
+def make_certificate(
+    folder: Path, name: str = "media.test", *, ends_h: int = 24
+) -> tuple[str, str]:
     """Files with a self-signed certificate for `name` and 127.0.0.1, and with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -25,8 +27,8 @@ def make_certificate(folder: Path, name: str = "media.test") -> tuple[str, str]:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(hours=48))
+        .not_valid_after(now + dt.timedelta(hours=ends_h))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )

@@ -232,7 +232,7 @@ def _lost(history: History, places: dict[int, str], killer: int):
     queues = {killer: "killer"}
     for event in history.of("ok", what="enqueue"):
         queues.update(zip(event.facts["job"], event.facts["queue"], strict=True))
-    queues.update(dict.fromkeys(history.told("ok", "post", "job"), "noted"))
+    queues.update(dict.fromkeys(history.reported("ok", "post", "job"), "noted"))
     expected = {"fails": "failed", "batched": "done", "fenced": "done", "killer": "quarantined"}
     for job, queue in queues.items():
         if places.get(job) != expected.get(queue):

@@ -121,7 +121,7 @@ async def test_a_client_whose_clock_is_wrong_delays_by_the_databases_clock(fleet
 
 def test_both_of_pythons_wall_clocks_are_stepped_in_a_child(fleet, clock):
     clock.write_text(str(HOUR_S))
-    told = subprocess.run(
+    reported = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -131,5 +131,5 @@ def test_both_of_pythons_wall_clocks_are_stepped_in_a_child(fleet, clock):
         capture_output=True,
         check=True,
     )
-    for seen_s in told.stdout.split():
+    for seen_s in reported.stdout.split():
         assert float(seen_s) == pytest.approx(time.time() + HOUR_S, abs=30)

@@ -131,7 +131,7 @@ async def test_a_restarted_valkey_shows_nothing_that_was_undone(
     assert await feed.follows.block(12, 3) == 1
     assert await feed.follows.unfollow_all(4) == 3
     if harm == "tail":
-        assert server.file_bytes() > kept
+        await wait_true(lambda: server.file_bytes() > kept, what="the changes are in the file")
         await asyncio.to_thread(server.kill)
         server.cut_tail(at=kept)
     await asyncio.to_thread(server.start)

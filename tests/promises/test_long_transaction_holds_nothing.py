@@ -18,7 +18,7 @@ from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import FIRST_AT, ClaimCursor
 
 pytestmark = pytest.mark.slow
 CHURNED, BATCH = 30_000, 100
@@ -36,6 +36,12 @@ EXPLAINED = compile_query(
     " :host, :queue, 1, :batch, :priorities::smallint[], :marks_at::timestamptz[],"
     " :marks_id::bigint[], '{}')",
 )
+POLLED = compile_query(
+    "polled",
+    "-- A poll, and the pages that it read.\n"
+    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)"
+    " SELECT * FROM headrace.work_ahead_v1(:queues::integer[], :from_at, 0)",
+)
 
 
 def service_of(postgres, queue, **settings):
@@ -51,7 +57,7 @@ async def open_manager(postgres, queue):
     return LeaseManager(postgres, JobsConfig(), host_id), queue_id
 
 
-async def test_claims_read_no_more_beside_a_long_transaction(postgres):
+async def test_claims_and_polls_read_no_more_beside_a_long_transaction(postgres):
     """Many jobs come and go; a claim reads as many pages at the end as at the beginning."""
     manager, queue_id = await open_manager(postgres, "churn")
     jobs = [NewJob(queue="churn", payload={})] * 10_000
@@ -77,13 +83,20 @@ async def test_claims_read_no_more_beside_a_long_transaction(postgres):
         first = await pages(cursor)
         await churn(CHURNED - 4_000)
         last, whole = await pages(cursor), await pages(ClaimCursor())
+        polled_at = (await manager.queues_with_work([queue_id])).polled_at
+        poll, whole_poll = [
+            await pages_read(session, POLLED, queues=[queue_id], from_at=from_at)
+            for from_at in (polled_at, FIRST_AT)
+        ]
     assert last <= 1.5 * first, "dead rows are skipped"
     assert whole > 2 * last, "they exist, and a full scan reads them"
+    assert 5 * poll < whole_poll
 
 
 async def pages_of_claim(session, host_id, queue_id, cursor):
     """The number of pages that one claim of a batch reads."""
-    text = await session.value(
+    return await pages_read(
+        session,
         EXPLAINED,
         host=host_id,
         queue=queue_id,
@@ -92,7 +105,11 @@ async def pages_of_claim(session, host_id, queue_id, cursor):
         marks_at=[mark[0] for mark in cursor.marks],
         marks_id=[mark[1] for mark in cursor.marks],
     )
-    plan = json.loads(text)[0]["Plan"]
+
+
+async def pages_read(session, query, **parameters):
+    """The number of pages that an explained query reads."""
+    plan = json.loads(await session.value(query, **parameters))[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 

@@ -37,6 +37,16 @@ async def test_roles_started_before_postgres_wait_then_work_or_stop(fleet, datab
         assert [process.wait_exit() for process in roles.values()] == [0] * len(roles)
 
 
+async def test_a_worker_that_loses_its_connections_while_it_declares_works(fleet, database_url):
+    with ChaosProxy(database_url) as proxy:
+        lost = proxy.lose_request(b"fetch_webhook", times=2)
+        process = fleet.start("work", url=proxy.url)
+        wait_until(lambda: process.events("host_registered"), what="it works")
+        assert lost.fired == 2
+        process.signal(signal.SIGTERM)
+        assert process.wait_exit() == 0
+
+
 async def test_a_role_that_postgres_refuses_ends(fleet, database_url):
     """A wrong name in the URL does not become right by waiting."""
     process = fleet.start("scheduler", url=database_url.replace("//headrace@", "//nobody@", 1))

@@ -103,6 +103,16 @@ async def test_a_job_that_kills_its_process_is_quarantined_and_its_neighbors_are
     assert (await shared.jobs.job(killer)).losses == 3
 
 
+async def test_a_cancelled_job_that_does_not_end_is_ended_with_its_slot(shared, look):
+    [stubborn] = await shared.add("narrow", hold_s=600)
+    await wait_true(lambda: shared.started()[stubborn])
+    await shared.jobs.cancel(stubborn, running=True)
+    await has_state(shared, stubborn, JobState.CANCELLED)
+    assert shared.started()[stubborn] == 1
+    assert (await shared.jobs.job(stubborn)).losses == 0
+    assert look.deaths() == [], "a slot that was killed for a cancellation is no failure"
+
+
 @pytest.mark.parametrize("queue", ["hangs", pytest.param("blocks", marks=pytest.mark.soak)])
 async def test_a_slot_that_hangs_in_c_code_past_its_timeout_is_killed(shared, look, queue):
     [job_id] = await shared.add(queue)

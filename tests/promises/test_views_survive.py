@@ -7,13 +7,16 @@ has real flushers and APIs that die at random.
 from __future__ import annotations
 
 import asyncio
+import csv
 import os
 import random
 import secrets
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 
 import pytest
 from room_views import CountedViews, open_engines
@@ -26,10 +29,14 @@ from tests.kit.waiting import wait_true
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import Unavailable
 from headrace.views import ViewsConfig
+from headrace.views.exports import Exports, follow
 from headrace.views.worker import Flusher
 
 pytestmark = pytest.mark.slow
 STEPS = ("read", "confirmed", "aggregated", "committed", "recorded")
+HOURS = compile_query(
+    "hours", "-- Stored hours.\nSELECT id, hour, views FROM headrace.views_hour WHERE class = 0"
+)
 FLUSH = "headrace.flush_views_v1"
 SLOW_DISK = """
 #define _GNU_SOURCE
@@ -67,7 +74,8 @@ async def counted(running_engines, database_url, tmp_path):
 async def flush(postgres_url, valkey_url, prefix, folder, name):
     """A flusher, until it is killed."""
     engines = open_engines(postgres_url, valkey_url, folder, prefix=prefix)
-    config = ViewsConfig(flush_every_s=0.02, lease_s=1.0)
+    kept_s = 3600.0 if name.startswith("recording") else 0.0
+    config = ViewsConfig(flush_every_s=0.02, lease_s=1.0, changes_kept_s=kept_s)
     await Flusher(engines, config, name=name).run(asyncio.Event())
 
 
@@ -87,6 +95,62 @@ async def test_flushers_that_die_at_each_step_lose_and_double_nothing(counted, t
     await counted.finish()
     assert counted.sent == counted.acked, "no hit was refused"
     await counted.require_exact()
+
+
+async def follow_changes(postgres_url, valkey_url, prefix, folder, files):
+    """A reader of changes, until it is killed."""
+    engines = open_engines(postgres_url, valkey_url, folder, prefix=prefix)
+    exports = Exports(engines.postgres, shards=4, time_zone="UTC")
+    while True:
+        await follow(exports, files, "csv")
+
+
+@often(8, 100)
+async def test_readers_and_flushers_that_die_give_each_change_once(
+    running_engines, database_url, tmp_path, times
+):
+    """The files add up to the stored hours, and stored hours to the acknowledged hits."""
+    chance, files = random.Random(5), tmp_path / "changes"
+    prefix = f"test-{secrets.token_hex(4)}"
+    counted = CountedViews(
+        database_url,
+        running_engines.endpoints.valkey_url,
+        tmp_path,
+        prefix=prefix,
+        changes_kept_s=3600.0,
+    )
+    try:
+        await Flusher(counted.engines, counted.config, name="first").run_once()
+        counted.start(hitters=2)
+        where = (*counted.urls, prefix, tmp_path)
+        for number in range(times):
+            step = STEPS[number % len(STEPS)]
+            flusher = start_forked(
+                flush, *where, f"recording{number}", crash_at=f"views.{step}:{chance.randint(1, 9)}"
+            )
+            reader = start_forked(
+                follow_changes, *where, files, crash_at=f"views.followed:{chance.randint(1, 4)}"
+            )
+            assert await ended(flusher) == -signal.SIGKILL
+            if number % 2:
+                with suppress(ProcessLookupError):
+                    os.kill(reader.pid, signal.SIGKILL)
+            counted.start(flushers=1)
+            assert await ended(reader) == -signal.SIGKILL
+            await counted.finish()
+            counted.start(hitters=2)
+        await counted.finish()
+        await counted.require_exact()
+        await follow(counted.views.exports, files, "csv")
+        found = Counter()
+        for path in files.glob("*.csv"):
+            for row in csv.DictReader(path.open()):
+                found[row["id"], datetime.fromisoformat(row["start_at"])] += int(row["views"])
+        rows = await counted.engines.postgres.all(HOURS)
+        assert found == {(row["id"], row["hour"]): row["views"] for row in rows}
+        assert len(list(files.glob("*.csv"))) >= times // 2
+    finally:
+        await counted.close()
 
 
 # PostgreSQL

@@ -175,12 +175,12 @@ async def test_a_server_that_is_away_is_a_reset(tmp_path):
 
 
 async def test_any_other_protocol_loses_what_one_read_brings():
-    heard = []
+    received = []
 
     async def echo(reader, writer):
         with suppress(ConnectionError):
             while data := await reader.read(100):
-                heard.append(data)
+                received.append(data)
                 writer.write(data)
         writer.close()
 
@@ -196,6 +196,6 @@ async def test_any_other_protocol_loses_what_one_read_brings():
         writer.write(b"POST /jobs")
         with pytest.raises(ConnectionResetError):
             await reader.read(1)
-        assert (loss.fired, heard) == (1, [b"hello", b"POST /jobs"])
+        assert (loss.fired, received) == (1, [b"hello", b"POST /jobs"])
         writer.close()
     server.close()

@@ -80,9 +80,9 @@ def test_doubled(rows, witness, expected):
 
 
 def test_a_groups_callback_may_run_again_but_not_as_another_job():
-    again = [(1, "start", "told", "1", {"job": 1, "group": 9})] * 2
-    another = (2, "start", "told", "2", {"job": 2, "group": 9})
-    asked = {"what": "told", "by": "group", "witness": "job", "kind": "start"}
+    again = [(1, "start", "reported", "1", {"job": 1, "group": 9})] * 2
+    another = (2, "start", "reported", "2", {"job": 2, "group": 9})
+    asked = {"what": "reported", "by": "group", "witness": "job", "kind": "start"}
     assert doubled(history(*again), **asked) == []
     [found] = doubled(history(*again, another), **asked)
     assert (found.subject, len(found.events)) == (9, 2)

@@ -47,7 +47,7 @@ def test_an_operation_has_an_invoke_and_the_answer_it_got(recorder, tmp_path):
     history = read_history(tmp_path / "history")
     answers = {e.facts["key"]: e.kind for e in history.events if e.kind != "invoke"}
     assert answers == {"a": "ok", "b": "fail", "c": "unknown", "d": "unknown", "e": "unknown"}
-    assert history.told("ok", "enqueue", "job") == [7]
+    assert history.reported("ok", "enqueue", "job") == [7]
     assert [e.facts["key"] for e in history.of("invoke")] == list("abcde")
     [asked, answered] = [e for e in history.events if e.facts["key"] == "a"]
     assert asked.call == answered.call
@@ -74,7 +74,7 @@ def test_a_handler_that_raised_ended_with_its_error(recorder, tmp_path):
     with pytest.raises(RuntimeError), recorder.running("mail", job=[2, 3]):
         raise RuntimeError("no")
     history = read_history(tmp_path / "history")
-    assert history.told("start", "mail", "job") == [1, 2, 3]
+    assert history.reported("start", "mail", "job") == [1, 2, 3]
     assert [e.facts.get("error") for e in history.of("end")] == [None, "RuntimeError: no"]
 
 
@@ -95,19 +95,19 @@ def test_a_forked_child_writes_a_file_of_its_own(recorder, tmp_path):
 
 @pytest.mark.slow
 def test_events_of_killed_processes_are_kept_and_merged_by_time(tmp_path):
-    folder, told = tmp_path / "history", [tmp_path / "one.txt", tmp_path / "two.txt"]
+    folder, reported = tmp_path / "history", [tmp_path / "one.txt", tmp_path / "two.txt"]
     processes = []
-    for file in told:
+    for file in reported:
         with file.open("w") as out:
             processes.append(subprocess.Popen([sys.executable, "-c", ENDLESS, folder], stdout=out))
-    for process, file in zip(processes, told, strict=True):
+    for process, file in zip(processes, reported, strict=True):
         wait_until(lambda file=file: len(file.read_text().split("\n")) > 50, what="it counts")
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     history = read_history(folder)
     moments = [event.at_ns for event in history.events]
     assert moments == sorted(moments)
-    for process, file in zip(processes, told, strict=True):
+    for process, file in zip(processes, reported, strict=True):
         noted = [e.facts["number"] for e in history.events if e.pid == process.pid]
         printed = file.read_text().split("\n")[:-1]
         assert noted[: len(printed)] == [int(word) for word in printed], (

@@ -161,9 +161,9 @@ async def test_a_miss_lists_what_is_there(app):
     first = await mail.enqueue(to="ann", lane="l", unique="k", at=SOON)
     await mail.enqueue_many([{"to": "x" * 300}] * 30)
     await other.enqueue(n=1)
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as reported:
         await assert_enqueued(app, "mail", payload={"to": "bob"}, lane="l")
-    text = str(told.value)
+    text = str(reported.value)
     assert "expected 1 waiting job with payload={'to': 'bob'}, lane='l', found 0" in text
     moment = SOON.isoformat(timespec="seconds")
     assert f"{first}: {{\"to\":\"ann\"}}, at={moment}, priority=5, lane='l', unique='k'" in text

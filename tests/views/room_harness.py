@@ -188,7 +188,7 @@ async def run_scenario(surface, steps, *, meanwhile, resolve=dict, check=None):
             else:
                 answer = await surface.do(verb, **resolve(given))
                 if check is None or not check(verb, answer, expected):
-                    assert answer == only(expected)
+                    assert answer == only(expected), (answer, expected)
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"step {number}: {verb} {given}")
             raise

@@ -135,6 +135,7 @@ async def test_a_deleted_entity_stays_deleted(views, flusher, sql, valkey_store)
     await flusher.run_once()
     await flusher.write_uniques()
     await views.hits(["ad:1"] * 3)
+    await views.corrections.mark("ad:1", "promoted")
     deleted = await views.delete("ad:1")
     assert (deleted.id, deleted.total) == ("ad:1", 6)
     assert timedelta(days=29) < deleted.until_at - datetime.now(UTC) <= timedelta(days=30)
@@ -144,7 +145,7 @@ async def test_a_deleted_entity_stays_deleted(views, flusher, sql, valkey_store)
         await valkey_store.drop_totals([0, 1, 2, 3])
     found = await views.totals(["ad:1", "ad:2"], fields=("total", "unique"))
     assert [(t.total, t.unique) for t in found] == [(0, 0), (1, 0)]
-    for table in ("total", "hour", "unique"):
+    for table in ("total", "hour", "unique", "mark"):
         assert await sql(f"SELECT * FROM headrace.views_{table} WHERE id = 'ad:1'") == []
     [row] = await sql("SELECT dropped FROM headrace.views_tombstone")
     assert row["dropped"] == 5

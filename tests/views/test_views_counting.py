@@ -33,8 +33,10 @@ async def test_a_call_counts_each_hit_and_answers_in_order(views):
     totals = await views.hits(ids)
     assert [total.id for total in totals] == ids
     assert await totals_of(views, *sorted(set(ids))) == [8, 8, 7, 7, 7, 7, 7]
+    again = await views.hits(["ad:1", "fresh", "ad:1", "ad:2", "fresh", "ad:1"])
+    assert [total.total for total in again] == [9, 2, 10, 8, 2, 11]
     known = await views.hits(["ad:1", "new", Hit(id="ad:2", n=3)])
-    assert [total.total for total in known] == [9, 1, 10]
+    assert [total.total for total in known] == [12, 1, 11]
     assert await views.hits([]) == await views.totals([]) == []
     assert await totals_of(views, "ad:9", "ad:6") == [0, 7]
 
@@ -136,13 +138,16 @@ async def test_viewers_of_today_are_estimated_and_outlive_valkey(views, flusher,
     assert await views.totals(["ad:1"], fields=("unique",)) == [ad]
 
 
-async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, flusher, sql):
+async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, engines, flusher, sql):
     await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(20)])
     today = datetime.now(UTC).date()
     for days, viewers in ((1, 7), (29, 5), (399, 3), (402, 2)):
+        key = f"{engines.valkey.prefix}:sketch:{days}"
+        await engines.valkey.command("PFADD", key, *range(viewers))
+        sketch = (await engines.valkey.command("GET", key)).hex()
         await sql(
-            "INSERT INTO headrace.views_unique (id, day, viewers)"
-            f" VALUES ('ad:1', '{today - timedelta(days=days)}', {viewers})"
+            f"INSERT INTO headrace.views_unique VALUES ('ad:1', '{today - timedelta(days=days)}',"
+            f" {viewers}, decode('{sketch}', 'hex'))"
         )
     *past, last = await views.analytics.viewers("ad:1")
     assert [(row.day, row.viewers) for row in past] == [
@@ -174,6 +179,7 @@ async def test_today_begins_at_midnight_of_the_configured_time_zone(make_views, 
     views = make_views(time_zone="Asia/Tokyo")
     await views.hit("ad:1")
     await flusher.run_once()
+    assert not await flusher.roll_up(), "the months around today exist, and none is old"
     for today in (1, 0):
         [ad] = await views.totals(["ad:1"], fields=("today",))
         assert ad.today == today
@@ -227,6 +233,9 @@ async def test_a_call_to_the_wrong_shard_is_refused_and_counts_nothing(views, en
             await engines.multiplexer.call("headrace_views_hit_v1", [key], [marked])
         assert "nothing was counted" in raised.value.reply
         assert f'"{stray}" is of another shard' in raised.value.reply
+    line = ",".join([f"{here[0]}{mark}"] * 1_001)
+    with pytest.raises(ValkeyRefused, match="at most 1000 hits"):
+        await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     assert await engines.valkey.command("XLEN", key) == before
     assert await totals_of(views, *names) == [1] * 40
     new = next(name for name in (f"new:{n}" for n in range(100)) if shard_of(name, 4) == 1)

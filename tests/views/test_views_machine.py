@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,7 +60,14 @@ HITS = st.lists(
     max_size=8,
 )
 WHICH = st.integers(0, 1)
-TABLES = ("views_shard", "views_total", "views_hour", "views_tombstone")
+TABLES = (
+    "views_shard",
+    "views_total",
+    "views_hour",
+    "views_day",
+    "views_history",
+    "views_tombstone",
+)
 
 
 class Counts:
@@ -148,6 +156,7 @@ class ViewsMachine(RuleBasedStateMachine):
     def begin(self):
         for table in ("views_lease", "views_flusher", *TABLES):
             self.sql(f"DELETE FROM headrace.{table}")
+        self.sql("INSERT INTO headrace.views_history DEFAULT VALUES")
         self.views = [self.new_views(), self.new_views()]
         self.flushers = [Flusher(self.engines, self.config, name=f"f{n}") for n in range(2)]
         self.run(self.views[0].hit("nobody", traffic="staff"))
@@ -216,7 +225,9 @@ class ViewsMachine(RuleBasedStateMachine):
     @rule(entity=IDS)
     def move_to_bots(self, entity):
         self.run(self.move(entity))
-        self.counts.move(entity)
+        [row] = self.sql("SELECT hours_from > now() AS is_closed FROM headrace.views_history")
+        if not row["is_closed"]:
+            self.counts.move(entity)
 
     def move(self, entity):
         [row] = self.sql("SELECT extract(epoch FROM now())::bigint / 3600 AS hour")
@@ -269,6 +280,17 @@ class ViewsMachine(RuleBasedStateMachine):
         self.run(self.views[1].hits(late))
         self.counts.add(late)
         self.flush(1)
+
+    @rule(steps=st.integers(1, 4))
+    def roll_up(self, steps):
+        """Replace hours by days, even those of this month: later flushes count into days."""
+        before = datetime.now(UTC) + timedelta(days=62)
+        for _ in range(steps):
+            self.run(
+                shard_store.roll_up(
+                    self.engines.postgres, before=before, time_zone="UTC", ids_max=2
+                )
+            )
 
     @rule(entity=IDS, is_moved=st.booleans())
     def fail_over_to_an_older_postgres(self, entity, is_moved):

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.views import Hit, Traffic, traffic_of_user_agent
+from headrace.kernel.config import InvalidConfig, load_config
+from headrace.views import Hit, Traffic, ViewsConfig, traffic_of_user_agent
+from headrace.views.bots import Bots, default_rules
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
 from headrace.views.flush import FlushBatch
 from headrace.views.model import (
     NUMBER,
-    bot_rules,
     id_key,
     line_of,
     parse_line,
@@ -24,12 +25,24 @@ from headrace.views.model import (
 )
 
 IDS = st.text(alphabet="aB9._:@~-", min_size=1, max_size=6)
-HITS = st.builds(Hit, id=IDS, n=st.integers(1, 1_000_000), traffic=st.sampled_from(list(Traffic)))
+COUNTERS = ("phone", "photo_2")
+HITS = st.builds(
+    Hit,
+    id=IDS,
+    n=st.integers(1, 1_000_000),
+    traffic=st.sampled_from(list(Traffic)),
+    counters=st.sampled_from([(), (), COUNTERS, COUNTERS[1:]]),
+)
+
+
+def line_with(hit):
+    return line_of(hit, COUNTERS)
 
 
 @given(HITS)
 def test_a_line_is_parsed_to_its_hit(hit):
-    assert parse_line(line_of(hit)) == (hit.id, NUMBER[hit.traffic], hit.n)
+    found = (hit.id, NUMBER[hit.traffic], hit.n, list(hit.counters))
+    assert parse_line(line_with(hit)) == found
 
 
 @pytest.mark.slow
@@ -39,12 +52,14 @@ def test_aggregation_loses_nothing_and_has_one_row_per_key(entries):
     expected: Counter = Counter()
     for number, (hour, hits) in enumerate(entries):
         ms = hour * 3_600_000 + 5
-        batch.add([(f"{ms}-{number}", ",".join(map(line_of, hits)))])
+        batch.add([(f"{ms}-{number}", ",".join(map(line_with, hits)))])
         for hit in hits:
-            expected[hit.id, NUMBER[hit.traffic], hour] += hit.n
+            expected[hit.id, NUMBER[hit.traffic], hour, ""] += hit.n
+            expected.update((hit.id, NUMBER[hit.traffic], hour, name) for name in hit.counters)
     counts = batch.counts()
-    assert {count[:3]: count.views for count in counts} == expected
-    assert len({count[:3] for count in counts}) == len(counts)
+    found = {(*count[:3], count.counter): count.views for count in counts}
+    assert found == expected
+    assert len(found) == len(counts)
 
 
 def test_shards_and_entry_ids():
@@ -150,14 +165,40 @@ GPTBot/1.2 (+https://openai.com/gptbot)
 """
 
 
-def test_user_agents_of_people_and_programs_are_told_apart():
+def test_user_agents_of_people_and_programs_are_distinguished():
     people, programs = BROWSERS.strip().splitlines(), PROGRAMS.strip().splitlines()
     assert [agent for agent in people if traffic_of_user_agent(agent) != "human"] == []
     assert [a for a in [*programs, "", None] if traffic_of_user_agent(a) != "bot"] == []
 
 
 def test_each_bot_rule_has_a_reason_and_an_example_and_is_fast():
-    for rule in bot_rules():
+    for rule in default_rules():
         assert len(rule.reason.split()) >= 4, rule
         assert re.search(rule.pattern, rule.example, re.IGNORECASE), rule
         assert not re.search(r"[+*]\)[+*]", rule.pattern), "no repetition within a repetition"
+
+
+RULE = "[[rule]]\npattern = '{0}'\nreason = 'r'\nexample = '{1}'\n"
+
+
+def test_operators_replace_the_list_of_bots_while_it_is_used(tmp_path):
+    path = tmp_path / "bots.toml"
+    path.write_text(RULE.format("shopscan", "ShopScan/1"))
+    config = {"HEADRACE_VIEWS_BOTS": str(path)}
+    loaded = load_config({"views": ViewsConfig}, env=config).section(ViewsConfig)
+    bots = Bots(loaded.bots)
+    agents = ("ShopScan/2", "Googlebot/2.1", "PriceHawk", None)
+    assert [bots.traffic_of(agent) for agent in agents] == ["bot", "human", "human", "bot"]
+    invalid = ("", "x", RULE.format("(", "a"), RULE.format("a", "b"), RULE.format("a*", "a"), None)
+    for text in invalid:
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+        bots.look()
+        assert bots.traffic_of("ShopScan/2") == "bot", "the rules before stay"
+        with pytest.raises(InvalidConfig, match="HEADRACE_VIEWS_BOTS"):
+            load_config({"views": ViewsConfig}, env=config)
+    path.write_text(RULE.format("pricehawk", "PriceHawk"))
+    bots.look()
+    assert [bots.traffic_of(agent) for agent in agents] == ["human", "human", "bot", "bot"]

@@ -64,12 +64,53 @@ VERBS = {
         lambda id, **params: ("GET", item(id, "/viewers"), {"params": params}),
         lambda id, **options: ("viewers", id, *words_of(options)),
     ),
+    "unique": Verb(
+        lambda views, ids, by, **span: views.analytics.viewers(
+            ids, by, **{f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
+        ),
+        lambda ids, **params: (
+            "GET",
+            "/v1/views/viewers",
+            {"params": {"ids": ",".join(ids), **params}},
+        ),
+        lambda ids, **options: ("viewers", *ids, *words_of(options)),
+    ),
     "top": Verb(
         lambda views, window, limit, **more: views.analytics.top(
             parse_duration_s(window), limit, **traffic_named(more)
         ),
         lambda **params: ("GET", "/v1/views/top", {"params": params}),
         lambda limit, **options: ("top", "--max", limit, *words_of(options)),
+    ),
+    "export": Verb(
+        lambda views, by, limit, after="": views.exports.series(by, ids_max=limit, after=after),
+        lambda **params: ("GET", "/v1/views/export", {"params": params}),
+        lambda limit, **options: ("export", "--max", limit, *words_of(options)),
+    ),
+    "changes": Verb(
+        lambda views, **more: views.exports.changes(**more),
+        lambda **params: ("GET", "/v1/views/changes", {"params": params}),
+        lambda **options: ("changes", *words_of(options)),
+    ),
+    "mark": Verb(
+        lambda views, id, name, **span: views.corrections.mark(id, name, **moments(span)),
+        lambda id, name, **span: (
+            "POST",
+            item(id, "/marks"),
+            {"json": {"name": name, **{f"{key}_at": text for key, text in span.items()}}},
+        ),
+        lambda id, name, **span: ("mark", id, name, *words_of(span)),
+    ),
+    "marks": Verb(
+        lambda views, id, **span: views.analytics.marks(id, **moments(span)),
+        lambda id, **params: ("GET", item(id, "/marks"), {"params": params}),
+        lambda id, **options: ("marks", id, *words_of(options)),
+    ),
+    "unmark": Verb(
+        lambda views, id, name, **span: views.corrections.unmark(id, name, **moments(span)),
+        lambda id, name, **params: ("DELETE", item(id, f"/marks/{name}"), {"params": params}),
+        lambda id, name, **options: ("unmark", id, name, *words_of(options)),
+        wrap="deleted",
     ),
     "verify": Verb(
         lambda views: views.analytics.verify(),
@@ -111,6 +152,8 @@ MOVE = {"source": "bot", "target": "human"}
 HALF_HOUR = {"from_at": "2026-01-01T00:30:00Z", "to_at": "2026-01-01T02:00:00Z"}
 YEAR_2020 = {"from": "2020-01-01T00:00:00Z", "to": "2020-02-01T00:00:00Z"}
 BACKWARDS = {"from": "2026-02-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}
+JANUARY = {"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T00:00:00Z"}
+MARKED = {"name": "paid", "from_at": "2026-01-01T00:00:00Z", "to_at": "2026-02-01T00:00:00Z"}
 HUMANS = {"human": 10, "bot": 1, "owner": 2}
 STEPS = [
     ("totals", {"ids": ["ad:1", "ad:2"]}, [total("ad:1", 0), total("ad:2", 0)]),
@@ -133,6 +176,11 @@ STEPS = [
     ("flush", {}, None),
     ("series", {"id": "ad:1", "by": "hour"}, [{"start_at": ANY, **HUMANS, "staff": 0}]),
     ("series", {"id": "ad:2"}, [{"start_at": ANY, "human": 3, "bot": 0, "owner": 0, "staff": 0}]),
+    (
+        "series",
+        {"id": "ad:2", "by": "month"},
+        [{"start_at": ANY, "human": 3, "bot": 0, "owner": 0, "staff": 0}],
+    ),
     ("series", {"id": "ad:1", "by": "day", **YEAR_2020}, []),
     (
         "totals",
@@ -142,12 +190,41 @@ STEPS = [
     ("viewers", {"id": "ad:1"}, [{"day": ANY, "viewers": 1}]),
     ("viewers", {"id": "ad:1", "from": "2020-01-01", "to": "2020-02-01"}, []),
     ("viewers", {"id": "ad:1", "from": "2020-02-01", "to": "2020-01-01"}, SPAN),
+    ("unique", {"ids": ["ad:1", "ad:2"], "by": "week"}, [{"day": ANY, "viewers": 1}]),
+    ("unique", {"ids": ["ad:1"], "by": "all", "from": "2010-01-01", "to": "2021-01-01"}, SPAN),
     (
         "top",
         {"window": "24h", "limit": 2},
         [{"id": "ad:1", "views": 10}, {"id": "ad:2", "views": 3}],
     ),
     ("top", {"window": "2h", "limit": 1, "class": "bot"}, [{"id": "ad:1", "views": 1}]),
+    (
+        "export",
+        {"by": "hour", "limit": 1, "after": "ad:1"},
+        {
+            "rows": [{"id": "ad:2", "start_at": ANY, "class": "human", "views": 3}],
+            "after": "ad:2",
+        },
+    ),
+    ("export", {"by": "day", "limit": 5, "after": "ad:3"}, {"rows": [], "after": None}),
+    ("export", {"by": "day", "limit": 5, "after": "a b"}, INVALID),
+    ("changes", {}, Refusal("409 views.changes_off")),
+    ("changes", {"after": "1-1"}, Refusal("422 views.invalid_position")),
+    ("mark", {"id": "ad:1", "name": "paid", **JANUARY}, MARKED),
+    ("mark", {"id": "ad:1", "name": "paid", **JANUARY}, MARKED),
+    (
+        "mark",
+        {"id": "ad:1", "name": "promoted"},
+        {"name": "promoted", "from_at": ANY, "to_at": None},
+    ),
+    ("mark", {"id": "ad:1", "name": "paid", **BACKWARDS}, SPAN),
+    ("mark", {"id": "ad:1", "name": "Not a name"}, INVALID),
+    ("marks", {"id": "ad:1", **YEAR_2020}, []),
+    ("marks", {"id": "ad:1", **JANUARY}, [MARKED]),
+    ("marks", {"id": "ad:1"}, [{"name": "promoted", "from_at": ANY, "to_at": None}]),
+    ("unmark", {"id": "ad:1", "name": "paid", "from": "2026-01-02T00:00:00Z"}, {"deleted": 0}),
+    ("unmark", {"id": "ad:1", "name": "paid"}, {"deleted": 1}),
+    ("marks", {"id": "ad:1", **JANUARY}, []),
     ("verify", {}, {"entities": 3, "views": 17, "differences": []}),
     ("pending", {}, [0, 0, 0, 0]),
     ("reclassify", {"id": "ad:1", "from_at": "$from", "to_at": "$to", **MOVE}, {"job": ANY}),

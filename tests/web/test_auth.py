@@ -95,13 +95,19 @@ async def test_a_revoked_token_stops_within_five_seconds(postgres):
     tokens, clock = Tokens(postgres), VirtualClock()
     callers = Callers(tokens, clock)
     header = f"Bearer {(await tokens.create('ci', ('jobs:read',))).text}"
+    assert callers.known_caller(header) is None
     assert (await callers.require_caller(header)).name == "ci"
     await tokens.revoke("ci")
     clock.advance(CACHED_S - 0.1)
-    assert (await callers.require_caller(header)).name == "ci"
+    assert callers.known_caller(header) == await callers.require_caller(header)
+    assert [callers.known_caller(one) for one in (None, "", header[:-1], f"{header} ")] == [
+        None
+    ] * 4
     clock.advance(0.1)
+    assert callers.known_caller(header) is None
     with pytest.raises(TokenRefused):
         await callers.require_caller(header)
+    assert callers.known_caller(header) is None
 
 
 async def test_a_database_that_is_down_is_no_wrong_token(make_app, serve, token):

@@ -87,12 +87,34 @@ ACCEPTED = {
     "pipelined": ((NEXT + NEXT.replace(b"healthz", b"v1/no") + LAST,), [200, 404, 200]),
     "in pieces": ((NEXT + PING + b"X-A: a", b"b\r\nConnection: close\r\n\r\n"), [200, 200]),
     "unauthenticated": ((SLOW.replace(b"slow", b"shelf") + LAST,), [401, 200]),
+    "before a bad one": ((NEXT + NEXT.replace(b"healthz", b"v1/no") + b"G\0",), [200, 404, 400]),
+    "an upgrade is ignored": (
+        (PING + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n" + LAST,),
+        [200, 200],
+    ),
+    "answered before the body": (
+        (POST + b"Content-Length: 9000\r\n\r\n", b"a" * 9000 + LAST),
+        [401, 200],
+    ),
+    "nothing after the last": ((LAST + NEXT + b"G\0",), [200]),
+    "version 1.0": ((b"GET /healthz HTTP/1.0\r\n" + HOST + b"\r\n" + NEXT,), [200]),
 }
 
 
 @pytest.mark.parametrize(("pieces", "expected"), ACCEPTED.values(), ids=ACCEPTED)
 async def test_good_requests_are_answered_in_order(at, talk, pieces, expected):
     assert statuses(await talk(at, *pieces)) == expected
+
+
+async def test_a_body_is_requested_and_trailers_are_bounded(at, talk, token):
+    head = UPLOAD[:-2] + b"Authorization: " + token["authorization"].encode() + b"\r\n"
+    head += b"Expect: 100-continue\r\n\r\n"
+    answer = await talk(at, head, b"5\r\nhello\r\n0\r\nX-A: b\r\n\r\n" + LAST)
+    assert statuses(answer) == [100, 201, 200], answer
+    assert b'{"bytes":5}' in answer
+    endless = [head, b"5\r\nhello\r\n0\r\nX-A: ", *[b"a" * 9000] * 80]
+    answer = await talk(at, *endless)
+    assert statuses(answer)[-1] == 431, answer
 
 
 async def test_slow_heads_and_bodies_are_closed(make_app, serving, talk, token):

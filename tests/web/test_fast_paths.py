@@ -87,15 +87,15 @@ async def test_errors_are_equal_on_both_paths(api, token, new_token, case, capfd
         "reader": {"authorization": f"Bearer {await new_token('jobs:read')}"},
         "with key": {**token, "idempotency-key": "8e03978e"},
     }[kind]
-    told = []
+    reported = []
     for query in ("n=1", "n=%31"):
         answer = await api.post(f"/v1/things/{name}/look?{query}", headers=headers)
         assert answer.status_code == status
         problem = answer.json()
         assert problem.pop("request_id") == answer.headers["x-request-id"]
         assert "secret inside" not in answer.text
-        told.append((problem, {k: v for k, v in answer.headers.items() if k not in OWN}))
-    assert told[0] == told[1]
+        reported.append((problem, {k: v for k, v in answer.headers.items() if k not in OWN}))
+    assert reported[0] == reported[1]
     capfd.readouterr()
 
 
@@ -187,13 +187,13 @@ async def test_repeated_heads_get_equal_responses_on_every_connection(at, open_l
     one, other = await open_line(at), await open_line(at)
     answers = [await one.ask(), await one.ask(), await other.ask()]
     answers.append(await one.ask(more='If-None-Match: "2"\r\n'))
-    heads = [{k: v for k, v in told[1].items() if k not in OWN} for told in answers]
+    heads = [{k: v for k, v in reported[1].items() if k not in OWN} for reported in answers]
     assert all(head == heads[0] for head in heads)
-    assert all(told[2] == {"q": "a,b", "way": FAST, "agent": "tests"} for told in answers)
+    assert all(reported[2] == {"q": "a,b", "way": FAST, "agent": "tests"} for reported in answers)
     assert heads[0]["cache-control"] == "private"
     assert {name.decode() for name, _ in SECURITY_HEADERS} <= set(heads[0])
     for name in ("x-request-id", "traceparent"):
-        assert len({told[1][name] for told in answers}) == len(answers)
+        assert len({reported[1][name] for reported in answers}) == len(answers)
     for target, what in (("/v1/shelf", ""), ("/v1/shelf?q=c:1,d_2", "c:1,d_2")):
         assert (await one.ask(target))[2] == {"q": what, "way": FAST, "agent": "tests"}
 
@@ -222,9 +222,9 @@ async def test_a_request_that_differs_from_a_known_head_is_read_in_full(at, open
     target, more, status, way = case
     line = await open_line(at)
     for _ in range(2):
-        told = await line.ask(target, more=more)
-        assert (told[0], told[2].get("way")) == (status, way), told
-        if told[1].get("connection") == "close":
+        reported = await line.ask(target, more=more)
+        assert (reported[0], reported[2].get("way")) == (status, way), reported
+        if reported[1].get("connection") == "close":
             line = await open_line(at)
     assert (await line.ask())[2]["way"] == FAST
 
@@ -247,7 +247,7 @@ async def test_pipelined_and_divided_requests_are_answered_in_order(make_app, se
             line.send(f"/v1/shelf?q={number}")
         app.shop.go_on.set()
         answers = [await line.answer() for _ in range(4)]
-        assert [told["q"] for _, _, told in answers] == ["slow", "0", "1", "2"]
+        assert [reported["q"] for _, _, reported in answers] == ["slow", "0", "1", "2"]
         whole = f"GET {SHELF} HTTP/1.1\r\n{line.head}\r\n".encode()
         line.writer.write(whole[:40])
         await line.writer.drain()
@@ -309,8 +309,8 @@ async def test_a_stop_sends_the_last_response_and_closes(make_app, serving, open
         at.stop.set()
         await wait_true(lambda: _refuses(at), what="no new connection is accepted")
         app.shop.go_on.set()
-        status, fields, told = await line.answer()
-        assert (status, fields["connection"], told["q"]) == (200, "close", "slow")
+        status, fields, reported = await line.answer()
+        assert (status, fields["connection"], reported["q"]) == (200, "close", "slow")
         assert await line.reader.read() == b""
 
 

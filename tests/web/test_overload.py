@@ -134,7 +134,7 @@ def test_an_address_of_ipv6_is_a_network():
     assert network_of("2001:db8:1:3::4") != network_of("2001:db8:1:2::9")
 
 
-def told(scope):
+def reported(scope):
     return {name.decode(): value.decode() for name, value in headers_of_charge(scope)}
 
 
@@ -145,14 +145,14 @@ def test_a_token_has_a_bucket_of_one_second():
     for left in range(9, -1, -1):
         scope = {}
         quotas.charge(server, scope)
-        assert told(scope)["ratelimit"].startswith(f'"second";r={left};t=')
-        assert told(scope)["ratelimit-policy"] == '"second";q=10;w=1'
+        assert reported(scope)["ratelimit"].startswith(f'"second";r={left};t=')
+        assert reported(scope)["ratelimit-policy"] == '"second";q=10;w=1'
         end_charge(scope)
     scope = {}
     with pytest.raises(RateLimited, match="10 requests per second") as refused:
         quotas.charge(server, scope)
     assert refused.value.retry_after_s == pytest.approx(0.1)
-    assert told(scope)["ratelimit"] == '"second";r=0;t=1'
+    assert reported(scope)["ratelimit"] == '"second";r=0;t=1'
     quotas.charge(page, {})
     quotas.charge(page, {})
     with pytest.raises(RateLimited):

@@ -28,7 +28,12 @@ from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
-from headrace.media.native import NativePlaneMissing, library_path
+from headrace.media.native import (
+    NativePlaneMissing,
+    kernel_tls_missing,
+    library_path,
+    native_tls_missing,
+)
 from headrace.views.durability_wait import durability_of
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
@@ -286,14 +291,23 @@ def serves_media_alone(app: App) -> bool:
 
 async def check_data_plane(app: App) -> list[Finding]:
     """Check that native code serves the media of this machine; Python needs more CPU."""
-    if app.config.sections["media"].data_plane == "python":
+    config = app.config.sections["media"]
+    if config.data_plane == "python":
         return [Finding("media data plane", "ok", "python, as configured")]
     try:
         path = await asyncio.to_thread(library_path)
     except NativePlaneMissing as error:
         fix = "install gcc, or run `pip install ziglang`; media is served by Python meanwhile"
         return [Finding("media data plane", "warn", error.text, fix)]
-    return [Finding("media data plane", "ok", f"native: {path}")]
+    text = f"native: {path}"
+    if config.listen_tls is None:
+        return [Finding("media data plane", "ok", text)]
+    if why := native_tls_missing():
+        fix = "install OpenSSL 3 (Debian: apt-get install libssl3); Python encrypts meanwhile"
+        return [Finding("media data plane", "warn", f"{text}; HTTPS by Python: {why}", fix)]
+    kernel = kernel_tls_missing()
+    by = f"OpenSSL 3, not by the kernel: {kernel}" if kernel else "OpenSSL 3 and the kernel"
+    return [Finding("media data plane", "ok", f"{text}; HTTPS by {by}")]
 
 
 async def check_media_disks(app: App) -> list[Finding]:

@@ -90,6 +90,7 @@ async def check_postgres(app: App, engines: Engines) -> list[Finding]:
         *check_behavior(settings, row),
         *check_collation(row),
         *check_connections(app, row),
+        *await _check_replica(engines),
         _clock(offset_s),
     ]
 
@@ -115,6 +116,16 @@ async def _check_pooler(app: App, engines: Engines) -> list[Finding]:
         text = f"postgres.url leads to {pooled}, postgres.direct_url to {direct}"
         return [Finding("pooler", "fail", text, "use the same database in both")]
     return [Finding("pooler", "ok", "statements use the pooler, sessions use the server")]
+
+
+async def _check_replica(engines: Engines) -> list[Finding]:
+    """Check that `postgres.replica_url` is a standby that is not late."""
+    if engines.postgres.replica is None:
+        return []
+    state = await engines.postgres.replica.state()
+    text = f"series, top lists and lists are read from the {state.text}"
+    fix = "" if state.is_used else "correct postgres.replica_url, or check the standby"
+    return [Finding("replica", "ok" if state.is_used else "warn", text, fix)]
 
 
 def check_version(row: Any) -> list[Finding]:

@@ -37,7 +37,7 @@ NAMES: Final = {
     "headrace.cli.roles": ("api", "agent", "work", "zygote", "scheduler", "flusher", "media"),
     "headrace.cli.setup": ("init", "migrate", "config", "doctor", "blobs"),
     "headrace.cli.console": ("console",),
-    "headrace.jobs.cli": ("jobs", "queues", "lanes", "crons", "fleet"),
+    "headrace.jobs.cli": ("jobs", "workflows", "queues", "lanes", "crons", "fleet"),
     "headrace.views.cli": ("views",),
     "headrace.feed.cli": ("feed",),
     "headrace.fetch.cli": ("fetch",),

@@ -1,6 +1,7 @@
 """The only importer of drivers: PostgreSQL, Valkey and the object store.
 
 postgres             the source of truth: connection pool, transactions, named queries (asyncpg)
+replica              reads on a standby that may lag, else on the primary
 sql                  named SQL statements from files
 migrate              schema migrations and the check for a pooler in transaction mode
 caller_transaction   our queries on a connection of the caller's own driver

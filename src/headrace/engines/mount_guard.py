@@ -94,6 +94,9 @@ class MountGuard:
         if expected != DAMAGED:
             # Also for a mismatch: child processes use only this record.
             await asyncio.to_thread(write_record, self._record.file, expected)
+        if mark is None:
+            # Another process at its first use creates the marker, then records its id.
+            mark = await asyncio.to_thread(read_mark, self._folder)
         return self._compare(mark, expected)
 
     async def adopt(self) -> str:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -27,6 +27,9 @@ from headrace.engines.postgres_pool import (
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
+
+if TYPE_CHECKING:
+    from headrace.engines.replica import Replica
 
 Row: TypeAlias = Any
 """A record: fields by name (`row["id"]`) and by position."""
@@ -126,6 +129,15 @@ class PostgresConfig:
         parse_url("postgresql", "postgres"),
         secret=True,
     )
+    replica_url: str | None = setting(
+        None,
+        "URL of a hot standby for analysts' reads and lists of the console; unset: the primary.",
+        parse_url("postgresql", "postgres"),
+        secret=True,
+    )
+    replica_lag_max_s: float = setting(
+        "30s", "Lag of the standby above which its reads use the primary.", parse_duration_s
+    )
     connections_max: int = setting("10", "Most connections per process.", parse_count)
     slot_connections_max: int = setting(
         "3", "Most connections per slot; a host has many slots.", parse_count
@@ -223,6 +235,13 @@ class Postgres(_Statements):
         self._server, self._direct_server = map(_server_of, (url, self._direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self.replica: Replica | None = None
+        self.reads: Runner = self
+        """Runs reads that may lag: on `postgres.replica_url` if it is set."""
+        if config.replica_url is not None:
+            from headrace.engines.replica import Replica
+
+            self.reads = self.replica = Replica(self, config.replica_url, config)
 
     async def open(self) -> None:
         """Connect once, to report a wrong URL early. Raises: PostgresDown."""
@@ -231,6 +250,8 @@ class Postgres(_Statements):
 
     async def close(self) -> None:
         """Close this loop's connections, waiting at most 5 s for running statements."""
+        if self.replica is not None:
+            await self.replica.close()
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is None or pool.opened is None:
             return

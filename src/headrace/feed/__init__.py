@@ -25,7 +25,8 @@ seconds.
 below the index), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover)
 first. Then: `service` with the topics `posts`, `follows`, `pages` and `index`; `worker` (the sweep,
 in the role `flusher`), `id_map` (external ids and cursors), `valkey_store`, `store` with `sql/`
-(PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli`.
+(PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli`, `import_files` (bulk imports),
+`ranking` (orders of the application).
 """
 
 from __future__ import annotations

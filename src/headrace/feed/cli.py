@@ -1,50 +1,29 @@
-"""Commands of the feed: `headrace feed post|rm|follow|page|...`. Each calls one verb and prints.
-
-`headrace feed import follows|posts FILE` reads a file line by line in bounded memory. It is CSV
-with a header or one JSON object per line, recognized by its first character. Lines are imported in
-calls of up to IMPORT_STEP, each all or none; a call of follows has one viewer. So an error can
-state up to which line everything is imported. Existing entries stay unchanged, so the corrected
-file is imported again as a whole.
-"""
+"""Commands of the feed: `headrace feed post|rm|follow|page|...`. Each calls one verb and prints."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from itertools import chain
 from typing import Any, BinaryIO, Final, TypeVar
 
 import click
-import msgspec
 
-from headrace.feed.errors import ImportStopped, InvalidLine, InvalidPost
 from headrace.feed.follows import Follows
-from headrace.feed.model import (
-    PAGE_MAX,
-    FeedId,
-    NewPost,
-    Page,
-    People,
-    feed_page,
-    feed_people,
-    require_feed_id,
-    require_posts,
+from headrace.feed.import_files import (
+    COLUMNS,
+    follow_of,
+    import_in_steps,
+    moment_of,
+    post_of,
+    rows_of,
 )
+from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
 from headrace.feed.service import Feed
-from headrace.kernel.errors import Conflict, Corrupt, HeadraceError, InvalidInput
+from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
 
-IMPORT_STEP: Final = 1_000
 PROGRESS_EVERY: Final = 10_000
-COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "follows": (("viewer", "author"), ("at",)),
-    "posts": (("author", "id"), ("at", "ref")),
-}
-"""Required and optional columns of each kind."""
-Line = TypeVar("Line")
-Follow = tuple[FeedId, FeedId, datetime | None]
 
 
 @click.command("import", short_help="Import follows or posts from a file.")
@@ -54,12 +33,12 @@ Follow = tuple[FeedId, FeedId, datetime | None]
 def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
     """Import FILE (- is standard input): CSV with a header, or one JSON object per line.
 
-    follows: viewer, author, at (optional). posts: author, id, at, ref (the last two optional).
-    Group follows by viewer for fewer calls.
+    follows: viewer, author, at (optional). posts: author, id, and optionally at, ref, kind. Group
+    follows by viewer for fewer calls.
     """
     lines = counted(terminal, rows_of(file, kind))
     if kind == "follows":
-        follows = ((number, _follow(row, number)) for number, row in lines)
+        follows = ((number, follow_of(row, number)) for number, row in lines)
         count = terminal.run(
             Feed,
             lambda feed: import_in_steps(
@@ -68,72 +47,12 @@ def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
         )
         terminal.show({"follows": count}, f"{count} new follows")
         return
-    posts = ((number, _post(row, number)) for number, row in lines)
+    posts = ((number, post_of(row, number)) for number, row in lines)
     count = terminal.run(
         Feed,
         lambda feed: import_in_steps(posts, feed.posts.import_all, group=lambda _line: None),
     )
     terminal.show({"posts": count}, f"{pluralize(count, 'post')} imported")
-
-
-async def import_in_steps(
-    lines: Iterable[tuple[int, Line]],
-    write: Callable[[list[Line]], Awaitable[int]],
-    *,
-    group: Callable[[Line], object],
-) -> int:
-    """Write lines in steps of one `group` each. Return the sum of the results.
-
-    Raises: InvalidLine, ImportStopped.
-    """
-    count = done = 0
-    numbers, part = list[int](), list[Line]()
-
-    async def flush() -> None:
-        nonlocal count, done
-        if not part:
-            return
-        try:
-            count += await write(part)
-        except (InvalidInput, Conflict) as error:
-            where = (numbers[0], numbers[-1])
-            raise ImportStopped(_reason(error), lines=where, done=done) from error
-        done = numbers[-1]
-        numbers.clear()
-        part.clear()
-
-    try:
-        for number, line in lines:
-            if part and (len(part) == IMPORT_STEP or group(line) != group(part[-1])):
-                await flush()
-            numbers.append(number)
-            part.append(line)
-    except InvalidLine as error:
-        await flush()
-        raise InvalidLine(error.number, error.reason, done=done) from error
-    await flush()
-    return count
-
-
-def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Lines of a file with their numbers, validated against the columns of `kind`.
-
-    Raises: InvalidLine.
-    """
-    lines, skipped, first = _texts(file), 0, ""
-    for first in lines:
-        if first.strip():
-            break
-        skipped += 1
-    rows = _json_rows if first.lstrip().startswith("{") else _csv_rows
-    needed, allowed = COLUMNS[kind]
-    for number, row in rows(chain([first], lines), skipped):
-        missing = [name for name in needed if row.get(name) in (None, "")]
-        unknown = [name for name in row if name not in (*needed, *allowed)]
-        if missing or unknown:
-            expected = ", ".join((*needed, *(f"{name} (optional)" for name in allowed)))
-            raise InvalidLine(number, f"expected {expected}, got {', '.join(map(str, row))}")
-        yield number, row
 
 
 def counted(
@@ -146,90 +65,11 @@ def counted(
         yield number, row
 
 
-def _texts(file: Iterable[bytes]) -> Iterator[str]:
-    """Lines as text, without a byte order mark."""
-    for number, line in enumerate(file, 1):
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-            raise InvalidLine(number, f"not UTF-8 ({where}): save the file as UTF-8") from error
-        yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def _json_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, skipped + 1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except RecursionError as error:
-            raise InvalidLine(number, "the JSON is nested too deeply: flatten it") from error
-        except msgspec.DecodeError as error:
-            raise InvalidLine(number, f"not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InvalidLine(number, "expected a JSON object")
-        yield number, row
-
-
-def _csv_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = skipped
-
-    def numbered() -> Iterator[str]:
-        nonlocal number
-        for line in lines:
-            number += 1
-            yield line
-
-    try:
-        for row in csv.DictReader(numbered(), restkey="too many", strict=True):
-            yield number, {name: value for name, value in row.items() if value}
-    except csv.Error as error:
-        raise InvalidLine(number, f"not CSV ({error})") from error
-
-
-def _follow(row: Mapping[str, Any], number: int) -> Follow:
-    try:
-        viewer = require_feed_id("viewer", row["viewer"])
-        return viewer, require_feed_id("author", row["author"]), _moment(row)
-    except InvalidInput as error:
-        raise InvalidLine(number, _reason(error)) from error
-
-
-def _post(row: Mapping[str, Any], number: int) -> NewPost:
-    try:
-        post = NewPost(author=row["author"], id=row["id"], at=_moment(row), ref=row.get("ref"))
-        return require_posts([post])[0]
-    except InvalidInput as error:
-        raise InvalidLine(number, _reason(error)) from error
-
-
-def _reason(error: HeadraceError) -> str:
-    """The error without its statement about the call, which does not apply to the whole file."""
-    return error.text.partition("; nothing")[0]
-
-
-def _moment(row: Mapping[str, Any]) -> datetime | None:
-    """Raises: InvalidPost."""
-    if row.get("at") in (None, ""):
-        return None
-    return moment_of(str(row["at"]), where="at")
-
-
-def moment_of(text: str, *, where: str) -> datetime:
-    """Parse a moment. Raises: InvalidPost."""
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        raise InvalidPost(
-            f"{where}: expected a moment such as 2026-11-21T10:00Z, got {text[:40]!r}"
-        ) from error
-
-
 Verb = Callable[..., Awaitable[int]]
 ListVerb = Callable[..., Awaitable[People]]
 Command = TypeVar("Command", bound=Callable[..., Any])
 _AUTHORS: Final = click.argument("authors", nargs=-1, required=True, metavar="AUTHOR...")
+_KINDS: Final = click.option("--kinds", default=None, help="Only these kinds, as in photo,video.")
 _CURSOR: Final = click.option("--cursor", default=None, help="Cursor of the next page.")
 
 
@@ -265,6 +105,7 @@ def feed() -> None:
 @click.argument("id")
 @click.option("--at", type=Moment(), default=None, help="Its time; a later one delays the post.")
 @click.option("--ref", default=None, help="Passed to handlers of its deletion.")
+@click.option("--kind", default=None, help="Kind by which pages can be filtered.")
 def add_post(
     terminal: Terminal,
     author: str,
@@ -272,9 +113,10 @@ def add_post(
     *,
     at: datetime | None,
     ref: str | None,
+    kind: str | None,
 ) -> None:
     """Add post ID of AUTHOR to the feeds of all followers."""
-    found = terminal.run(Feed, lambda feed: feed.post(author, id, at=at, ref=ref))
+    found = terminal.run(Feed, lambda feed: feed.post(author, id, at=at, ref=ref, kind=kind))
     when = f"{found.at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show(found, f"post {found.id} {'waits until' if found.is_waiting else 'at'} {when}")
 
@@ -289,6 +131,8 @@ def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
     lines.append(f"at      {found.at:%Y-%m-%d %H:%M:%S} UTC{state}")
     if found.ref is not None:
         lines.append(f"ref     {found.ref}")
+    if found.kind is not None:
+        lines.append(f"kind    {found.kind}")
     terminal.show(found, "\n".join(lines))
 
 
@@ -327,6 +171,10 @@ def unfollow(terminal: Terminal, viewer: str, authors: tuple[str, ...], *, is_al
     terminal.show({"changed": changed}, f"{changed} unfollowed")
 
 
+def _kinds_of(text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
+
+
 def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
     @feed.command(name, short_help=f"{name.title()} authors.", help=help_text)
     @click.argument("viewer")
@@ -363,11 +211,25 @@ _list_command("blocked", "VIEWER", Follows.blocked, "the authors that a viewer b
 @_limit(PAGE_MAX, 20)
 @_CURSOR
 @click.option("--since", default=None, help="Show only posts newer than this position.")
+@_KINDS
+@click.option("--rank", default=None, help="Order defined by the application.")
 def show_page(
-    terminal: Terminal, viewer: str, *, limit: int, cursor: str | None, since: str | None
+    terminal: Terminal,
+    viewer: str,
+    *,
+    limit: int,
+    cursor: str | None,
+    since: str | None,
+    kinds: str | None,
+    rank: str | None,
 ) -> None:
     """Show the newest posts of the authors that VIEWER follows."""
-    found = terminal.run(Feed, lambda feed: feed.page(viewer, limit, cursor=cursor, since=since))
+    found = terminal.run(
+        Feed,
+        lambda feed: feed.page(
+            viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
+        ),
+    )
     terminal.show(feed_page(found), describe_page(found))
 
 
@@ -375,17 +237,24 @@ def show_page(
 @click.argument("author")
 @_limit(PAGE_MAX, 20)
 @_CURSOR
-def list_author_posts(terminal: Terminal, author: str, *, limit: int, cursor: str | None) -> None:
+@_KINDS
+def list_author_posts(
+    terminal: Terminal, author: str, *, limit: int, cursor: str | None, kinds: str | None
+) -> None:
     """Show the newest posts of AUTHOR."""
-    found = terminal.run(Feed, lambda feed: feed.pages.author_posts(author, limit, cursor=cursor))
+    found = terminal.run(
+        Feed,
+        lambda feed: feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds)),
+    )
     terminal.show(feed_page(found), describe_page(found))
 
 
 @feed.command("unread", short_help="Count unread posts.")
 @click.argument("viewer")
-def count_unread(terminal: Terminal, viewer: str) -> None:
+@_KINDS
+def count_unread(terminal: Terminal, viewer: str, *, kinds: str | None) -> None:
     """Count the posts that are newer than VIEWER's read marker."""
-    found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer))
+    found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer, kinds=_kinds_of(kinds)))
     terminal.show(found, f"{found.count}{' or more' if found.has_more else ''} unread")
 
 
@@ -473,8 +342,14 @@ feed.add_command(import_lines)
 
 def describe_page(page: Page) -> str:
     """A page as a table, with the cursor of the next one."""
-    rows = [(f"{post.at:%Y-%m-%d %H:%M:%S}", post.author, post.id) for post in page.posts]
-    lines = [table(("at", "author", "post"), rows) if rows else "no posts"]
+    has_kinds = any(post.kind for post in page.posts)
+    rows = [
+        (f"{post.at:%Y-%m-%d %H:%M:%S}", post.author, post.id)
+        + ((post.kind or "-",) if has_kinds else ())
+        for post in page.posts
+    ]
+    names = ("at", "author", "post", "kind") if has_kinds else ("at", "author", "post")
+    lines = [table(names, rows) if rows else "no posts"]
     if page.next is not None:
         lines.append(f"more: --cursor {page.next}")
     return "\n".join(lines)

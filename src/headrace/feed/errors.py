@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from headrace.kernel.errors import (
+    Conflict,
+    HeadraceError,
+    InvalidInput,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
 
 
 class InvalidFeedId(InvalidInput):
@@ -24,6 +31,41 @@ class InvalidFollow(InvalidInput):
     """Reject an invalid follow; nothing was done."""
 
     code = "feed.invalid_follow"
+
+
+class InvalidKind(InvalidInput):
+    """Reject an invalid filter by kinds."""
+
+    code = "feed.invalid_kind"
+
+
+class RankingUnknown(InvalidInput):
+    """Reject a ranking that the application does not define."""
+
+    code = "feed.unknown_ranking"
+
+    def __init__(self, name: object, known: list[str]) -> None:
+        listed = ", ".join(known) or "none"
+        super().__init__(
+            f"ranking {str(name)[:40]!r} is not defined with @app.feed_ranking; defined: {listed}"
+        )
+
+
+class InvalidRanking(InvalidInput):
+    """Reject the definition of a ranking."""
+
+    code = "feed.invalid_ranking"
+
+
+class RankingFailed(HeadraceError):
+    """The handler of a ranking raised, was too slow, or returned other posts than it was given."""
+
+    code = "feed.ranking_failed"
+
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(
+            f"the handler of ranking {name!r} {fault}: it returns the given posts in another order"
+        )
 
 
 class InvalidLine(InvalidInput):

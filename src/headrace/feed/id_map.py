@@ -6,13 +6,14 @@ cache any of them without checking again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Postgres
 from headrace.feed import store
 from headrace.feed.model import FeedId, Position
+from headrace.feed.ranking import RankedPlace, place_of
 from headrace.kernel.signing import CursorInvalid, Key, read_cursor, sign_cursor
 
 CACHED_MAX: Final = 200_000
@@ -85,7 +86,19 @@ class Cursors:
         """The position of a cursor. Raises: CursorInvalid."""
         if text is None:
             return None
-        return Position(*self._read(listing, entity, text, (int, str)))
+        return Position(*self._read(listing, {"of": entity}, text, (int, str)))
+
+    def sign_ranked(self, ranking: str, entity: int, place: RankedPlace) -> str:
+        """The cursor of a place in a ranking of an entity's feed."""
+        filters = {"of": entity, "rank": ranking}
+        return sign_cursor(self._signing_key(), FEED, filters, place.to_position())
+
+    def read_ranked(self, ranking: str, entity: int, text: str | None) -> RankedPlace:
+        """The place of a cursor in a ranking. Raises: CursorInvalid."""
+        if text is None:
+            return RankedPlace(None)
+        filters = {"of": entity, "rank": ranking}
+        return place_of(*self._read(FEED, filters, text, (int, str, str)))
 
     def sign_person(self, listing: str, entity: int, row: tuple[int, datetime]) -> str:
         """The cursor of a row in an entity's list of people."""
@@ -96,17 +109,19 @@ class Cursors:
         """The row of a cursor in a list of people. Raises: CursorInvalid."""
         if text is None:
             return LATEST
-        moment, number = self._read(listing, entity, text, (str, int))
+        moment, number = self._read(listing, {"of": entity}, text, (str, int))
         return datetime.fromisoformat(moment), number
 
-    def _read(self, listing: str, entity: int, text: object, kinds: tuple[type, type]) -> Any:
+    def _read(
+        self, listing: str, filters: Mapping[str, Any], text: object, types: tuple[type, ...]
+    ) -> Any:
         if not isinstance(text, str):
             raise CursorInvalid(str(text))
-        position = read_cursor(self._signing_key(), listing, {"of": entity}, text)
+        position = read_cursor(self._signing_key(), listing, filters, text)
         if (
             not isinstance(position, list)
-            or len(position) != len(kinds)
-            or not all(isinstance(p, k) for p, k in zip(position, kinds, strict=True))
+            or len(position) != len(types)
+            or not all(isinstance(p, t) for p, t in zip(position, types, strict=True))
         ):
             raise CursorInvalid(text)
         return position

@@ -16,9 +16,9 @@ from headrace.feed.id_map import IdMap
 from headrace.feed.index_recovery import Progress, Rebuild, Recovery
 from headrace.feed.model import (
     TICKS,
+    ChangeKind,
     FeedDifference,
     FeedVerified,
-    Kind,
     ShardState,
     moment_of,
     require_limit,
@@ -179,7 +179,7 @@ class Index:
         after, removed = -(2**63), 0
         while oldest_ms > 0 and (
             authors := await store.entities_after(
-                self._postgres, Kind.POSTS, after=after, rows_max=AUTHORS_PER_STEP
+                self._postgres, ChangeKind.POSTS, after=after, rows_max=AUTHORS_PER_STEP
             )
         ):
             for author in authors:

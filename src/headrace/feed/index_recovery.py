@@ -35,7 +35,7 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.apply import Applier
-from headrace.feed.model import FINE_FOR_MS, FINE_MS, TICKS, Change, Kind
+from headrace.feed.model import FINE_FOR_MS, FINE_MS, TICKS, Change, ChangeKind
 from headrace.feed.settings import changes_repaired
 from headrace.feed.valkey_store import ShardStatus, ValkeyStore
 from headrace.kernel.logs import logger
@@ -72,7 +72,7 @@ class Marks:
 class Difference:
     """A viewer or author whose index differs from PostgreSQL."""
 
-    kind: Kind
+    kind: ChangeKind
     entity: int
     missing: int
     extra: int
@@ -138,7 +138,7 @@ class Rebuild:
             [(await self._valkey.status(shard)).floor for shard in range(self._valkey.shards)]
         )
         total, done = await store.count_entities(self._postgres), 0
-        for kind in Kind:
+        for kind in ChangeKind:
             async for snapshots in self._snapshots(kind, floor=floor):
                 for part in _portions(snapshots):
                     if not all(await asyncio.gather(*[self._put(snapshot) for snapshot in part])):
@@ -183,7 +183,7 @@ class Rebuild:
         report = on_progress or (lambda _ratio, _text: None)
         compared, found = Compared(), list[Difference]()
         total = await store.count_entities(self._postgres)
-        for kind in Kind:
+        for kind in ChangeKind:
             async for snapshots in self._snapshots(kind, floor=0, sample=sample):
                 for part in _portions(snapshots):
                     results = await asyncio.gather(
@@ -195,7 +195,7 @@ class Rebuild:
         return compared, found
 
     async def _snapshots(
-        self, kind: Kind, *, floor: int, sample: int | None = None
+        self, kind: ChangeKind, *, floor: int, sample: int | None = None
     ) -> AsyncIterator[list[Change]]:
         """Snapshots of all or sampled entities, in steps adapted to the size of the last one."""
         chosen = None
@@ -229,7 +229,7 @@ class Rebuild:
             [snapshot] = await store.snapshots(
                 self._postgres, snapshot.kind, [snapshot.entity], floor=0
             )
-        if snapshot.kind is Kind.POSTS:
+        if snapshot.kind is ChangeKind.POSTS:
             compared.authors += 1
             compared.posts += count
         else:
@@ -241,7 +241,7 @@ class Rebuild:
 
     async def _read_index(self, snapshot: Change) -> tuple[set[int], int, int, int]:
         """Indexed versions, and the numbers of missing, extra and expected items."""
-        if snapshot.kind is Kind.FOLLOWS:
+        if snapshot.kind is ChangeKind.FOLLOWS:
             version, authors = await self._valkey.follows(snapshot.entity)
             expected = set(snapshot.items)
             return {version}, len(expected - authors), len(authors - expected), len(expected)

@@ -3,6 +3,9 @@
 Mutes, blocks, deletions and waiting posts need no filter, because the index does not contain them.
 So a page is full until the true end.
 
+A filter by kinds reads unfiltered pages of the index and omits other posts, up to `SCANNED_MAX`
+posts a page; a page that reaches this limit may be short or empty, and has a next one.
+
 Without a usable shard the same page comes from PostgreSQL, more slowly: its Valkey is down, empty,
 or may lack recent changes, or this process has deferred changes of the shard. A process reads few
 such pages at once (`SlowPages`) and refuses those that would wait long, because other calls share
@@ -21,11 +24,13 @@ from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.errors import SlowPagesBusy
 from headrace.feed.index import Index
-from headrace.feed.model import Position
+from headrace.feed.model import PAGE_MAX, Position
 from headrace.feed.settings import pages_read, pages_refused
 from headrace.feed.valkey_store import Found, ShardPage, ValkeyStore
 from headrace.kernel.errors import Unavailable
 
+SCANNED_MAX: Final = 5_000
+"""Posts that a page with a filter reads from the index."""
 WAITING_TIMES: Final = 4
 """Limit of waiting pages, as a multiple of those read at once."""
 WAIT_S_MAX: Final = 5.0
@@ -41,6 +46,8 @@ class MergedPage:
     is_end: bool
     """Whether no older posts exist."""
     is_slow: bool = False
+    end: Position | None = None
+    """Where to continue, if not after the last post."""
 
 
 @dataclass(slots=True)
@@ -60,13 +67,24 @@ class SlowPages:
         self._gates = WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate]()
 
     async def read(
-        self, viewer: int, *, limit: int, before: Position | None, after: Position | None
+        self,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None,
+        after: Position | None,
+        kinds: frozenset[str] | None,
     ) -> list[Found]:
         """The newest posts between two positions. Raises: SlowPagesBusy, PostgresDown."""
         free = await self._enter()
         try:
             rows = await store.page(
-                self._postgres, viewer, before=before, after=after, rows_max=limit
+                self._postgres,
+                viewer,
+                before=before,
+                after=after,
+                kinds=None if kinds is None else sorted(kinds),
+                rows_max=limit,
             )
         finally:
             free.release()
@@ -109,11 +127,40 @@ class PageMerger:
         limit: int,
         before: Position | None = None,
         after: Position | None = None,
+        kinds: frozenset[str] | None = None,
     ) -> MergedPage:
-        """The newest posts between two positions. Raises: PostgresDown, SlowPagesBusy."""
+        """The newest posts between two positions, with `kinds` only of these.
+
+        Raises: PostgresDown, SlowPagesBusy.
+        """
+        if kinds is None:
+            return await self._page(viewer, limit=limit, before=before, after=after, kinds=None)
+        posts, is_slow = list[Found](), False
+        for _ in range(0, SCANNED_MAX, PAGE_MAX):
+            part = await self._page(viewer, limit=PAGE_MAX, before=before, after=after, kinds=kinds)
+            posts += [post for post in part.posts if post.kind in kinds]
+            is_slow = is_slow or part.is_slow
+            if len(posts) > limit or part.is_end:
+                is_end = part.is_end and len(posts) <= limit
+                return MergedPage(posts[:limit], is_end=is_end, is_slow=is_slow)
+            before = Position(part.posts[-1].score, part.posts[-1].id)
+        return MergedPage(posts, is_end=False, is_slow=is_slow, end=before)
+
+    async def _page(
+        self,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None,
+        after: Position | None,
+        kinds: frozenset[str] | None,
+    ) -> MergedPage:
+        """Posts of the index, and of PostgreSQL below it; only the latter are filtered."""
         found = await self._read_index(viewer, limit, before, after)
         if found is None:
-            return await self._read_slowly(viewer, limit, before, after)
+            return await self._read_slowly(
+                viewer, limit=limit, before=before, after=after, kinds=kinds
+            )
         _FROM_INDEX.inc()
         floor, posts = found.floor, found.posts
         if len(posts) == limit:
@@ -127,6 +174,7 @@ class PageMerger:
                 limit=limit - len(posts),
                 before=min(before, edge) if before else edge,
                 after=after,
+                kinds=kinds,
             )
         except Unavailable:
             if not posts:
@@ -151,8 +199,16 @@ class PageMerger:
         return found
 
     async def _read_slowly(
-        self, viewer: int, limit: int, before: Position | None, after: Position | None
+        self,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None,
+        after: Position | None,
+        kinds: frozenset[str] | None,
     ) -> MergedPage:
         _FROM_POSTGRES.inc()
-        posts = await self._slow_pages.read(viewer, limit=limit, before=before, after=after)
+        posts = await self._slow_pages.read(
+            viewer, limit=limit, before=before, after=after, kinds=kinds
+        )
         return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)

@@ -18,6 +18,7 @@ import msgspec
 from headrace.feed.errors import (
     InvalidFeedId,
     InvalidFollow,
+    InvalidKind,
     InvalidLimit,
     InvalidPost,
     TooManyAtOnce,
@@ -32,6 +33,8 @@ ID_MAX: Final = 2**63 - 1
 PAGE_MAX: Final = 200
 AT_ONCE_MAX: Final = 10_000
 POSTS_PER_CALL_MAX: Final = 1_000
+KINDS_MAX: Final = 16
+"""Kinds in a filter."""
 MUTES_BLOCKS_MAX: Final = 10_000
 """Limit of mutes per viewer, and of blocks."""
 UNREAD_MAX: Final = 100
@@ -52,9 +55,13 @@ _FEED_ID: Final = (
     " that is not a number"
 )
 _POST_ID: Final = f"1 to {POST_ID_MAX} of A-Z a-z 0-9 . _ : @ ~ -"
+_KIND: Final = re.compile(r"[a-z0-9_-]{1,16}")
+_KIND_TEXT: Final = "1 to 16 of a-z 0-9 _ -"
+KIND_MARK: Final = "\x1f"
+"""Separates id and kind in the index; it sorts before every character of an id."""
 
 
-class Kind(IntEnum):
+class ChangeKind(IntEnum):
     """What a version belongs to."""
 
     FOLLOWS = 0
@@ -88,6 +95,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its time in the feed; for a waiting post the moment it becomes visible."""
     is_waiting: bool = False
     ref: str | None = None
+    kind: str | None = None
 
 
 class NewPost(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +105,8 @@ class NewPost(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     at: datetime | None = None
     ref: str | None = None
+    kind: str | None = None
+    """By which pages can be filtered: 1 to 16 of a-z 0-9 _ -."""
 
 
 class PagePost(NamedTuple):
@@ -105,6 +115,7 @@ class PagePost(NamedTuple):
     id: str
     author: FeedId
     score: int
+    kind: str | None = None
 
     @property
     def at(self) -> datetime:
@@ -113,7 +124,7 @@ class PagePost(NamedTuple):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Posts, newest first. An incomplete page is the last one."""
+    """Posts, newest first, or as a ranking orders them."""
 
     posts: list[PagePost]
     next: str | None = None
@@ -204,7 +215,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 class Change:
     """Items of one version with their scores; a negative score removes."""
 
-    kind: Kind
+    kind: ChangeKind
     entity: int
     version: int
     items: Sequence[str]
@@ -276,7 +287,9 @@ def require_posts(posts: Iterable[object]) -> list[NewPost]:
             raise InvalidPost(f"post {post.id!r}: {fault}; nothing was posted")
         if post.id in found:
             raise InvalidPost(f"post {post.id!r} appears twice; nothing was posted")
-        found[post.id] = NewPost(author=author, id=post.id, at=post.at, ref=post.ref)
+        found[post.id] = NewPost(
+            author=author, id=post.id, at=post.at, ref=post.ref, kind=post.kind
+        )
     if len(found) > POSTS_PER_CALL_MAX:
         raise TooManyAtOnce("posts", len(found), POSTS_PER_CALL_MAX)
     return list(found.values())
@@ -309,8 +322,8 @@ def require_many(what: str, values: object, expected: str = _FEED_ID) -> Iterabl
 
 
 def _fault_of(post: NewPost) -> str:
-    """The error in `at` or `ref`; empty: none."""
-    return _fault_of_moment(post.at) or _fault_of_ref(post.ref)
+    """The error in `at`, `ref` or `kind`; empty: none."""
+    return _fault_of_moment(post.at) or _fault_of_ref(post.ref) or _fault_of_kind(post.kind)
 
 
 def _fault_of_moment(at: object) -> str:
@@ -333,6 +346,30 @@ def _fault_of_ref(ref: object) -> str:
     return ""
 
 
+def _fault_of_kind(kind: object) -> str:
+    if kind is None or (isinstance(kind, str) and _KIND.fullmatch(kind)):
+        return ""
+    return f"kind is {str(kind)[:40]!r}, expected {_KIND_TEXT}"
+
+
+def require_kinds(kinds: Iterable[str] | None) -> frozenset[str] | None:
+    """Validate the kinds of a filter; None: no filter. Raises: InvalidKind."""
+    if kinds is None:
+        return None
+    listed = [kinds] if isinstance(kinds, str) else list(kinds)
+    for kind in listed:
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise InvalidKind(f"kind {str(kind)[:40]!r}: expected {_KIND_TEXT}")
+    if not 1 <= len(listed) <= KINDS_MAX:
+        raise InvalidKind(f"{len(listed)} kinds: expected 1 to {KINDS_MAX}")
+    return frozenset(listed)
+
+
+def entry_of(post_id: str, kind: str | None) -> str:
+    """A post as the index stores it. Entries are ordered like the ids."""
+    return post_id if kind is None else f"{post_id}{KIND_MARK}{kind}"
+
+
 def _is_text(text: str) -> bool:
     try:
         text.encode()
@@ -347,16 +384,17 @@ def _require_post_id(value: object) -> str:
     raise InvalidFeedId("post", value, _POST_ID)
 
 
-class FeedPost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class FeedPost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """JSON form of a post on a page."""
 
     id: str
     author: FeedId
     at: datetime
+    kind: str | None = None
 
 
 class FeedPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JSON form of a page, newest first; without `next_cursor` it is the last page.
+    """JSON form of a page; without `next_cursor` it is the last page.
 
     `newest` is the position of the first post, for `since` and the read marker. `is_slow`: read
     from PostgreSQL, because the index is unavailable or has no posts of that age.
@@ -378,7 +416,7 @@ class FeedPeople(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def feed_post(post: PagePost) -> FeedPost:
     """The JSON form of a post."""
-    return FeedPost(id=post.id, author=post.author, at=post.at)
+    return FeedPost(id=post.id, author=post.author, at=post.at, kind=post.kind)
 
 
 def feed_page(page: Page) -> FeedPage:

@@ -7,7 +7,7 @@ until the next sweep; that is a reason of its own, in both directions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,9 +30,11 @@ from headrace.feed.model import (
     Unread,
     moment_of,
     require_feed_id,
+    require_kinds,
     require_limit,
     require_post_ids,
 )
+from headrace.feed.ranking import RankedPlace, Ranking, Rankings
 from headrace.feed.valkey_store import Found
 from headrace.kernel.signing import CursorInvalid
 
@@ -130,6 +132,7 @@ class Pages:
     def __init__(
         self, postgres: Postgres, ids: IdMap, index: Index, merger: PageMerger, *, cursors: Cursors
     ) -> None:
+        self.rankings = Rankings()
         self._postgres = postgres
         self._ids = ids
         self._index = index
@@ -143,30 +146,45 @@ class Pages:
         *,
         cursor: str | None = None,
         since: str | None = None,
+        kinds: Iterable[str] | None = None,
+        rank: str | None = None,
     ) -> Page:
         """The newest posts of followed authors, newest first, up to 200.
 
         `cursor` is `next` of the previous page. `since` is `newest` of an earlier page or the
-        `position` of a marker, and selects newer posts only. `next` is None on the last page. While
-        Valkey is down the page comes from PostgreSQL, more slowly. Raises: InvalidFeedId,
-        InvalidLimit, CursorInvalid, SlowPagesBusy; PostgresDown if no engine has the page.
+        `position` of a marker, and selects newer posts only. `kinds` selects posts of these kinds;
+        if they are rare, a page may be short or empty and have a `next`. `rank` names an order
+        defined with `@app.feed_ranking`. `next` is None on the last page. While Valkey is down the
+        page comes from PostgreSQL, more slowly. Raises: InvalidFeedId, InvalidLimit, InvalidKind,
+        RankingUnknown, RankingFailed, CursorInvalid, SlowPagesBusy; PostgresDown if no engine has
+        the page.
         """
         if not self._index.is_open:
             await self._index.open()
         given, _ = require_feed_id("viewer", viewer), require_limit(limit, PAGE_MAX)
+        wanted = require_kinds(kinds) if kinds is not None else None
+        ranking = self.rankings.find(rank) if rank is not None else None
         number = given if isinstance(given, int) else await self._ids.find(given)
         if number is None:
             require_no_cursor(cursor, since)
             return Page(posts=[])
-        before = self._cursors.read(FEED, number, cursor) if cursor is not None else None
         after = self._cursors.read(FEED, number, since) if since is not None else None
-        merged = await self._merger.page(number, limit=limit, before=before, after=after)
+        if ranking is not None:
+            place = self._cursors.read_ranked(ranking.name, number, cursor)
+            return await self._ranked_page(
+                (given, number), ranking, place, limit=limit, after=after, kinds=wanted
+            )
+        before = self._cursors.read(FEED, number, cursor) if cursor is not None else None
+        merged = await self._merger.page(
+            number, limit=limit, before=before, after=after, kinds=wanted
+        )
         found = merged.posts
-        if not found:
-            return Page(posts=[], is_slow=merged.is_slow)
         last = None
         if not merged.is_end:
-            last = self._cursors.sign(FEED, number, _position_of(found[-1]))
+            end = merged.end or _position_of(found[-1])
+            last = self._cursors.sign(FEED, number, end)
+        if not found:
+            return Page(posts=[], next=last, is_slow=merged.is_slow)
         return Page(
             posts=await external_posts(found, self._ids),
             next=last,
@@ -174,39 +192,94 @@ class Pages:
             is_slow=merged.is_slow,
         )
 
+    async def _ranked_page(
+        self,
+        viewer: tuple[FeedId, int],
+        ranking: Ranking,
+        place: RankedPlace,
+        *,
+        limit: int,
+        after: Position | None,
+        kinds: frozenset[str] | None,
+    ) -> Page:
+        """A page of a ranking for a viewer and its number; it ends at the end of a window."""
+        given, number = viewer
+        merged = await self._merger.page(
+            number, limit=ranking.newest, before=place.before, after=after, kinds=kinds
+        )
+        if not merged.posts and merged.is_end:
+            return Page(posts=[], is_slow=merged.is_slow)
+        ranked = await ranking.rank(given, await external_posts(merged.posts, self._ids))
+        left = place.remaining(ranked)
+        posts = left[:limit]
+        next_place = newest = None
+        if merged.posts:
+            top = _position_of(merged.posts[0])
+            newest = self._cursors.sign(FEED, number, top)
+            place = place if place.before else RankedPlace(top._replace(id=top.id + JUST_AFTER))
+        if len(left) > limit:
+            next_place = place.after(posts)
+        elif not merged.is_end:
+            next_place = RankedPlace(merged.end or _position_of(merged.posts[-1]))
+        return Page(
+            posts=posts,
+            next=self._cursors.sign_ranked(ranking.name, number, next_place)
+            if next_place
+            else None,
+            newest=newest,
+            is_slow=merged.is_slow,
+        )
+
     async def author_posts(
-        self, author: FeedId, limit: int = 20, *, cursor: str | None = None
+        self,
+        author: FeedId,
+        limit: int = 20,
+        *,
+        cursor: str | None = None,
+        kinds: Iterable[str] | None = None,
     ) -> Page:
         """An author's visible posts, newest first, independent of any viewer.
 
-        Raises: InvalidFeedId, InvalidLimit, CursorInvalid, PostgresDown.
+        `kinds` selects posts of these kinds. Raises: InvalidFeedId, InvalidLimit, InvalidKind,
+        CursorInvalid, PostgresDown.
         """
         given, _ = require_feed_id("author", author), require_limit(limit, PAGE_MAX)
+        wanted = require_kinds(kinds)
         number = await self._ids.find(given)
         if number is None:
             require_no_cursor(cursor)
             return Page(posts=[])
         before = self._cursors.read(AUTHOR, number, cursor)
-        rows = await store.author_posts(self._postgres, number, before=before, rows_max=limit)
+        rows = await store.author_posts(
+            self._postgres,
+            number,
+            before=before,
+            kinds=None if wanted is None else sorted(wanted),
+            rows_max=limit,
+        )
         is_full = len(rows) == limit
         last = Position(rows[-1].score, rows[-1].id) if is_full else None
         return Page(
-            posts=[PagePost(row.id, given, row.score) for row in rows],
+            posts=[PagePost(row.id, given, row.score, row.kind) for row in rows],
             next=self._cursors.sign(AUTHOR, number, last) if last else None,
         )
 
-    async def watch(self, viewer: FeedId, *, since: str | None = None) -> LiveFeed:
+    async def watch(
+        self, viewer: FeedId, *, since: str | None = None, kinds: Iterable[str] | None = None
+    ) -> LiveFeed:
         """Start a live feed now, or after a position; call its `poll` repeatedly.
 
-        Raises: InvalidFeedId, CursorInvalid, PostgresDown.
+        `kinds` selects posts of these kinds. Raises: InvalidFeedId, InvalidKind, CursorInvalid,
+        PostgresDown.
         """
+        wanted = require_kinds(kinds)
         await self._index.ready()
         number = await self._number_of(require_feed_id("viewer", viewer), since)
         at = self._cursors.read(FEED, number, since)
         if at is None:
             newest = (await self._merger.page(number, limit=1)).posts
             at = _position_of(newest[0]) if newest else Position(0, "")
-        live = LiveFeed(number, self._merger, self._ids, self._cursors, at=at)
+        live = LiveFeed(number, self._merger, self._ids, self._cursors, at=at, kinds=wanted)
         await live.poll()
         return live
 
@@ -241,21 +314,24 @@ class Pages:
             await store.set_marker(self._postgres, number, at)
         return await self.marker(given)
 
-    async def unread(self, viewer: FeedId) -> Unread:
-        """Number of posts newer than the marker, counted to 100.
+    async def unread(self, viewer: FeedId, *, kinds: Iterable[str] | None = None) -> Unread:
+        """Number of posts newer than the marker, counted to 100; `kinds` counts only these.
 
-        Raises: InvalidFeedId, PostgresDown.
+        Raises: InvalidFeedId, InvalidKind, PostgresDown.
         """
+        wanted = require_kinds(kinds)
         await self._index.ready()
         number = await self._ids.find(require_feed_id("viewer", viewer))
         if number is None:
             return Unread(count=0)
         found = await store.marker(self._postgres, number)
         merged = await self._merger.page(
-            number, limit=UNREAD_MAX + 1, after=found[0] if found else None
+            number, limit=UNREAD_MAX + 1, after=found[0] if found else None, kinds=wanted
         )
         count = len(merged.posts)
-        return Unread(count=min(count, UNREAD_MAX), has_more=count > UNREAD_MAX)
+        return Unread(
+            count=min(count, UNREAD_MAX), has_more=count > UNREAD_MAX or not merged.is_end
+        )
 
     async def why(self, viewer: FeedId, post_id: str) -> PostWhy:
         """Whether a viewer's pages show a post, and why. Raises: InvalidFeedId, PostgresDown."""
@@ -305,13 +381,21 @@ class LiveFeed:
     """
 
     def __init__(
-        self, viewer: int, merger: PageMerger, ids: IdMap, cursors: Cursors, *, at: Position
+        self,
+        viewer: int,
+        merger: PageMerger,
+        ids: IdMap,
+        cursors: Cursors,
+        *,
+        at: Position,
+        kinds: frozenset[str] | None,
     ) -> None:
         self._viewer = viewer
         self._merger = merger
         self._ids = ids
         self._cursors = cursors
         self._at = at
+        self._kinds = kinds
         self._returned: set[str] | None = None
         """Ids within the overlap; None before the first poll, which only records them."""
 
@@ -326,6 +410,7 @@ class LiveFeed:
             self._viewer,
             limit=PAGE_MAX,
             after=Position(max(0, self._at.score - OVERLAP_MS * TICKS), ""),
+            kinds=self._kinds,
         )
         if self._returned is None:
             self._returned = {p.id for p in merged.posts if (p.score, p.id) <= self._at}
@@ -341,9 +426,9 @@ class LiveFeed:
 async def external_posts(found: list[Found], ids: IdMap) -> list[PagePost]:
     """Posts with the external ids of their authors."""
     if all(post.author > 0 for post in found):
-        return [PagePost(post.id, post.author, post.score) for post in found]
+        return [PagePost(post.id, post.author, post.score, post.kind) for post in found]
     names = await ids.external_ids([post.author for post in found])
-    return [PagePost(post.id, names[post.author], post.score) for post in found]
+    return [PagePost(post.id, names[post.author], post.score, post.kind) for post in found]
 
 
 def _position_of(post: Found) -> Position:

@@ -79,14 +79,22 @@ class Posts:
             registry.add(task)
 
     async def post(
-        self, author: FeedId, post_id: str, *, at: datetime | None = None, ref: str | None = None
+        self,
+        author: FeedId,
+        post_id: str,
+        *,
+        at: datetime | None = None,
+        ref: str | None = None,
+        kind: str | None = None,
     ) -> Post:
         """Add a post, visible to every follower on the next read. An existing post stays unchanged.
 
         `at` defaults to now; a later moment delays the post until then. `ref` is passed to handlers
-        of its deletion. Raises: InvalidFeedId, InvalidPost, PostTaken, PostgresDown.
+        of its deletion. Pages can be filtered by `kind`, 1 to 16 of a-z 0-9 _ -. Raises:
+        InvalidFeedId, InvalidPost, PostTaken, PostgresDown.
         """
-        return (await self.add([NewPost(author=author, id=post_id, at=at, ref=ref)]))[0]
+        new = NewPost(author=author, id=post_id, at=at, ref=ref, kind=kind)
+        return (await self.add([new]))[0]
 
     async def add(self, posts: Sequence[NewPost]) -> list[Post]:
         """Add up to 1,000 posts, all or none. Return each as stored, in order.
@@ -149,6 +157,7 @@ class Posts:
             "authors": authors,
             "ats": [post.at for post in new],
             "refs": [post.ref for post in new],
+            "kinds": [post.kind for post in new],
         }
         if len(new) == 1 and new[0].at is None:
             stored, changes = await store.post(self._postgres, **columns)
@@ -213,4 +222,5 @@ def _post_of(post: Stored, author: FeedId, ref: str | None) -> Post:
         at=post.visible_at if post.is_waiting else moment_of(post.score),
         is_waiting=post.is_waiting,
         ref=ref,
+        kind=post.kind,
     )

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
 from headrace.engines.sql import load_queries
-from headrace.feed.model import NEWEST, OLDEST, Change, Kind, MuteOrBlock, Position
+from headrace.feed.model import (
+    NEWEST,
+    OLDEST,
+    Change,
+    ChangeKind,
+    MuteOrBlock,
+    Position,
+    entry_of,
+)
 
 SQL: Final[Any] = load_queries("headrace.feed")
 
@@ -24,6 +32,7 @@ class Stored:
     is_waiting: bool
     visible_at: datetime
     ref: str | None = None
+    kind: str | None = None
     is_new: bool = False
 
 
@@ -54,9 +63,10 @@ async def post(
     authors: Sequence[int],
     ats: Sequence[datetime | None],
     refs: Sequence[str | None],
+    kinds: Sequence[str | None],
 ) -> tuple[list[Stored], list[Change]]:
     """Add posts. Return each of `ids` as stored, and the changes of the index."""
-    rows = await runner.all(SQL.post, ids=ids, authors=authors, ats=ats, refs=refs)
+    rows = await runner.all(SQL.post, ids=ids, authors=authors, ats=ats, refs=refs, kinds=kinds)
     stored = [
         Stored(
             id=row["id"],
@@ -64,6 +74,7 @@ async def post(
             score=row["score"],
             is_waiting=row["state"] == 1,
             visible_at=row["visible_at"],
+            kind=row["kind"],
             is_new=row["is_new"],
         )
         for row in rows
@@ -76,7 +87,7 @@ async def publish(runner: Runner, ids: Sequence[str]) -> list[Change]:
     """Make due posts visible. Return the changes of the index."""
     rows = await runner.all(SQL.publish, ids=ids)
     return [
-        Change(Kind.POSTS, row["entity"], row["version"], row["items"], row["scores"])
+        Change(ChangeKind.POSTS, row["entity"], row["version"], row["items"], row["scores"])
         for row in rows
     ]
 
@@ -96,20 +107,34 @@ async def find_posts(runner: Runner, ids: Sequence[str]) -> list[Stored]:
 
 
 async def author_posts(
-    runner: Runner, author: int, *, before: Position | None, rows_max: int
+    runner: Runner,
+    author: int,
+    *,
+    before: Position | None,
+    kinds: Sequence[str] | None,
+    rows_max: int,
 ) -> list[Stored]:
     """An author's visible posts, newest first."""
     score, post_id = before or NEWEST
     rows = await runner.all(
-        SQL.author_posts, author=author, score=score, id=post_id, rows_max=rows_max
+        SQL.author_posts, author=author, score=score, id=post_id, kinds=kinds, rows_max=rows_max
     )
     return [_stored(row) for row in rows]
 
 
 async def page(
-    runner: Runner, viewer: int, *, before: Position | None, after: Position | None, rows_max: int
-) -> list[tuple[int, str, int]]:
-    """Score, id and author of a viewer's newest posts between two positions."""
+    runner: Runner,
+    viewer: int,
+    *,
+    before: Position | None,
+    after: Position | None,
+    kinds: Sequence[str] | None,
+    rows_max: int,
+) -> list[tuple[int, str, int, str | None]]:
+    """Score, id, author and kind of a viewer's newest posts between two positions.
+
+    With `kinds` only posts of these kinds.
+    """
     score, post_id = before or NEWEST
     end_score, end_id = after or OLDEST
     rows = await runner.all(
@@ -119,9 +144,10 @@ async def page(
         id=post_id,
         end_score=end_score,
         end_id=end_id,
+        kinds=kinds,
         rows_max=rows_max,
     )
-    return [(row["score"], row["id"], row["author"]) for row in rows]
+    return [(row["score"], row["id"], row["author"], row["kind"]) for row in rows]
 
 
 async def why_post(runner: Runner, viewer: int, post_id: str) -> Row | None:
@@ -165,7 +191,7 @@ async def unfollow_all(runner: Runner, viewer: int) -> tuple[int, Change | None]
     assert row is not None
     if row["version"] is None:
         return row["changed"], None
-    change = Change(Kind.FOLLOWS, viewer, row["version"], [], [], is_snapshot=True)
+    change = Change(ChangeKind.FOLLOWS, viewer, row["version"], [], [], is_snapshot=True)
     return row["changed"], change
 
 
@@ -280,7 +306,9 @@ async def last_purged(runner: Runner) -> int:
     return int(await runner.value(SQL.last_purged) or 0)
 
 
-async def changes_after(runner: Runner, kind: Kind, entity: int, *, version: int) -> list[Change]:
+async def changes_after(
+    runner: Runner, kind: ChangeKind, entity: int, *, version: int
+) -> list[Change]:
     """Stored changes of an entity after a version, in order."""
     rows = await runner.all(SQL.changes_after, kind=int(kind), entity=entity, version=version)
     return [_change_of_outbox(row) for row in rows]
@@ -291,13 +319,15 @@ async def oldest_unswept_s(runner: Runner) -> float:
     return float(await runner.value(SQL.oldest_unswept) or 0.0)
 
 
-async def entities_after(runner: Runner, kind: Kind, *, after: int, rows_max: int) -> list[int]:
+async def entities_after(
+    runner: Runner, kind: ChangeKind, *, after: int, rows_max: int
+) -> list[int]:
     """Viewers or authors in order, after one of them."""
     rows = await runner.all(SQL.entities_after, kind=int(kind), after=after, rows_max=rows_max)
     return [row["entity"] for row in rows]
 
 
-async def sample_entities(runner: Runner, kind: Kind, *, rows_max: int) -> list[int]:
+async def sample_entities(runner: Runner, kind: ChangeKind, *, rows_max: int) -> list[int]:
     """A random sample of viewers or authors."""
     rows = await runner.all(SQL.sample_entities, kind=int(kind), rows_max=rows_max)
     return [row["entity"] for row in rows]
@@ -314,10 +344,10 @@ async def has_entities(runner: Runner, *, rows: int) -> bool:
 
 
 async def snapshots(
-    runner: Runner, kind: Kind, entities: Sequence[int], *, floor: int
+    runner: Runner, kind: ChangeKind, entities: Sequence[int], *, floor: int
 ) -> list[Change]:
     """All items of each entity and their version, as of one moment."""
-    if kind is Kind.POSTS:
+    if kind is ChangeKind.POSTS:
         rows = await runner.all(SQL.snapshot_posts, entities=entities, floor=floor)
     else:
         rows = await runner.all(SQL.snapshot_follows, entities=entities)
@@ -339,6 +369,7 @@ def _stored(row: Row) -> Stored:
         is_waiting=row["state"] == 1,
         visible_at=row["visible_at"],
         ref=row["ref"],
+        kind=row["kind"],
     )
 
 
@@ -348,10 +379,10 @@ def _changes_of_posts(rows: Iterable[tuple[Row, int]]) -> list[Change]:
     scores: dict[tuple[int, int], list[int]] = {}
     for row, score in rows:
         key = (row["author"], row["version"])
-        items.setdefault(key, []).append(row["id"])
+        items.setdefault(key, []).append(entry_of(row["id"], row["kind"]))
         scores.setdefault(key, []).append(score)
     return [
-        Change(Kind.POSTS, author, version, items[author, version], scores[author, version])
+        Change(ChangeKind.POSTS, author, version, items[author, version], scores[author, version])
         for author, version in items
     ]
 
@@ -359,13 +390,13 @@ def _changes_of_posts(rows: Iterable[tuple[Row, int]]) -> list[Change]:
 def _change_of_follows(row: Row) -> Change | None:
     if row["version"] is None:
         return None
-    return Change(Kind.FOLLOWS, row["entity"], row["version"], row["items"], row["scores"])
+    return Change(ChangeKind.FOLLOWS, row["entity"], row["version"], row["items"], row["scores"])
 
 
 def _change_of_outbox(row: Row) -> Change:
     """A change without items is an empty snapshot."""
     return Change(
-        Kind(row["kind"]),
+        ChangeKind(row["kind"]),
         row["entity"],
         row["version"],
         row["items"],

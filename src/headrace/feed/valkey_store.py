@@ -24,7 +24,14 @@ from typing import Any, Final, NamedTuple
 from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
 from headrace.engines.valkey import SLOTS, Valkey, hash_slot
-from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Position
+from headrace.feed.model import (
+    KIND_MARK,
+    SCORE_MAX,
+    VERSION_SLOTS,
+    Change,
+    ChangeKind,
+    Position,
+)
 
 PACKAGE: Final = "headrace.feed"
 POSTS_AT_ONCE: Final = 5_000
@@ -32,12 +39,12 @@ POSTS_AT_ONCE: Final = 5_000
 SPLITS_PER_CHANGE: Final = 8
 """Crowded buckets that a writer splits after its change; the sweep splits the others."""
 _CHANGE: Final = {
-    Kind.POSTS: "headrace_feed_change_posts_v1",
-    Kind.FOLLOWS: "headrace_feed_change_follows_v1",
+    ChangeKind.POSTS: "headrace_feed_change_posts_v1",
+    ChangeKind.FOLLOWS: "headrace_feed_change_follows_v1",
 }
 _PUT: Final = {
-    Kind.POSTS: "headrace_feed_put_posts_v1",
-    Kind.FOLLOWS: "headrace_feed_put_follows_v1",
+    ChangeKind.POSTS: "headrace_feed_put_posts_v1",
+    ChangeKind.FOLLOWS: "headrace_feed_put_follows_v1",
 }
 
 
@@ -47,6 +54,7 @@ class Found(NamedTuple):
     score: int
     id: str
     author: int
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class ValkeyStore:
             return None
         words = iter(reply[1:])
         posts = [
-            Found(score, word.decode(), int(author))
+            _found_of(score, word.decode(), int(author))
             for word, score, author in zip(words, words, words, strict=True)
         ]
         return ShardPage(int(reply[0]), posts)
@@ -124,15 +132,15 @@ class ValkeyStore:
 
         An author with many posts takes several calls.
         """
-        if snapshot.kind is Kind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
+        if snapshot.kind is ChangeKind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
             return await self._put_in_parts(shard, snapshot)
         # Newest first: each insertion into a listpack scans from the oldest, so this is faster.
         newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
         return await self._send(_PUT[snapshot.kind], shard, newest_first)
 
-    def shards_of(self, kind: Kind, entity: int) -> Sequence[int]:
+    def shards_of(self, kind: ChangeKind, entity: int) -> Sequence[int]:
         """The shards with an entity: all for an author's posts, one for a viewer's follows."""
-        return range(self.shards) if kind is Kind.POSTS else (self.shard_of(entity),)
+        return range(self.shards) if kind is ChangeKind.POSTS else (self.shard_of(entity),)
 
     async def begin(
         self, shard: int, token: str, *, floor: int, fine: int, swept: int
@@ -259,11 +267,11 @@ class ValkeyStore:
     async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         start = self._starts[shard]
         arguments: list[Any] = [change.entity, change.version]
-        if change.kind is Kind.FOLLOWS:
+        if change.kind is ChangeKind.FOLLOWS:
             arguments.append(change.entity % VERSION_SLOTS)
         for item, score in zip(change.items, change.scores, strict=True):
             arguments += (score, item)
-        letter = "p" if change.kind is Kind.POSTS else "f"
+        letter = "p" if change.kind is ChangeKind.POSTS else "f"
         keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
         return await self._call(function, shard, keys, arguments)
 
@@ -282,6 +290,11 @@ class ValkeyStore:
         """Split one crowded bucket. Return how many remain."""
         keys = [f"{self._starts[shard]}m"]
         return int(await self._functions.call("headrace_feed_split_v1", keys, []))
+
+
+def _found_of(score: int, entry: str, author: int) -> Found:
+    post_id, _, kind = entry.partition(KIND_MARK)
+    return Found(score, post_id, author, kind or None)
 
 
 def hash_tags(shards: int) -> list[str]:

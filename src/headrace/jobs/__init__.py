@@ -14,8 +14,9 @@ waiting jobs, one lease row per batch, a claim cursor, and lanes with a journal.
 **The life of a job**: `tasks/` (declare, enqueue), `validation.py`, `service/jobs.py` and
 `store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a
 host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns, and
-the bridge for sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has values
-and limits.
+the bridge for sync code, `workflow.py` replays handlers of several steps through
+`workflow_context.py` and `steps.py`, `explain.py` explains waits, `fleet/` plans slots. `model.py`
+has values and limits.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from headrace.jobs.errors import (
     InvalidJob,
     InvalidSetting,
     InvalidSpan,
+    InvalidStep,
     InvalidTake,
     InvalidTask,
     JobFailed,
@@ -51,8 +53,9 @@ from headrace.jobs.errors import (
     QueueUnknown,
     ResultGone,
     ResultLate,
+    WorkflowUnknown,
 )
-from headrace.jobs.fleet.state import FleetState, QueueMinute
+from headrace.jobs.fleet.state import FleetState, QueueHour, QueueMinute
 from headrace.jobs.handle import Group, JobRef
 from headrace.jobs.job_context import Batch, JobContext, JobLane, current_job
 from headrace.jobs.model import (
@@ -77,11 +80,20 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.outcomes import Cancel, Fail, Retry, Snooze
 from headrace.jobs.service import Jobs
+from headrace.jobs.steps import JobResult, Step, WorkflowRun
 from headrace.jobs.tasks import Call, Queue, Registry, Task
+from headrace.jobs.workflow import Workflow
+from headrace.jobs.workflow_context import (
+    BlockingWorkflowContext,
+    EventLate,
+    StepFailed,
+    WorkflowContext,
+)
 
 __all__ = [
     "Batch",
     "BatchTooLarge",
+    "BlockingWorkflowContext",
     "BulkDone",
     "Call",
     "Cancel",
@@ -89,6 +101,7 @@ __all__ = [
     "CronExists",
     "CronFixed",
     "CronUnknown",
+    "EventLate",
     "Fail",
     "FleetState",
     "Group",
@@ -99,6 +112,7 @@ __all__ = [
     "InvalidJob",
     "InvalidSetting",
     "InvalidSpan",
+    "InvalidStep",
     "InvalidTake",
     "InvalidTask",
     "Job",
@@ -111,6 +125,7 @@ __all__ = [
     "JobPage",
     "JobProgress",
     "JobRef",
+    "JobResult",
     "JobState",
     "JobUnknown",
     "Jobs",
@@ -129,6 +144,7 @@ __all__ = [
     "NoResultKept",
     "PayloadTooLarge",
     "Queue",
+    "QueueHour",
     "QueueMinute",
     "QueueSettings",
     "QueueStatus",
@@ -138,6 +154,8 @@ __all__ = [
     "ResultLate",
     "Retry",
     "Snooze",
+    "Step",
+    "StepFailed",
     "Sweep",
     "Taken",
     "TakenJob",
@@ -145,5 +163,9 @@ __all__ = [
     "Task",
     "Transaction",
     "Why",
+    "Workflow",
+    "WorkflowContext",
+    "WorkflowRun",
+    "WorkflowUnknown",
     "current_job",
 ]

@@ -217,6 +217,43 @@ class PayloadNewer(Conflict):
         )
 
 
+class VersionMissing(PayloadNewer):
+    """No code here has this version of the workflow; the job is returned."""
+
+    code = "jobs.workflow_version_missing"
+
+    def __init__(self, workflow: str, version: int, known: list[int]) -> None:
+        Conflict.__init__(
+            self,
+            f"workflow {workflow!r}: it began with version {version}, this code has"
+            f" {', '.join(map(str, known))}: start code that has it, or keep it with"
+            f" @{workflow}.older({version})",
+        )
+
+
+class WorkflowUnknown(NotFound):
+    """The id is not that of a workflow, or no workflow has the name."""
+
+    code = "jobs.workflow_unknown"
+
+    def __init__(self, subject: int | str) -> None:
+        super().__init__(
+            f"workflow {str(subject)[:160]!r} is not known: see `headrace workflows ls`"
+        )
+
+
+class InvalidStep(InvalidInput):
+    """A step of a workflow, or an event, has an invalid name, time or value."""
+
+    code = "jobs.invalid_step"
+
+
+class Nondeterministic(Conflict):
+    """The code of a workflow calls other steps than its recorded run; it is quarantined."""
+
+    code = "jobs.nondeterministic"
+
+
 class JobFailed(Conflict):
     """The job whose result was requested did not end as done."""
 

@@ -23,6 +23,8 @@ def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> W
     if job.error is None or job.ended_at is not None:
         return why
     error = job.error.partition("\n")[0][:ERROR_CHARACTERS_SHOWN]
+    if not job.attempt:
+        return msgspec.structs.replace(why, text=f"{error}; {why.text}")
     text = f"failed {job.attempt} of {pluralize(retries + 1, 'time')}: {error}; {why.text}"
     return msgspec.structs.replace(why, text=text)
 

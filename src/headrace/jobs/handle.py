@@ -305,6 +305,9 @@ async def _awaited(answer: Awaitable[T]) -> T:
 class JobService(Protocol):
     """The verbs of `Jobs` that tasks and handles call."""
 
+    workflows: Any
+    """The service of workflows; a `StepStore` for running ones."""
+
     async def enqueue_many(
         self,
         jobs: Sequence[NewJob],

@@ -91,12 +91,14 @@ class JobContext(Generic[P]):
         "_lane",
         "attempt",
         "id",
+        "is_cancelled",
         "lease_id",
         "outcome",
         "payload",
         "queue",
         "start_before_s",
         "traceparent",
+        "version",
     )
 
     def __init__(
@@ -109,6 +111,7 @@ class JobContext(Generic[P]):
         lane: str | None = None,
         traceparent: str | None = None,
         queue: str = "",
+        version: int = 1,
         start_before_s: float | None = None,
         agent: AgentRequests | None = None,
     ) -> None:
@@ -118,9 +121,12 @@ class JobContext(Generic[P]):
         self.attempt = attempt
         self.traceparent = traceparent
         self.queue = queue
+        self.version = version
         self.start_before_s = start_before_s
         """Deadline of the start that its lane counted, by `time.monotonic`; None without a lane."""
         self.outcome: Outcome | None = None
+        self.is_cancelled = False
+        """It was cancelled while it runs: end soon, or its slot is killed."""
         self._lane = lane
         self._agent = agent
 
@@ -237,6 +243,7 @@ def job_context(work: Work, index: int, payload: P, agent: AgentRequests | None)
         lane=work.lanes[index],
         traceparent=work.traceparents[index],
         queue=work.queue,
+        version=work.versions[index],
         start_before_s=work.start_before_s,
         agent=agent,
     )

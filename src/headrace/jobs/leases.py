@@ -42,7 +42,8 @@ from headrace.jobs.outcomes import (
     outcomes_by_job,
     readable_text,
 )
-from headrace.jobs.store.leases import ClaimCursor, Claims, WorkAhead
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
+from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
@@ -74,6 +75,7 @@ class LeaseManager:
         """Receives the limiters of lanes whose jobs were settled: the lanes may have room."""
         self._postgres = postgres
         self._leases: dict[int, InFlightLease] = {}
+        self._polls = PollCursor()
         self._unknown: set[int] = set()
         """Leases that were unknown at the last heartbeat."""
         self._unsure: set[int] = set()
@@ -152,12 +154,15 @@ class LeaseManager:
         )
         return self._track(claims)
 
-    async def claim_lanes(self, queue_id: int, *, leases_max: int, batch: int) -> Claims:
+    async def claim_lanes(
+        self, queue_id: int, *, leases_max: int, batch: int, cursor: LaneCursor | None = None
+    ) -> Claims:
         """Claim jobs of lanes, up to `leases_max` leases of `batch` jobs each.
 
         No acks are sent with it: an ack may wait for a locked lane, and the jobs of this claim must
         start within their slack. Raises: PostgresDown, PostgresBusy.
         """
+        cursor = cursor or LaneCursor()
         claims = await store.leases.claim_lanes(
             self._postgres,
             self.host_id,
@@ -165,12 +170,27 @@ class LeaseManager:
             leases_max=leases_max,
             batch=batch,
             config=self.config,
+            cursor=cursor,
         )
+        cursor.note(claims, time.monotonic())
         return self._track(claims)
+
+    async def fold_lanes(self, queue_id: int, cursor: LaneCursor, events_max: int) -> int:
+        """Add journal rows to the counts of lanes. Return how many."""
+        folded, last_event = await store.leases.fold_lanes(
+            self._postgres, queue_id, event=cursor.event, events_max=events_max
+        )
+        cursor.note_fold(last_event, time.monotonic())
+        return folded
 
     async def queues_with_work(self, queue_ids: Iterable[int]) -> WorkAhead:
         """The queues that have work now, and when the next job will be due."""
-        return await store.leases.work_ahead(self._postgres, queue_ids)
+        from_at, event = self._polls.mark
+        ahead = await store.leases.work_ahead(
+            self._postgres, queue_ids, from_at=from_at, event=event
+        )
+        self._polls.note(ahead, time.monotonic())
+        return ahead
 
     def settle(self, ack: Ack) -> None:
         """Buffer the outcomes of jobs; they are recorded soon, or once the database is back."""
@@ -267,6 +287,7 @@ class LeaseManager:
                 claim.attempts,
                 retries=claims.retries,
                 limiter=claims.limiter,
+                is_counted=claims.is_counted,
             )
             jobs_wait_seconds.observe((claims.claimed_at - claim.run_ats[0]).total_seconds())
         return claims
@@ -422,7 +443,9 @@ class LeaseManager:
             if lease_id in gone and lease_id not in self._unsure:
                 self._note_lost(lease_id, batch)
             elif lease is not None and lease.limiter is not None:
-                limiters.add(lease.limiter)
+                # Jobs that are done give room only where jobs in flight are counted.
+                gives_room = lease.is_counted or lease_id in batch.outcomes
+                limiters.update([lease.limiter] if gives_room else [])
             if lease_id not in gone:
                 self._count(lease_id, batch)
             if lease_id in gone or (

@@ -40,6 +40,12 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     grace_s: float
 
 
+class CancelJob(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Cancel the call of a job: an operator cancelled it."""
+
+    job_id: int
+
+
 class SpendAnswer(msgspec.Struct, frozen=True, array_like=True, tag="spent"):
     """The answer to `Spend`: seconds to wait before starting; None: refused, nothing was taken."""
 
@@ -127,7 +133,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_on
 
 DECLARING: Final = -1
 """The slot number of the process that declares the code's queues and exits; it runs no jobs."""
-ToSlot = Work | Stop | SpendAnswer
+ToSlot = Work | Stop | CancelJob | SpendAnswer
 FromSlot = Ready | Ack | Progress | Spend | Measured | Recycle | Left
 decode_to_slot: Final[Callable[[Any], ToSlot]] = msgspec.msgpack.Decoder(ToSlot).decode
 """Decode a message to a slot. Raises: msgspec.DecodeError."""

@@ -133,8 +133,6 @@ class JobColumns:
     @classmethod
     def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
         """The jobs of `parts` in order."""
-        if len(parts) == 1:
-            return parts[0]
         return cls(
             queues=[queue for part in parts for queue in part.queues],
             priorities=[priority for part in parts for priority in part.priorities],
@@ -383,6 +381,9 @@ class JobsConfig:
     failed_kept_s: float = setting(
         "14d", "How long failed jobs are kept for inspection.", parse_duration_s
     )
+    events_kept_s: float = setting(
+        "30d", "How long events of workflows and results of groups are kept.", parse_duration_s
+    )
     lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
     lane_quantum: int = setting(
         "10", "Jobs that a lane of weight 1 gives in one claim at most.", parse_count
@@ -396,6 +397,10 @@ class JobsConfig:
     )
     cron_every_s: float = setting("1s", "How often due crons are fired.", parse_duration_s)
     minutes_kept_s: float = setting("8d", "How long minute statistics are kept.", parse_duration_s)
+    hours_kept_s: float = setting("90d", "How long hour statistics are kept.", parse_duration_s)
+    backlog_every_s: float = setting(
+        "15s", "How often the backlog of each queue is counted for series.", parse_duration_s
+    )
     decisions_kept_s: float = setting(
         "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
     )

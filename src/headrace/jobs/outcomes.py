@@ -24,7 +24,7 @@ from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_C
 from headrace.kernel.resilience import Backoff
 
 OUTCOME_KINDS: Final = frozenset(
-    {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned"}
+    {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned", "quarantined"}
 )
 
 
@@ -54,7 +54,7 @@ class Snooze(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happens to a job after a run: one of OUTCOME_KINDS, `lost` or `quarantined`."""
+    """What happens to a job after a run: one of OUTCOME_KINDS, or `lost`."""
 
     kind: str
     after_s: float | None = None
@@ -173,7 +173,7 @@ class InFlightLease:
     runs the jobs has its own, a `LeaseRun`.
     """
 
-    __slots__ = ("_open", "attempts", "ids", "lease_id", "limiter", "retries")
+    __slots__ = ("_open", "attempts", "ids", "is_counted", "lease_id", "limiter", "retries")
 
     def __init__(
         self,
@@ -183,6 +183,7 @@ class InFlightLease:
         *,
         retries: int,
         limiter: str | None = None,
+        is_counted: bool = False,
     ) -> None:
         self.lease_id = lease_id
         self.ids = ids
@@ -191,6 +192,8 @@ class InFlightLease:
         self.retries = retries
         self.limiter = limiter
         """The limiter of the jobs' lanes; None for jobs without lanes."""
+        self.is_counted = is_counted
+        """A lane of the jobs has a concurrency limit."""
         self._open: set[int] | None = None
         """Jobs without an outcome; None while that is all of them."""
 

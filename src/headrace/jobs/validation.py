@@ -355,10 +355,8 @@ def _are_decodable(rows: JobColumns, task: Task | None) -> bool:
         return True
     if rows.versions.count(task.version) < len(rows):
         return False
-    decode = task.payloads.decode
     try:
-        for payload in rows.payloads:
-            decode(payload)
+        task.payloads.decode_all(rows.payloads)
     except Exception:  # noqa: BLE001 - also of a type's own code
         return False
     return True

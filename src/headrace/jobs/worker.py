@@ -8,9 +8,10 @@ its process ends all of it; `headrace agent` isolates such crashes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from headrace.engines.postgres import Postgres
 from headrace.jobs.agent.dispatcher import Dispatcher
@@ -24,15 +25,28 @@ from headrace.jobs.slots.runner import SlotRunner
 
 END_S: Final = 3.0
 """Extra time after the grace time in which a runner returns its jobs."""
+Declare: TypeAlias = Callable[[], Awaitable[Mapping[str, int]]]
+"""Stores what the code declares, and returns the ids of its queues by name."""
+
+
+async def declared_ids(jobs: Jobs) -> Mapping[str, int]:
+    """Store the queues that the code declares. Return their ids by name."""
+    return {name: queue.id for name, queue in (await jobs.queues.declare()).items()}
 
 
 class Worker:
     """Runs the tasks of a registry until it is stopped."""
 
     def __init__(
-        self, postgres: Postgres, jobs: Jobs, config: JobsConfig, *, host_name: str
+        self,
+        postgres: Postgres,
+        jobs: Jobs,
+        config: JobsConfig,
+        *,
+        host_name: str,
+        declare: Declare | None = None,
     ) -> None:
-        pool = LocalWorkerPool(jobs, config)
+        pool = LocalWorkerPool(jobs, config, declare or partial(declared_ids, jobs))
         self._host = HostLoop(postgres, config, name=host_name, pool=pool)
 
     @property
@@ -57,13 +71,14 @@ class LocalWorkerPool:
 
     kind = "work"
 
-    def __init__(self, jobs: Jobs, config: JobsConfig) -> None:
+    def __init__(self, jobs: Jobs, config: JobsConfig, declare: Declare) -> None:
         self.tags: Sequence[str] = sorted(
             {task.declared.tag for task in jobs.registry if task.declared.tag}
         )
         """Every tag that a task requires: in development one host runs all tasks."""
         self._jobs = jobs
         self._config = config
+        self._declare = declare
         self._runner: SlotRunner | None = None
         self._dispatcher: Dispatcher | None = None
         self._workers: dict[str, WorkerProxy] = {}
@@ -73,8 +88,8 @@ class LocalWorkerPool:
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """See `WorkerPool`."""
-        queues = await self._jobs.queues.declare()
-        return [(TaskFacts.of(task), queues[task.queue].id) for task in self._jobs.registry]
+        ids = await self._declare()
+        return [(TaskFacts.of(task), ids[task.queue]) for task in self._jobs.registry]
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
@@ -101,6 +116,9 @@ class LocalWorkerPool:
 
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`: nothing to report, the fleet plans no slots here."""
+
+    def kill(self, worker: WorkerProxy, why: str) -> None:
+        """See `WorkerPool`: a handler in this process cannot be ended by force."""
 
     async def _stop(self, grace_s: float) -> None:
         runner, self._runner = self._runner, None
@@ -144,6 +162,10 @@ class LocalChannel:
         """See `WorkerChannel`."""
         self._on_given(work)
         self._runner.give(work)
+
+    def cancel(self, job_id: int) -> None:
+        """See `WorkerChannel`."""
+        self._runner.cancel(job_id)
 
     def answer(self, answer: SpendAnswer) -> None:
         """See `WorkerChannel`."""

@@ -7,4 +7,5 @@ resilience  backoff, cancellation, crash points    metrics   bounded Prometheus 
 routes      limits, idempotency and fast paths     terminal  the interface of CLI commands
 batching    concurrent calls in one statement      ipc       framed messages between processes
 single_flight  concurrent identical calls share one execution
+faults      every fault of a document              storable  values that PostgreSQL can store
 """

@@ -36,7 +36,8 @@ class Batcher(Generic[Request, Response]):
         self._wait_s = wait_s
         self._runs_at_once = runs_at_once
         self._requests: list[tuple[Request, asyncio.Future[Response]]] = []
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def submit(self, request: Request) -> Response:
@@ -45,41 +46,41 @@ class Batcher(Generic[Request, Response]):
         The request of a cancelled caller is dropped, unless its batch has started.
         """
         if self._wait_s == 0 and not self._running and not self._requests:
-            return await self._run_alone(request)
+            # In its caller's task: another task would slow a lone caller.
+            self._running += 1
+            try:
+                [alone] = await self._run_batch([request])
+            finally:
+                self._ended()
+            if isinstance(alone, Exception):
+                raise alone
+            return alone
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
         self._requests.append((request, response))
-        if len(self._running) < self._runs_at_once:
+        if self._running < self._runs_at_once:
             if self._wait_s == 0 or len(self._requests) >= BATCH_MAX:
                 self._start()
             elif self._timer is None:
                 self._timer = loop.call_later(self._wait_s, self._start)
         return await response
 
-    async def _run_alone(self, request: Request) -> Response:
-        """Run a batch of one in its caller's task: another task would slow a lone caller."""
-        caller = asyncio.current_task()
-        assert caller is not None
-        self._running.add(caller)
-        try:
-            [response] = await self._run_batch([request])
-        finally:
-            self._ended(caller)
-        if isinstance(response, Exception):
-            raise response
-        return response
-
     def _start(self) -> None:
         """Start a batch. It takes the requests that were made until its task runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._running += 1
         task = asyncio.create_task(self._run())
-        self._running.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._ended()
+
+    def _ended(self) -> None:
+        self._running -= 1
         if self._requests and self._timer is None:
             self._start()
 

@@ -17,6 +17,9 @@ from uuid import UUID
 from headrace.kernel.errors import InvalidInput
 
 USER_ID: Final = re.compile(r"[A-Za-z0-9._:@~-]{1,128}")
+_FREE_BITS: Final = ~(0xF << 76 | 0x3 << 62)
+_FIXED_BITS: Final = 0x7 << 76 | 0x2 << 62
+"""Version 7 and the variant of RFC 9562."""
 _FOLDERS: Final = frozenset({".", ".."})
 
 
@@ -54,15 +57,11 @@ def require_new_id(what: str, value: str) -> str:
 def new_uuid7() -> UUID:
     """A new UUIDv7: 48 bits of milliseconds, 74 random bits."""
     bits = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
-    bits = bits & ~(0xF << 76) | 0x7 << 76
-    bits = bits & ~(0x3 << 62) | 0x2 << 62
-    return UUID(int=bits)
+    return UUID(int=bits & _FREE_BITS | _FIXED_BITS)
 
 
 def new_request_id() -> str:
     """A new UUIDv7 as text from a fast random source; it is unique but not secret."""
-    ms, low = time.time_ns() // 1_000_000, random.getrandbits(74)
-    return (
-        f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{low >> 62:03x}-{0x8000 | low >> 48 & 0x3FFF:04x}"
-        f"-{low & 0xFFFFFFFFFFFF:012x}"
-    )
+    bits = (time.time_ns() // 1_000_000) << 80 | random.getrandbits(80)
+    digits = f"{bits & _FREE_BITS | _FIXED_BITS:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

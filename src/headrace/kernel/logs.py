@@ -29,7 +29,8 @@ onward: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("onward", default=(
 
 def new_traceparent() -> str:
     """A new, unsampled traceparent."""
-    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"
+    digits = f"{random.getrandbits(192):048x}"
+    return f"00-{digits[:32]}-{digits[32:]}-00"
 
 
 def is_traceparent(text: str) -> bool:

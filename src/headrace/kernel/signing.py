@@ -109,7 +109,7 @@ def _create_secret(path: Path) -> None:
 CURSOR_USE: Final = "cursor"
 """The use of the cursor key: `derive_key(root, CURSOR_USE)`."""
 SIGNATURE_BYTES: Final = 16
-CURSOR_CHARACTERS_MAX: Final = 1_024
+CURSOR_CHARACTERS_MAX: Final = 2_048
 
 
 class CursorInvalid(Malformed):

@@ -89,7 +89,9 @@ def _serve(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
     assert config.listener is not None, "a worker has a listener"
     tls = socket.socket(fileno=config.tls_listener) if config.tls_listener is not None else None
     listener = socket.socket(fileno=config.listener)
-    params = WorkerParams(config.number, config.workers, config.boot, listener, tls)
+    params = WorkerParams(
+        config.number, config.workers, config.boot, listener, tls, config.ticket_seed
+    )
 
     async def body(stop: asyncio.Event) -> None:
         await run_worker(media, stop, params, sender)

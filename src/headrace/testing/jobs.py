@@ -19,7 +19,8 @@ from headrace.jobs import Jobs, QueueUnknown, store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.jobs.store.leases import ClaimCursor, Claims
+from headrace.jobs.store.claim_cursor import ClaimCursor
+from headrace.jobs.store.leases import Claims
 from headrace.jobs.tasks import Task
 
 SQL: Final = load_queries("headrace.testing")

@@ -24,26 +24,31 @@ contains `{v:<shard>}`.
 
 **Files.** Read `lua/views_v1.lua` (counting) and `flush.py` (exactly once) first. Then: `service`
 (the public verbs and reads), `counting` (batches of hits), `totals_cache`, `analytics` (series,
-top lists, corrections), `worker` (the flusher), `durability_wait`, `valkey_store`, `store` with
-`sql/` (PostgreSQL), `model`, `settings`, `errors`, `http`, `cli`.
+top lists, corrections), `exports` (all series, changes), `worker` (the flusher),
+`durability_wait`, `sketches` (viewers), `bots`, `valkey_store`, `store` with `sql/` (PostgreSQL),
+`model`, `settings`, `errors`, `http`, `cli`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.views.bots import traffic_of_user_agent
 from headrace.views.model import (
+    ChangePage,
     DayViewers,
     Deleted,
     Difference,
+    ExportPage,
+    ExportRow,
     Hit,
+    Mark,
     SeriesPoint,
     ShardLag,
     TopEntry,
     Total,
     Traffic,
     Verified,
-    traffic_of_user_agent,
 )
 from headrace.views.settings import ViewsConfig
 
@@ -51,10 +56,14 @@ if TYPE_CHECKING:
     from headrace.views.service import Views as Views
 
 __all__ = [
+    "ChangePage",
     "DayViewers",
     "Deleted",
     "Difference",
+    "ExportPage",
+    "ExportRow",
     "Hit",
+    "Mark",
     "SeriesPoint",
     "ShardLag",
     "TopEntry",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -22,6 +23,7 @@ from headrace.views.model import (
     TOP_MAX,
     DayViewers,
     Deleted,
+    Mark,
     Reclassify,
     SeriesPoint,
     ShardLag,
@@ -29,16 +31,22 @@ from headrace.views.model import (
     Traffic,
     Verified,
     require_ids,
+    require_mark,
     require_traffic,
     shard_of,
 )
+from headrace.views.sketches import estimate, merged
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 RECLASSIFY_QUEUE: Final = "views.reclassify"
-HOURS_MAX: Final = timedelta(days=100)
-DAYS_MAX: Final = timedelta(days=3_660)
 HOURS_DEFAULT: Final = timedelta(days=2)
-DAYS_DEFAULT: Final = timedelta(days=30)
+DAYS_MAX: Final = timedelta(days=3_660)
+SPANS: Final = {
+    "hour": (HOURS_DEFAULT, timedelta(days=100)),
+    "day": (timedelta(days=30), DAYS_MAX),
+    "month": (timedelta(days=335), DAYS_MAX),
+}
+"""Default and longest span of a series."""
 WINDOW_S_MAX: Final = 31 * 86_400.0
 TOP_CACHED_S: Final = 5.0
 """How long a process caches a top list, which reads every hour row of its window."""
@@ -49,6 +57,17 @@ TOP_S_MAX: Final = 10.0
 DIFFERENCES_MAX: Final = 100
 VERIFY_S_MAX: Final = 600.0
 _EPOCH: Final = date(1970, 1, 1)
+
+
+SKETCHES_MAX: Final = 3_660
+"""Sketches per read, each up to 12 KiB and 2 ms."""
+PERIODS: Final[dict[str, Callable[[date], date]]] = {
+    "day": lambda day: day,
+    "week": lambda day: day - timedelta(days=day.weekday()),
+    "month": lambda day: day.replace(day=1),
+    "all": lambda day: day,
+}
+"""The first day of a day's period."""
 
 
 class Analytics:
@@ -80,47 +99,82 @@ class Analytics:
         from_at: datetime | None = None,
         to_at: datetime | None = None,
     ) -> list[SeriesPoint]:
-        """Views by `hour` (UTC) or `day` (configured time zone), oldest first, without zeros.
+        """Views by `hour` (UTC), `day` or `month` (configured time zone), oldest first, no zeros.
 
-        The default span is two days for hours, and today and the 30 days before it for days.
+        The default span is two days for hours, today and the 30 days before it for days, and the
+        current month and the 11 before it. Hours older than `views.hours_kept` exist as days only.
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
         require_ids([entity])
-        if by not in ("hour", "day"):
-            raise InvalidSpan(f"series by {describe_value(by)}: expected hour or day")
-        default, longest = (HOURS_DEFAULT, HOURS_MAX) if by == "hour" else (DAYS_DEFAULT, DAYS_MAX)
-        zone = None if by == "hour" else self._zone
-        since_at, until_at = _span(from_at, to_at, default=default, longest=longest, days_of=zone)
+        since_at, until_at = span_of(by, from_at, to_at, zone=self._zone)
         read: Callable[..., Awaitable[list[SeriesPoint]]] = store.hours
-        if by == "day":
-            read = partial(store.days, time_zone=self._time_zone)
+        if by != "hour":
+            read = partial(store.days, unit=by, time_zone=self._time_zone)
         return await self._breaker.call(
-            lambda: read(self._postgres, entity, from_at=since_at, to_at=until_at), wait_s=ANSWER_S
+            lambda: read(self._postgres.reads, entity, from_at=since_at, to_at=until_at),
+            wait_s=ANSWER_S,
         )
 
-    async def viewers(
-        self, entity: str, *, from_day: date | None = None, to_day: date | None = None
-    ) -> list[DayViewers]:
-        """Viewers by day from `from_day` to before `to_day`, oldest first, without zeros.
+    async def hours_from(self) -> datetime | None:
+        """The first hour that is not replaced by its day; None: all are kept."""
+        return await self._breaker.call(lambda: store.hours_from(self._postgres), wait_s=ANSWER_S)
 
-        The default span is today and the 30 days before it. Each number is an estimate (within 2 %
-        for 95 of 100), kept for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan,
+    async def marks(
+        self, entity: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[Mark]:
+        """Marks of an entity that overlap a span, oldest first, up to 1,000.
+
+        The default span is today and the 30 days before it. Raises: InvalidHit, InvalidSpan,
         PostgresDown.
         """
         require_ids([entity])
+        since_at, until_at = span_of("day", from_at, to_at, zone=self._zone)
+        return await self._breaker.call(
+            lambda: store.marks(self._postgres, entity, from_at=since_at, to_at=until_at),
+            wait_s=ANSWER_S,
+        )
+
+    async def viewers(
+        self,
+        ids: str | Sequence[str],
+        by: str = "day",
+        *,
+        from_day: date | None = None,
+        to_day: date | None = None,
+    ) -> list[DayViewers]:
+        """Different viewers of entities together, by `day`, `week` (from Monday), `month` or `all`.
+
+        A viewer of several entities or days counts once in each period. `day` of a row is the first
+        one of its period; periods are cut at the span's ends, by default today and the 30 days
+        before it. Each number is an estimate (within 2 % for 95 of 100), of days that are kept
+        for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan, TooManyIds, PostgresDown.
+        """
+        names = list(dict.fromkeys(require_ids([ids] if isinstance(ids, str) else ids)))
+        if by not in PERIODS:
+            raise InvalidSpan(f"viewers by {describe_value(by)}: expected {', '.join(PERIODS)}")
         today = datetime.now(self._zone).date()
         since, until = _days(from_day, to_day, today)
+        if len(names) * (until - since).days > SKETCHES_MAX:
+            raise InvalidSpan(
+                f"viewers of {len(names)} items over {(until - since).days} days: expected at most"
+                f" {SKETCHES_MAX} items times days"
+            )
         await self._shards.ready_for_read()
-        found = await self._breaker.call(
-            lambda: store.uniques_by_day(self._postgres, entity, since=since, until=until),
+        stored = await self._breaker.call(
+            lambda: store.sketches(self._postgres.reads, names, since=since, until=until),
             wait_s=ANSWER_S,
         )
         if since <= today < until:
-            latest, _ = await self._breaker.call(
-                lambda: self.viewers_today([entity]), wait_s=ANSWER_S
-            )
-            found[today] = max(found.get(today, 0), latest.get(entity, 0))
-        return [DayViewers(day=day, viewers=found[day]) for day in sorted(found) if found[day]]
+            shards = [shard_of(name, self._shards.count) for name in names]
+            number = (today - _EPOCH) // timedelta(days=1)
+            with suppress(ValkeyDown):
+                latest = await self._valkey.sketches(names, shards, day=number)
+                stored += [(today, sketch) for sketch in latest]
+        by_period: dict[date, list[bytes]] = {}
+        for day, sketch in stored:
+            first = PERIODS[by](day) if by != "all" else since
+            by_period.setdefault(max(first, since), []).append(sketch)
+        return await asyncio.to_thread(_merged, by_period)
 
     async def viewers_today(self, names: list[str]) -> tuple[dict[str, int], bool]:
         """Viewers today, and whether the numbers are stale because Valkey is down.
@@ -164,7 +218,9 @@ class Analytics:
             return cached[1]
         self._breaker.require_closed()
         found = await self._top_breaker.call(
-            lambda: store.top(self._postgres, window_s=window_s, traffic=counted, rows_max=limit),
+            lambda: store.top(
+                self._postgres.reads, window_s=window_s, traffic=counted, rows_max=limit
+            ),
             wait_s=TOP_S_MAX,
         )
         self._tops = {k: v for k, v in self._tops.items() if now_s - v[0] < TOP_CACHED_S}
@@ -200,7 +256,7 @@ class Analytics:
 
 
 class Corrections:
-    """Deletion of counts, and their move between classes."""
+    """Deletion of counts, their move between classes, and marks."""
 
     def __init__(self, postgres: Postgres, valkey: ValkeyStore, shards: Shards, jobs: Jobs) -> None:
         self._postgres = postgres
@@ -226,6 +282,43 @@ class Corrections:
         await self._valkey.mark_deleted(shard, [entity])
         return deleted
 
+    async def mark(
+        self,
+        entity: str,
+        name: str,
+        *,
+        from_at: datetime | None = None,
+        to_at: datetime | None = None,
+    ) -> Mark:
+        """Mark an entity's time from `from_at` (now) to `to_at` (not ended).
+
+        A mark of the same name and beginning gets the new end. Raises: InvalidHit, InvalidSpan,
+        PostgresDown.
+        """
+        require_ids([entity])
+        require_mark(name)
+        try:
+            since_at = _in_utc(from_at) if from_at else datetime.now(UTC).replace(microsecond=0)
+            until_at = _in_utc(to_at) if to_at else None
+        except (OverflowError, ValueError) as error:
+            raise InvalidSpan("from and to of a mark: expected moments with a time zone") from error
+        if until_at is not None and until_at <= since_at:
+            raise InvalidSpan(f"mark {name}: expected a span that begins before it ends")
+        marked = Mark(name=name, from_at=since_at, to_at=until_at)
+        await store.mark(self._postgres, entity, marked)
+        return marked
+
+    async def unmark(self, entity: str, name: str, *, from_at: datetime | None = None) -> int:
+        """Delete all marks of a name, or the one that begins at `from_at`. Return how many.
+
+        Raises: InvalidHit, InvalidSpan, PostgresDown.
+        """
+        require_ids([entity])
+        require_mark(name)
+        if from_at is not None and (not isinstance(from_at, datetime) or from_at.tzinfo is None):
+            raise InvalidSpan("from of a mark: expected a moment with a time zone")
+        return await store.unmark(self._postgres, entity, name, from_at=from_at)
+
     async def reclassify(
         self, entity: str, *, from_at: datetime, to_at: datetime, source: str, target: str
     ) -> int:
@@ -246,6 +339,12 @@ class Corrections:
             raise InvalidSpan(
                 f"reclassify {request.source} to {request.target}: expected different classes"
             )
+        kept_at = await store.hours_from(self._postgres)
+        if kept_at is not None and since_at < kept_at:
+            raise InvalidSpan(
+                f"reclassify from {since_at.isoformat()}: hours before {kept_at.isoformat()} are"
+                " replaced by their days (views.hours_kept) and cannot be moved"
+            )
         for moment in (since_at, until_at):
             if moment != moment.replace(minute=0, second=0, microsecond=0):
                 raise InvalidSpan(f"reclassify {moment.isoformat()}: expected a whole hour of UTC")
@@ -260,6 +359,17 @@ class Corrections:
         await self._valkey.correct(shard, request.id, corrections=corrections)
 
 
+def span_of(
+    by: object, from_at: datetime | None, to_at: datetime | None, *, zone: ZoneInfo
+) -> tuple[datetime, datetime]:
+    """Both ends of a series in UTC. Raises: InvalidSpan."""
+    if not isinstance(by, str) or by not in SPANS:
+        raise InvalidSpan(f"series by {describe_value(by)}: expected one of {', '.join(SPANS)}")
+    default, longest = SPANS[by]
+    days_of = None if by == "hour" else zone
+    return _span(from_at, to_at, default=default, longest=longest, days_of=days_of, by=by)
+
+
 def _span(
     from_at: datetime | None,
     to_at: datetime | None,
@@ -267,6 +377,7 @@ def _span(
     default: timedelta,
     longest: timedelta,
     days_of: ZoneInfo | None = None,
+    by: str = "day",
 ) -> tuple[datetime, datetime]:
     """Both ends in UTC; a default beginning is midnight in `days_of`. Raises: InvalidSpan."""
     try:
@@ -274,6 +385,7 @@ def _span(
         since_at = _in_utc(from_at) if from_at else until_at - default
         if days_of is not None and not from_at:
             day = since_at.astimezone(days_of).date()
+            day = day.replace(day=1) if by == "month" else day
             since_at = datetime.combine(day, datetime.min.time(), days_of).astimezone(UTC)
         is_valid = timedelta() < until_at - since_at <= longest
     except (OverflowError, ValueError) as error:
@@ -294,6 +406,13 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
+def _merged(by_period: dict[date, list[bytes]]) -> list[DayViewers]:
+    return [
+        DayViewers(day=first, viewers=estimate(merged(by_period[first])))
+        for first in sorted(by_period)
+    ]
+
+
 def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date, date]:
     """First day, and the day after the last; by default today and 30 days. Raises: InvalidSpan."""
     for day in (from_day, to_day):
@@ -301,7 +420,7 @@ def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date
             raise InvalidSpan(f"viewers of {describe_value(day)}: expected days such as 2026-11-21")
     try:
         until = to_day or today + timedelta(days=1)
-        since = from_day or min(today, until) - DAYS_DEFAULT
+        since = from_day or min(today, until) - SPANS["day"][0]
     except OverflowError as error:
         raise InvalidSpan("viewers: expected days such as 2026-11-21") from error
     if not 0 < (until - since).days <= DAYS_MAX.days:

@@ -1,9 +1,10 @@
-"""Commands of views: `headrace views hit|get|series|viewers|top|rm|verify|reclassify|lag`."""
+"""Commands of views: `headrace views hit|get|series|viewers|top|export|changes|rm|...`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -11,10 +12,14 @@ import click
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
+from headrace.views.analytics import PERIODS, SPANS
 from headrace.views.errors import InvalidSpan
-from headrace.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Total, Traffic
+from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file
+from headrace.views.model import CLASSES, FIELDS, TOP_MAX, ExportRow, Hit, Total, Traffic
 from headrace.views.service import Views
 
+FILE_HELP: Final = "Write all pages to this .csv or .parquet file."
+FOLDER_HELP: Final = "Write all new changes to files in this folder."
 CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
 
 
@@ -75,6 +80,7 @@ def views() -> None:
 @click.option("--viewer", default=None, help="Name of the viewer, for viewers per day.")
 @click.option("--event", default=None, help="Event id; counts once in 24 hours.")
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
+@click.option("--counter", "counters", multiple=True, help="Also count 1 for this name.")
 def hit_items(
     terminal: Terminal,
     ids: tuple[str, ...],
@@ -83,9 +89,11 @@ def hit_items(
     viewer: str | None,
     event: str | None,
     traffic: str,
+    counters: tuple[str, ...],
 ) -> None:
     """Count a view of each ID and show the totals."""
-    hits = [Hit(id=one, n=n, viewer=viewer, event=event, traffic=Traffic(traffic)) for one in ids]
+    given: dict[str, Any] = {"viewer": viewer, "event": event, "counters": counters}
+    hits = [Hit(id=one, n=n, traffic=Traffic(traffic), **given) for one in ids]
     found = terminal.run(Views, lambda views: views.hits(hits))
     terminal.show(found, describe_totals(found))
 
@@ -105,9 +113,9 @@ def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None
     terminal.show(found, describe_totals(found))
 
 
-@views.command("series", short_help="Show views by hour or day.")
+@views.command("series", short_help="Show views by hour, day or month.")
 @click.argument("id")
-@click.option("--by", type=click.Choice(["hour", "day"]), default="day", show_default=True)
+@click.option("--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True)
 @click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
 @click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
 def show_series(
@@ -118,9 +126,10 @@ def show_series(
     from_at: datetime | None,
     to_at: datetime | None,
 ) -> None:
-    """Show views of ID by hour or day.
+    """Show views of ID by hour, day or month.
 
-    The default span is 2 days for hours, and today and the 30 days before it for days.
+    The default span is 2 days for hours, today and the 30 days before it for days, and the current
+    month and the 11 before it for months.
     """
     found = terminal.run(
         Views, lambda views: views.analytics.series(id, by, from_at=from_at, to_at=to_at)
@@ -132,23 +141,64 @@ def show_series(
     terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
 
 
-@views.command("viewers", short_help="Show viewers by day.")
-@click.argument("id")
+@views.command("viewers", short_help="Show viewers by day, week or month.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--by", type=click.Choice(list(PERIODS)), default="day", show_default=True)
 @click.option("--from", "from_day", type=Day(), default=None, help="First day.")
 @click.option("--to", "to_day", type=Day(), default=None, help="End, not included.")
 def show_viewers(
     terminal: Terminal,
-    id: str,  # noqa: A002 - public
+    ids: tuple[str, ...],
     *,
+    by: str,
     from_day: date | None,
     to_day: date | None,
 ) -> None:
-    """Show the estimated viewers of ID by day. The default span is today and 30 days before it."""
-    found = terminal.run(
-        Views, lambda views: views.analytics.viewers(id, from_day=from_day, to_day=to_day)
-    )
+    """Show the estimated different viewers of all ID together.
+
+    The default span is today and 30 days before it. A viewer of several IDs or days counts once per
+    period; all: once in the whole span.
+    """
+    span: dict[str, Any] = {"from_day": from_day, "to_day": to_day}
+    found = terminal.run(Views, lambda views: views.analytics.viewers(ids, by, **span))
     rows = [(row.day.isoformat(), row.viewers) for row in found]
     terminal.show(found, table(("day", "viewers"), rows) if found else "no viewers")
+
+
+@views.command("marks", short_help="Show marks of an item.")
+@click.argument("id")
+@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A002 - public
+    """Show the marks of ID that overlap a span; by default the last 30 days."""
+    found = terminal.run(Views, lambda views: views.analytics.marks(id, **span))
+    form = "%Y-%m-%d %H:%M"
+    rows = [
+        (row.name, f"{row.from_at:{form}}", f"{row.to_at:{form}}" if row.to_at else "-")
+        for row in found
+    ]
+    terminal.show(found, table(("mark", "from (UTC)", "to"), rows) if found else "no marks")
+
+
+@views.command("mark", short_help="Mark a span of an item's time.")
+@click.argument("id")
+@click.argument("name")
+@click.option("--from", "from_at", type=Moment(), default=None, help="Begin; default: now.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End; default: not ended.")
+def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
+    """Mark a span of ID with NAME, such as promoted. The same begin changes the end."""
+    marked = terminal.run(Views, lambda views: views.corrections.mark(id, name, **span))
+    terminal.show(marked, f"marked {id} as {name} from {marked.from_at:%Y-%m-%d %H:%M} UTC")
+
+
+@views.command("unmark", short_help="Delete marks of an item.")
+@click.argument("id")
+@click.argument("name")
+@click.option("--from", "from_at", type=Moment(), default=None, help="Only the mark of this begin.")
+def unmark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
+    """Delete all marks NAME of ID, or one of them."""
+    count = terminal.run(Views, lambda views: views.corrections.unmark(id, name, **span))
+    terminal.show({"deleted": count}, f"deleted {pluralize(count, 'mark')}")
 
 
 @views.command("top", short_help="Show the most viewed items.")
@@ -168,6 +218,75 @@ def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> No
     found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
     rows = [(row.views, row.id) for row in found]
     terminal.show(found, table(("views", "id"), rows) if found else "no views")
+
+
+@views.command("export", short_help="Export series of all items.")
+@click.option("--by", type=click.Choice(list(SPANS)), default="day", show_default=True)
+@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
+@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.option("--after", default="", metavar="ID", help="Continue after this item.")
+@click.option("--max", "limit", type=click.IntRange(1, IDS_MAX), default=100, show_default=True)
+@click.option("--file", "path", type=click.Path(path_type=Path), default=None, help=FILE_HELP)
+def export_series(
+    terminal: Terminal, *, after: str, limit: int, path: Path | None, **span: Any
+) -> None:
+    """Show views of up to --max items, or write those of all items to a file.
+
+    The file appears when it is complete.
+    """
+    if path is not None:
+        form = path.suffix.removeprefix(".")
+        if form not in ("csv", "parquet"):
+            raise InvalidSpan(f"--file {path.name}: expected a name with .csv or .parquet")
+        count = terminal.run(
+            Views, lambda views: _export_all(views, path, form, after=after, span=span)
+        )
+        terminal.show({"rows": count}, f"wrote {pluralize(count, 'row')} to {path}")
+        return
+    page = terminal.run(
+        Views, lambda views: views.exports.series(after=after, ids_max=limit, **span)
+    )
+    text = f"{_rows_table(page.rows)}\ncontinue with --after {page.after}"
+    terminal.show(page, text if page.after else _rows_table(page.rows))
+
+
+@views.command("changes", short_help="Read the feed of changes.")
+@click.option("--after", default="", metavar="POSITION", help="Position of the last page, or now.")
+@click.option("--max", "limit", type=click.IntRange(1, ROWS_MAX), default=ROWS_MAX)
+@click.option("--folder", type=click.Path(path_type=Path), default=None, help=FOLDER_HELP)
+@click.option("--format", "form", type=click.Choice(["csv", "parquet"]), default="csv")
+def read_changes(
+    terminal: Terminal, *, after: str, limit: int, folder: Path | None, form: str
+) -> None:
+    """Show a page of changes, or write all new ones to numbered files of a folder.
+
+    The folder keeps the position: run the command again for the next changes, also after it was
+    killed. The files contain every change once.
+    """
+    if folder is not None:
+        count, position = terminal.run(Views, lambda views: follow(views.exports, folder, form))
+        value = {"changes": count, "position": position}
+        terminal.show(value, f"wrote {pluralize(count, 'change')} to {folder}")
+        return
+    page = terminal.run(Views, lambda views: views.exports.changes(after, rows_max=limit))
+    terminal.show(page, f"{_rows_table(page.changes)}\ncontinue with --after {page.position}")
+
+
+async def _export_all(views: Views, path: Path, form: str, *, after: str, span: Any) -> int:
+    count = 0
+    with whole_file(path, form) as writer:
+        while True:
+            page = await views.exports.series(after=after, **span)
+            writer.write(page.rows)
+            count += len(page.rows)
+            if page.after is None:
+                return count
+            after = page.after
+
+
+def _rows_table(rows: Sequence[ExportRow]) -> str:
+    cells = [(row.id, f"{row.start_at:%Y-%m-%d %H:%M}", row.traffic, row.views) for row in rows]
+    return table(("id", "start (UTC)", "class", "views"), cells) if rows else "no rows"
 
 
 @views.command("rm", short_help="Delete all views of an item.")
@@ -232,17 +351,21 @@ def describe_totals(totals: Sequence[Total]) -> str:
         for name in ("total", "today", "unique")
         if name == "total" or any(getattr(row, name) is not None for row in totals)
     ]
-    classes = sorted({name for row in totals for name in row.classes or ()})
+    classes = sorted({name for row in totals for name in _parts_of(row)})
     rows = [
         [
             row.id,
             *(_number(getattr(row, name)) for name in names),
-            *(_number((row.classes or {}).get(name)) for name in classes),
+            *(_number(_parts_of(row).get(name)) for name in classes),
             "stale" if row.stale else "",
         ]
         for row in totals
     ]
     return table(["id", *names, *classes, ""], rows)
+
+
+def _parts_of(total: Total) -> dict[str, int]:
+    return {**(total.classes or {}), **(total.counters or {})}
 
 
 def _number(value: int | None) -> str:

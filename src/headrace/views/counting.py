@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -274,8 +274,7 @@ class _Batch:
 class HitBatcher:
     """Send concurrent hits in batches, one per shard and tick.
 
-    `durability`: a wait before each answer, if hits must be durable. `on_counted` receives the
-    totals of each call.
+    `durability`: a wait before each answer, if hits must be durable.
     """
 
     def __init__(
@@ -285,16 +284,16 @@ class HitBatcher:
         filler: CacheFiller,
         *,
         time_zone: str,
+        counters: Collection[str] = (),
         durability: DurabilityWait | None = None,
-        on_counted: Callable[[list[Total]], None] | None = None,
     ) -> None:
         self._durability = durability
-        self._on_counted = on_counted
         self._valkey = valkey
         self._file_wait = FileWriteWait(valkey)
         self._shards = shards
         self._filler = filler
         self._zone = ZoneInfo(time_zone)
+        self._counters = counters
         self._zone_s = float("-inf")
         self._offset_s = 0
         self._cached_shards: dict[str, int] = {}
@@ -320,15 +319,12 @@ class HitBatcher:
             filled = await self._filler.fill(
                 list({name for name, total in pairs if total == NOT_CACHED})
             )
-        found = [
+        return [
             filled[name]
             if total == NOT_CACHED
             else Total(id=name, total=0 if total == DELETED else int(total))
             for name, total in zip(names, totals, strict=True)
         ]
-        if self._on_counted is not None:
-            self._on_counted(found)
-        return found
 
     def _parse(self, hits: Iterable[Hit | str]) -> tuple[list[str], list[str], list[int]]:
         """Entities, lines and shards. The first use of an id validates it and caches its shard."""
@@ -338,7 +334,7 @@ class HitBatcher:
             names = list(hits)
             with suppress(KeyError, TypeError):
                 return names, names, [cached[name] for name in names]
-        pairs = require_hits(hits)
+        pairs = require_hits(hits, self._counters)
         names, lines = [name for name, _ in pairs], [line for _, line in pairs]
         shards = [shard_of(name, self._shards.count) for name in names]
         if len(cached) > SHARDS_CACHED_MAX:

@@ -89,3 +89,39 @@ class FieldUnknown(InvalidInput):
         super().__init__(
             f"field {describe_value(field)} is unknown: use some of {', '.join(fields)}"
         )
+
+
+class ChangesOff(Conflict):
+    """The feed of changes is off, or no flusher has started it yet."""
+
+    code = "views.changes_off"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "changes of views are not recorded: set views.changes_kept"
+            " (HEADRACE_VIEWS_CHANGES_KEPT) to a duration such as 7d for the flusher"
+        )
+
+
+class InvalidPosition(InvalidInput):
+    """Reject a text that is no position of the feed of changes."""
+
+    code = "views.invalid_position"
+
+    def __init__(self, text: object) -> None:
+        super().__init__(
+            f"position {describe_value(text)}: expected the `position` of an earlier page, or now"
+        )
+
+
+class PositionLost(Conflict):
+    """Changes after this position are missing; a reader that continued would be wrong."""
+
+    code = "views.position_lost"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "changes after this position are missing: they are older than views.changes_kept, the"
+            " feed was off meanwhile, or PostgreSQL lost commits; read the series again with an"
+            " export, and continue at position now"
+        )

@@ -81,30 +81,43 @@ class FlushBatch:
                 found.update(hits.split(","))
 
     def counts(self) -> list[Count]:
-        """One count per entity, class and hour."""
-        found: Counter[tuple[str, int, int]] = Counter()
+        """One count per entity, class, hour and counter."""
+        found = self._marked_counts()
         plain: list[Count] = []
-        marked: set[tuple[str, int, int]] = set()
         for hour, lines in self.hits.items():
             for line, times in lines.items():
-                if "*" in line or "/" in line:
+                if not _is_marked(line):
+                    if USER_ID.fullmatch(line) is None:
+                        _skip(line, times)
+                    elif (line, 0, hour, "") in found:
+                        found[line, 0, hour, ""] += times
+                    else:
+                        plain.append(Count(line, 0, hour, times))
+        return plain + [
+            Count(entity, traffic, hour, views, counter)
+            for (entity, traffic, hour, counter), views in found.items()
+        ]
+
+    def _marked_counts(self) -> Counter[tuple[str, int, int, str]]:
+        """Views by entity, class, hour and counter, of lines with more than an id."""
+        found: Counter[tuple[str, int, int, str]] = Counter()
+        for hour, lines in self.hits.items():
+            for line, times in lines.items():
+                if _is_marked(line):
                     parsed = parse_line(line)
                     if parsed is None:
                         _skip(line, times)
                         continue
-                    entity, traffic, views = parsed
-                    found[entity, traffic, hour] += views * times
-                    marked.add((entity, traffic, hour))
-        for hour, lines in self.hits.items():
-            for line, times in lines.items():
-                if "*" not in line and "/" not in line:
-                    if USER_ID.fullmatch(line) is None:
-                        _skip(line, times)
-                    elif (line, 0, hour) in marked:
-                        found[line, 0, hour] += times
-                    else:
-                        plain.append(Count(line, 0, hour, times))
-        return plain + [Count(*key, views) for key, views in found.items()]
+                    entity, traffic, views, counters = parsed
+                    if views:
+                        found[entity, traffic, hour, ""] += views * times
+                    for counter in counters:
+                        found[entity, traffic, hour, counter] += times
+        return found
+
+
+def _is_marked(line: str) -> bool:
+    return "*" in line or "/" in line or "+" in line
 
 
 def _skip(line: str, times: int) -> None:
@@ -137,6 +150,8 @@ class ShardFlush:
         self._seen: deque[tuple[float, str]] = deque()
         """Time and last entry of each read, until that entry is synced."""
         self._bound = state.through
+        self._numbers: dict[str, int] = {}
+        """Numbers of counters."""
         self._gap_after = ""
         """An offset without its entry but with later entries; the next flush replaces it."""
         self._has_more = False
@@ -171,10 +186,15 @@ class ShardFlush:
 
     async def write(self, batch: FlushBatch) -> int:
         """Count a batch once. Return its rows; 0 after a race, which another flusher won."""
-        counts = batch.counts()
+        counts = await self._with_numbers(batch.counts())
         crash_point("views.aggregated")
         dead = await store.flush(
-            self._postgres, self.shard, from_id=self.through, to_id=batch.through, counts=counts
+            self._postgres,
+            self.shard,
+            from_id=self.through,
+            to_id=batch.through,
+            counts=counts,
+            numbers=self._numbers,
         )
         crash_point("views.committed")
         if dead is None:
@@ -190,6 +210,20 @@ class ShardFlush:
         flushed_views.inc(sum(count.views for count in counts))
         flushed_rows.inc(len(counts))
         return len(counts)
+
+    async def _with_numbers(self, counts: list[Count]) -> list[Count]:
+        """Counts without those of counters that have no number, which are skipped.
+
+        Numbers are read again after an error, with the shard: PostgreSQL may have lost them.
+        """
+        names = {count.counter for count in counts if count.counter} - self._numbers.keys()
+        if not names:
+            return counts
+        self._numbers |= await store.counter_numbers(self._postgres, sorted(names))
+        for count in counts:
+            if count.counter and count.counter not in self._numbers:
+                _skip(f"{count.id}+{count.counter}", count.views)
+        return [one for one in counts if not one.counter or one.counter in self._numbers]
 
     async def reload(self) -> None:
         """Read the offset again: another flusher moved it, or PostgreSQL failed over."""

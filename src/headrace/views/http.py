@@ -8,6 +8,7 @@ call the routes that count with a publishable key: `navigator.sendBeacon(url, te
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from base64 import b64decode
 from datetime import date, datetime
@@ -21,14 +22,19 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
+from headrace.views.exports import FORMATS, IDS_MAX, ROWS_MAX, encoded
 from headrace.views.model import (
     CLASSES,
     HITS_PER_CALL_MAX,
     TOP_MAX,
     VIEWS_OF_HIT_MAX,
+    ChangePage,
     DayViewers,
     Deleted,
+    ExportPage,
+    ExportRow,
     Hit,
+    Mark,
     Reclassify,
     SeriesPoint,
     ShardLag,
@@ -36,7 +42,6 @@ from headrace.views.model import (
     Total,
     Traffic,
     Verified,
-    traffic_of_user_agent,
 )
 from headrace.views.service import Views
 
@@ -47,7 +52,7 @@ WRITE: Final = {"scope": "views:write"}
 PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
 """A GIF of one transparent pixel, 43 bytes."""
 WEIGHT_DIGITS_MAX: Final = 7
-_HIT_PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "k"})
+_HIT_PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "counters", "k"})
 _READ_PARAMETERS: Final = frozenset({"ids", "fields"})
 _ENCODER: Final = msgspec.json.Encoder()
 _CACHE_HEADERS: Final = {"cache-control": "private, no-cache"}
@@ -72,6 +77,22 @@ class NewHit(
     event: str | None = None
     traffic: Traffic | None = None
     """human, bot, owner or staff; by default derived from the User-Agent."""
+    counters: tuple[str, ...] = ()
+    """Names of `views.counters` that count 1 each."""
+
+
+class NewMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mark: without `from_at` it begins now, without `to_at` it has not ended."""
+
+    name: str
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+
+
+class Unmarked(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of deleted marks."""
+
+    deleted: int
 
 
 class ReclassifyJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +113,8 @@ async def _hit_fast(views: Views, request: FastRequest) -> FastResponse | None:
         n=require_weight(int(n), from_page=request.is_from_page),
         viewer=query.get("viewer"),
         event=event_of(query.get("event"), from_page=request.is_from_page),
-        traffic=traffic_of(traffic, request.user_agent),
+        traffic=traffic_of(views, traffic, request.user_agent),
+        counters=counters_of(query.get("counters")),
     )
     return FastResponse(_ENCODER.encode(total))
 
@@ -107,8 +129,12 @@ async def hit_item(
     viewer: FromQuery[str | None] = None,
     event: FromQuery[str | None] = None,
     traffic: Annotated[Traffic | None, QueryParameter(name="class")] = None,
+    counters: FromQuery[str | None] = None,
 ) -> Total:
-    """Count one view of an item, or `n` views, and return its total."""
+    """Count one view of an item, or `n` views, and return its total.
+
+    `counters=photo,phone` adds 1 to each of these; with `n=0` to them alone.
+    """
     require_whole(request.query_params.get("n"))
     from_page = is_from_page(request)
     return await views.hit(
@@ -116,7 +142,8 @@ async def hit_item(
         n=require_weight(n, from_page=from_page),
         viewer=viewer,
         event=event_of(event, from_page=from_page),
-        traffic=traffic_of(traffic, request.headers.get("user-agent")),
+        traffic=traffic_of(views, traffic, request.headers.get("user-agent")),
+        counters=counters_of(counters),
     )
 
 
@@ -141,7 +168,7 @@ async def hit_items(
     of other shards stay counted. Use an `event` in hits of a call that may be repeated.
     """
     from_page, user_agent = is_from_page(request), request.headers.get("user-agent")
-    hits = [_hit_of(one, from_page=from_page, user_agent=user_agent) for one in data]
+    hits = [_hit_of(views, one, from_page=from_page, user_agent=user_agent) for one in data]
     return await views.hits(hits)
 
 
@@ -157,7 +184,7 @@ async def get_pixel(
 ) -> Response[bytes]:
     """Count a view of an item and return an uncacheable image of one pixel. HEAD does not count."""
     if not request.scope.get("is_head"):
-        counted = traffic_of(traffic, request.headers.get("user-agent"))
+        counted = traffic_of(views, traffic, request.headers.get("user-agent"))
         event_id = event_of(event, from_page=is_from_page(request))
         await views.hit(id, viewer=viewer, event=event_id, traffic=counted)
     return Response(PIXEL, media_type="image/gif", headers={"cache-control": "no-store"})
@@ -185,9 +212,9 @@ async def get_totals(
 ) -> Response[list[Total]]:
     """Read the totals of up to 1,000 items in order: `ids=a,b,c` or `ids=a&ids=b`.
 
-    `fields` selects from `total,today,unique,classes`. If-None-Match with the ETag of an unchanged
-    answer returns 304. `total` is null while it is unavailable. `stale` means that the most recent
-    hits may be missing.
+    `fields` selects from `total,today,unique,classes,counters`. If-None-Match with the ETag of an
+    unchanged answer returns 304. `total` is null while it is unavailable. `stale` means that the
+    most recent hits may be missing.
     """
     names = [name for part in ids for name in part.split(",")]
     body = _ENCODER.encode(await views.totals(names, fields=fields.split(",")))
@@ -208,17 +235,51 @@ async def get_series(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
-    by: FromQuery[Literal["hour", "day"]] = "day",
+    by: FromQuery[Literal["hour", "day", "month"]] = "day",
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
     to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
 ) -> list[SeriesPoint]:
-    """Views of an item by hour or day from `from` to before `to` (RFC 3339), oldest first.
+    """Views of an item by hour, day or month from `from` to before `to`, oldest first.
 
-    Hours and days without views are omitted. Days begin at midnight in the deployment's time zone.
-    By default `to` is now, and `from` is 2 days before (hours) or the beginning of the day 30 days
-    before (days).
+    Times without views are omitted. Days begin at midnight in the deployment's time zone. By
+    default `to` is now, and `from` is 2 days before (hours), the beginning of the day 30 days
+    before (days) or of the month 11 months before. Old hours exist as days only.
     """
     return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
+
+
+@get("/v1/views/items/{id:str}/marks", opt=READ)
+async def get_marks(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    *,
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+) -> list[Mark]:
+    """Marks of an item that overlap a span, oldest first; by default the last 30 days."""
+    return await views.analytics.marks(id, from_at=from_at, to_at=to_at)
+
+
+@post("/v1/views/items/{id:str}/marks", status_code=200, opt=WRITE)
+async def mark_item(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    data: JSONBody[NewMark],
+) -> Mark:
+    """Mark a span of an item's time; by default it begins now and has no end. Safe to repeat."""
+    return await views.corrections.mark(id, data.name, from_at=data.from_at, to_at=data.to_at)
+
+
+@delete("/v1/views/items/{id:str}/marks/{name:str}", status_code=200, opt=WRITE)
+async def unmark_item(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - the name in the path
+    name: FromPath[str],
+    *,
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+) -> Unmarked:
+    """Delete the marks of a name, or only the one that begins at `from`."""
+    return Unmarked(deleted=await views.corrections.unmark(id, name, from_at=from_at))
 
 
 @get("/v1/views/items/{id:str}/viewers", opt=READ)
@@ -226,15 +287,82 @@ async def get_viewers(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
+    by: FromQuery[Literal["day", "week", "month", "all"]] = "day",
     from_day: Annotated[date | None, QueryParameter(name="from")] = None,
     to_day: Annotated[date | None, QueryParameter(name="to")] = None,
 ) -> list[DayViewers]:
-    """Estimated viewers of an item by day from `from` to before `to` (dates), oldest first.
+    """Estimated viewers of an item by day, week, month or `all` of a span of dates, oldest first.
 
-    Days without viewers are omitted. Days follow the deployment's time zone. The default span is
-    today and the 30 days before it.
+    Periods without viewers are omitted. Days follow the deployment's time zone. The default span
+    is today and the 30 days before it.
     """
-    return await views.analytics.viewers(id, from_day=from_day, to_day=to_day)
+    return await views.analytics.viewers(id, by, from_day=from_day, to_day=to_day)
+
+
+@get("/v1/views/viewers", opt=READ)
+async def get_viewers_together(
+    views: NamedDependency[Views],
+    ids: FromQuery[list[str]],
+    *,
+    by: FromQuery[Literal["day", "week", "month", "all"]] = "day",
+    from_day: Annotated[date | None, QueryParameter(name="from")] = None,
+    to_day: Annotated[date | None, QueryParameter(name="to")] = None,
+) -> list[DayViewers]:
+    """Estimated different viewers of items together: `ids=a,b,c`, by day, week, month or `all`.
+
+    A viewer of several items or days counts once per period. The default span is today and the 30
+    days before it; items times days are at most 3,660.
+    """
+    names = [name for part in ids for name in part.split(",")]
+    return await views.analytics.viewers(names, by, from_day=from_day, to_day=to_day)
+
+
+@get("/v1/views/export", opt=READ, media_type="application/json")
+async def export_series(
+    views: NamedDependency[Views],
+    *,
+    by: FromQuery[Literal["hour", "day", "month"]] = "day",
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=IDS_MAX)] = 100,
+    form: Annotated[Literal["json", "csv", "parquet"], QueryParameter(name="format")] = "json",
+) -> Response[ExportPage]:
+    """Series of the `limit` items after id `after`; `format` is json, csv or parquet.
+
+    The field `after` (csv and parquet: the header `x-headrace-after`) continues; without it the
+    page is the last one.
+    """
+    page = await views.exports.series(by, from_at=from_at, to_at=to_at, after=after, ids_max=limit)
+    return await _exported(page, page.rows, page.after, form)
+
+
+@get("/v1/views/changes", opt=READ, media_type="application/json")
+async def get_changes(
+    views: NamedDependency[Views],
+    *,
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=ROWS_MAX)] = ROWS_MAX,
+    form: Annotated[Literal["json", "csv", "parquet"], QueryParameter(name="format")] = "json",
+) -> Response[ChangePage]:
+    """Changes after position `after`; `format` is json, csv or parquet.
+
+    Store the new `position` (csv and parquet: the header `x-headrace-after`) with the rows, and
+    pass it as `after`. An empty page means that all were read. `after=now` returns the current
+    position.
+    """
+    page = await views.exports.changes(after, rows_max=limit)
+    return await _exported(page, page.changes, page.position, form)
+
+
+async def _exported(
+    page: Any, rows: list[ExportRow], after: str | None, form: str
+) -> Response[Any]:
+    headers = {"cache-control": "no-store", **({"x-headrace-after": after} if after else {})}
+    body = _ENCODER.encode(page)
+    if form != "json":
+        body = await asyncio.to_thread(encoded, rows, form)
+    return Response(body, media_type=FORMATS[form], headers=headers)
 
 
 @get("/v1/views/top", opt=READ)
@@ -291,6 +419,11 @@ def event_of(event: str | None, *, from_page: bool) -> str | None:
     return f"page:{event}" if from_page and event else event
 
 
+def counters_of(text: str | None) -> tuple[str, ...]:
+    """Names of counters in a parameter."""
+    return tuple(text.split(",")) if text else ()
+
+
 def is_whole(text: str) -> bool:
     """Whether a text has decimal digits only; Python and JSON also accept `1e3`."""
     return text.isascii() and text.isdecimal()
@@ -304,14 +437,14 @@ def require_whole(n: str | None) -> None:
 
 def require_weight(n: int, *, from_page: bool) -> int:
     """Validate a weight: pages may only count 1 per hit. Raises: InvalidHit."""
-    if from_page and n != 1:
+    if from_page and n not in (0, 1):
         raise InvalidHit("n", n, "1 with a publishable key: other weights require a secret token")
     return n
 
 
-def traffic_of(given: str | None, user_agent: str | None) -> Traffic:
+def traffic_of(views: Views, given: str | None, user_agent: str | None) -> Traffic:
     """The given class, by default the class of the User-Agent."""
-    return traffic_of_user_agent(user_agent) if given is None else Traffic(given)
+    return views.bots.traffic_of(user_agent) if given is None else Traffic(given)
 
 
 def etag_of(body: bytes) -> str:
@@ -324,14 +457,15 @@ def matches_etag(etag: str, if_none_match: str | None) -> bool:
     return if_none_match is not None and (etag in if_none_match or if_none_match.strip() == "*")
 
 
-def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> Hit:
+def _hit_of(views: Views, given: NewHit | str, *, from_page: bool, user_agent: str | None) -> Hit:
     new = NewHit(id=given) if isinstance(given, str) else given
     return Hit(
         id=new.id,
         n=require_weight(new.n, from_page=from_page),
         viewer=new.viewer,
         event=event_of(new.event, from_page=from_page),
-        traffic=traffic_of(new.traffic, user_agent),
+        traffic=traffic_of(views, new.traffic, user_agent),
+        counters=new.counters,
     )
 
 

@@ -1,19 +1,17 @@
-"""Values of views: hits, totals, their shards, the text form of a hit, bot detection.
+"""Values of views: hits, totals, their shards, the text form of a hit.
 
 A hit is stored as one line of text: `id`, optionally followed by a weight, class, event and viewer.
-`id*5/b!event=viewer` is five views by bots with an event id and a viewer. Ids cannot contain these
-separators or commas, so the hits of a call are joined by commas without escaping.
+`id*5/b+phone!event=viewer` is five views by bots, one for the counter phone, with an event id and a
+viewer. Ids cannot contain these separators or commas, so the hits of a call are joined by commas
+without escaping.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, date, datetime
 from enum import StrEnum
-from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -34,11 +32,10 @@ UNIQUE_S: Final = 3 * 86_400
 """How long the viewers of a day are kept; their number stays longer."""
 START: Final = "0-1"
 """Offset of a shard that was never flushed: the id of the first entry of its stream."""
-FIELDS: Final = ("total", "today", "unique", "classes")
+FIELDS: Final = ("total", "today", "unique", "classes", "counters")
 NAME: Final = (
     "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ - (use a hash of a name that has others)"
 )
-USER_AGENTS_CACHED_MAX: Final = 4096
 
 
 class Traffic(StrEnum):
@@ -53,7 +50,14 @@ class Traffic(StrEnum):
 CLASSES: Final = tuple(Traffic)
 """Ordered by their numbers in PostgreSQL."""
 NUMBER: Final[dict[str, int]] = {traffic: number for number, traffic in enumerate(CLASSES)}
-_MARKS: Final = re.compile(r"([^*/!=]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?")
+DELETED: Final = "deleted"
+"""The class of a change that deletes an entity; its number is -1."""
+COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+COUNTERS_MAX: Final = 32
+MARKS_MAX: Final = 1_000
+_MARKS: Final = re.compile(
+    r"([^*/!=+]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?((?:\+[a-z][a-z0-9_]{0,31}){0,32})"
+)
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,8 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     event: str | None = None
     """An event id counts once in 24 hours, so a call without a reply can be repeated."""
     traffic: Traffic = Traffic.HUMAN
+    counters: tuple[str, ...] = ()
+    """Names of `views.counters` that count one each; `n=0` counts only them."""
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,6 +86,8 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unique: int | None = None
     """Estimated viewers today (within 2 % for 95 of 100 entities)."""
     classes: dict[str, int] | None = None
+    counters: dict[str, int] | None = None
+    """Of humans, by name."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +98,48 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     bot: int = 0
     owner: int = 0
     staff: int = 0
+    counters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """Of humans, by name, without zeros."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A named span of an entity's time, such as `promoted`; `to_at` None: it has not ended."""
+
+    name: str
+    from_at: datetime
+    to_at: datetime | None = None
 
 
 class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimated viewers of an entity on one day (within 2 % for 95 of 100 entities)."""
+    """Estimated viewers on a day, or in the week or month that begins with it."""
 
     day: date
     viewers: int
+
+
+class ExportRow(msgspec.Struct, frozen=True, kw_only=True, rename={"traffic": "class"}):
+    """Views of an entity, hour, day or month, and class; or a change of these views."""
+
+    id: str
+    start_at: datetime
+    traffic: str
+    """A class, or a counter: `phone` of humans, `phone/bot` of bots. In changes also `deleted`: the
+    entity was deleted, with all its views."""
+    views: int
+
+
+class ExportPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Series of some entities, by id; `after`: the id to continue after, None on the last page."""
+
+    rows: list[ExportRow]
+    after: str | None
+
+
+class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of views by hour, and the position to continue at."""
+
+    changes: list[ExportRow]
+    position: str
 
 
 class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +206,18 @@ class Count(NamedTuple):
     hour: int
     """Hours since 1970."""
     views: int
+    counter: str = ""
+    """Name of a counter instead of the views."""
+
+
+def class_name(number: int, counter: str | None) -> str:
+    """The name of a class by its number, and of a counter in it."""
+    if number < 0:
+        return DELETED
+    traffic = CLASSES[number % len(CLASSES)]
+    if counter is None:
+        return traffic.value
+    return counter if traffic == Traffic.HUMAN else f"{counter}/{traffic}"
 
 
 def shard_of(entity: str, shards: int) -> int:
@@ -170,48 +225,17 @@ def shard_of(entity: str, shards: int) -> int:
     return crc32(entity.encode()) % shards
 
 
-class BotRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pattern of `bots.toml`, its reason, and a User-Agent that matches it."""
-
-    pattern: str
-    reason: str
-    example: str
-
-
-class _BotRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rule: tuple[BotRule, ...]
-
-
-@cache
-def bot_rules() -> tuple[BotRule, ...]:
-    """All rules of `bots.toml`, in order."""
-    text = files("headrace.views").joinpath("bots.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _BotRules).rule
-
-
-@cache
-def _bot_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{rule.pattern})" for rule in bot_rules()), re.IGNORECASE)
-
-
-@lru_cache(maxsize=USER_AGENTS_CACHED_MAX)
-def is_bot(user_agent: str) -> bool:
-    """Whether a rule of `bots.toml` matches the User-Agent."""
-    return _bot_pattern().search(user_agent) is not None
-
-
-def traffic_of_user_agent(user_agent: str | None) -> Traffic:
-    """`bot` for a missing User-Agent or one that matches `bots.toml`, otherwise `human`."""
-    if not user_agent or is_bot(user_agent):
-        return Traffic.BOT
-    return Traffic.HUMAN
-
-
 def require_traffic(name: object, *, counts: bool = True) -> Traffic:
     """Validate the name of a class; `counts`: it belongs to a hit. Raises: InvalidHit."""
     if not isinstance(name, str) or name not in NUMBER:
         raise InvalidHit("class", name, f"one of {', '.join(CLASSES)}", counts=counts)
     return Traffic(name)
+
+
+def require_mark(name: object) -> None:
+    """Validate the name of a mark. Raises: InvalidHit."""
+    if not isinstance(name, str) or COUNTER_NAME.fullmatch(name) is None:
+        raise InvalidHit("mark", name, "up to 32 of a-z 0-9 _, first a letter", counts=False)
 
 
 def require_ids(ids: Iterable[str]) -> list[str]:
@@ -227,7 +251,9 @@ def require_ids(ids: Iterable[str]) -> list[str]:
     return found
 
 
-def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
+def require_hits(
+    hits: Iterable[Hit | str], counters: Collection[str] = ()
+) -> list[tuple[str, str]]:
     """Validate hits; return entity and text line of each. Raises: InvalidHit, TooManyHits."""
     if isinstance(hits, str | bytes) or not isinstance(hits, Iterable):
         raise InvalidHit("hits", hits, "a list of hits")
@@ -242,14 +268,14 @@ def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
                 raise InvalidHit("id", hit, NAME)
             lines.append((hit, hit))
         elif isinstance(hit, Hit):
-            lines.append((hit.id, line_of(hit)))
+            lines.append((hit.id, line_of(hit, counters)))
         else:
             raise InvalidHit("hit", hit, "a Hit or an id")
     return lines
 
 
-def line_of(hit: Hit) -> str:
-    """The text line of a hit. Raises: InvalidHit."""
+def line_of(hit: Hit, counters: Collection[str] = ()) -> str:
+    """The text line of a hit with some of `counters`. Raises: InvalidHit."""
     names: tuple[tuple[str, object], ...] = (
         ("id", hit.id),
         ("viewer", hit.viewer),
@@ -260,12 +286,17 @@ def line_of(hit: Hit) -> str:
             continue
         if not isinstance(value, str) or USER_ID.fullmatch(value) is None:
             raise InvalidHit(name, value, NAME)
-    if type(hit.n) is not int or not 1 <= hit.n <= VIEWS_OF_HIT_MAX:
-        raise InvalidHit("n", hit.n, f"a whole number from 1 to {VIEWS_OF_HIT_MAX}")
+    for name in require_counters(hit.counters):
+        if name not in counters:
+            raise InvalidHit("counter", name, "a name of the setting views.counters")
+    least = 0 if hit.counters else 1
+    if type(hit.n) is not int or not least <= hit.n <= VIEWS_OF_HIT_MAX:
+        raise InvalidHit("n", hit.n, f"a whole number from {least} to {VIEWS_OF_HIT_MAX}")
     traffic = require_traffic(hit.traffic)
     line = hit.id if hit.n == 1 else f"{hit.id}*{hit.n}"
     if traffic != Traffic.HUMAN:
         line += f"/{traffic[0]}"
+    line += "".join([f"+{name}" for name in hit.counters])
     if hit.event is not None:
         line += f"!{hit.event}"
     return line if hit.viewer is None else f"{line}={hit.viewer}"
@@ -274,13 +305,24 @@ def line_of(hit: Hit) -> str:
 _BY_LETTER: Final = {traffic[0]: number for number, traffic in enumerate(CLASSES)}
 
 
-def parse_line(line: str) -> tuple[str, int, int] | None:
-    """Entity, class number and views of a stream line; None: not a valid hit."""
+def parse_line(line: str) -> tuple[str, int, int, list[str]] | None:
+    """Entity, class number, views and counters of a stream line; None: not a valid hit."""
     match = _MARKS.fullmatch(line)
     if match is None or USER_ID.fullmatch(match[1]) is None:
         return None
-    views = int(match[2] or 1)
-    return (match[1], _BY_LETTER[match[3] or "h"], views) if views <= VIEWS_OF_HIT_MAX else None
+    views, counters = int(match[2] or 1), match[4].split("+")[1:]
+    if views > VIEWS_OF_HIT_MAX:
+        return None
+    return match[1], _BY_LETTER[match[3] or "h"], views, counters
+
+
+def require_counters(names: object) -> tuple[str, ...]:
+    """Validate the form of names of counters. Raises: InvalidHit."""
+    if not isinstance(names, tuple | list) or len(names) > COUNTERS_MAX:
+        raise InvalidHit("counters", names, f"up to {COUNTERS_MAX} names")
+    if len(set(map(str, names))) < len(names):
+        raise InvalidHit("counters", names, "each name once")
+    return tuple(names)
 
 
 def id_key(entry_id: str) -> tuple[int, int]:

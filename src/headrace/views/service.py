@@ -20,33 +20,39 @@ from headrace.jobs import Jobs, Registry
 from headrace.kernel.errors import Unavailable
 from headrace.views import store
 from headrace.views.analytics import ANSWER_S, Analytics, Corrections
+from headrace.views.bots import Bots
 from headrace.views.counting import CacheFiller, HitBatcher, Shards
 from headrace.views.durability_wait import DurabilityWait
 from headrace.views.errors import FieldUnknown, TooManyIds
+from headrace.views.exports import Exports
 from headrace.views.model import (
     FIELDS,
     IDS_PER_READ_MAX,
-    Deleted,
     Hit,
     Total,
     Traffic,
+    require_counters,
     require_ids,
     require_traffic,
     shard_of,
 )
-from headrace.views.settings import ViewsConfig, totals_unavailable
-from headrace.views.totals_cache import TotalsCache
+from headrace.views.settings import ViewsConfig, totals_read, totals_unavailable
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 KEYS_CACHED_MAX: Final = 100_000
 """Cached keys of entities, about 25 MB; then the cache is cleared."""
 
 
+_FROM_VALKEY: Final = totals_read.labels(source="valkey")
+_FROM_POSTGRES: Final = totals_read.labels(source="postgres")
+
+
 class Views:
     """Counting and reading; creation opens no connection.
 
-    `analytics` has series, viewers, top lists, `verify` and `lag`. `corrections` has `reclassify`
-    and `delete`. `hits` is a bound method of the object that implements it.
+    `analytics` has series, viewers, top lists, `verify` and `lag`. `exports` has series of all
+    entities and changes. `corrections` has `reclassify` and `delete`. `hits` and `delete` are bound
+    methods of the objects that implement them.
     """
 
     def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:
@@ -62,20 +68,20 @@ class Views:
                 timeout_s=config.durable_timeout_s,
             )
         filler = CacheFiller(postgres, valkey, shards, breaker)
-        self._cache = None
-        if config.cache_ms:
-            self._cache = TotalsCache(self._read, keep_s=config.cache_ms / 1000)
         batcher = HitBatcher(
             valkey,
             shards,
             filler,
             time_zone=zone,
+            counters=config.counters,
             durability=durability,
-            on_counted=self._cache.note if self._cache else None,
         )
         self.analytics = Analytics(postgres, valkey, shards, breaker, time_zone=zone)
+        self.bots = Bots(config.bots)
+        self.exports = Exports(postgres, shards=config.shards, time_zone=zone)
         self.corrections = Corrections(postgres, valkey, shards, jobs)
         self.hits = batcher.hits
+        self.delete = self.corrections.delete
         self._postgres, self._valkey = postgres, valkey
         self._breaker, self._shards = breaker, shards
         self._zone = ZoneInfo(zone)
@@ -93,8 +99,9 @@ class Views:
         viewer: str | None = None,
         event: str | None = None,
         traffic: Traffic | str = Traffic.HUMAN,
+        counters: Sequence[str] = (),
     ) -> Total:
-        """Count `n` views of an entity. Return its new total.
+        """Count `n` views of an entity, and one for each of `counters`. Return its new total.
 
         Once answered, the views are counted exactly once. After ValkeyLost their state is unknown;
         with an `event` id the call may be repeated for 24 hours. Raises: InvalidHit, ValkeyDown,
@@ -102,28 +109,26 @@ class Views:
         """
         plain = n == 1 and viewer is None and event is None and traffic == Traffic.HUMAN
         hit: Hit | str = entity
-        if not plain:
-            hit = Hit(id=entity, n=n, viewer=viewer, event=event, traffic=require_traffic(traffic))
+        if not plain or counters:
+            hit = Hit(
+                id=entity,
+                n=n,
+                viewer=viewer,
+                event=event,
+                traffic=require_traffic(traffic),
+                counters=require_counters(counters),
+            )
         [total] = await self.hits([hit])
         return total
-
-    async def delete(self, entity: str) -> Deleted:
-        """Delete an entity's counts; `corrections.delete` describes it."""
-        try:
-            return await self.corrections.delete(entity)
-        finally:
-            if self._cache is not None:
-                self._cache.clear()
 
     async def totals(
         self, ids: Sequence[str], *, fields: Sequence[str] = ("total",)
     ) -> list[Total]:
         """Totals of up to 1,000 entities, in order; 0 for an entity without hits.
 
-        `fields` may add `today` (human views since midnight), `unique` (viewers today) and
-        `classes` (totals of all classes). These lag behind like the series, and are None in a
-        stale answer while PostgreSQL is down. With `views.cache_ms`, hits of other processes appear
-        that much later. Raises: InvalidHit, TooManyIds, FieldUnknown;
+        `fields` may add `today` (human views since midnight), `unique` (viewers today), `classes`
+        (totals of all classes) and `counters`. These lag behind like the series, and are None in a
+        stale answer while PostgreSQL is down. Raises: InvalidHit, TooManyIds, FieldUnknown;
         PostgresDown if Valkey is down as well.
         """
         for field in fields:
@@ -133,10 +138,9 @@ class Views:
         keys = self._keys_of(names)
         if not keys:
             return []
-        if self._cache is None:
-            found = await self._totals(names, keys)
-        else:
-            found = self._cache.find(names) or await self._cache.read(names)
+        if not self._shards.is_ready:
+            await self._shards.ready_for_read()
+        found = await self._totals(names, keys)
         extra = [field for field in fields if field != "total"]
         if not extra:
             return found
@@ -163,12 +167,7 @@ class Views:
             raise TooManyIds(len(keys), IDS_PER_READ_MAX)
         return keys
 
-    async def _read(self, names: list[str]) -> list[Total]:
-        return await self._totals(names, self._keys_of(names))
-
     async def _totals(self, names: list[str], keys: list[str]) -> list[Total]:
-        if not self._shards.is_ready:
-            await self._shards.ready_for_read()
         try:
             cached = await self._valkey.totals(keys)
         except ValkeyPartlyDown as error:
@@ -178,7 +177,9 @@ class Views:
             totals_unavailable.labels(reason="valkey").inc(len(names))
             stored = await self._stored(names)
             return [Total(id=name, total=stored.get(name, 0), stale=True) for name in names]
-        if None not in cached:
+        missing = cached.count(None)
+        _FROM_VALKEY.inc(len(cached) - missing)
+        if not missing:
             return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
         return await self._with_missing(names, cached)
 
@@ -190,6 +191,7 @@ class Views:
         stored: dict[str, int] | None = None
         try:
             stored = await self._stored(missing)
+            _FROM_POSTGRES.inc(len(missing))
         except Unavailable:
             totals_unavailable.labels(reason="postgres").inc(len(missing))
         answer = []
@@ -219,6 +221,10 @@ class Views:
             classes = await store.class_totals(self._postgres, names)
             for name in names:
                 added[name]["classes"] = classes.get(name, {})
+        if "counters" in fields:
+            counters = await store.counter_totals(self._postgres, names)
+            for name in names:
+                added[name]["counters"] = counters.get(name, {})
         if "unique" in fields:
             viewers, is_stale = await self.analytics.viewers_today(names)
             for name in names:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.kernel.config import parse_count, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
+from headrace.views.bots import read_rules
+from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED
 
 SHARDS_MAX: Final = 1024
-CACHE_MS_MAX: Final = 60_000
+HOURS_KEPT_S_MIN: Final = 32 * 86_400.0
 LEVELS: Final = ("fast", "durable")
 
 
@@ -37,11 +40,29 @@ def parse_level(text: str) -> str:
     return text.strip()
 
 
-def parse_cache_ms(text: str) -> int:
-    """Parse how long totals are kept in a process. Raises: ValueError."""
-    if parse_count(text) > CACHE_MS_MAX:
-        raise ValueError(f"milliseconds from 0 to {CACHE_MS_MAX}")
-    return parse_count(text)
+def parse_bots(text: str) -> str:
+    """Parse the name of a valid file of rules for bots. Raises: ValueError."""
+    read_rules(Path(text.strip()))
+    return text.strip()
+
+
+def parse_counters(text: str) -> tuple[str, ...]:
+    """Parse names of counters. Raises: ValueError."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    taken = {*CLASSES, DELETED}
+    is_valid = all(COUNTER_NAME.fullmatch(name) and name not in taken for name in names)
+    if not is_valid or len(names) > COUNTERS_MAX:
+        raise ValueError(
+            f"up to {COUNTERS_MAX} names of a-z 0-9 _ such as photo,phone; not those of classes"
+        )
+    return names
+
+
+def parse_hours_kept(text: str) -> float:
+    """Parse how long hours are kept: longer than any top list. Raises: ValueError."""
+    if parse_duration_s(text) < HOURS_KEPT_S_MIN:
+        raise ValueError("a duration of at least 32d")
+    return parse_duration_s(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +75,16 @@ class ViewsConfig:
         parse_shards,
     )
     time_zone: str = setting("UTC", "Time zone of days.", parse_time_zone)
+    counters: tuple[str, ...] = setting(
+        "",
+        "Names of counters that hits may count beside views, such as photo,phone.",
+        parse_counters,
+    )
+    bots: str | None = setting(
+        None,
+        "File of rules for bots in place of the package's bots.toml; read again when it changes.",
+        parse_bots,
+    )
     durability: str = setting(
         "fast",
         "When a hit is answered: fast (counted) or durable (also confirmed to survive a failure).",
@@ -71,15 +102,20 @@ class ViewsConfig:
     cache_for_s: float = setting(
         "2d", "How long an unused total stays cached in Valkey.", parse_duration_s
     )
-    cache_ms: int = setting(
-        "0",
-        "How many milliseconds a process keeps totals that it read; 0: every read uses Valkey.",
-        parse_cache_ms,
-    )
     flush_every_s: float = setting("250ms", "Time between two flushes.", parse_duration_s)
     trim_after_s: float = setting(
         "10m",
         "How long hits stay in Valkey after their flush; a PostgreSQL standby may lag that far.",
+        parse_duration_s,
+    )
+    hours_kept_s: float = setting(
+        "400d",
+        "How long views by hour are kept, in whole months; then days replace them for good.",
+        parse_hours_kept,
+    )
+    changes_kept_s: float = setting(
+        "0s",
+        "How long changes are kept for readers of the feed of changes; 0s: not recorded.",
         parse_duration_s,
     )
     viewers_kept_s: float = setting(
@@ -91,6 +127,11 @@ class ViewsConfig:
 
 
 hits_counted = counter("views_hits_total", "Hits by outcome.", outcome=("counted", "refused"))
+totals_read = counter(
+    "views_totals_read_total",
+    "Totals read, by where they were found: Valkey's cache or PostgreSQL.",
+    source=("valkey", "postgres"),
+)
 totals_unavailable = counter(
     "views_totals_unavailable_total",
     "Totals answered stale or as unknown, by cause.",

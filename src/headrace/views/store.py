@@ -6,27 +6,35 @@ one statement. All of them lock the row of the shard, so they run one after the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from headrace.engines.postgres import Row, Runner
 from headrace.engines.sql import load_queries
 from headrace.views.model import (
     CLASSES,
+    MARKS_MAX,
     NUMBER,
     START,
     Count,
     Deleted,
     Difference,
+    ExportRow,
+    Mark,
     Reclassify,
     SeriesPoint,
     TopEntry,
     Traffic,
+    class_name,
     hour_at,
 )
 
+NO_COUNTERS: Final[Mapping[str, int]] = MappingProxyType({})
 SQL: Final[Any] = load_queries("headrace.views")
 
 
@@ -80,14 +88,23 @@ async def leave_shards(runner: Runner, name: str) -> None:
 
 
 async def flush(
-    runner: Runner, shard: int, *, from_id: str, to_id: str, counts: Sequence[Count]
+    runner: Runner,
+    shard: int,
+    *,
+    from_id: str,
+    to_id: str,
+    counts: Sequence[Count],
+    numbers: Mapping[str, int] = NO_COUNTERS,
 ) -> list[str] | None:
     """Count, and move the offset from `from_id` to `to_id`, in one transaction.
+
+    `numbers` are those of all counters in `counts`.
 
     Return the deleted entities, whose views were dropped. None: another flusher moved the offset
     first, and nothing was done.
     """
-    ids, classes, hours, views = zip(*counts, strict=True) if counts else ((), (), (), ())
+    columns = zip(*counts, strict=True) if counts else ((), (), (), (), ())
+    ids, classes, hours, views, counters = columns
     moments = {hour: hour_at(hour) for hour in set(hours)}
     dead: list[str] | None = await runner.value(
         SQL.flush,
@@ -95,20 +112,24 @@ async def flush(
         from_id=from_id,
         to_id=to_id,
         ids=ids,
-        classes=classes,
+        classes=[
+            traffic + len(CLASSES) * numbers[counter] if counter else traffic
+            for traffic, counter in zip(classes, counters, strict=True)
+        ],
         hours=[moments[hour] for hour in hours],
         views=views,
     )
     return dead
 
 
-async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int]]) -> None:
-    """Store viewer counts: entity, day, viewers."""
+async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int, bytes]]) -> None:
+    """Store viewer counts: entity, day, viewers, sketch."""
     await runner.run(
         SQL.write_uniques,
         ids=[row[0] for row in rows],
         days=[row[1] for row in rows],
         viewers=[row[2] for row in rows],
+        sketches=[row[3] for row in rows],
     )
 
 
@@ -135,6 +156,21 @@ async def totals(runner: Runner, ids: Sequence[str]) -> dict[str, int]:
     return {row["id"]: row["total"] for row in await runner.all(SQL.totals, ids=ids)}
 
 
+async def counter_numbers(runner: Runner, names: Sequence[str]) -> dict[str, int]:
+    """Numbers of counters, assigned to new names; a name is missing if there are 1,000 others."""
+    return {
+        row["name"]: row["number"] for row in await runner.all(SQL.counter_numbers, names=names)
+    }
+
+
+async def counter_totals(runner: Runner, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Totals of counters of humans, of the entities that have any."""
+    found: dict[str, dict[str, int]] = {}
+    for row in await runner.all(SQL.counter_totals, ids=ids):
+        found.setdefault(row["id"], {})[row["name"]] = row["total"]
+    return found
+
+
 async def class_totals(runner: Runner, ids: Sequence[str]) -> dict[str, dict[str, int]]:
     """Totals by class of the entities that have any."""
     found: dict[str, dict[str, int]] = {}
@@ -155,12 +191,12 @@ async def day_uniques(runner: Runner, ids: Sequence[str], *, day: date) -> dict[
     return {row["id"]: row["viewers"] for row in rows}
 
 
-async def uniques_by_day(
-    runner: Runner, entity: str, *, since: date, until: date
-) -> dict[date, int]:
-    """Stored viewers of an entity by day, from `since` to before `until`."""
-    rows = await runner.all(SQL.uniques_by_day, id=entity, since=since, until=until)
-    return {row["day"]: row["viewers"] for row in rows}
+async def sketches(
+    runner: Runner, ids: Sequence[str], *, since: date, until: date
+) -> list[tuple[date, bytes]]:
+    """Stored sketches of entities by day, from `since` to before `until`."""
+    rows = await runner.all(SQL.sketches, ids=ids, since=since, until=until)
+    return [(row["day"], row["sketch"]) for row in rows]
 
 
 async def hours(
@@ -171,11 +207,121 @@ async def hours(
 
 
 async def days(
-    runner: Runner, entity: str, *, from_at: datetime, to_at: datetime, time_zone: str
+    runner: Runner, entity: str, *, unit: str, from_at: datetime, to_at: datetime, time_zone: str
 ) -> list[SeriesPoint]:
-    """Views by day of a time zone, oldest first."""
-    rows = await runner.all(SQL.days, id=entity, from_at=from_at, to_at=to_at, time_zone=time_zone)
+    """Views by `unit` (day or month) of a time zone, oldest first."""
+    rows = await runner.all(
+        SQL.days, id=entity, unit=unit, from_at=from_at, to_at=to_at, time_zone=time_zone
+    )
     return _points(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """What one flush, move or deletion changed in a shard."""
+
+    shard: int
+    number: int
+    at: datetime
+    is_known: bool
+    """Whether it is the change at the reader's position, without its rows."""
+    rows: list[ExportRow]
+
+
+async def changes(runner: Runner, numbers: Sequence[int], *, rows_max: int) -> list[ChangeBatch]:
+    """The change at each shard's number, and later ones, oldest first per shard."""
+    shards = list(range(len(numbers)))
+    rows = await runner.all(SQL.changes, shards=shards, numbers=numbers, rows_max=rows_max)
+    names = {row["number"]: row["name"] for row in await runner.all(SQL.counters)}
+    return [_batch(row, names) for row in rows]
+
+
+async def newest_changes(runner: Runner) -> list[ChangeBatch]:
+    """The newest change of each shard, by shard, without its rows; empty: changes are off."""
+    return [_batch(row, {}) for row in await runner.all(SQL.newest_changes)]
+
+
+async def keep_changes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Turn changes on, or off for 0, and drop some that are too old. Return how many."""
+    return int(await runner.value(SQL.keep_changes, kept_s=kept_s, rows_max=rows_max))
+
+
+async def export(
+    runner: Runner,
+    *,
+    unit: str,
+    from_at: datetime,
+    to_at: datetime,
+    time_zone: str,
+    after: str,
+    ids_max: int,
+) -> tuple[list[ExportRow], list[str]]:
+    """Views of the next `ids_max` entities after `after`, and the ids of these entities."""
+    given: dict[str, Any] = {
+        "from_at": from_at,
+        "to_at": to_at,
+        "after": after,
+        "ids_max": ids_max,
+    }
+    query = SQL.export_hours
+    if unit != "hour":
+        query, given = SQL.export_days, {**given, "unit": unit, "time_zone": time_zone}
+    found = await runner.all(query, **given)
+    rows = [
+        ExportRow(id=entity, start_at=start_at, traffic=class_name(number, name), views=views)
+        for entity, start_at, number, views, name in found
+        if start_at is not None
+    ]
+    return rows, list(dict.fromkeys(row["id"] for row in found))
+
+
+def _batch(row: Row, names: Mapping[int, str]) -> ChangeBatch:
+    columns = (row["ids"], row["classes"], row["hours"], row["views"])
+    rows = [
+        ExportRow(id=entity, start_at=start_at, traffic=_name(number, names), views=views)
+        for entity, number, start_at, views in (
+            () if row["is_known"] else zip(*columns, strict=True)
+        )
+    ]
+    return ChangeBatch(row["shard"], row["number"], row["at"], row["is_known"], rows)
+
+
+def _name(number: int, names: Mapping[int, str]) -> str:
+    return class_name(number, names[number // len(CLASSES)] if number >= len(CLASSES) else None)
+
+
+async def mark(runner: Runner, entity: str, marked: Mark) -> None:
+    """Store a mark, or change its end."""
+    await runner.run(SQL.mark, id=entity, **msgspec.structs.asdict(marked))
+
+
+async def unmark(runner: Runner, entity: str, name: str, *, from_at: datetime | None) -> int:
+    """Delete the marks of a name, or the one that begins at `from_at`. Return how many."""
+    return await runner.run(SQL.unmark, id=entity, name=name, from_at=from_at)
+
+
+async def marks(runner: Runner, entity: str, *, from_at: datetime, to_at: datetime) -> list[Mark]:
+    """Marks that overlap a span, oldest first; the newest of too many."""
+    rows = await runner.all(SQL.marks, id=entity, from_at=from_at, to_at=to_at, rows_max=MARKS_MAX)
+    return [Mark(**dict(row)) for row in rows]
+
+
+async def hours_from(runner: Runner) -> datetime | None:
+    """The first hour that is not replaced by its day; None: every hour is kept."""
+    found: datetime | None = await runner.value(SQL.hours_from)
+    return found
+
+
+async def ensure_months(runner: Runner) -> None:
+    """Create the partitions of hours from last month to the month after next."""
+    await runner.run(SQL.ensure_months)
+
+
+async def roll_up(runner: Runner, *, before: datetime, time_zone: str, ids_max: int) -> bool:
+    """Take one step to replace hours before a moment by days. Return whether there may be more."""
+    return bool(
+        await runner.value(SQL.roll_up, before=before, time_zone=time_zone, ids_max=ids_max)
+    )
 
 
 async def top(
@@ -192,7 +338,7 @@ async def differences(runner: Runner, *, rows_max: int) -> list[Difference]:
     """Totals that differ from the sum of their hours."""
     return [
         Difference(
-            id=row["id"], traffic=CLASSES[row["class"]], total=row["total"], hours=row["hours"]
+            id=row["id"], traffic=CLASSES[row["class"] % 4], total=row["total"], hours=row["hours"]
         )
         for row in await runner.all(SQL.differences, rows_max=rows_max)
     ]
@@ -228,7 +374,11 @@ async def reclassify(runner: Runner, request: Reclassify, shard: int) -> tuple[i
 
 
 def _points(rows: list[Row]) -> list[SeriesPoint]:
-    found: dict[datetime, dict[str, int]] = {}
+    found: dict[datetime, dict[str, Any]] = {}
     for row in rows:
-        found.setdefault(row["start_at"], {})[CLASSES[row["class"]].value] = row["views"]
+        point = found.setdefault(row["start_at"], {})
+        if row["name"] is None:
+            point[CLASSES[row["class"]].value] = row["views"]
+        elif row["class"] % len(CLASSES) == 0:
+            point.setdefault("counters", {})[row["name"]] = row["views"]
     return [SeriesPoint(start_at=start_at, **views) for start_at, views in found.items()]

@@ -216,12 +216,22 @@ class ValkeyStore:
 
     async def uniques(
         self, shard: int, written: Sequence[str], *, rows_max: int
-    ) -> list[tuple[str, int]]:
-        """Some `day:id` with changed viewer counts, without those already `written`."""
+    ) -> list[tuple[str, int, bytes]]:
+        """Some `day:id` with changed viewers and their sketches, without those `written`."""
         arguments = [rows_max, *written]
         reply = await self._call("headrace_views_uniques_v1", shard, arguments, keys="q")
-        names = [word.decode() for word in reply[::2]]
-        return list(zip(names, reply[1::2], strict=True))
+        names = [word.decode() for word in reply[::3]]
+        return list(zip(names, reply[1::3], reply[2::3], strict=True))
+
+    async def sketches(
+        self, entities: Sequence[str], shards: Sequence[int], *, day: int
+    ) -> list[bytes]:
+        """The sketches of a day counted since 1970 that exist. Raises: ValkeyDown."""
+        keys = [
+            self._key(shard, f"u:{day}:{entity}")
+            for entity, shard in zip(entities, shards, strict=True)
+        ]
+        return [sketch for sketch in await self._connection.values(keys) if sketch]
 
     async def viewers(self, shard: int, entities: Sequence[str], *, day: int) -> dict[str, int]:
         """Viewers so far on a day counted since 1970, of entities with named viewers."""

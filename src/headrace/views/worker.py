@@ -19,6 +19,7 @@ from secrets import token_hex
 from typing import Final, TypeVar
 
 from headrace.engines import Engines
+from headrace.engines.postgres import PostgresBusy
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
@@ -38,10 +39,18 @@ SYNCED_AFTER_S: Final = 2.2
 """With `everysec` older entries are in the file: Valkey delays a write for at most 2 s."""
 SWEEP_EVERY_S: Final = 1.0
 UNIQUES_EVERY_S: Final = 30.0
-UNIQUES_PER_STEP: Final = 1_000
+UNIQUES_PER_STEP: Final = 250
+"""Each with a sketch of up to 12 KiB."""
 TOMBSTONES_EVERY_S: Final = 3_600.0
 VIEWERS_DROPPED_MAX: Final = 20_000
 """Rows per statement; the next flush continues."""
+HISTORY_EVERY_S: Final = 3_600.0
+ROLL_UP_EVERY_S: Final = 1.0
+ROLL_UP_IDS: Final = 2_000
+"""Entities per step, each with up to 744 hours in four classes."""
+CHANGES_EVERY_S: Final = 10.0
+CHANGES_DROPPED_MAX: Final = 500
+"""Changes of a shard dropped per step, each of up to 20,000 rows."""
 UNCONFIRMED_S: Final = 60.0
 """How long flushes skip the confirmation after it timed out."""
 UNREACHABLE_S: Final = 1.0
@@ -70,6 +79,7 @@ class Flusher:
         """Own shards with an unreachable primary of a cluster, and since when."""
         self._leased_s = float("-inf")
         self._cursor = b"0"
+        self._history_at_s = self._changes_at_s = float("-inf")
         self._swept_s = self._uniques_s = self._tombstones_s = self._caught_up_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -244,6 +254,12 @@ class Flusher:
         if now_s - self._swept_s >= SWEEP_EVERY_S and not self.has_more:
             self._swept_s = now_s
             await self._sweep()
+        if now_s >= self._history_at_s:
+            has_more = await self.roll_up()
+            self._history_at_s = now_s + (ROLL_UP_EVERY_S if has_more else HISTORY_EVERY_S)
+        if now_s >= self._changes_at_s:
+            self._changes_at_s = now_s + CHANGES_EVERY_S
+            await self.keep_changes()
         if now_s - self._uniques_s >= UNIQUES_EVERY_S:
             self._uniques_s = now_s
             await self.write_uniques()
@@ -263,6 +279,29 @@ class Flusher:
             if not await self._servers.is_cluster():
                 raise
 
+    async def roll_up(self) -> bool:
+        """Create partitions ahead, and take one step to replace old hours by days.
+
+        Return whether there may be another step. A lock that is not free ends the step, so that
+        the drop of a month never makes reads and flushes wait.
+        """
+        before = datetime.now(UTC) - timedelta(seconds=self._config.hours_kept_s)
+        zone = self._config.time_zone
+        try:
+            await store.ensure_months(self._postgres)
+            has_more = await store.roll_up(
+                self._postgres, before=before, time_zone=zone, ids_max=ROLL_UP_IDS
+            )
+        except PostgresBusy:
+            return True
+        crash_point("views.rolled")
+        return has_more
+
+    async def keep_changes(self) -> int:
+        """Turn the feed of changes on or off, and drop old changes. Return how many."""
+        kept_s = self._config.changes_kept_s
+        return await store.keep_changes(self._postgres, kept_s=kept_s, rows_max=CHANGES_DROPPED_MAX)
+
     async def drop_old_viewers(self) -> int:
         """Delete some viewer counts older than `views.viewers_kept`. Return their number."""
         before = (datetime.now(UTC) - timedelta(seconds=self._config.viewers_kept_s)).date()
@@ -281,10 +320,10 @@ class Flusher:
         written = 0
         while found := await self._valkey.uniques(shard, done, rows_max=UNIQUES_PER_STEP):
             rows = []
-            for name, viewers in found:
+            for name, viewers, sketch in found:
                 day, _, entity = name.partition(":")
-                rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers))
+                rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers, sketch))
             await store.write_uniques(self._postgres, rows)
-            done = [name for name, _ in found]
+            done = [name for name, _, _ in found]
             written += len(found)
         return written

@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
                 self._wait_for(BODY)
         elif self._task is not None:
             # The deadline of a head begins with its turn.
-            self._wait_for(NOTHING)
+            self._waits_for, self._deadline_s = NOTHING, inf
         elif self._parser.is_in_head:
             if self._waits_for != HEAD:
                 self._wait_for(HEAD)

@@ -131,7 +131,7 @@ class Exchange:
         """The next part of the body, or the end of the connection."""
         if self._waits_for_continue:
             self._waits_for_continue = False
-            if not self.is_started:
+            if not (self.is_started or self.is_disconnected):
                 self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.is_disconnected and not self.is_answered:
             self._line.resume_reading()

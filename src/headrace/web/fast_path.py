@@ -164,9 +164,10 @@ class FastRoutes:
         if query is None:
             return None
         authorization = _text(fields.get(b"authorization"))
-        if route.for_pages:
+        caller = self._callers.known_caller(authorization)
+        if caller is None and route.for_pages:
             caller = await self._callers.require_page_caller(authorization, query_string)
-        else:
+        elif caller is None:
             caller = await self._callers.require_caller(authorization)
         require_scope(caller, route.scope)
         self._quotas.charge(caller, call.scope)

@@ -49,11 +49,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
 
 
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether each engine in use responds: `up` or `down`."""
+class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether each engine in use responds: `up` or `down`; what answers reads that may lag."""
 
     ready: bool
     engines: dict[str, str]
+    reads: str = ""
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,14 +89,22 @@ def get_health() -> Health:
 
 @get("/readyz", opt=OPEN, tags=["about"])
 async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
-    """Check every engine for up to 2 s; 503 if one is down, with its name."""
+    """Check every engine for up to 2 s; 503 if one is down, with its name.
+
+    `reads` names the server of series, top lists and lists: the replica with its lag, or the
+    primary and the reason; empty without `postgres.replica_url`.
+    """
     checks = checks_of(about.app)
     answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
     engines = {name: "up" if up else "down" for name, up in zip(checks, answers, strict=True)}
     ready = all(answers)
     headers = {} if ready else {"retry-after": "2"}
+    replica = about.app.engines.postgres and about.app.engines.postgres.replica
+    reads = (await replica.state()).text if replica else ""
     return Response(
-        Readiness(ready=ready, engines=engines), status_code=200 if ready else 503, headers=headers
+        Readiness(ready=ready, engines=engines, reads=reads),
+        status_code=200 if ready else 503,
+        headers=headers,
     )
 
 

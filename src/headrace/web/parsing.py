@@ -83,7 +83,10 @@ class RequestParser:
             return
         self._read_bytes = len(data)
         try:
-            self._parse(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_rest(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if not self._is_ended():
                 raise self._refusal or BadRequest(
@@ -99,13 +102,13 @@ class RequestParser:
         """Break the reference cycle of parser and callbacks."""
         self._parser, self.is_over = None, True
 
-    def _parse(self, data: bytes) -> None:
-        while data:
+    def _parse_rest(self, data: memoryview) -> None:
+        """Parse the bytes after a request for an upgrade, which is answered as any other."""
+        while data and not self._is_ended():
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # No upgrade is supported, and such a request is answered as any other.
-                data = b"" if self._is_ended() else data[upgrade.args[0] :]
+                data = data[upgrade.args[0] :]
             else:
                 return
 
@@ -136,8 +139,14 @@ class RequestParser:
         """Check the head and pass it on."""
         self.is_in_head = False
         parser, fields, target = self._parser, self._fields, self._target
-        self._check_sizes(fields)
-        self._check_target(target, fields)
+        if (
+            self._is_head_cut
+            or self._read_bytes > HEAD_FIELD_BYTES_MAX
+            or len(fields) > HEAD_FIELDS_MAX
+        ):
+            self._check_sizes(fields)
+        if not target.startswith(b"/") and target != b"*":
+            self._check_target(target, fields)
         version = parser.get_http_version()
         self._check_framing(version, fields)
         self._idle_bytes = -self._read_bytes
@@ -162,9 +171,6 @@ class RequestParser:
 
     def _check_sizes(self, fields: Fields) -> None:
         """Refuse a head over the limits; `feed` bounds a head that arrives in several reads."""
-        is_short = self._read_bytes <= HEAD_FIELD_BYTES_MAX and not self._is_head_cut
-        if is_short and len(fields) <= HEAD_FIELDS_MAX:
-            return
         sizes = [len(name) + len(value) for name, value in fields]
         if (
             len(sizes) > HEAD_FIELDS_MAX
@@ -174,9 +180,7 @@ class RequestParser:
             self._refuse(_head_too_large())
 
     def _check_target(self, target: bytes, fields: Fields) -> None:
-        """Accept the origin form, `*`, and the absolute form of the same host (RFC 9112, 3.2)."""
-        if target.startswith(b"/") or target == b"*":
-            return
+        """Accept only the absolute form of the same host (RFC 9112, 3.2)."""
         hosts = [value for name, value in fields if name == b"host"]
         parts = urlsplit(target)
         if parts.scheme not in (b"http", b"https") or [parts.netloc] != hosts:

@@ -71,8 +71,8 @@ class FillerChild:
     def __enter__(self) -> Self:
         line = self.process.stdout.readline()
         # The probe at the start passes some of the points, too.
-        is_as_told = line == b"ready\n" or (self._dies and self.process.wait() == -signal.SIGKILL)
-        assert is_as_told, f"the filler printed {line!r}: see filler.err"
+        is_expected = line == b"ready\n" or (self._dies and self.process.wait() == -signal.SIGKILL)
+        assert is_expected, f"the filler printed {line!r}: see filler.err"
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -37,7 +37,7 @@ def test_a_disk_keeps_its_id_and_is_whole_from_the_start(disk):
     assert first.was_clean is None
 
 
-def test_it_is_told_whether_the_index_was_closed_in_order(disk):
+def test_it_learns_whether_the_index_was_closed_in_order(disk):
     open_and_close(disk, is_clean=True)
     assert open_and_close(disk).was_clean is True
     assert open_and_close(disk).was_clean is False

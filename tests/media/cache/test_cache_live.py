@@ -36,10 +36,16 @@ async def make_node(tmp_path: Path, blobs, *, sets: int = 1, objects: int = 12) 
 
 def start_workers(node: CacheNode, shapes: dict, **settings) -> list[subprocess.Popen]:
     command = [sys.executable, str(Path(__file__).with_name("cache_worker.py"))]
-    told = {"run": str(node.run), "boot": node.boot, "shapes": shapes, "run_s": 300, **settings}
+    parameters = {
+        "run": str(node.run),
+        "boot": node.boot,
+        "shapes": shapes,
+        "run_s": 300,
+        **settings,
+    }
     return [
         subprocess.Popen(
-            [*command, json.dumps({**told, "worker": worker})],
+            [*command, json.dumps({**parameters, "worker": worker})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

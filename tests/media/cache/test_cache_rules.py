@@ -139,7 +139,7 @@ async def test_a_disk_that_cannot_be_read_by_a_worker_passes_through(one_set, bl
 
 @pytest.mark.slow
 async def test_a_slow_disk_holds_nobody_up(one_set, blobs):
-    """Its thread is busy. A miss returns the bytes, and the block is stored later."""
+    """Its thread is busy. A miss returns the bytes, read once, and the block is stored later."""
     key = one_set.store.key("a.mp3", await put_object(blobs, "a.mp3", 1), 0)
     loop = asyncio.get_running_loop()
     gate = loop.create_future()
@@ -148,6 +148,8 @@ async def test_a_slow_disk_holds_nobody_up(one_set, blobs):
     )
     assert is_block(await one_set.store.block(key), key)
     assert one_set.disk().writes_waiting >= 2
+    await blobs.delete("a.mp3")
+    assert is_block(await one_set.store.block(key), key)
     gate.set_result(None)
     await busy
     await wait_true(lambda: is_block(look_up(one_set.store, key), key), what="it is stored")

@@ -89,8 +89,8 @@ async def test_the_last_copy_serves_while_the_store_is_away(blobs, folder):
             shutil.move(blobs.folder.with_name("away"), blobs.folder)
             await store(blobs, 8)
             await wait_true(lambda: polled.value.version == 8)
-    told = [line for line in logs if line["event"] == "document_not_read"]
-    assert len(told) == 1, "logged once, however long it lasts"
+    reported = [line for line in logs if line["event"] == "document_not_read"]
+    assert len(reported) == 1, "logged once, however long it lasts"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ async def wait_entered(blobs, address: str) -> None:
     await wait_true(is_entered, what=f"n1 is entered at {address}")
 
 
-def told(capfd) -> list[str]:
+def reported(capfd) -> list[str]:
     lines = [line for line in capfd.readouterr().err.splitlines() if "node_name_taken" in line]
     return [json.loads(line)["reason"] for line in lines]
 
@@ -95,8 +95,8 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
     configure_logs("media", level="info")
     reasons: list[str] = []
 
-    def are_both_told() -> bool:
-        reasons.extend(told(capfd))
+    def are_both_reported() -> bool:
+        reasons.extend(reported(capfd))
         return len(reasons) >= 2
 
     async with running(blobs, tmp_path / "dead") as dead:
@@ -104,7 +104,7 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
     async with running(blobs, tmp_path / "first") as first:
         await wait_entered(blobs, first)
         async with running(blobs, tmp_path / "second") as second:
-            await wait_true(are_both_told, what="both nodes log it")
+            await wait_true(are_both_reported, what="both nodes log it")
             assert any(first in why and second in why for why in reasons)
             assert "another node with this name sent a request" in reasons
             await wait_entered(blobs, first)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
 from little_nodes import LittleNode
-from node_kinds import disk_in, few_partitions, store_in
+from node_kinds import disk_in, few_partitions, over_tls, store_in
 from raw_clients import SECRET, head_of, pattern, serving, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopGate, HopGuard
@@ -85,6 +86,11 @@ async def asking_owner(folder, **settings):
         await owner.stop()
 
 
+both = pytest.mark.parametrize(
+    "start", [asking_owner, over_tls(asking_owner)], ids=["HTTP", "HTTPS"]
+)
+
+
 def blocks_passed(node) -> float:
     """Blocks of the owner that the native data plane has sent on."""
     return node.series("media_blocks_total", outcome="pass")
@@ -93,19 +99,23 @@ def blocks_passed(node) -> float:
 async def warm(node, client) -> None:
     """Request until the native data plane answers."""
     before = blocks_passed(node)
-    while blocks_passed(node) == before:
+
+    async def is_native() -> bool:
         answer = await client.ask(node.url, Range="bytes=5-9")
-        assert answer.status in (206, 404), "404 before the node has found the owner"
-        await asyncio.sleep(0)
+        assert answer.status in (206, 404), "404 until the table is built"
+        return blocks_passed(node) > before
+
+    await wait_true(is_native, what="an answer of the native plane")
 
 
 async def ask(node, client):
     return await client.ask(node.url, Range=f"bytes={FIRST}-{LAST}")
 
 
-async def test_a_wrong_answer_of_the_owner_costs_the_client_nothing(tmp_path):
+@both
+async def test_a_wrong_answer_of_the_owner_costs_the_client_nothing(start, tmp_path):
     """Before the first byte and after it: requested again, without a wrong byte."""
-    async with asking_owner(tmp_path) as (node, owner):
+    async with start(tmp_path) as (node, owner):
         client = await node.connect()
         await warm(node, client)
         faults = node.series("media_hops_total", outcome="failed")
@@ -116,14 +126,16 @@ async def test_a_wrong_answer_of_the_owner_costs_the_client_nothing(tmp_path):
                 assert (answer.status, answer.body == DATA[FIRST : LAST + 1]) == (206, True), name
                 assert owner.spoil is None, name
                 # By Python, after which the native plane answers again.
-                assert (await ask(node, client)).status == 206
+                answer = await ask(node, client)
+                assert answer.status == 206, (name, good)
         wanted = faults + 2 * len(FAULTS)
         await wait_until(lambda: node.series("media_hops_total", outcome="failed") == wanted)
 
 
-async def test_an_owner_that_ends_within_a_block_is_out_and_the_client_cut(tmp_path):
+@both
+async def test_an_owner_that_ends_within_a_block_is_out_and_the_client_cut(start, tmp_path):
     """The store has no object to continue with. No wrong byte is sent, and no clean end."""
-    async with asking_owner(tmp_path) as (node, owner):
+    async with start(tmp_path) as (node, owner):
         client = await node.connect()
         await warm(node, client)
         owner.mood = "ends half-way"
@@ -153,9 +165,10 @@ async def test_a_hanging_owner_is_probed_and_its_clients_are_handed_over(tmp_pat
         assert (await ask(node, client)).body == DATA[FIRST : LAST + 1]
 
 
-async def test_pipelined_requests_are_answered_in_order_by_hops(tmp_path):
+@both
+async def test_pipelined_requests_are_answered_in_order_by_hops(start, tmp_path):
     """All answers in order, also behind one that is handed over in its middle."""
-    async with asking_owner(tmp_path) as (node, owner):
+    async with start(tmp_path) as (node, owner):
         client = await node.connect()
         await warm(node, client)
         owner.good, owner.spoil = 1, FAULTS["garbage"]

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt
+from headrace.console.views import (
+    NO_DATA,
+    PanelData,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+    choices,
+)
 from headrace.feed import Feed
 from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
 from headrace.feed.pages import PostWhy
@@ -26,6 +34,9 @@ class ViewerView:
     viewer: str
     board: str
     boards: Sequence[str] = BOARDS
+    kinds: str = ""
+    rank: str = ""
+    rankings: Sequence[str] = ()
     page: PanelData[Page] = NO_DATA
     people: PanelData[People] = NO_DATA
     unread: PanelData[Unread] = NO_DATA
@@ -33,6 +44,11 @@ class ViewerView:
     following: int | None = None
     more: str | None = None
     is_first: bool = True
+
+    @property
+    def ranking_options(self) -> list[tuple[str, str]]:
+        """Options of the order filter."""
+        return choices(self.rankings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +58,7 @@ class AuthorView:
     author: str
     board: str
     boards: Sequence[str] = AUTHOR_BOARDS
+    kinds: str = ""
     page: PanelData[Page] = NO_DATA
     people: PanelData[People] = NO_DATA
     followers: int | None = None
@@ -70,8 +87,11 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     """The feed of a viewer, or followed, muted or blocked authors."""
     feed, viewer = context.feed, context.query.text("viewer", most=128).strip()
     board = context.query.choice("list", BOARDS, "feed")
+    rankings = feed.pages.rankings.names()
+    kinds = context.query.text("kinds", most=300)
+    rank = context.query.choice("rank", rankings, "")
     if not viewer:
-        return ViewerView(viewer=viewer, board=board)
+        return ViewerView(viewer=viewer, board=board, kinds=kinds, rank=rank, rankings=rankings)
     cursor = context.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
         attempt(feed.pages.unread(viewer)),
@@ -82,7 +102,9 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     people: PanelData[People] = NO_DATA
     more = None
     if board == "feed":
-        page = await attempt(feed.page(viewer, POSTS_SHOWN, cursor=cursor))
+        page = await attempt(
+            feed.page(viewer, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds), rank=rank or None)
+        )
         more = page.value.next if page.value else None
     else:
         people = await attempt(_people(feed, viewer, board, cursor=cursor))
@@ -90,6 +112,9 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     return ViewerView(
         viewer=viewer,
         board=board,
+        kinds=kinds,
+        rank=rank,
+        rankings=rankings,
         page=page,
         people=people,
         unread=unread,
@@ -100,17 +125,25 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     )
 
 
+def _kinds_of(text: str) -> list[str] | None:
+    """Kinds separated by commas or spaces; None: all."""
+    return text.replace(",", " ").split() or None
+
+
 async def view_author(context: ViewContext) -> AuthorView:
     """The posts of an author, or the followers."""
     feed, author = context.feed, context.query.text("author", most=128).strip()
     board = context.query.choice("list", AUTHOR_BOARDS, "posts")
+    kinds = context.query.text("kinds", most=300)
     if not author:
-        return AuthorView(author=author, board=board)
+        return AuthorView(author=author, board=board, kinds=kinds)
     cursor = context.query.text("cursor", most=512) or None
     page: PanelData[Page] = NO_DATA
     if board == "posts":
         followers = await attempt(feed.follows.followers(author, 1))
-        page = await attempt(feed.pages.author_posts(author, POSTS_SHOWN, cursor=cursor))
+        page = await attempt(
+            feed.pages.author_posts(author, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds))
+        )
         more = page.value.next if page.value else None
     else:
         followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
@@ -118,6 +151,7 @@ async def view_author(context: ViewContext) -> AuthorView:
     return AuthorView(
         author=author,
         board=board,
+        kinds=kinds,
         page=page,
         people=followers,
         followers=followers.value.total if followers.value else None,

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
+from headrace.jobs import Jobs
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import (
     Decision,
@@ -17,7 +18,7 @@ from headrace.jobs.fleet.state import (
     FleetLoad,
     PlanHead,
     QueueLoad,
-    QueueMinute,
+    QueueSpan,
 )
 from headrace.jobs.model import JobPage, QueueStatus
 from headrace.jobs.tasks.options import SLOTS_MAX
@@ -178,7 +179,9 @@ def _key(row: QueueRow, sort: str) -> tuple[float, str]:
     return -figures[sort], queue.queue
 
 
-SPANS: Final = {"1h": 60, "6h": 360, "24h": 1_440}
+SPANS: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "90d": 7_776_000}
+"""Seconds; from HOURLY_S on, the charts have a point per hour instead of minute."""
+HOURLY_S: Final = 604_800
 FAILED_SHOWN: Final = 10
 DECISIONS_LOOKED_AT: Final = 300
 QUEUE_DECISIONS_SHOWN: Final = 10
@@ -191,10 +194,12 @@ class QueueView:
     row: QueueRow
     span: str
     ended: Chart
+    backlog: Chart
     times: Chart
     slots: Chart
     failed: PanelData[JobPage]
     decisions: Sequence[Decision]
+    spans: Sequence[str] = tuple(SPANS)
 
 
 async def view_queue(context: ViewContext) -> QueueView:
@@ -202,21 +207,19 @@ async def view_queue(context: ViewContext) -> QueueView:
     jobs = context.jobs
     status = await jobs.queues.get(context.params["queue"])
     span = context.query.choice("span", tuple(SPANS), "1h")
-    from_at = context.now_at - timedelta(minutes=SPANS[span] + 1)
-    load, minutes, failed, decisions = await asyncio.gather(
+    load, charts, failed, decisions = await asyncio.gather(
         jobs.fleet.load(),
-        jobs.queues.minutes(
-            status.queue, from_at=from_at, to_at=context.now_at + timedelta(minutes=1)
-        ),
+        _charts_of(jobs, status.queue, context.now_at, SPANS[span]),
         attempt(jobs.find(queue=status.queue, state="failed", jobs_max=FAILED_SHOWN)),
         jobs.fleet.decisions(decisions_max=DECISIONS_LOOKED_AT),
     )
     [row] = rows_of([status], load)
-    ended, times, slots = _charts(minutes, int(context.now_at.timestamp()), SPANS[span])
+    ended, backlog, times, slots = charts
     return QueueView(
         row=row,
         span=span,
         ended=ended,
+        backlog=backlog,
         times=times,
         slots=slots,
         failed=failed,
@@ -224,14 +227,23 @@ async def view_queue(context: ViewContext) -> QueueView:
     )
 
 
+async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> tuple[Chart, ...]:
+    """Charts of the last `span_s`, with a point per minute or hour."""
+    span = {"from_at": now_at - timedelta(seconds=span_s + 60), "to_at": now_at}
+    if span_s < HOURLY_S:
+        minutes = await jobs.queues.minutes(queue, **span)
+        return _charts({int(one.minute.timestamp()): one for one in minutes}, now_at, 60, span_s)
+    hours = await jobs.queues.hours(queue, **span)
+    return _charts({int(one.hour.timestamp()): one for one in hours}, now_at, 3_600, span_s)
+
+
 def _charts(
-    minutes: Sequence[QueueMinute], now_s: int, minutes_shown: int
-) -> tuple[Chart, Chart, Chart]:
-    """Charts of finished jobs, times and slots; minutes without work have no times."""
-    # The current minute is incomplete and would look like a drop.
-    this = now_s // 60 * 60
-    xs = [this - 60 * back for back in range(minutes_shown, 0, -1)]
-    found = {int(one.minute.timestamp()): one for one in minutes}
+    found: Mapping[int, QueueSpan], now_at: datetime, step_s: int, span_s: int
+) -> tuple[Chart, ...]:
+    """Charts of finished jobs, backlog, times and slots; spans without work have no times."""
+    # The current span is incomplete and would look like a drop.
+    this = int(now_at.timestamp()) // step_s * step_s
+    xs = [this - step_s * back for back in range(span_s // step_s, 0, -1)]
     rows = [found.get(x) for x in xs]
 
     def mean(total_s: float, jobs: int) -> float | None:
@@ -239,11 +251,20 @@ def _charts(
 
     ended = Chart(
         xs=xs,
-        unit="jobs/min",
+        unit="jobs/min" if step_s == 60 else "jobs/h",
         lines=[
             Line("done", [row.done if row else 0 for row in rows]),
             Line("failed", [row.failed if row else 0 for row in rows], "bad"),
             Line("retried", [row.retried if row else 0 for row in rows], "warn"),
+        ],
+    )
+    backlog = Chart(
+        xs=xs,
+        unit="jobs",
+        lines=[
+            Line("waiting", [row.ready if row else 0 for row in rows]),
+            Line("in progress", [row.running if row else 0 for row in rows], "good"),
+            Line("failed", [row.failed_kept if row else 0 for row in rows], "bad"),
         ],
     )
     times = Chart(
@@ -265,11 +286,11 @@ def _charts(
         xs=xs,
         unit="slots",
         lines=[
-            Line("available", [round(row.slot_s / 60, 2) if row else None for row in rows]),
-            Line("busy", [round(row.run_s / 60, 2) if row else 0 for row in rows], "good"),
+            Line("available", [round(row.slot_s / step_s, 2) if row else None for row in rows]),
+            Line("busy", [round(row.run_s / step_s, 2) if row else 0 for row in rows], "good"),
         ],
     )
-    return ended, times, slots
+    return ended, backlog, times, slots
 
 
 DECISIONS_SHOWN: Final = 100

@@ -60,8 +60,8 @@ def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
     for name, error in engines.items():
         if error is not None:
             yield Issue(
-                tone="bad",
-                subject=f"{name} is down",
+                tone="warn" if name == "replica" else "bad",
+                subject="replica is not used" if name == "replica" else f"{name} is down",
                 href="/readyz",
                 text=error,
                 fix="Run `headrace doctor` for details. Roles reconnect automatically when it is"

@@ -40,6 +40,13 @@ async def cancel_job(context: ViewContext, values: dict[str, Any]) -> str:
     return f"job {values['job']} is cancelled"
 
 
+async def cancel_workflow(context: ViewContext, values: dict[str, Any]) -> str:
+    """Cancel a workflow and all jobs that it started."""
+    running = await context.jobs.workflows.cancel(job_number(values["job"]))
+    text = f"workflow {values['job']} is cancelled with its jobs"
+    return f"{text}; {pluralize(len(running), 'job')} still run" if running else text
+
+
 async def delete_job(context: ViewContext, values: dict[str, Any]) -> str:
     """Delete a job."""
     await context.jobs.delete(job_number(values["job"]))
@@ -142,6 +149,17 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
         fields=(JOB,),
         is_danger=True,
         run=cancel_job,
+    ),
+    Action(
+        name="jobs.cancel_workflow",
+        title="Cancel workflow",
+        scope=WRITE,
+        what="Cancels workflow {job} and all jobs that it started. Running ones end soon.",
+        command="headrace workflows cancel {job}",
+        http="DELETE /v1/workflows/{job}",
+        fields=(JOB,),
+        is_danger=True,
+        run=cancel_workflow,
     ),
     Action(
         name="jobs.delete_job",

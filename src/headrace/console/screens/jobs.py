@@ -20,6 +20,8 @@ from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
 from headrace.console.views import PanelData, Room, Screen, ViewContext, attempt
 from headrace.jobs.crons import Cron
 from headrace.jobs.model import STATES_BY_ENDING, Job, JobPage, JobState, Lane, Limiter, Why
+from headrace.jobs.steps import WorkflowRun
+from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 
 JOBS_SHOWN: Final = 100
 STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
@@ -59,6 +61,8 @@ class JobView:
     moments: Sequence[Moment]
     is_retriable: bool
     is_waiting: bool
+    workflow: PanelData[WorkflowRun] | None
+    """The steps, if the job is a workflow."""
 
 
 async def view_jobs(context: ViewContext) -> JobsView:
@@ -85,12 +89,14 @@ async def view_job(context: ViewContext) -> JobView:
     """The page of a job, in any state. Raises: JobUnknown."""
     jobs = context.jobs
     job = await jobs.job(job_number(context.params["job"]))
+    is_workflow = (job.queue or "").startswith(WORKFLOW_PREFIX)
     return JobView(
         job=job,
         why=await attempt(jobs.why(job.id)),
         moments=list(moments_of(job)),
         is_retriable=job.state.value in STATES_BY_ENDING,
         is_waiting=job.state in (JobState.READY, JobState.SCHEDULED),
+        workflow=await attempt(jobs.workflows.get(job.id)) if is_workflow else None,
     )
 
 

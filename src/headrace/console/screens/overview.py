@@ -277,7 +277,11 @@ async def _engines(context: ViewContext) -> dict[str, str | None]:
     """Error of each engine; None if it is up."""
     checks = checks_of(context.house)
     found = await asyncio.gather(*(attempt(check()) for check in checks.values()))
-    return {name: one.error for name, one in zip(checks, found, strict=True)}
+    errors = {name: one.error for name, one in zip(checks, found, strict=True)}
+    replica = context.house.engines.postgres.replica
+    if replica and not (state := await replica.state()).is_used:
+        errors["replica"] = f"the replica {state.problem}; reads use the primary"
+    return errors
 
 
 async def _runs(context: ViewContext, fetch: Any) -> PanelData[list[Any]] | None:

@@ -26,6 +26,7 @@ from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
     DayViewers,
+    Mark,
     SeriesPoint,
     ShardLag,
     TopEntry,
@@ -45,6 +46,7 @@ SPANS: Final[dict[str, tuple[str, timedelta]]] = {
     "7d": ("hour", timedelta(days=7)),
     "31d": ("day", timedelta(days=31)),
     "1y": ("day", timedelta(days=365)),
+    "5y": ("month", timedelta(days=1_825)),
 }
 TONES: Final = {
     Traffic.HUMAN: "",
@@ -94,6 +96,8 @@ class TopView:
     totals: dict[str, Total]
     """Current totals, where known."""
     flush: PanelData[Flush]
+    reads: str = ""
+    """The server that was read, if a replica is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +113,12 @@ class EntityView:
     error: str | None = None
     sums: Sequence[tuple[str, int]] = ()
     zone: str = ""
+    marks: PanelData[list[Mark]] = NO_DATA
     viewers: PanelData[list[DayViewers]] = NO_DATA
     """By day, newest first."""
+    together: int | None = None
+    """Different viewers of these days."""
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,9 @@ class LagView:
     flush: PanelData[Flush]
     durability: str
     late_s: float
+    hours_from: PanelData[datetime | None]
+    """The first hour that is not replaced by its day."""
+    changes_kept_s: float
 
 
 async def view_top(context: ViewContext) -> TopView:
@@ -146,6 +157,7 @@ async def view_top(context: ViewContext) -> TopView:
         most=max((entry.views for entry in found), default=0),
         totals={total.id: total for total in totals.value or ()},
         flush=flush_of(lag),
+        reads=await _reads(context),
     )
 
 
@@ -157,10 +169,12 @@ async def view_entity(context: ViewContext) -> EntityView:
         return EntityView(entity=entity, span=span)
     by, length = SPANS[span]
     from_at = context.now_at - length
-    total, series, viewers = await asyncio.gather(
+    total, series, viewers, marks, together = await asyncio.gather(
         _total(views, entity),
         attempt(views.analytics.series(entity, by, from_at=from_at)),
         attempt(views.analytics.viewers(entity)),
+        attempt(views.analytics.marks(entity, from_at=from_at)),
+        attempt(views.analytics.viewers(entity, "all")),
     )
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
@@ -175,19 +189,26 @@ async def view_entity(context: ViewContext) -> EntityView:
         error=series.error,
         sums=sums,
         zone=views.config.time_zone,
+        marks=marks,
+        together=together.value[0].viewers if together.value else None,
         viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
+        reads=await _reads(context),
     )
 
 
 async def view_lag(context: ViewContext) -> LagView:
     """Flush lag by shard."""
     views = context.views
-    lag = await attempt(views.analytics.lag())
+    lag, hours_from = await asyncio.gather(
+        attempt(views.analytics.lag()), attempt(views.analytics.hours_from())
+    )
     return LagView(
         shards=lag,
         flush=flush_of(lag),
         durability=views.config.durability,
         late_s=LATE_S,
+        hours_from=hours_from,
+        changes_kept_s=views.config.changes_kept_s,
     )
 
 
@@ -211,6 +232,8 @@ def chart_of(
     """Views by class over time; missing hours and days count as 0."""
     known = {point.start_at: point for point in points}
     starts = list(_hours(from_at, to_at) if by == "hour" else _days(from_at, to_at, zone))
+    if by == "month":
+        starts = [at for at in starts if at.astimezone(zone).day == 1]
     starts = sorted({*starts, *known})
     lines = [
         Line(
@@ -224,8 +247,13 @@ def chart_of(
     return Chart(xs=[at.timestamp() for at in starts], lines=lines, unit="views", kind="bars")
 
 
+async def _reads(context: ViewContext) -> str:
+    replica = context.house.engines.postgres.replica
+    return (await replica.state()).text if replica else ""
+
+
 async def _total(views: Any, entity: str) -> PanelData[Total]:
-    fields = ("total", "today", "unique", "classes")
+    fields = ("total", "today", "unique", "classes", "counters")
     found = await attempt(views.totals([entity], fields=fields))
     return PanelData(found.value[0] if found.value else None, found.error)
 
@@ -278,6 +306,25 @@ async def reclassify(context: ViewContext, given: dict[str, Any]) -> str:
         target=given["target"],
     )
     return f"job {job} moves the views"
+
+
+async def mark(context: ViewContext, given: dict[str, Any]) -> str:
+    """Mark a span of an entity's time."""
+    ends = _moment("to", given["to"]) if given["to"] else None
+    begins = _moment("from", given["from"]) if given["from"] else None
+    found = await context.views.corrections.mark(
+        given["id"], given["name"], from_at=begins, to_at=ends
+    )
+    return f"{given['id']} is marked as {found.name} from {found.from_at:%Y-%m-%d %H:%M} UTC"
+
+
+def mark_body(given: dict[str, Any]) -> Any:
+    """The body of the call."""
+    return {
+        "name": given["name"],
+        "from_at": given["from"] or None,
+        "to_at": given["to"] or None,
+    }
 
 
 def reclassify_body(given: dict[str, Any]) -> Any:
@@ -334,6 +381,23 @@ ACTIONS: Final = (
         fields=(ENTITY,),
         is_danger=True,
         preview=preview_delete,
+    ),
+    Action(
+        name="views-mark",
+        title="Mark a span",
+        scope=WRITE,
+        what="Shows a mark beside the series of {id}, such as promoted or paid. The same name and"
+        " begin changes the end.",
+        command="headrace views mark {id} {name} [--from {from}] [--to {to}]",
+        http="POST /v1/views/items/{id}/marks",
+        run=mark,
+        body=mark_body,
+        fields=(
+            ENTITY,
+            Field(name="name", label="Mark", hint="a-z 0-9 _, such as promoted."),
+            Field(name="from", label="From", hint="In UTC; empty: now.", required=False),
+            Field(name="to", label="To", hint="In UTC; empty: not ended.", required=False),
+        ),
     ),
     Action(
         name="views-reclassify",

@@ -59,22 +59,21 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
 
 
-def link_of(path: str, *, limit: int, cursor: str, since: str | None = None) -> str:
+def link_of(path: str, *, limit: int, cursor: str, **filters: str | None) -> str:
     """The Link header of the next page."""
     query: dict[str, Any] = {"limit": limit, "cursor": cursor}
-    if since is not None:
-        query["since"] = since
+    query |= {name: value for name, value in filters.items() if value is not None}
     return f'<{path}?{urlencode(query)}>; rel="next"'
 
 
 def with_link(
-    request: Request[Any, Any, Any], answer: Any, *, limit: int, since: str | None = None
+    request: Request[Any, Any, Any], answer: Any, *, limit: int, **filters: str | None
 ) -> Response[Any]:
     """A response with the Link header that matches its `next_cursor`."""
     if answer.next_cursor is None:
         return Response(answer)
     path = quote(request.url.path, safe="/:@~")
-    link = link_of(path, limit=limit, cursor=answer.next_cursor, since=since)
+    link = link_of(path, limit=limit, cursor=answer.next_cursor, **filters)
     return Response(answer, headers={"link": link})
 
 
@@ -96,6 +95,10 @@ class ReadUpTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The position that was read up to: `newest` of a page, or the id of a live event."""
 
     position: str
+
+
+def _kinds_of(text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
 
 
 async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
@@ -122,15 +125,20 @@ async def get_feed_page(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = LIMIT,
     cursor: FromQuery[str | None] = None,
     since: FromQuery[str | None] = None,
+    kinds: FromQuery[str | None] = None,
+    rank: FromQuery[str | None] = None,
 ) -> Response[FeedPage]:
     """The newest posts of followed authors, without muted and blocked ones.
 
     `next_cursor` or the Link header leads to the next page; no post is repeated or omitted, even
     if posts are added or deleted meanwhile. `since=` (the `newest` of an earlier page) selects
-    newer posts only. An unknown viewer has an empty feed.
+    newer posts only, `kinds=photo,video` posts of these kinds. `rank=` names an order defined by
+    the application. An unknown viewer has an empty feed.
     """
-    page = await feed.page(viewer, limit, cursor=cursor, since=since)
-    return with_link(request, feed_page(page), limit=limit, since=since)
+    page = await feed.page(
+        viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
+    )
+    return with_link(request, feed_page(page), limit=limit, since=since, kinds=kinds, rank=rank)
 
 
 @get("/v1/feed/authors/{author:str}/posts", opt=READ)
@@ -141,16 +149,19 @@ async def list_author_posts(
     *,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = LIMIT,
     cursor: FromQuery[str | None] = None,
+    kinds: FromQuery[str | None] = None,
 ) -> Response[FeedPage]:
-    """The posts of one author, newest first, independent of the viewer."""
-    page = await feed.pages.author_posts(author, limit, cursor=cursor)
-    return with_link(request, feed_page(page), limit=limit)
+    """The posts of one author, newest first, independent of the viewer; `kinds=` filters."""
+    page = await feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds))
+    return with_link(request, feed_page(page), limit=limit, kinds=kinds)
 
 
 @get("/v1/feed/viewers/{viewer:str}/unread", opt=READ)
-async def count_unread(feed: NamedDependency[Feed], viewer: FromPath[str]) -> Unread:
+async def count_unread(
+    feed: NamedDependency[Feed], viewer: FromPath[str], kinds: FromQuery[str | None] = None
+) -> Unread:
     """Number of posts newer than the read marker, counted to 100; all posts without a marker."""
-    return await feed.pages.unread(viewer)
+    return await feed.pages.unread(viewer, kinds=_kinds_of(kinds))
 
 
 @get("/v1/feed/viewers/{viewer:str}/marker", opt=READ)
@@ -179,13 +190,16 @@ async def watch_feed(
     request: Request[Any, Any, Any],
     feed: NamedDependency[Feed],
     viewer: FromPath[str],
+    *,
     since: FromQuery[str | None] = None,
+    kinds: FromQuery[str | None] = None,
 ) -> Response[Any]:
     """Send `posts` events with new posts, starting now, or after Last-Event-ID or `since=`.
 
-    Deletions are not sent; pages reflect them.
+    `kinds=` selects posts of these kinds. Deletions are not sent; pages reflect them.
     """
-    live = await feed.pages.watch(viewer, since=request.headers.get("last-event-id") or since)
+    since = request.headers.get("last-event-id") or since
+    live = await feed.pages.watch(viewer, since=since, kinds=_kinds_of(kinds))
     if request.scope.get("is_head"):
         return Response(b"", media_type=MEDIA_TYPE)
     request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
@@ -216,12 +230,13 @@ async def events_of(live: LiveFeed, *, every_s: float) -> AsyncIterator[ServerSe
 
 
 class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A post: author, id, `at` (default now; a later moment delays it), `ref` for handlers."""
+    """A post: author, id, `at` (default now; later: delayed), `ref` for handlers, `kind`."""
 
     author: FeedId
     id: str
     at: datetime | None = None
     ref: str | None = None
+    kind: str | None = None
 
 
 @post("/v1/feed/posts", opt={**WRITE, "items_max": POSTS_MAX})

@@ -9,7 +9,8 @@
 --               last swept change)
 --   o           set of authors with posts below the floor: a hint, like the buckets
 --   p:<author>  sorted set: post ids with their scores, and the empty id, whose score is minus
---               the version
+--               the version. An id may be followed by the byte 31 and a kind, which sorts it like
+--               the id alone
 --   f:<viewer>  set of the visible followed authors; only in the shard of the viewer
 --   w:<n>       hash: versions of follow sets
 --   b:<L>:<n>   bucket n of level L, 8^L * 65.536 s wide: the set of authors that posted in it.
@@ -673,7 +674,7 @@ local function page(keys, args)
   local reply = {floor_of_page(base, keys[1], floor, is_full)}
   for i = 1, math.min(need, #found) do
     local post = found[i]
-    if post[1] == end_score and not is_before(end_id, post[2]) then
+    if post[1] == end_score and not is_before(end_id, string.match(post[2], '^[^\31]*')) then
       break
     end
     local at = #reply

@@ -16,8 +16,8 @@ SELECT id, name FROM headrace.feed_id_map WHERE id = ANY (:ids::bigint[]);
 
 -- name: post
 -- Add posts. Return each as stored.
-SELECT id, author, score, state, visible_at, is_new, version FROM headrace.post_v1(
-    :ids::text[], :authors::bigint[], :ats::timestamptz[], :refs::text[]);
+SELECT id, author, score, state, visible_at, kind, is_new, version FROM headrace.post_v1(
+    :ids::text[], :authors::bigint[], :ats::timestamptz[], :refs::text[], :kinds::text[]);
 
 -- name: publish
 -- Make due posts visible.
@@ -25,25 +25,28 @@ SELECT entity, version, items, scores FROM headrace.publish_posts_v1(:ids::text[
 
 -- name: delete_posts
 -- Delete posts. Return each as it was.
-SELECT id, author, state, ref, version FROM headrace.delete_posts_v1(:ids::text[]);
+SELECT id, author, state, ref, kind, version FROM headrace.delete_posts_v1(:ids::text[]);
 
 -- name: find_posts
 -- Posts by id.
-SELECT id, author, score, state, visible_at, ref FROM headrace.feed_post
+SELECT id, author, score, state, visible_at, ref, kind FROM headrace.feed_post
 WHERE id = ANY (:ids::text[]);
 
 -- name: author_posts
--- An author's visible posts before a position, newest first.
-SELECT id, author, score, state, visible_at, ref FROM headrace.feed_post
+-- An author's visible posts before a position, newest first; with kinds, only of these.
+SELECT id, author, score, state, visible_at, ref, kind FROM headrace.feed_post
 WHERE author = :author AND state = 0 AND (score, id) < (:score, :id::text)
+    AND (:kinds::text[] IS NULL OR kind = ANY (:kinds::text[]))
 ORDER BY score DESC, id DESC LIMIT :rows_max;
 
 -- name: page
--- A viewer's page between two positions, merged from the newest posts of each shown author.
-SELECT p.id, p.author, p.score FROM headrace.feed_follow f CROSS JOIN LATERAL (
-    SELECT q.id, q.author, q.score FROM headrace.feed_post q
+-- A viewer's page between two positions, merged from the newest posts of each shown author; with
+-- kinds, only of these.
+SELECT p.id, p.author, p.score, p.kind FROM headrace.feed_follow f CROSS JOIN LATERAL (
+    SELECT q.id, q.author, q.score, q.kind FROM headrace.feed_post q
     WHERE q.author = f.author AND q.state = 0 AND (q.score, q.id) < (:score, :id::text)
         AND (q.score, q.id) > (:end_score, :end_id::text)
+        AND (:kinds::text[] IS NULL OR q.kind = ANY (:kinds::text[]))
     ORDER BY q.score DESC, q.id DESC LIMIT :rows_max
 ) p
 WHERE f.viewer = :viewer AND f.is_shown
@@ -194,7 +197,9 @@ SELECT count(*) > :rows FROM (SELECT FROM headrace.feed_version LIMIT :rows + 1)
 -- Version and posts of authors from a floor on, and their last posts below it, as of one moment.
 SELECT v.entity, v.version, coalesce(p.items, '{}') AS items, coalesce(p.scores, '{}') AS scores
 FROM headrace.feed_version v LEFT JOIN LATERAL (
-    SELECT array_agg(q.id) AS items, array_agg(q.score) AS scores FROM headrace.feed_post q
+    SELECT array_agg(headrace.feed_entry_v1(q.id, q.kind)) AS items,
+        array_agg(q.score) AS scores
+    FROM headrace.feed_post q
     WHERE q.author = v.entity AND q.state = 0 AND q.score >= coalesce((
         SELECT max(r.score) FROM headrace.feed_post r
         WHERE r.author = v.entity AND r.state = 0 AND r.score < :floor), :floor)

@@ -20,7 +20,11 @@ import struct
 import sys
 import warnings
 
-from PIL import AvifImagePlugin, Image
+from PIL import (
+    AvifImagePlugin,
+    Image,
+    WebPImagePlugin,  # noqa: F401 - a missing plug-in makes the library import all, in 25 ms
+)
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "avif": "AVIF"}
 TEXT_BYTES_MAX = 300

@@ -96,7 +96,9 @@ class Runs:
         rows_max = min(max(1, rows_max), PAGE_ROWS_MAX)
         # A text that is no item id starts at the first item; PostgreSQL would reject some texts.
         behind = find_item_id(after) or ""
-        return await store.runs.changes(self._postgres, run_id, after=behind, rows_max=rows_max)
+        return await store.runs.changes(
+            self._postgres.reads, run_id, after=behind, rows_max=rows_max
+        )
 
 
 class Schemas:
@@ -246,7 +248,7 @@ class Reports:
         self, run_id: int, texts: Texts, *, after: int, rows_max: int = PAGE_ROWS_MAX
     ) -> list[tuple[int, RowProblem]]:
         found = await store.runs.row_problems(
-            self._postgres, run_id, after=_position(after), rows_max=_page(rows_max)
+            self._postgres.reads, run_id, after=_position(after), rows_max=_page(rows_max)
         )
         return [
             (position, msgspec.structs.replace(problem, text=texts.of_row(problem)))
@@ -257,7 +259,7 @@ class Reports:
         self, run_id: int, texts: Texts, *, after: int, rows_max: int = PAGE_ROWS_MAX
     ) -> list[tuple[int, PhotoProblem]]:
         found = await store.runs.photo_problems(
-            self._postgres, run_id, after=_position(after), rows_max=_page(rows_max)
+            self._postgres.reads, run_id, after=_position(after), rows_max=_page(rows_max)
         )
         return [
             (position, msgspec.structs.replace(photo, text=texts.outcome(photo.outcome)))

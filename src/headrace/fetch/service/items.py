@@ -119,7 +119,7 @@ class Items:
         if customer is not None:
             await store.runs.get_customer(self._postgres, customer)
         return await store.results.results_before(
-            self._postgres,
+            self._postgres.reads,
             before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
             rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
             customer=customer,
@@ -146,7 +146,7 @@ class Hosts:
         if customer is not None and host is None:
             await store.runs.get_customer(self._postgres, customer)
         rows = await find_hosts(
-            self._postgres,
+            self._postgres.reads,
             customer=customer,
             host=host,
             after=after,

@@ -20,13 +20,15 @@ from typing import Any, Final
 
 from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
+from headrace.jobs.agent.lane_folder import LaneFolder, cancel_tasks
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
 from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.status_board import SlotStatus
-from headrace.jobs.store.leases import ClaimCursor, Claims
+from headrace.jobs.store.claim_cursor import ClaimCursor
+from headrace.jobs.store.leases import Claims
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import require_not_cancelled, wait_event
@@ -61,6 +63,7 @@ class Dispatcher:
         self._claims: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._tokens = TokenBatcher(leases.spend)
+        self._folder = LaneFolder(leases)
         self._decisions = 0
         self._is_poll_due = asyncio.Event()
         self._is_dispatch_planned = False
@@ -168,7 +171,8 @@ class Dispatcher:
             self._timer.cancel()
         if self._claims:
             await asyncio.wait(self._claims, timeout=CLAIMS_END_S)
-        await _cancel(self._claims)
+        await cancel_tasks(self._claims)
+        await self._folder.stop()
         for worker in self._workers:
             worker.accepts_work = False
         for queue in self._queues.values():
@@ -179,7 +183,8 @@ class Dispatcher:
         self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
-        await _cancel(self._claims | self._background)
+        await cancel_tasks(self._claims | self._background)
+        await self._folder.stop()
         for queue in self._queues.values():
             queue.prefetched.clear()
         for worker in self._workers:
@@ -328,7 +333,7 @@ class Dispatcher:
                 # A notification during the claim sets this back to now.
                 queue.lanes_due_s = sent_s + self._poll_s()
                 claims = await self._leases.claim_lanes(
-                    queue.queue_id, leases_max=leases_max, batch=batch
+                    queue.queue_id, leases_max=leases_max, batch=batch, cursor=queue.lane_cursor
                 )
             else:
                 queue.may_have_jobs = False
@@ -380,6 +385,8 @@ class Dispatcher:
             self._note_ready(queue, claims)
         elif claims.leases:
             queue.lanes_due_s = 0.0
+            if claims.is_full:
+                self._folder.start(queue)
             start_before_s = sent_s + (claims.slack_s or 0.0)
         elif claims.wait_s is not None:
             due_s = now_s + max(claims.wait_s, RETRY_AFTER_S)
@@ -397,7 +404,7 @@ class Dispatcher:
 
         A claim that did not see all jobs may have passed some behind its cursor.
         """
-        if claims.leases and not queue.cursor.saw_all:
+        if not queue.cursor.saw_all and (claims.leases or queue.cursor.sees_all_next):
             queue.may_have_jobs = True
         elif not claims.leases and queue.was_empty:
             # The notification may have been for a job that is due in a moment: poll for its time.
@@ -491,10 +498,3 @@ class Dispatcher:
             await asyncio.sleep(min(wait_s, POLL_GAP_S))
             if wait_s > POLL_GAP_S:
                 await wait_event(self._is_poll_due, wait_s - POLL_GAP_S)
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    left = list(tasks)
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)

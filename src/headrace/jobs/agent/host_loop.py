@@ -17,8 +17,10 @@ from typing import Final, Protocol
 from headrace.engines.postgres import Postgres, translated_errors
 from headrace.jobs import store
 from headrace.jobs.agent import capacity
+from headrace.jobs.agent.cancellations import Cancellations
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.queue_state import Counts, QueueState, TaskFacts
+from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.fleet.state import QueueCounts
 from headrace.jobs.leases import RECONNECT, HostLost, LeaseManager
 from headrace.jobs.model import JobsConfig
@@ -57,6 +59,9 @@ class WorkerPool(Protocol):
     async def abort(self) -> None:
         """End all work at once: other hosts receive it."""
 
+    def kill(self, worker: WorkerProxy, why: str) -> None:
+        """Kill a slot for no fault of its jobs."""
+
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
         """Report this host's slots to the fleet and apply the fleet's plan."""
 
@@ -86,6 +91,7 @@ class HostLoop:
         self._jobs_run_before = 0
         self._hosts_lost = 0
         self._is_report_due = asyncio.Event()
+        self._cancellations = Cancellations(postgres, pool, config.grace_s)
         self.is_listening = False
         """Whether notifications arrive; otherwise polling alone finds work."""
 
@@ -238,6 +244,7 @@ class HostLoop:
             self._is_report_due.clear()
             try:
                 await self._pool.report(self._postgres, leases.host_id, dispatcher)
+                await self._cancellations.run_once(leases.host_id, dispatcher)
                 await self._add_counts(leases, dispatcher)
             except HeadraceError as error:
                 if not error.retryable:

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.jobs.messages import Work
 from headrace.jobs.outcomes import InFlightLease
-from headrace.jobs.store.leases import ClaimCursor
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.tasks import Task
 
 QUICK_S: Final = 0.1
@@ -128,6 +128,7 @@ class QueueState:
     facts: TaskFacts
     queue_id: int
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
+    lane_cursor: LaneCursor = field(default_factory=LaneCursor)
     may_have_jobs: bool = True
     """Jobs without lanes may be due."""
     lanes_due_s: float = 0.0

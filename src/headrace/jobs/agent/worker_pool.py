@@ -121,6 +121,12 @@ class ForkedWorkerPool:
         if not await self._wait_gone(KILL_AFTER_S):
             _log.error("slots_not_gone", pids=self.pids)
 
+    def kill(self, worker: WorkerProxy, why: str) -> None:
+        """See `WorkerPool`."""
+        for slot in self._slots.values():
+            if slot.worker is worker:
+                slot.kill(why, is_blameless=True)
+
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
         if host_id != self._host_id:

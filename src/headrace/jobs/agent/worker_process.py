@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.engines.children import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import FromSlot, SpendAnswer, Stop, Work, decode_from_slot
+from headrace.jobs.messages import CancelJob, FromSlot, SpendAnswer, Stop, Work, decode_from_slot
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.kernel.ipc import MessageConnection
 
@@ -28,6 +28,10 @@ class WorkerConnection(MessageConnection):
     def give(self, work: Work) -> None:
         """See `WorkerChannel`. Work that a dying slot does not read is settled at its exit."""
         self.send(work)
+
+    def cancel(self, job_id: int) -> None:
+        """See `WorkerChannel`."""
+        self.send(CancelJob(job_id))
 
     def answer(self, answer: SpendAnswer) -> None:
         """See `WorkerChannel`."""

@@ -19,6 +19,9 @@ class WorkerChannel(Protocol):
     def give(self, work: Work) -> None:
         """Start the work; acks arrive as messages. A channel whose slot died drops it silently."""
 
+    def cancel(self, job_id: int) -> None:
+        """Cancel the call of a job."""
+
     def answer(self, answer: SpendAnswer) -> None:
         """Deliver the answer to a request for lane tokens."""
 

@@ -1,4 +1,4 @@
-"""Commands `headrace jobs|queues|lanes|crons|fleet ...`. Each calls one verb and prints."""
+"""Commands `headrace jobs|workflows|queues|lanes|crons|fleet ...`. Each calls one verb."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from headrace.jobs.cli.fleet import crons, fleet
 from headrace.jobs.cli.jobs import jobs
 from headrace.jobs.cli.queues import lanes, parse_rate, queues
+from headrace.jobs.cli.workflows import workflows
 
 __all__ = ["COMMANDS", "parse_rate"]
-COMMANDS: Final[list[click.Command]] = [jobs, queues, lanes, crons, fleet]
+COMMANDS: Final[list[click.Command]] = [jobs, workflows, queues, lanes, crons, fleet]

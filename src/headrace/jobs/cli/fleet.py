@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.errors import InvalidCron
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueMinute
+from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueSpan
 from headrace.jobs.service import Jobs
 from headrace.kernel.terminal import CommandGroup, Terminal, table
 
@@ -72,21 +72,23 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
 def minutes(
     terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
 ) -> None:
-    """Show counts of QUEUE per minute: the last hour, or a span of up to two days."""
+    """Show counts and backlog of QUEUE per minute: the last hour, or a span of up to two days."""
     found = terminal.run(
         Jobs, lambda jobs: jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
     )
-    head = (
-        "minute",
-        "done",
-        "failed",
-        "retried",
-        "lost",
-        "handler s",
-        "mean wait s",
-        "longest wait s",
-    )
-    terminal.show(found, table(head, map(_minute_row, found)))
+    rows = [(f"{one.minute:%m-%d %H:%M}", *_span_row(one)) for one in found]
+    terminal.show(found, table(("minute", *SPAN_HEAD), rows))
+
+
+@fleet.command("hours", short_help="Show counts of a queue by hour.")
+@click.argument("queue")
+@click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
+@click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
+def hours(terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None) -> None:
+    """Show counts and highest backlog of QUEUE per hour: the last 7 days, or up to 92."""
+    found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, from_at=from_at, to_at=to_at))
+    rows = [(f"{one.hour:%m-%d %H:%M}", *_span_row(one)) for one in found]
+    terminal.show(found, table(("hour", *SPAN_HEAD), rows))
 
 
 @fleet.command("load", short_help="Show the load of queues.")
@@ -182,10 +184,27 @@ def _alerts(found: list[Alert]) -> str:
     return table(("alert", "of", "raised", "cleared", "why"), rows)
 
 
-def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
-    counts = (minute.done, minute.failed, minute.retried, minute.lost)
-    waits = (_mean(minute.wait_mean_s), f"{minute.wait_max_s:.3f}")
-    return (f"{minute.minute:%m-%d %H:%M}", *counts, f"{minute.run_s:.1f}", *waits)
+SPAN_HEAD: Final = (
+    "done",
+    "failed",
+    "retried",
+    "lost",
+    "handler s",
+    "mean wait s",
+    "longest wait s",
+    "ready",
+    "running",
+    "oldest s",
+)
+
+
+def _span_row(span: QueueSpan) -> tuple[object, ...]:
+    counts = (span.done, span.failed, span.retried, span.lost)
+    waits = (_mean(span.wait_mean_s), f"{span.wait_max_s:.3f}")
+    backlog = ("-", "-", "-")
+    if span.ready is not None and span.running is not None:
+        backlog = (str(span.ready), str(span.running), f"{span.oldest_s or 0.0:.1f}")
+    return (*counts, f"{span.run_s:.1f}", *waits, *backlog)
 
 
 @click.group("crons", cls=CommandGroup)

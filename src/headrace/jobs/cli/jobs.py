@@ -44,14 +44,7 @@ def jobs() -> None:
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
     after, spread = options.pop("after"), options.pop("spread")
-    try:
-        decoded = msgspec.json.decode(payload)
-    except RecursionError as error:
-        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
-    except ValueError as error:
-        raise InvalidJob(
-            f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
-        ) from error
+    decoded = parse_payload(payload)
     after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
     spread_s = (
         None if spread is None else parse_as(parse_duration_s, "--spread", spread, InvalidJob)
@@ -99,10 +92,28 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
 @click.argument("job_id", type=int)
-def cancel(terminal: Terminal, job_id: int) -> None:
+@click.option("--running", is_flag=True, help="Also a running one: its handler is cancelled.")
+def cancel(terminal: Terminal, job_id: int, *, running: bool) -> None:
     """Cancel job JOB_ID, which must be scheduled or ready."""
-    terminal.run(Jobs, lambda jobs: jobs.cancel(job_id))
+    terminal.run(Jobs, lambda jobs: jobs.cancel(job_id, running=running))
     terminal.show({"id": job_id, "state": "cancelled"}, f"job {job_id} is cancelled")
+
+
+@jobs.command("edit", short_help="Change a waiting job.")
+@click.argument("job_id", type=int)
+@click.option("--payload", default=None, help="New payload, as JSON.")
+@click.option("--priority", default=None, type=int, help="0 first to 9 last.")
+@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="Time at which it is due.")
+@click.option("--after", default=None, help="Delay from now, such as 30s or 2h.")
+def edit(terminal: Terminal, /, job_id: int, payload: str | None, **options: Any) -> None:
+    """Change job JOB_ID, which must wait; what is left out stays."""
+    after = options.pop("after")
+    if after is not None:
+        options["after_s"] = parse_as(parse_duration_s, "--after", after, InvalidJob)
+    if payload is not None:
+        options["payload"] = parse_payload(payload)
+    terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options))
+    terminal.show({"id": job_id}, f"job {job_id} is changed")
 
 
 @jobs.command("retry", short_help="Retry a failed job.")
@@ -334,6 +345,18 @@ def describe_taken(taken: Taken) -> str:
 
 def _count(count: int, *, is_capped: bool) -> str:
     return f"{count}+" if is_capped else str(count)
+
+
+def parse_payload(text: str) -> Any:
+    """The JSON value of an argument PAYLOAD. Raises: InvalidJob."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
+    except ValueError as error:
+        raise InvalidJob(
+            f"PAYLOAD: expected JSON with its quotes, got {text[:80]!r}: {error}"
+        ) from error
 
 
 def first_line(text: str | None) -> str:

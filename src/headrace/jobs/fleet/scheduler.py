@@ -47,10 +47,12 @@ from headrace.jobs.fleet.alerts import (
     open_alerts,
 )
 from headrace.jobs.fleet.plan import Move, Plan, plan
+from headrace.jobs.fleet.queue_metrics import QueueMetrics
 from headrace.jobs.fleet.rates import Rates, Reading
 from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
+from headrace.jobs.store.claim_cursor import WHOLE_SHARE
 from headrace.kernel.errors import HeadraceError, PeerFailed
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter, gauge
@@ -176,6 +178,8 @@ DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
 SEND_EVERY_S: Final = 2.0
 ROWS_PER_STEP: Final = 10_000
+COUNT_COSTLY_S: Final = 0.25
+"""A count of waiting jobs that takes longer is repeated seldom."""
 is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
 slots_moved = counter("jobs_slots_moved_total", "Slots that its plans gave to another queue.")
@@ -199,6 +203,7 @@ class Scheduler:
             AlertSender(postgres, url, derive_key(secret, USE)) if url and secret else None
         )
         self._declared_s: float | None = None
+        self._metrics = QueueMetrics()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all loops until `stop`, then give up the lead."""
@@ -208,6 +213,7 @@ class Scheduler:
                 ("plan", self.planner.run_once),
                 ("crons", self.fire_crons),
                 ("upkeep", self.forget_old),
+                ("backlog", self.record_backlog),
                 ("alerts", self.send_alerts),
             ):
                 group.create_task(_repeat(name, step, stop))
@@ -237,9 +243,13 @@ class Scheduler:
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
+        await store.fleet.sum_hours(self._postgres)
         forgotten = (
             await store.fleet.drop_minutes(
                 self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
+            ),
+            await store.fleet.drop_hours(
+                self._postgres, kept_s=config.hours_kept_s, rows_max=ROWS_PER_STEP
             ),
             await store.fleet.drop_decisions(
                 self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
@@ -248,6 +258,23 @@ class Scheduler:
         await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
+
+    async def record_backlog(self) -> float:
+        """Store the backlog of all queues and export it. Return the seconds until the next step."""
+        every_s = self._config.backlog_every_s
+        if not self.planner.leads:
+            self._metrics.clear()
+            return every_s
+        try:
+            async with asyncio.timeout(every_s):
+                readings = await store.fleet.record_backlog(
+                    self._postgres, count_max=self._config.count_max
+                )
+        except (TimeoutError, PostgresBusy):
+            _often.warning("backlog_not_counted", limit_s=every_s)
+        else:
+            self._metrics.show(readings)
+        return every_s
 
     async def send_alerts(self) -> float:
         """Send pending alert events. Return the seconds until the next step."""
@@ -268,6 +295,7 @@ class Planner:
         self._read: dict[str, Reading] = {}
         self._waiting: dict[int, tuple[int, float]] = {}
         self._observed_s = float("-inf")
+        self._count_from_s = 0.0
         self._watch: AlertEvaluator | None = None
 
     async def run_once(self) -> float:
@@ -315,6 +343,9 @@ class Planner:
 
     async def _count_waiting(self) -> None:
         """Count waiting jobs; keep the last count if a long transaction slows the index."""
+        began_s = time.monotonic()
+        if began_s < self._count_from_s:
+            return
         try:
             async with asyncio.timeout(self._config.plan_every_s / 4):
                 self._waiting = await store.fleet.fleet_waiting(
@@ -322,6 +353,9 @@ class Planner:
                 )
         except (TimeoutError, PostgresBusy):
             _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
+        took_s = time.monotonic() - began_s
+        if took_s > COUNT_COSTLY_S:
+            self._count_from_s = began_s + took_s / WHOLE_SHARE
 
     async def _plan(self, facts: FleetSnapshot, term: int) -> Plan | None:
         """Plan and write the map. None if there is nothing to plan with or the lead is lost."""

@@ -123,10 +123,9 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     alerts: list[Alert]
 
 
-class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a queue in the minute that begins at `minute`. Idle minutes have none."""
+class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue in a span of time, and its backlog."""
 
-    minute: datetime
     done: int
     failed: int
     """Ended otherwise: failed, cancelled, quarantined."""
@@ -140,11 +139,50 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float
     wait_max_s: float
     slot_s: float
+    ready: int | None = None
+    """Backlog, counted up to `jobs.count_max`; None if no scheduler led."""
+    scheduled: int | None = None
+    running: int | None = None
+    failed_kept: int | None = None
+    """Failed or quarantined jobs that are kept."""
+    oldest_s: float | None = None
+    """Age of the oldest ready job."""
 
     @property
     def wait_mean_s(self) -> float | None:
         """Mean time from due to claimed; None if nothing was claimed."""
         return self.wait_s / self.claimed if self.claimed else None
+
+
+class QueueMinute(QueueSpan, frozen=True, kw_only=True):
+    """The minute that begins at `minute`; the backlog is the last count. Idle minutes have none."""
+
+    minute: datetime
+
+
+class QueueHour(QueueSpan, frozen=True, kw_only=True):
+    """The hour that begins at `hour`; the backlog is the highest of its minutes."""
+
+    hour: datetime
+
+
+class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's backlog now and its totals since its creation."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    running: int
+    failed_kept: int
+    quarantined: int
+    oldest_s: float
+    done: int
+    failed: int
+    """Ended otherwise: failed, cancelled, quarantined."""
+    retried: int
+    lost: int
+    run_s: float
+    wait_s: float
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):

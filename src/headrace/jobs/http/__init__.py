@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.jobs.http import fleet, jobs, queues
+from headrace.jobs.http import fleet, jobs, queues, workflows
 from headrace.kernel.routes import routes_in
 
-ROUTES: Final[list[Any]] = routes_in(vars(jobs), vars(queues), vars(fleet))
+ROUTES: Final[list[Any]] = routes_in(vars(jobs), vars(queues), vars(fleet), vars(workflows))

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueMinute
+from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueHour, QueueMinute
 from headrace.jobs.http.jobs import READ, WRITE
 from headrace.jobs.service import Jobs
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
@@ -70,8 +70,19 @@ async def list_queue_minutes(
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
     to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
 ) -> list[QueueMinute]:
-    """Show counts of a queue per minute, in a span of up to two days or in the last hour."""
+    """Show counts and backlog of a queue per minute, in the last hour or up to two days."""
     return await jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
+
+
+@get("/v1/queues/{queue:str}/hours", opt=READ)
+async def list_queue_hours(
+    jobs: NamedDependency[Jobs],
+    queue: FromPath[str],
+    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+) -> list[QueueHour]:
+    """Show counts and highest backlog of a queue per hour, in the last 7 days or up to 92."""
+    return await jobs.queues.hours(queue, from_at=from_at, to_at=to_at)
 
 
 class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

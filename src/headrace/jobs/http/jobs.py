@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -137,13 +137,43 @@ async def list_jobs(
 
 @delete("/v1/jobs/{job_id:str}", opt=WRITE)
 async def cancel_job(
-    jobs: NamedDependency[Jobs], job_id: FromPath[str], *, keep: FromQuery[bool] = True
+    jobs: NamedDependency[Jobs],
+    job_id: FromPath[str],
+    *,
+    keep: FromQuery[bool] = True,
+    running: FromQuery[bool] = False,
 ) -> None:
-    """Cancel a waiting job; with `keep=false` delete a waiting or ended one."""
+    """Cancel a waiting job, with `running=true` also a running one.
+
+    With `keep=false` delete a waiting or ended one.
+    """
     if keep:
-        await jobs.cancel(parse_job_id(job_id))
+        await jobs.cancel(parse_job_id(job_id), running=running)
     else:
         await jobs.delete(parse_job_id(job_id))
+
+
+class JobEdited(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes of a waiting job; what is left out stays."""
+
+    payload: Any = msgspec.UNSET
+    priority: int | None = None
+    at: datetime | None = None
+    after_s: float | None = None
+
+
+@patch("/v1/jobs/{job_id:str}", status_code=204, opt=WRITE)
+async def edit_job(
+    jobs: NamedDependency[Jobs], job_id: FromPath[str], data: JSONBody[JobEdited]
+) -> None:
+    """Change payload, priority or due time of a waiting job."""
+    await jobs.edit(
+        parse_job_id(job_id),
+        payload=data.payload,
+        priority=data.priority,
+        at=data.at,
+        after_s=data.after_s,
+    )
 
 
 @post("/v1/jobs/{job_id:str}/retry", status_code=204, opt=WRITE)

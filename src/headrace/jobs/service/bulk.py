@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from headrace.engines.postgres import Postgres, Row
+from headrace.engines.postgres import Postgres, Row, Runner
 from headrace.jobs import store
 from headrace.jobs.errors import (
     InvalidFilter,
@@ -62,7 +62,9 @@ class BulkActions:
         """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
         criteria = await self._criteria(job_filter, LISTED)
-        rows, left = await self._search(store.jobs.list_jobs, criteria, before, jobs_max)
+        rows, left = await self._search(
+            self._postgres.reads, store.jobs.list_jobs, criteria, before, rows_max=jobs_max
+        )
         return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
     async def apply(
@@ -78,7 +80,9 @@ class BulkActions:
         step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
         left = before
         while True:
-            rows, left = await self._search(store.jobs.list_ids, criteria, left, step)
+            rows, left = await self._search(
+                self._postgres, store.jobs.list_ids, criteria, left, rows_max=step
+            )
             matched += len(rows)
             if rows and not dry_run:
                 changed += await self._change(action, [row["id"] for row in rows], criteria.states)
@@ -104,7 +108,13 @@ class BulkActions:
         return len(await store.jobs.delete_jobs(self._postgres, ids, states))
 
     async def _search(
-        self, list_rows: ListRows, criteria: SearchCriteria, before: int | None, rows_max: int
+        self,
+        runner: Runner,
+        list_rows: ListRows,
+        criteria: SearchCriteria,
+        before: int | None,
+        *,
+        rows_max: int,
     ) -> tuple[list[Row], int | None]:
         """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
         found: list[Row] = []
@@ -113,7 +123,7 @@ class BulkActions:
         while True:
             room = rows_max - len(found)
             rows = await list_rows(
-                self._postgres, criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
+                runner, criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
             )
             cut = max((row["id"] for row in rows if row["state"] is None), default=0)
             hits = [row for row in rows if row["state"] is not None and row["id"] >= cut]

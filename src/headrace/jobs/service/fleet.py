@@ -117,6 +117,7 @@ TEND_EVERY_S: Final = 60.0
 GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
 """An open group is dropped after this, since its process must have died."""
 GROUPS_PER_TENDING: Final = 1_000
+WORKFLOWS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
 
@@ -196,6 +197,11 @@ class Sweeper:
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s
+            await store.workflows.tend(
+                self._postgres,
+                kept_s=self._config.events_kept_s,
+                rows_max=WORKFLOWS_PER_TENDING,
+            )
             await store.jobs.maintain_done_partitions(self._postgres)
             forgotten = await store.jobs.drop_abandoned_groups(
                 self._postgres, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING

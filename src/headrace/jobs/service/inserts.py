@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from headrace.engines.postgres import Postgres, Runner
@@ -23,8 +23,7 @@ from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import child_traceparent, current_traceparent
 
 
-@dataclass(frozen=True, slots=True)
-class _Single:
+class _Single(NamedTuple):
     """A single job that shares a statement."""
 
     rows: JobColumns
@@ -129,6 +128,9 @@ class Inserts:
 
     async def _add_singles(self, singles: list[_Single]) -> Sequence[int | Exception]:
         """Insert single jobs in one statement; return the id or the error of each."""
+        if len(singles) == 1:
+            [(only, queue_id, traceparent)] = singles
+            return await self._add(only, [queue_id], [traceparent])
         rows = JobColumns.joined([single.rows for single in singles])
         queue_ids = [single.queue_id for single in singles]
         traceparents = [single.traceparent for single in singles]
@@ -137,11 +139,9 @@ class Inserts:
         except Unavailable:
             # A lost connection may have committed: nobody repeats the statement here.
             raise
-        except Exception:
-            if len(singles) == 1:
-                raise
-        # PostgreSQL refused one of the rows, so the statement had no effect. Find out which.
-        return [await self._add_alone(single) for single in singles]
+        except Exception:  # noqa: BLE001 - each job finds out its own
+            # PostgreSQL refused one of the rows, so the statement had no effect. Find out which.
+            return [await self._add_alone(single) for single in singles]
 
     async def _add_alone(self, single: _Single) -> int | Exception:
         try:

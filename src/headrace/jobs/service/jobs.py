@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -61,9 +62,12 @@ from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
+from headrace.jobs.service.workflows import Workflows
+from headrace.jobs.steps import JobResult
 from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
-from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id
+from headrace.jobs.tasks.options import WORKFLOW_PREFIX
+from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id, require_page
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
@@ -92,6 +96,14 @@ class Jobs:
         self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres
         self._inserts = Inserts(postgres)
+        self.workflows = Workflows(
+            postgres,
+            config,
+            registry=registry,
+            queues=self.queues,
+            inserts=self._inserts,
+            jobs=self,
+        )
 
     async def close(self) -> None:
         """Send the notifications that are still pending."""
@@ -174,11 +186,12 @@ class Jobs:
 
     @asynccontextmanager
     async def group(
-        self, *, on_done: NewJob, tx: Transaction | None = None
+        self, *, on_done: NewJob, keep_results: bool = False, tx: Transaction | None = None
     ) -> AsyncIterator[Group]:
         """Open a group for the block: jobs enqueued with `group=group` are its members.
 
-        `on_done` is enqueued exactly once, after the block ended and every member is final.
+        `on_done` is enqueued exactly once, after the block ended and every member is final. With
+        `keep_results` it can read theirs: `jobs.group_results(group["id"])`.
         Raises: InvalidJob, PayloadTooLarge, QueueUnknown; GroupClosed after 7 days.
         """
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
@@ -194,6 +207,8 @@ class Jobs:
         group = Group(ids[0])
         try:
             await store.jobs.mark_group_open(runner, group.id)
+            if keep_results:
+                await store.workflows.keep_results(runner, group.id)
             yield group
         except BaseException:
             group.is_open = False
@@ -203,6 +218,18 @@ class Jobs:
         if not await store.jobs.mark_group_closed(runner, group.id):
             raise GroupClosed(group.id)
         await store.jobs.seal_groups(runner, ids)
+
+    async def group_results(
+        self, group_id: int, *, after: int = 0, jobs_max: int = 1_000
+    ) -> list[JobResult]:
+        """How the members of a group with results ended, in order of their ids, over id `after`.
+
+        Kept for `jobs.events_kept`. Raises: InvalidFilter.
+        """
+        require_page("jobs_max", jobs_max)
+        return await store.workflows.group_results(
+            self._postgres, group_id, after=after, jobs_max=jobs_max
+        )
 
     async def result(
         self, job_id: int, *, timeout_s: float | None = None, keeps_result: bool = True
@@ -254,7 +281,12 @@ class Jobs:
                 job = await self.job(job_id)
         if job.error is not None and job.queue is not None and job.ended_at is None:
             retries = await store.jobs.retries_of(self._postgres, job.queue)
-        return explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
+        why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
+        if job.state is JobState.SCHEDULED and (job.queue or "").startswith(WORKFLOW_PREFIX):
+            waits = await store.workflows.waiting_steps(self._postgres, job_id)
+            if waits:
+                why = msgspec.structs.replace(why, reason="workflow_waits", text="; ".join(waits))
+        return why
 
     async def find(
         self,
@@ -274,15 +306,59 @@ class Jobs:
         job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
         return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
 
-    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Cancel a waiting job, inside `tx` if given.
+    async def cancel(
+        self, job_id: int, *, running: bool = False, tx: Transaction | None = None
+    ) -> None:
+        """Cancel a waiting job, inside `tx` if given; with `running` also one that runs.
 
-        Until `tx` ends the job can be neither claimed nor changed: commit soon.
+        An async handler gets CancelledError, a sync one sees `JobContext.is_cancelled`. A job that
+        does not end within `jobs.grace` is ended with its slot. Until `tx` ends a waiting job can
+        be neither claimed nor changed: commit soon.
         Raises: JobUnknown, JobNotWaiting.
         """
         require_job_id(job_id)
+        if running:
+            ids = await store.workflows.cancel_tree(_borrowed(tx) or self._postgres, [job_id])
+            if any(ids):
+                return
         if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
             raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
+
+    async def edit(
+        self,
+        job_id: int,
+        *,
+        payload: Any = msgspec.UNSET,
+        priority: int | None = None,
+        at: datetime | None = None,
+        after_s: float | None = None,
+        tx: Transaction | None = None,
+    ) -> None:
+        """Change a waiting job, inside `tx` if given; what is left out stays.
+
+        Raises: JobUnknown, JobNotWaiting, InvalidJob, PayloadTooLarge.
+        """
+        job = await self.job(job_id, tx=tx)
+        if job.state not in (JobState.READY, JobState.SCHEDULED) or job.queue is None:
+            raise not_waiting(job, "changed")
+        task = self.registry.find(job.queue)
+        new = NewJob(
+            queue=job.queue,
+            payload=job.payload if payload is msgspec.UNSET else payload,
+            version=1 if task is None else task.version,
+            priority=5 if priority is None else priority,
+            at=at,
+            after_s=after_s,
+        )
+        is_edited = await store.jobs.edit_waiting(
+            _borrowed(tx) or self._postgres,
+            job_id,
+            prepare_jobs([new], None if payload is msgspec.UNSET else self.registry),
+            has_payload=payload is not msgspec.UNSET,
+            has_priority=priority is not None,
+        )
+        if not is_edited:
+            raise not_waiting(await self.job(job_id, tx=tx), "changed")
 
     async def retry(self, job_id: int, *, tx: Transaction | None = None) -> None:
         """Make a failed, cancelled or quarantined job ready again, with all its retries.

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
-from headrace.jobs.fleet.state import QueueMinute
+from headrace.jobs.fleet.state import QueueHour, QueueMinute
 from headrace.jobs.model import IMPORTANCE_LAST, JobColumns, QueueSettings, QueueStatus
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.store.queues import QueueRow
@@ -39,6 +39,8 @@ COUNT_MAX_OF_ALL: Final = 10_000
 """The same in a list of all queues."""
 MINUTES_SPAN: Final = timedelta(hours=1)
 MINUTES_SPAN_MAX: Final = timedelta(days=2)
+HOURS_SPAN: Final = timedelta(days=7)
+HOURS_SPAN_MAX: Final = timedelta(days=92)
 
 
 class Queues:
@@ -171,34 +173,35 @@ class Queues:
     async def minutes(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[QueueMinute]:
-        """Counts of a queue by minute, oldest first: the last hour, or a span of up to two days.
+        """Counts and backlog of a queue by minute, oldest first: the last hour, or up to two days.
 
-        Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
+        Minutes without work and backlog are left out. Minutes are kept for `jobs.minutes_kept`.
+        Raises: QueueUnknown, InvalidSpan.
         """
-        try:
-            until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
-            since_at = _in_utc(from_at or until_at - MINUTES_SPAN)
-        except (OverflowError, ValueError) as error:
-            raise InvalidSpan(
-                "minutes: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
-            ) from error
-        if not timedelta() < until_at - since_at <= MINUTES_SPAN_MAX:
-            raise InvalidSpan(
-                f"minutes from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
-                f" at most {MINUTES_SPAN_MAX.days} days that begins before it ends"
-            )
+        span = _span_of("minutes", from_at, to_at, usual=MINUTES_SPAN, most=MINUTES_SPAN_MAX)
+        return await store.fleet.queue_minutes(
+            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        )
+
+    async def hours(
+        self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[QueueHour]:
+        """The same by hour: the last seven days, or up to 92 days; the backlog is the highest.
+
+        Raises: QueueUnknown, InvalidSpan.
+        """
+        span = _span_of("hours", from_at, to_at, usual=HOURS_SPAN, most=HOURS_SPAN_MAX)
+        return await store.fleet.queue_hours(
+            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        )
+
+    async def _id_of(self, name: str) -> int:
         rows = []
         if is_storable(name):
             rows = await store.queues.find_queues(self._postgres, [name])
         if not rows:
             raise QueueUnknown(name)
-        return await store.fleet.queue_minutes(
-            self._postgres,
-            rows[0].id,
-            from_at=since_at,
-            to_at=until_at,
-            minutes_max=int(MINUTES_SPAN_MAX.total_seconds() / 60) + 1,
-        )
+        return rows[0].id
 
     async def _find(self, name: str) -> QueueSettings | None:
         if not is_storable(name):
@@ -249,6 +252,30 @@ def _lane_missing(queue: QueueRow) -> str:
         f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits only jobs with a lane:"
         " give the job a lane, or declare the task with lane='optional'"
     )
+
+
+def _span_of(
+    what: str,
+    from_at: datetime | None,
+    to_at: datetime | None,
+    *,
+    usual: timedelta,
+    most: timedelta,
+) -> tuple[datetime, datetime]:
+    """The span of a series. Raises: InvalidSpan."""
+    try:
+        until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
+        since_at = _in_utc(from_at or until_at - usual)
+    except (OverflowError, ValueError) as error:
+        raise InvalidSpan(
+            f"{what}: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
+        ) from error
+    if not timedelta() < until_at - since_at <= most:
+        raise InvalidSpan(
+            f"{what} from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
+            f" at most {most.days} days that begins before it ends"
+        )
+    return since_at, until_at
 
 
 def _in_utc(moment: datetime) -> datetime:

@@ -26,7 +26,8 @@ from headrace.jobs.model import (
     TakenOutcome,
 )
 from headrace.jobs.outcomes import Outcome, final_outcome
-from headrace.jobs.store.leases import ClaimCursor, Claims, TakenJobs
+from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
+from headrace.jobs.store.leases import Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
@@ -163,7 +164,13 @@ class Takes:
 
     async def _claim_lanes(self, tx: Tx, host_id: int, queue_id: int, n: int) -> Claims:
         return await store.leases.claim_lanes(
-            tx, host_id, queue_id, leases_max=1, batch=n, config=self._config
+            tx,
+            host_id,
+            queue_id,
+            leases_max=1,
+            batch=n,
+            config=self._config,
+            cursor=LaneCursor(),
         )
 
     async def _outcomes_to_record(

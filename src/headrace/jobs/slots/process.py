@@ -23,6 +23,7 @@ from setproctitle import setproctitle
 
 from headrace.jobs.messages import (
     Ack,
+    CancelJob,
     Declared,
     FromSlot,
     Left,
@@ -142,6 +143,8 @@ class _Slot:
                     self._title(message.queue)
                 self._worked_s = time.monotonic()
                 self._runner.give(message)
+            case CancelJob():
+                self._runner.cancel(message.job_id)
             case SpendAnswer():
                 self._runner.answer(message)
             case Stop():

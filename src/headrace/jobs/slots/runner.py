@@ -22,7 +22,14 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
-from headrace.jobs.job_context import AgentClient, Batch, encode_result, job_context, running_job
+from headrace.jobs.job_context import (
+    AgentClient,
+    Batch,
+    JobContext,
+    encode_result,
+    job_context,
+    running_job,
+)
 from headrace.jobs.messages import FromSlot, Left, Ready, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
@@ -54,6 +61,7 @@ ABANDON_AFTER_S: Final = 2.0
 NEWER_CODE_AFTER_S: Final = 15.0
 """When a job that this code cannot decode is due again, for a host with newer code."""
 LANE_WAIT_MAX_S: Final = 60.0
+CANCELLED: Final = Outcome("cancel", None, "cancelled while it ran")
 _log: Final = logger(__name__)
 
 
@@ -89,6 +97,10 @@ class SlotRunner:
         self._report_timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._running: dict[int, tuple[JobContext[Any], asyncio.Task[Any] | None]] = {}
+        """Single jobs whose calls run, and the tasks of async ones."""
+        self._cancelled: set[int] = set()
+        """Jobs that were cancelled while this slot had them."""
 
     @property
     def jobs_open(self) -> int:
@@ -123,6 +135,15 @@ class SlotRunner:
             self._return_waiting(backlog)
         else:
             self._refill(backlog)
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job: an async handler by CancelledError, a sync one by its context."""
+        self._cancelled.add(job_id)
+        job, task = self._running.get(job_id, (None, None))
+        if job is not None:
+            job.is_cancelled = True
+        if task is not None:
+            task.cancel("the job was cancelled")
 
     def answer(self, answer: SpendAnswer) -> None:
         """Pass on the answer to a request for lane tokens."""
@@ -209,11 +230,22 @@ class SlotRunner:
             call.named = fields_of(job.payload)
         else:
             call.arguments = (job if task.takes_job else job.payload,)
+        if job.id in self._cancelled:
+            self._cancelled.discard(job.id)
+            lease.note(index, CANCELLED)
+            return
         running_job.set(job)
         current_traceparent.set(child_traceparent(job.traceparent))
-        end = await self._executor.call(call)
+        self._running[job.id] = job, asyncio.current_task() if task.is_async else None
+        try:
+            end = await self._executor.call(call)
+        finally:
+            self._running.pop(job.id, None)
         lease.note_call(end.run_s)
         rest = end.rest
+        if job.id in self._cancelled:
+            self._cancelled.discard(job.id)
+            rest = rest if rest is DONE else CANCELLED
         if task.keep_result and rest is DONE and (job.outcome is None or job.outcome is DONE):
             job.outcome = _outcome_with_result(end.value)
         lease.note(index, rest if job.outcome is None or call.is_late else job.outcome)

@@ -145,11 +145,37 @@ WHERE id = :alert;
 -- name: queue_minutes
 -- Counts of a queue per minute, oldest first. Minutes with only idle slots are left out.
 SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.claimed, m.run_s, m.wait_s,
-    m.wait_max_s, m.slot_s
+    m.wait_max_s, m.slot_s, m.ready, m.scheduled, m.running, m.failed_kept, m.oldest_s
 FROM headrace.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
-  AND m.done + m.failed + m.retried + m.lost + m.calls + m.claimed > 0
-ORDER BY m.minute LIMIT :minutes_max;
+  AND m.done + m.failed + m.retried + m.lost + m.calls + m.claimed
+      + coalesce(m.ready + m.scheduled + m.running + m.failed_kept, 0) > 0
+ORDER BY m.minute;
+
+-- name: queue_hours
+-- The same per hour.
+SELECT h.hour, h.done, h.failed, h.retried, h.lost, h.calls, h.claimed, h.run_s, h.wait_s,
+    h.wait_max_s, h.slot_s, h.ready, h.scheduled, h.running, h.failed_kept, h.oldest_s
+FROM headrace.queue_hour h
+WHERE h.queue = :queue AND h.hour >= :from_at AND h.hour < :to_at
+  AND h.done + h.failed + h.retried + h.lost + h.calls + h.claimed
+      + coalesce(h.ready + h.scheduled + h.running + h.failed_kept, 0) > 0
+ORDER BY h.hour;
+
+-- name: record_backlog
+-- Store the backlog of each queue in the current minute. Return it with the totals.
+SELECT * FROM headrace.record_backlog_v1(:count_max);
+
+-- name: sum_hours
+-- Sum minutes to hours.
+SELECT headrace.sum_hours_v1();
+
+-- name: drop_hours
+-- Delete hours older than :kept_s, oldest first.
+DELETE FROM headrace.queue_hour WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM headrace.queue_hour
+    WHERE hour < now() - :kept_s::double precision * interval '1 s'
+    ORDER BY hour LIMIT :rows_max));
 
 -- name: recent_outcomes
 -- Done and failed jobs by queue in the last :minutes whole minutes and the current one.

@@ -214,6 +214,11 @@ LIMIT 1;
 -- Remove waiting jobs, stored as cancelled if :is_kept. Return the ids of those that waited.
 SELECT headrace.end_waiting_v1(:ids::bigint[], :is_kept);
 
+-- name: edit_waiting
+-- Change a waiting job; NULL: as it is. Return whether it waited.
+SELECT headrace.edit_waiting_v1(:job, :payload::bytea, :version::smallint, :priority::smallint,
+                                :run_at::timestamptz, :delay_s::double precision);
+
 -- name: retry_jobs
 -- Make jobs that ended in :states ready again. Return which, and which stay since their key is
 -- taken.

@@ -53,7 +53,11 @@ SELECT * FROM headrace.claim_ready_v1(
 -- name: claim_lanes
 -- Lease jobs of a queue's lanes within their limits; one row per lease, at least one.
 SELECT * FROM headrace.claim_lanes_v1(
-    :host, :queue, :leases_max, :batch, :lanes_max, :quantum);
+    :host, :queue, :leases_max, :batch, :lanes_max, :quantum, :is_folding, :event, :ready_from);
+
+-- name: fold_lanes
+-- Add journal rows after :event to the counts of their lanes. Return how many, and the last.
+SELECT * FROM headrace.fold_lanes_v1(:queue, :event, :events_max);
 
 -- name: settle
 -- Settle whole leases with one outcome, and single jobs of others. Return missing and locked
@@ -102,5 +106,6 @@ LEFT JOIN headrace.queue_override o ON o.queue = q.id
 WHERE l.id = :lease;
 
 -- name: work_ahead
--- Queues that have due work, and the seconds until the next job is due.
-SELECT * FROM headrace.work_ahead_v1(:queues::integer[]);
+-- Queues that have due work, and the seconds until the next job is due, after the marks :from_at
+-- and :event.
+SELECT * FROM headrace.work_ahead_v1(:queues::integer[], :from_at, :event);

@@ -132,9 +132,10 @@ SELECT headrace.pause_lane_v1(:limiter, :lane, :is_paused);
 
 -- name: find_lanes
 -- Lanes of a limiter by name, the lane :lane or up to :lanes_max after :after, with their waiting
--- jobs. A lane without a claim so far is only in the journal and has its limiter's limits.
-SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight, l.inflight,
-    l.is_own,
+-- jobs, and those in flight as read from the leases. A lane without a claim so far is only in the
+-- journal and has its limiter's limits.
+SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight,
+       coalesce(f.inflight, 0) AS inflight, l.is_own,
        coalesce((SELECT sum(w.waiting) FROM headrace.lane_queue w
                  WHERE w.limiter = l.limiter AND w.lane = l.name), 0)
            + coalesce(e.waiting, 0) AS waiting,
@@ -143,16 +144,14 @@ SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.w
             AND s.n < 1000000000) AS starts_live,
        CASE WHEN l.free_at > now() THEN l.free_at END AS next_at
 FROM (
-    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, inflight,
-        is_own,
-            at, n, free_at
+    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, is_own,
+        at, n, free_at
      FROM headrace.lane
      WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
      ORDER BY name LIMIT :lanes_max)
     UNION ALL
-    SELECT v.limiter, v.lane, m.starts_max, m.window_s, m.slack_s, m.concurrency, false, 1, 0,
-        false,
-           '{}', '{}', NULL
+    SELECT v.limiter, v.lane, m.starts_max, m.window_s, m.slack_s, m.concurrency, false, 1,
+        false, '{}', '{}', NULL
     FROM headrace.lane_event v LEFT JOIN headrace.limiter m ON m.name = v.limiter
     WHERE v.limiter = :limiter AND v.lane > :after AND (:lane::text IS NULL OR v.lane = :lane::text)
       AND NOT EXISTS (SELECT FROM headrace.lane o WHERE o.limiter = v.limiter AND o.name = v.lane)
@@ -162,6 +161,12 @@ FROM (
     SELECT v.lane, sum(v.k) AS waiting FROM headrace.lane_event v
     WHERE v.limiter = :limiter AND (:lane::text IS NULL OR v.lane = :lane::text) GROUP BY v.lane
 ) e ON e.lane = l.name
+LEFT JOIN (
+    SELECT r.lane, count(*) AS inflight FROM headrace.job_lease j
+    CROSS JOIN LATERAL unnest(j.ids, j.lanes) AS r(id, lane)
+    WHERE j.limiter = :limiter AND (:lane::text IS NULL OR j.lanes @> ARRAY[:lane::text])
+      AND r.id <> ALL(j.settled) GROUP BY r.lane
+) f ON f.lane = l.name
 ORDER BY l.name;
 
 -- name: spend

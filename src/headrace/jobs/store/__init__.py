@@ -6,6 +6,6 @@ belong together are functions of the database (`sql/migrations`), so each is one
 
 from __future__ import annotations
 
-from headrace.jobs.store import fleet, jobs, leases, queues
+from headrace.jobs.store import fleet, jobs, leases, queues, workflows
 
-__all__ = ["fleet", "jobs", "leases", "queues"]
+__all__ = ["fleet", "jobs", "leases", "queues", "workflows"]

@@ -22,8 +22,10 @@ from headrace.jobs.fleet.state import (
     Planned,
     QueueCounts,
     QueueFailures,
+    QueueHour,
     QueueLoad,
     QueueMinute,
+    QueueReading,
     QueueSnapshot,
     SlotRequest,
     by_host,
@@ -211,13 +213,35 @@ def _host(row: Row) -> FleetHost:
 
 
 async def queue_minutes(
-    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime, minutes_max: int
+    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
 ) -> list[QueueMinute]:
     """Counts of the queue per minute, oldest first. Idle minutes have no row."""
-    rows = await runner.all(
-        SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
-    )
+    rows = await runner.all(SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at)
     return [QueueMinute(**row) for row in rows]
+
+
+async def queue_hours(
+    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
+) -> list[QueueHour]:
+    """Counts of the queue per hour, oldest first. Idle hours have no row."""
+    rows = await runner.all(SQL.queue_hours, queue=queue_id, from_at=from_at, to_at=to_at)
+    return [QueueHour(**row) for row in rows]
+
+
+async def record_backlog(runner: Runner, *, count_max: int) -> list[QueueReading]:
+    """Store the backlog of each queue in the current minute. Return it with the totals."""
+    rows = await runner.all(SQL.record_backlog, count_max=count_max)
+    return [QueueReading(**row) for row in rows]
+
+
+async def sum_hours(runner: Runner) -> None:
+    """Sum minutes to hours."""
+    await runner.run(SQL.sum_hours)
+
+
+async def drop_hours(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Delete hours older than `kept_s`. Return how many."""
+    return await runner.run(SQL.drop_hours, kept_s=kept_s, rows_max=rows_max)
 
 
 async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:

@@ -333,6 +333,23 @@ async def cancel_jobs(runner: Runner, ids: Sequence[int]) -> list[int]:
     return list(await runner.value(SQL.end_waiting, ids=list(ids), is_kept=True))
 
 
+async def edit_waiting(
+    runner: Runner, job_id: int, row: JobColumns, *, has_payload: bool, has_priority: bool
+) -> bool:
+    """Change a waiting job to the first of `row`. Return whether it waited."""
+    return bool(
+        await runner.value(
+            SQL.edit_waiting,
+            job=job_id,
+            payload=row.payloads[0] if has_payload else None,
+            version=row.versions[0] if has_payload else None,
+            priority=row.priorities[0] if has_priority else None,
+            run_at=row.run_ats[0],
+            delay_s=row.delays_s[0],
+        )
+    )
+
+
 async def retry_jobs(
     runner: Runner, ids: Sequence[int], states: Sequence[str]
 ) -> tuple[list[int], list[int]]:

@@ -1,27 +1,21 @@
 """Leases and the hosts that hold them: claims and settlements, each one round trip.
 
-Every claimed job leaves a dead entry in the index that claims scan, until vacuum removes it.
-Vacuum cannot remove it while an older transaction is open. A consumer therefore remembers its
-position in a queue: `ClaimCursor`.
+A consumer remembers its position in a queue: see `claim_cursor`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.messages import Work
-from headrace.jobs.model import (
-    ERROR_CHARACTERS_MAX,
-    PRIORITY_LAST,
-    TRACEBACK_CHARACTERS_MAX,
-    JobsConfig,
-)
+from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
 from headrace.jobs.outcomes import Outcome, bounded_text
 from headrace.jobs.sql import SQL
+from headrace.jobs.store.claim_cursor import FIRST_AT, LaneCursor
 
 
 async def add_host(
@@ -86,9 +80,6 @@ async def drop_hosts(runner: Runner) -> int:
     return await runner.run(SQL.drop_hosts)
 
 
-PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claimed lease with its jobs as columns."""
@@ -138,6 +129,13 @@ class Claims:
     """Jobs of lanes must start within this time after the claim was sent."""
     wait_s: float | None = None
     """After an empty claim of lanes: seconds to wait; None: until the next enqueue."""
+    is_counted: bool = False
+    """Jobs of lanes with a concurrency limit: settling them gives their lanes room."""
+    is_full: bool = False
+    """As many lanes were ready as a claim may visit."""
+    last_event: int = 0
+    first_ready: datetime | None = None
+    scan_s: float = 0.0
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
@@ -160,6 +158,11 @@ class WorkAhead:
     """Queues with lanes that may have jobs to start."""
     next_s: float | None
     """Seconds until the next job becomes due; None: no known job will."""
+    polled_at: datetime
+    last_event: int
+    """The newest journal row that had a number."""
+    took_s: float
+    """How long the search took."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -202,6 +205,7 @@ async def claim_lanes(
     leases_max: int,
     batch: int,
     config: JobsConfig,
+    cursor: LaneCursor,
 ) -> Claims:
     """Lease jobs of a queue's lanes within their limits."""
     rows: list[Any] = await runner.all(
@@ -213,15 +217,23 @@ async def claim_lanes(
         lanes_max=min(config.lanes_per_claim, leases_max * batch),
         # Small claims use small shares, so that lanes alternate; the proportions stay.
         quantum=min(config.lane_quantum, leases_max * batch),
+        is_folding=cursor.is_folding,
+        event=cursor.event,
+        ready_from=cursor.ready_from,
     )
     first = rows[0]
     has_leases = first["lease_id"] is not None
-    return _claims(
-        rows,
-        limiter=first["limiter"],
-        wait_s=first["wait_s"],
-        slack_s=first["slack_s"] if has_leases else None,
-    )
+    facts = ("limiter", "wait_s", "is_counted", "is_full", "last_event", "first_ready", "scan_s")
+    slack_s = first["slack_s"] if has_leases else None
+    return _claims(rows, slack_s=slack_s, **{fact: first[fact] for fact in facts})
+
+
+async def fold_lanes(
+    runner: Runner, queue_id: int, *, event: int, events_max: int
+) -> tuple[int, int]:
+    """Add journal rows after `event` to the counts of lanes. Return how many, and the last."""
+    row: Any = await runner.one(SQL.fold_lanes, queue=queue_id, event=event, events_max=events_max)
+    return row["folded"], row["last_event"]
 
 
 def _claims(rows: list[Row], **rest: Any) -> Claims:
@@ -344,88 +356,25 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
     return TakenJobs(row["host"], attempts, row["retries"])
 
 
-async def work_ahead(runner: Runner, queue_ids: Iterable[int]) -> WorkAhead:
-    """Queues with work now, and when the next job is due. Index probes only."""
-    row: Any = await runner.one(SQL.work_ahead, queues=list(queue_ids))
-    return WorkAhead(frozenset(row["ready"] or ()), frozenset(row["laned"] or ()), row["wait_s"])
+async def work_ahead(
+    runner: Runner,
+    queue_ids: Iterable[int],
+    *,
+    from_at: datetime = FIRST_AT,
+    event: int = 0,
+) -> WorkAhead:
+    """Queues with work now, and when the next job is due. Index probes only.
 
-
-_FIRST: Final = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-LOWEST_FIRST_EVERY: Final = 8
-MARKS_KEPT_S: Final = 1.0
-MARKS_KEPT_S_MAX: Final = 30.0
-WHOLE_SHARE: Final = 0.05
-COSTLY_S: Final = 0.02
-LATE_COMMIT_S: Final = 0.5
-
-
-class ClaimCursor:
-    """The position of one consumer in one queue, per priority, and the order of priorities.
-
-    Marks let claims skip the dead index entries of former claims. They are dropped after a short
-    batch and every second, so that late commits, returned jobs and more urgent jobs are found. A
-    scan from the beginning is slow while a long transaction keeps many dead entries. It is then
-    made less often, so that it takes at most WHOLE_SHARE of the time, and jobs that commit late
-    wait longer.
+    It searches jobs and lanes that became due since `from_at`, and journal rows after `event`.
     """
-
-    saw_all: bool = False
-    """The last claim scanned from the beginning and was short: no other job was due."""
-
-    def __init__(self) -> None:
-        self.marks = [_FIRST] * len(PRIORITIES)
-        self._order: Sequence[int] = PRIORITIES
-        self._claims = 0
-        self._is_whole = True
-        self._whole_at_s = 0.0
-        self._whole_s = 0.0
-
-    @property
-    def is_costly(self) -> bool:
-        """Whether a scan from the beginning is slow; claims from the marks are not."""
-        return self._whole_s > COSTLY_S
-
-    def next_order(self) -> Sequence[int]:
-        """Priorities in the order to claim; every 8th time reversed, so that none starves."""
-        self._claims += 1
-        is_turned = self._claims % LOWEST_FIRST_EVERY == 0
-        self._order = PRIORITIES[::-1] if is_turned else PRIORITIES
-        return self._order
-
-    def note(
-        self,
-        claims: Claims,
-        *,
-        jobs_max: int,
-        now_s: float,
-        took_s: float = 0.0,
-        leases_max: int | None = None,
-    ) -> None:
-        """Update the marks after a claim of up to `jobs_max` jobs in `leases_max` leases.
-
-        A claim that used all its leases may have stopped at a job that needs its own lease,
-        because its process died before.
-        """
-        if self._is_whole:
-            self._whole_at_s, self._whole_s = now_s, took_s
-        kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
-        jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
-        is_short = jobs < jobs_max and (leases_max is None or len(claims.leases) < leases_max)
-        self.saw_all = is_short and self._is_whole
-        self._is_whole = now_s - self._whole_at_s > kept_s or (is_short and not self.is_costly)
-        if self._is_whole:
-            self.marks = [_FIRST] * len(PRIORITIES)
-            return
-        found: dict[int, tuple[datetime, int]] = {}
-        for claim in claims.leases:
-            keys = zip(claim.run_ats, claim.ids, strict=True)
-            # Jobs of a lease are in order, so the dict keeps the last of each priority.
-            for priority, key in dict(zip(claim.priorities, keys, strict=True)).items():
-                found[priority] = max(found.get(priority, _FIRST), key)
-        # Priorities before the one where the claim ended had no other due job.
-        reached = [self._order.index(priority) for priority in found]
-        last = len(self._order) if is_short else max(reached, default=0)
-        late = (claims.claimed_at - timedelta(seconds=LATE_COMMIT_S), 0)
-        for position, priority in enumerate(self._order):
-            ended = late if position < last else _FIRST
-            self.marks[priority] = max(self.marks[priority], found.get(priority, _FIRST), ended)
+    row: Any = await runner.one(
+        SQL.work_ahead, queues=list(queue_ids), from_at=from_at, event=event
+    )
+    return WorkAhead(
+        ready=frozenset(row["ready"] or ()),
+        laned=frozenset(row["laned"] or ()),
+        next_s=row["wait_s"],
+        polled_at=row["polled_at"],
+        last_event=row["last_event"],
+        took_s=row["took_s"],
+    )

@@ -26,6 +26,7 @@ SLACK: Final = "250ms"
 RESULT_KEPT: Final = "1h"
 """Default time for which results are kept."""
 CRON_PREFIX: Final = "cron."
+WORKFLOW_PREFIX: Final = "workflow."
 
 
 class QueueOptions(TypedDict, total=False):

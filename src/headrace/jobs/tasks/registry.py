@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.handle import Bridge, JobService
@@ -21,6 +21,9 @@ from headrace.jobs.tasks.options import (
 )
 from headrace.jobs.tasks.task import Queue, Task
 from headrace.kernel.config import parse_duration_s
+
+if TYPE_CHECKING:
+    from headrace.jobs.workflow import Workflow
 
 Hook = Callable[[], Awaitable[None] | None]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -65,6 +68,22 @@ class Registry:
             task = Task(queue=queue, handler=handler, **options)
             self.add(task)
             return task
+
+        return declare
+
+    def workflow(
+        self, name: str, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Workflow]:
+        """Decorate a handler `(ctx, ...)` that is replayed, as the code of workflow `name`.
+
+        Raises: InvalidTask.
+        """
+        from headrace.jobs.workflow import Workflow
+
+        def declare(handler: Callable[..., Any]) -> Workflow:
+            workflow = Workflow(name, handler, **options)
+            self.add(workflow)
+            return workflow
 
         return declare
 

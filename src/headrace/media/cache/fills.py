@@ -14,7 +14,8 @@ the cache. There is no fdatasync: the checksum detects blocks that a power loss 
 that dies between two steps leaves a hidden frame, which counts as empty.
 
 If a block cannot be placed (no disk, all 16 frames being filled, a stuck worker, a full, slow or
-broken disk), its bytes are passed through. No reply waits for a slow disk longer than PLACE_WAIT_S.
+broken disk), its bytes are passed through. No reply waits for a slow disk longer than PLACE_WAIT_S:
+while the disk still writes, callers get the bytes from memory, so the origin is not read again.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ class Filled(NamedTuple):
     is_stored: bool
 
 
+class Placing(NamedTuple):
+    """A block that is being written."""
+
+    task: asyncio.Task[bool]
+    data: bytes
+
+
 class Fills:
     """All fills in progress, by key."""
 
@@ -52,7 +60,7 @@ class Fills:
         self._disks = disks
         self._epochs = epochs
         self._under_way: SingleFlight[bytes, Filled] = SingleFlight()
-        self._placing: set[asyncio.Task[bool]] = set()
+        self._placing: dict[bytes, Placing] = {}
 
     @property
     def count(self) -> int:
@@ -68,6 +76,8 @@ class Fills:
             stored = await self._find(key, wants_bytes=wants_bytes)
             if stored is not None:
                 return stored.data if wants_bytes else None
+            if (placing := self._placing.get(key.digest)) is not None:
+                return placing.data
         JOINED.inc(key.digest in self._under_way)
         filled = await self._under_way.call(key.digest, lambda: self._fill(key))
         return None if filled.is_stored and not wants_bytes else filled.data
@@ -85,7 +95,9 @@ class Fills:
         try:
             async with asyncio.timeout(END_S):
                 await self._under_way.wait_idle()
-                await asyncio.gather(*self._placing, return_exceptions=True)
+                await asyncio.gather(
+                    *(placing.task for placing in self._placing.values()), return_exceptions=True
+                )
         except TimeoutError:
             await self._under_way.cancel()
 
@@ -112,8 +124,8 @@ class Fills:
             raise
         FILLED_BYTES.inc(len(data))
         placing = asyncio.get_running_loop().create_task(self._place(key, data))
-        self._placing.add(placing)
-        placing.add_done_callback(self._placing.discard)
+        self._placing[key.digest] = Placing(placing, data)
+        placing.add_done_callback(lambda _: self._placing.pop(key.digest))
         await asyncio.wait([placing], timeout=PLACE_WAIT_S)
         is_stored = placing.done() and placing.result()
         FILLED["stored" if is_stored else "pass"].inc()

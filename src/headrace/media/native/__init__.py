@@ -9,7 +9,18 @@ from headrace.media.native.build import (
     WARNINGS,
     NativePlaneMissing,
     build_library,
+    kernel_tls_missing,
     library_path,
+    native_tls_missing,
 )
 
-__all__ = ["FLAGS", "FOLDER", "WARNINGS", "NativePlaneMissing", "build_library", "library_path"]
+__all__ = [
+    "FLAGS",
+    "FOLDER",
+    "WARNINGS",
+    "NativePlaneMissing",
+    "build_library",
+    "kernel_tls_missing",
+    "library_path",
+    "native_tls_missing",
+]

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <sys/epoll.h>
@@ -12,7 +11,7 @@
 #include "fetch.h"
 #include "loop.h"
 #include "residency.h"
-
+#include "stream.h"
 
 struct answer {
   struct url url;
@@ -48,6 +47,7 @@ void connection_hand_over(struct plane *plane, struct connection *connection, in
     queued->event.rate = connection->rate.per_s;
     queued->event.peer = object->peer;
   }
+  if (connection->tls != NULL) queued->event.tls = stream_hand_over(plane, connection);
   epoll_ctl(plane->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
   connection->fd = connection->file = -1; /* they belong to the event now */
   plane->handed_over++;
@@ -186,6 +186,11 @@ void answer_sample(struct plane *plane, const struct object *object) {
 }
 
 void answer_finish(struct plane *plane, struct connection *connection) {
+  if (connection->out.count) { /* encrypted bytes: send_out finishes it */
+    connection->state = SENDING;
+    connection_watch(plane, connection, DEADLINE_SEND);
+    return;
+  }
   if (connection->file >= 0) close(connection->file);
   connection->file = -1;
   if (connection->object != NULL) object_release(connection->object);
@@ -205,7 +210,6 @@ static void begin_sending(struct plane *plane, struct connection *connection, co
 /* What the socket took of head and body; the rest is sent by later turns. */
 static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
                            const char *head, size_t head_bytes, size_t sent, int64_t body) {
-  connection->sent_bytes += (int64_t)sent + body;
   answer_count(plane, answer->is_part, plane->began_ns);
   if (!answer->is_hop) answer_sample(plane, answer->object);
   plane->counters.sent_bytes += (uint64_t)body;
@@ -241,28 +245,22 @@ static int64_t count_first(const struct answer *answer) {
   return answer->url.rate && burst < count ? burst : count;
 }
 
-/* Send bytes that `prepare` found, without a second look at their block. A fault shows in the next turn. */
-static int64_t send_first(const struct connection *connection, const struct answer *answer, int64_t count) {
-  int file = answer->file;
-  off_t at = answer->start;
-  if (file < 0) {
-    file = answer->frame.disk->reader;
-    at = answer->frame.offset + answer->start % BLOCK_BYTES;
-  }
-  ssize_t sent = sendfile(connection->fd, file, &at, (size_t)count);
-  return sent < 0 ? 0 : sent;
-}
-
+/* Send the head, and the bytes that `prepare` found without a second look at their block. A fault of the file shows in
+   the next turn. */
 static enum step begin_answer(struct plane *plane, struct connection *connection, const struct answer *answer,
                               const char *head, size_t head_bytes) {
-  ssize_t sent = send(connection->fd, head, head_bytes, MSG_NOSIGNAL | MSG_MORE);
+  struct piece piece = {.file = answer->file, .at = answer->start, .count = count_first(answer)};
+  if (piece.file < 0) {
+    piece.file = answer->frame.disk->reader;
+    piece.at = answer->frame.offset + answer->start % BLOCK_BYTES;
+  }
+  ssize_t sent = stream_begin(plane, connection, head, head_bytes, &piece);
   if (sent < 0 && errno != EAGAIN) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
   }
-  int64_t count = count_first(answer), body = sent == (ssize_t)head_bytes ? send_first(connection, answer, count) : 0;
-  enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, body);
-  return body && body < count ? STEP_WAIT : step;
+  enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, piece.sent);
+  return step == STEP_MORE && piece.is_full ? STEP_WAIT : step;
 }
 
 static int accept_hop(struct plane *plane, const struct hop *hop) {
@@ -315,9 +313,8 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
 static ssize_t receive(struct plane *plane, struct connection *connection) {
   size_t before = connection->in.count;
   if (before) memcpy(plane->input, connection->in.data, before);
-  ssize_t got = recv(connection->fd, plane->input + before, sizeof plane->input - before, 0);
-  if (got < 0) return errno == EAGAIN || errno == EINTR ? -1 : 0;
-  return got == 0 ? 0 : got + (ssize_t)before;
+  ssize_t got = stream_receive(plane, connection, plane->input + before, sizeof plane->input - before);
+  return got <= 0 ? got : got + (ssize_t)before;
 }
 
 static enum step read_head(struct plane *plane, struct connection *connection, int *is_drained) {
@@ -352,18 +349,18 @@ static enum step read_head(struct plane *plane, struct connection *connection, i
   return STEP_ENDED;
 }
 
-/* Send the rest of the head. */
+/* Send the rest of the head, or encrypted bytes. */
 static enum step send_out(struct plane *plane, struct connection *connection) {
   struct bytes *out = &connection->out;
-  ssize_t sent = send(connection->fd, out->data, out->count, MSG_NOSIGNAL | MSG_MORE);
+  ssize_t sent = stream_send_out(connection);
   if (sent < 0) {
     if (errno == EAGAIN) return STEP_WAIT;
     connection_cut(plane, connection, &plane->counters.cuts_client);
     return STEP_ENDED;
   }
-  connection->sent_bytes += sent;
   if ((size_t)sent == out->count) {
     bytes_free(out);
+    if (connection->state == SENDING && connection->left == 0) answer_finish(plane, connection);
     return STEP_MORE;
   }
   memmove(out->data, out->data + sent, out->count -= (size_t)sent);
@@ -399,9 +396,10 @@ static enum step send_block(struct plane *plane, struct connection *connection) 
   int file = -1;
   off_t at = 0;
   if (count > BLOCK_BYTES - offset) count = BLOCK_BYTES - offset;
+  count = stream_piece(connection, count);
   int is_here = find_source(plane, connection, count, &file, &at);
   if (is_here && (count = rate_allow(plane, connection, count)) == 0) return STEP_WAIT;
-  ssize_t sent = is_here ? sendfile(connection->fd, file, &at, (size_t)count) : 0;
+  ssize_t sent = is_here ? stream_send_file(plane, connection, file, at, (size_t)count) : 0;
   if (sent < 0 && errno == EAGAIN) return STEP_WAIT;
   if (sent < 0 && errno != EIO) {
     connection_cut(plane, connection, &plane->counters.cuts_client);
@@ -414,11 +412,10 @@ static enum step send_block(struct plane *plane, struct connection *connection) 
   connection->start += sent;
   connection->left -= sent;
   connection->rate.left -= sent;
-  connection->sent_bytes += sent;
   plane->counters.sent_bytes += (uint64_t)sent;
   connection->is_visited = connection->start % BLOCK_BYTES != 0;
   if (connection->left == 0) answer_finish(plane, connection);
-  return sent < count ? STEP_WAIT : STEP_MORE;
+  return sent < count || connection->out.count ? STEP_WAIT : STEP_MORE;
 }
 
 void connection_advance(struct plane *plane, struct connection *connection) {
@@ -431,11 +428,11 @@ void connection_advance(struct plane *plane, struct connection *connection) {
     }
     int64_t before = connection->sent_bytes;
     enum step step;
-    if (connection->state == READING) {
+    if (connection->out.count) {
+      step = send_out(plane, connection);
+    } else if (connection->state == READING) {
       step = read_head(plane, connection, &is_drained);
       share -= REQUEST_COST_BYTES;
-    } else if (connection->out.count) {
-      step = send_out(plane, connection);
     } else if (connection->object->peer) {
       step = fetch_send(plane, connection);
     } else {

@@ -1,4 +1,4 @@
-"""Compile the native data plane with the machine's C compiler, or one from a wheel.
+"""Compile the native data plane with the machine's C compiler, or one from a wheel; check OpenSSL.
 
 A wheel that was built beside a C compiler contains the library (`tools/build_backend.py`).
 Otherwise it is compiled once per version of the sources, in about two seconds, into the user's
@@ -8,6 +8,7 @@ machines that have none. The build backend loads this module alone, so it import
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -47,6 +48,19 @@ def library_name() -> str:
     return f"plane-{_digest()}-{platform.machine()}.so"
 
 
+def native_tls_missing() -> str:
+    """Why the library cannot serve HTTPS here; empty if it can.
+
+    Raises: NativePlaneMissing, OSError.
+    """
+    return _reason("plane_tls_missing")
+
+
+def kernel_tls_missing() -> str:
+    """Why the kernel does not encrypt; empty if it can. Raises: NativePlaneMissing, OSError."""
+    return _reason("plane_tls_kernel_missing")
+
+
 def build_library(target: Path, *extra: str) -> Path:
     """Compile the library to `target`; `extra` are further flags. Raises: NativePlaneMissing."""
     sources = [str(path) for path in sorted(FOLDER.glob("*.c"))]
@@ -65,6 +79,12 @@ def build_library(target: Path, *extra: str) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativePlaneMissing(f"the native data plane was not compiled: {error}") from error
     return target
+
+
+def _reason(function: str) -> str:
+    called = getattr(ctypes.CDLL(str(library_path())), function)
+    called.restype = ctypes.c_char_p
+    return (called() or b"").decode()
 
 
 def _compiler() -> list[str]:

@@ -2,7 +2,8 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
+
+#include "stream.h"
 
 int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,
                 size_t request_bytes, int is_part) {
@@ -60,11 +61,11 @@ static enum step end_block(struct plane *plane, struct connection *connection) {
 
 static enum step send_received(struct plane *plane, struct connection *connection) {
   struct fetch *fetch = connection->fetch;
-  int64_t body_max = (int64_t)(fetch->end - fetch->at - fetch->head_left);
+  int64_t body_max = stream_piece(connection, (int64_t)(fetch->end - fetch->at - fetch->head_left));
   /* The first answer never pauses: its burst is unused. */
   size_t count = fetch->head_left + (size_t)rate_allow(plane, connection, body_max);
   if (count == 0) return STEP_WAIT;
-  ssize_t sent = send(connection->fd, fetch->buffer + fetch->at, count, MSG_NOSIGNAL);
+  ssize_t sent = stream_send(plane, connection, fetch->buffer + fetch->at, count);
   if (sent < 0) return errno == EAGAIN ? STEP_WAIT : cut(plane, connection);
   if (sent > 0 && !fetch->is_begun && fetch->request_bytes && note_begun(plane, connection, fetch) != 0)
     return cut(plane, connection);
@@ -72,12 +73,11 @@ static enum step send_received(struct plane *plane, struct connection *connectio
   int64_t body = sent - (int64_t)head;
   fetch->at += (size_t)sent;
   fetch->head_left -= head;
-  connection->sent_bytes += sent;
   connection->start += body;
   connection->left -= body;
   connection->rate.left -= body;
   plane->counters.peer_bytes += (uint64_t)body;
-  return (size_t)sent < count ? STEP_WAIT : STEP_MORE;
+  return (size_t)sent < count || connection->out.count ? STEP_WAIT : STEP_MORE;
 }
 
 enum step fetch_send(struct plane *plane, struct connection *connection) {

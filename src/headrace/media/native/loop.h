@@ -7,12 +7,14 @@
 #include <stdint.h>
 
 #include "blocks.h"
+#include "bytes.h"
 #include "files.h"
 #include "head.h"
 #include "hop.h"
 #include "objects.h"
 #include "peers.h"
 #include "plane.h"
+#include "tls.h"
 #include "url.h"
 
 #define LISTENERS_MAX 4
@@ -29,11 +31,6 @@
 enum state { READING, SENDING };
 enum step { STEP_MORE, STEP_WAIT, STEP_ENDED }; /* go on; wait for the socket; the connection left the plane */
 enum deadline { DEADLINE_HEADER, DEADLINE_IDLE, DEADLINE_SEND, DEADLINES };
-
-struct bytes {
-  uint8_t *data;
-  size_t count;
-};
 
 /* The rate limit of one answer: a client may be ahead by one burst. Unused rate is not saved. */
 struct rate {
@@ -53,7 +50,8 @@ struct connection {
   struct connection *earlier, *later; /* in the list of its deadline */
   struct connection *next_queued;
   struct bytes in;  /* received and not answered: part of a head, or pipelined requests */
-  struct bytes out; /* the rest of a head that the socket has not taken */
+  struct bytes out; /* as sent: the rest of a head, or encrypted bytes, that the socket has not taken */
+  struct tls *tls;  /* NULL: plain */
   struct object *object;
   struct fetch *fetch; /* of bytes that a peer keeps; NULL: none was requested */
   int file; /* that is sent; -1: blocks are */
@@ -104,11 +102,14 @@ struct plane {
   struct hop_counters hop_counters;
   struct peers peers;
   int listeners[LISTENERS_MAX];
+  int listeners_tls[LISTENERS_MAX]; /* whether their clients use TLS */
   int listeners_count;
+  struct tls_server *tls;
   int is_stopping, is_accepting_paused, is_outdated;
   int64_t held, handed_over; /* connections here and at the control plane */
   struct deadlines deadlines[DEADLINES];
   struct connection *first_queued, *last_queued;
+  struct connection *first_handshake, *last_handshake;
   struct connection *paused[PAUSE_SLOTS]; /* by the time at which they go on */
   int64_t paused_count, paused_ms;        /* slots before paused_ms are empty */
   struct connection *ended; /* to be freed after the batch */
@@ -131,8 +132,6 @@ void connection_close(struct plane *plane, struct connection *connection);
 void connection_cut(struct plane *plane, struct connection *connection, uint64_t *counter);
 void connection_enqueue(struct plane *plane, struct connection *connection);
 void connection_pause(struct plane *plane, struct connection *connection, int64_t delay_ms);
-int bytes_set(struct bytes *bytes, const void *data, size_t count);
-void bytes_free(struct bytes *bytes);
 
 /* answer.c */
 int64_t rate_burst(const struct rate *rate);

@@ -2,12 +2,12 @@
 
    The control plane chooses the peer of an object and gives the plane its address. A `fetch` requests
    the bytes of one block at most, as media/cluster/routing.py does. They are received into memory of
-   their own while the client is sent what has come, so a slow client holds no connection to a peer.
+   their own while the client is sent what was received, so a slow client holds no connection to a peer.
 
    A fault before the first byte of the client's answer hands the client with its request to the
    control plane, which requests again, learns of the fault and uses the next node. A later fault hands
-   over the rest of the body. So the plane has no opinion about the health of a peer; it only reports
-   that one is slow. */
+   over the rest of the body. So the plane does not judge the health of a peer; it only reports that one
+   is slow. */
 #ifndef HEADRACE_PEERS_H
 #define HEADRACE_PEERS_H
 

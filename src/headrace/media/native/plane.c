@@ -26,7 +26,7 @@ static void clear(int fd) {
 static int push_command(struct plane *plane, enum command_kind kind, int fd, int64_t number, void *data) {
   struct command *command = malloc(sizeof *command);
   if (command == NULL) return -1;
-  *command = (struct command){.kind = kind, .fd = fd, .number = number, .data = data};
+  *command = (struct command){.kind = (int)kind, .fd = fd, .number = number, .data = data};
   pthread_mutex_lock(&plane->lock);
   int was_empty = plane->first_command == NULL;
   if (was_empty) plane->first_command = command;
@@ -116,7 +116,10 @@ static int push_data(struct plane *plane, enum command_kind kind, void *data) {
   return result;
 }
 
-int plane_listen(struct plane *plane, int listener) { return push_command(plane, COMMAND_LISTEN, listener, 0, NULL); }
+int plane_listen(struct plane *plane, int listener, int is_tls) {
+  return push_command(plane, COMMAND_LISTEN, listener, is_tls, NULL);
+}
+
 int plane_stop_listening(struct plane *plane) { return push_command(plane, COMMAND_STOP_LISTENING, -1, 0, NULL); }
 int plane_released(struct plane *plane) { return push_command(plane, COMMAND_RELEASED, -1, 0, NULL); }
 int plane_forget_objects(struct plane *plane) { return push_command(plane, COMMAND_FORGET_OBJECTS, -1, 0, NULL); }
@@ -126,8 +129,8 @@ int plane_forget_object(struct plane *plane, const char *key) {
   return copy != NULL ? push_data(plane, COMMAND_FORGET_OBJECT, copy) : -1;
 }
 
-int plane_adopt(struct plane *plane, int fd, int64_t sent_bytes) {
-  return push_command(plane, COMMAND_ADOPT, fd, sent_bytes, NULL);
+int plane_adopt(struct plane *plane, int fd, struct tls *tls, int64_t sent_bytes) {
+  return push_command(plane, COMMAND_ADOPT, fd, sent_bytes, tls);
 }
 
 int plane_put_object(struct plane *plane, const struct plane_object *described) {
@@ -175,6 +178,14 @@ int plane_drop_peer(struct plane *plane, int32_t number) {
   return push_command(plane, COMMAND_DROP_PEER, -1, number, NULL);
 }
 
+int plane_set_certificate(struct plane *plane, const char *certificate, const char *key, char *why, int why_bytes) {
+  SSL_CTX *context = tls_context_make(certificate, key, plane->tls->seed, why, (size_t)why_bytes);
+  if (context == NULL) return -1;
+  int result = push_command(plane, COMMAND_SET_CERTIFICATE, -1, 0, context);
+  if (result != 0) tls_context_free(context);
+  return result;
+}
+
 int plane_hop_advance(struct plane *plane, uint64_t connection, uint64_t counter) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -197,12 +208,15 @@ static void free_plane(struct plane *plane) {
   for (struct command *command = plane->first_command, *next; command != NULL; command = next) {
     next = command->next;
     if (command->kind == COMMAND_PUT_OBJECT) object_release(command->data);
+    else if (command->kind == COMMAND_ADOPT) tls_free(command->data);
+    else if (command->kind == COMMAND_SET_CERTIFICATE) tls_context_free(command->data);
     else free(command->data);
     if (command->fd >= 0) close(command->fd);
     free(command);
   }
   for (struct queued_event *event = plane->first_event, *next; event != NULL; event = next) {
     next = event->next;
+    tls_free(event->event.tls);
     if (event->event.fd >= 0) close(event->event.fd);
     if (event->event.file >= 0) close(event->event.file);
     free(event);
@@ -215,6 +229,8 @@ static void free_plane(struct plane *plane) {
   free(plane->folder);
   free(plane->keys);
   free(plane->hop_keys);
+  if (plane->tls != NULL) tls_context_free(plane->tls->context);
+  free(plane->tls);
   if (plane->epoll >= 0) close(plane->epoll);
   if (plane->commands_fd >= 0) close(plane->commands_fd);
   if (plane->events_fd >= 0) close(plane->events_fd);
@@ -246,6 +262,7 @@ struct plane *plane_start(const struct plane_config *config) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int is_started = plane->epoll >= 0 && plane->commands_fd >= 0 && plane->events_fd >= 0 &&
                    objects_open(&plane->objects) == 0 &&
+                   (config->ticket_seed == NULL || (plane->tls = tls_server_make(config->ticket_seed)) != NULL) &&
                    epoll_ctl(plane->epoll, EPOLL_CTL_ADD, plane->commands_fd, &event) == 0 &&
                    pthread_create(&plane->thread, NULL, loop_run, plane) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -8,6 +8,9 @@
    connections that end. So the plane contains no error answer: whatever it does not recognize as
    plain, the control plane judges. A socket comes back with `plane_adopt` after such an answer.
 
+   Clients of HTTPS are served alike: the plane encrypts (tls.h). A connection is passed with its TLS
+   state, through which the control plane receives and sends (plane_tls_receive and so on).
+
      control plane  -- commands (objects, keys, disks, sockets) -->  plane
      control plane  <-- events (requests, bodies to continue)   --   plane
 
@@ -19,7 +22,7 @@
    (media/cache/epochs.py), odd while a batch of events is handled. A body that is sent over several
    batches looks its block up again by key. Only frames marked as verified are sent.
 
-   No dependency besides the C library and Linux. */
+   No dependency besides the C library and Linux; for HTTPS, OpenSSL 3 at run time. */
 #ifndef HEADRACE_PLANE_H
 #define HEADRACE_PLANE_H
 
@@ -31,6 +34,7 @@
 #define PLANE_SLOTS 8192 /* parts of the key space, see media/cache/layout.py */
 
 struct plane;
+struct tls;
 
 /* Settings that stay for the life of a plane. */
 struct plane_config {
@@ -41,6 +45,7 @@ struct plane_config {
   int64_t send_progress_bytes;   /* what a client must receive within send_timeout_ms */
   int32_t is_signature_required; /* otherwise a query without a signature is ignored */
   int32_t is_origin_relevant;    /* answers depend on the Origin field: requests with it are handed over */
+  const uint8_t *ticket_seed; /* 32 bytes, the same in all workers of a node; NULL: no HTTPS */
   const char *folder; /* of objects that are files; NULL: blocks of disks */
   uint64_t *board; /* the node's board of epochs; word 0 is the manifest's revision; NULL: no disks */
   uint64_t *epoch; /* the plane's own word of the board */
@@ -94,6 +99,7 @@ struct plane_event {
   int64_t left;
   int64_t rate; /* PLANE_BODY: bytes per second; 0: unlimited */
   int64_t sent_bytes;
+  struct tls *tls; /* NULL: a plain connection. It is passed on with the socket */
 };
 
 /* Counters since the start. Read them at any time. */
@@ -131,14 +137,16 @@ const struct plane_counters *plane_counters(const struct plane *plane);
 int plane_take_samples(struct plane *plane, char *into, int bytes_max);
 
 /* Commands. Each returns 0, or -1 if memory is missing. They take effect before later commands. */
-int plane_listen(struct plane *plane, int listener);
+int plane_listen(struct plane *plane, int listener, int is_tls);
 int plane_stop_listening(struct plane *plane);
-int plane_adopt(struct plane *plane, int fd, int64_t sent_bytes); /* an idle connection comes back */
+int plane_adopt(struct plane *plane, int fd, struct tls *tls, int64_t sent_bytes); /* an idle connection comes back */
 int plane_released(struct plane *plane);                          /* a handed-over one was closed */
 int plane_put_object(struct plane *plane, const struct plane_object *object);
 int plane_forget_object(struct plane *plane, const char *key);
 int plane_forget_objects(struct plane *plane);
 int plane_set_keys(struct plane *plane, const char *ids, const uint8_t *secrets, int count);
+/* PEM files for later handshakes. -1: they are refused for the reason in `why`, and the last ones stay. */
+int plane_set_certificate(struct plane *plane, const char *certificate, const char *key, char *why, int why_bytes);
 /* Accept requests of other nodes to this node, `name`. */
 int plane_set_hop_keys(struct plane *plane, const char *name, const char *ids, const uint8_t *secrets, int count);
 /* Let objects be requested from the node `name`, whose Host is `address`, at `ip` and `port`. */
@@ -151,4 +159,14 @@ int plane_hop_advance(struct plane *plane, uint64_t connection, uint64_t counter
 int plane_set_disks(struct plane *plane, uint64_t revision, const struct plane_disk *disks, int count,
                     const uint8_t *owners, const uint8_t *owners_before, const uint8_t *hash_key,
                     int hash_key_bytes);
+
+/* TLS of a connection that was passed on. All return -1 to wait for the socket, -2 if it is broken. */
+int64_t plane_tls_receive(struct tls *tls, uint8_t *into, int64_t bytes_max); /* 0: the client ended */
+/* After -1 the same bytes must be offered again; the result then is the number that was offered first. */
+int64_t plane_tls_send(struct tls *tls, const uint8_t *data, int64_t bytes);
+void plane_tls_end(struct tls *tls);                      /* send close_notify */
+void plane_tls_free(struct tls *tls);                     /* before the socket is closed */
+/* NULL: it can be used here, or the reason why not. */
+const char *plane_tls_missing(void);
+const char *plane_tls_kernel_missing(void);
 #endif

@@ -7,13 +7,16 @@ a `request_context`.
     serving          `serve`: one worker in this process; `run_worker`: one of several
     supervisor       the parent: checks the setup, starts and restarts processes, adds up metrics
     ipc_reports      reports of child processes to the parent
-    socket_io        a client's socket, plain or TLS; listening sockets
+    socket_io        a client's socket; listening sockets
+    tls_io           a client's socket with TLS; the certificate
     node             accepts clients and schedules them
     connection       one client: states, deadlines, bounds
     worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
     request_context  admission (hop, signature, key) and sources
     native_plane     the control side of the native data plane
+    native_library   its C library
+    native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
     bodies           spans of files and blocks
     deadlines        deadlines and rate limits of clients

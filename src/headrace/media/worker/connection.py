@@ -103,11 +103,14 @@ class Connection:
             self.state, self._bodies = SENDING, [body]
             self._worker.watch(self, self._worker.config.send_timeout_s)
 
-    def leave(self) -> tuple[int, int]:
-        """End this object but not the connection. Return its descriptor and the bytes sent."""
+    def leave(self) -> tuple[int, int, int]:
+        """End this object but not the connection.
+
+        Return its descriptor, its TLS state in the native plane, and the bytes sent.
+        """
         self.is_leaving = True
         self._forget()
-        return self._channel.detach(), self._sent_bytes
+        return *self._channel.detach(), self._sent_bytes
 
     def on_event(self, mask: int) -> None:
         """Handle a readiness event of the socket."""

@@ -32,6 +32,7 @@ from headrace.kernel.resilience import wait_event
 from headrace.media.hottest import HOTTEST, Row, merge_rows, write_hottest
 
 log = logger(__name__)
+TICKET_SEED_BYTES: Final = 32
 SUMMED: Final = frozenset({"media_connections"})
 GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -39,8 +40,8 @@ GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 class ChildConfig(msgspec.Struct, kw_only=True):
     """The configuration of a child. `settings` are those of the sections `blobs` and `media`.
 
-    The listeners are inherited descriptors. `store_record` is the file that identifies the folder
-    of objects.
+    The listeners are inherited descriptors. `ticket_seed` of TLS exists only in memory, so session
+    tickets end with the node. `store_record` is the file that identifies the folder of objects.
     """
 
     settings: dict[str, str]
@@ -54,6 +55,7 @@ class ChildConfig(msgspec.Struct, kw_only=True):
     workers: int = 0
     listener: int | None = None
     tls_listener: int | None = None
+    ticket_seed: bytes = b""
 
 
 class Report(msgspec.Struct, array_like=True):

@@ -14,22 +14,11 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Mapping
-from ctypes import (
-    POINTER,
-    Structure,
-    c_char_p,
-    c_int,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint64,
-    c_void_p,
-)
-from functools import cache
+from ctypes import c_uint8
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from headrace.kernel.metrics import FINE_BUCKETS_S, bound, observe_many
+from headrace.kernel.metrics import bound, observe_many
 from headrace.kernel.signing import Key
 from headrace.media.answers import HIT as HIT_STATUS
 from headrace.media.answers import PEER as PEER_STATUS
@@ -38,138 +27,29 @@ from headrace.media.cache.block_cache import PlaneDisks
 from headrace.media.cache.disk_files import ReadDisk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cluster.hop import HopGuard
-from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.routing import note_native_hops
 from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
-from headrace.media.native import library_path
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
+from headrace.media.worker.native_library import (
+    BUCKETS,
+    PlaneConfig,
+    PlaneCounters,
+    PlaneDisk,
+    PlaneObject,
+    plane_library,
+)
+from headrace.media.worker.native_peers import PlanePeers
+from headrace.media.worker.socket_io import Channel, PlainChannel
 from headrace.media.worker.timing import ANSWERED, SENT
+from headrace.media.worker.tls_io import NativeTlsChannel
 
 REQUEST, BODY, REFUSED, LATE, SWAPPED, SLOW = range(1, 7)
-BUCKETS: Final = len(FINE_BUCKETS_S)
 _DESCRIBED_MAX: Final = 65_536
 _SAMPLES_BYTES: Final = 64 * 1024
+_WHY_BYTES: Final = 500
 _BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("hit", "pass")}
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
-
-
-class _Config(Structure):
-    _fields_: ClassVar = [
-        ("header_timeout_ms", c_int32),
-        ("idle_timeout_ms", c_int32),
-        ("send_timeout_ms", c_int32),
-        ("connections_max", c_int32),
-        ("send_progress_bytes", c_int64),
-        ("is_signature_required", c_int32),
-        ("is_origin_relevant", c_int32),
-        ("folder", c_char_p),
-        ("board", c_void_p),
-        ("epoch", c_void_p),
-    ]
-
-
-class _Disk(Structure):
-    _fields_: ClassVar = [
-        ("index", c_void_p),
-        ("visited", c_void_p),
-        ("verified", c_void_p),
-        ("sets", c_uint64),
-        ("data_at", c_int64),
-        ("reader", c_int32),
-        ("is_copied", c_int32),
-    ]
-
-
-class _Object(Structure):
-    _fields_: ClassVar = [
-        ("key", c_char_p),
-        ("version", c_char_p),
-        ("lines", c_char_p),
-        ("tail", c_char_p),
-        ("size_bytes", c_int64),
-        ("expires_ms", c_int64),
-        ("fresh_s", c_int32),
-        ("is_immutable", c_int32),
-        ("peer", c_int32),
-        ("is_for_peers", c_int32),
-    ]
-
-
-class _Event(Structure):
-    _fields_: ClassVar = [
-        ("kind", c_int32),
-        ("fd", c_int32),
-        ("file", c_int32),
-        ("data_bytes", c_int32),
-        ("peer", c_int32),
-        ("data", POINTER(c_uint8)),
-        ("key", c_char_p),
-        ("version", c_char_p),
-        ("start", c_int64),
-        ("left", c_int64),
-        ("rate", c_int64),
-        ("sent_bytes", c_int64),
-    ]
-
-
-class _Counters(Structure):
-    _fields_: ClassVar = [
-        ("answers_200", c_uint64),
-        ("answers_206", c_uint64),
-        ("hits", c_uint64),
-        ("sent_bytes", c_uint64),
-        ("handed_over", c_uint64),
-        ("connections", c_uint64),
-        ("away", c_uint64),
-        ("is_stopped", c_uint64),
-        ("cuts_client", c_uint64),
-        ("cuts_stalled", c_uint64),
-        ("first_bytes", c_uint64 * (BUCKETS + 1)),
-        ("first_bytes_ns", c_uint64),
-        ("passed", c_uint64),
-        ("peer_bytes", c_uint64),
-        ("hop_faults", c_uint64),
-        ("hops", c_uint64 * (BUCKETS + 1)),
-        ("hops_ns", c_uint64),
-    ]
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """The loaded library. Raises: NativePlaneMissing, OSError."""
-    loaded = ctypes.CDLL(str(library_path()))
-    loaded.plane_start.restype = c_void_p
-    loaded.plane_next_event.restype = POINTER(_Event)
-    loaded.plane_counters.restype = POINTER(_Counters)
-    arguments = {
-        "plane_start": [POINTER(_Config)],
-        "plane_close": [c_void_p],
-        "plane_event_fd": [c_void_p],
-        "plane_next_event": [c_void_p],
-        "plane_event_done": [POINTER(_Event)],
-        "plane_counters": [c_void_p],
-        "plane_take_samples": [c_void_p, c_char_p, c_int],
-        "plane_listen": [c_void_p, c_int],
-        "plane_stop_listening": [c_void_p],
-        "plane_adopt": [c_void_p, c_int, c_int64],
-        "plane_released": [c_void_p],
-        "plane_put_object": [c_void_p, POINTER(_Object)],
-        "plane_forget_object": [c_void_p, c_char_p],
-        "plane_forget_objects": [c_void_p],
-        "plane_set_keys": [c_void_p, c_char_p, c_char_p, c_int],
-        "plane_set_hop_keys": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
-        "plane_put_peer": [c_void_p, c_int32, c_char_p, c_char_p, c_char_p, c_int, c_int],
-        "plane_drop_peer": [c_void_p, c_int32],
-        "plane_hop_advance": [c_void_p, c_uint64, c_uint64],
-        "plane_set_disks": [
-            *(c_void_p, c_uint64, POINTER(_Disk), c_int),
-            *(c_char_p, c_char_p, c_char_p, c_int),
-        ],
-    }
-    for name, types in arguments.items():
-        getattr(loaded, name).argtypes = types
-    return loaded
 
 
 class PlaneEvent(NamedTuple):
@@ -177,6 +57,7 @@ class PlaneEvent(NamedTuple):
 
     For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
     `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
+    `tls` is the state of an encrypted connection, or 0.
     """
 
     kind: int
@@ -190,6 +71,7 @@ class PlaneEvent(NamedTuple):
     left: int
     rate: int
     sent_bytes: int
+    tls: int
 
 
 class DescribedObject(NamedTuple):
@@ -219,7 +101,7 @@ def describe_object(
 ) -> DescribedObject:
     """The description of an object in the words of `answers.object_head`.
 
-    `peer` is the number of the node that keeps it, from `peer_number`; 0: this one.
+    `peer` is the number of the node that keeps it, from `peers.number`; 0: this one.
     """
     return DescribedObject(
         key,
@@ -244,23 +126,27 @@ class NativePlane:
         *,
         epochs: WorkerEpochs | None = None,
         folder: Path | None = None,
+        ticket_seed: bytes | None = None,
         connections_max: int,
         on_event: Callable[[PlaneEvent], None],
     ) -> None:
         """Serve blocks of disks within `epochs`, or files of `folder`.
 
+        `ticket_seed` has 32 bytes, the same in all workers of a node; None: no HTTPS.
+
         Raises: NativePlaneMissing, OSError.
         """
-        self._library = _library()
+        self._library = plane_library()
         self._epochs = epochs
         board, epoch = epochs.addresses() if epochs is not None else (None, None)
-        settings = _Config(
+        settings = PlaneConfig(
             header_timeout_ms=_timeout_ms(config.header_timeout_s),
             idle_timeout_ms=_timeout_ms(config.idle_timeout_s),
             send_timeout_ms=_timeout_ms(config.send_timeout_s),
             connections_max=connections_max,
             send_progress_bytes=config.send_progress_bytes,
             is_signature_required=config.signed == "required",
+            ticket_seed=ticket_seed,
             folder=os.fsencode(folder) if folder is not None else None,
             is_origin_relevant=bool(config.cors_origins) and config.cors_origins != ("*",),
             board=board,
@@ -273,12 +159,10 @@ class NativePlane:
         self._described: dict[str, float] = {}
         self._held: dict[int, list[tuple[ReadDisk, list[Any]]]] = {}
         """Disks in use by revision of the manifest, with the views that keep their memory."""
-        self._seen = _Counters()
+        self._seen = PlaneCounters()
         self._samples = ctypes.create_string_buffer(_SAMPLES_BYTES)
         self._keys: Mapping[str, Key] | None = None
-        self._peers: dict[int, tuple[Peer, tuple[str, int]]] = {}
-        """Peers of the plane and their addresses, by number."""
-        self._peers_count = 0
+        self.peers = PlanePeers(self._library, self._plane)
         self.revision = -1
         """The revision of the disks that were set last."""
         self.connections_count = 0
@@ -288,17 +172,36 @@ class NativePlane:
         """The descriptor that is readable while events wait."""
         return int(self._library.plane_event_fd(self._plane))
 
-    def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket, *, is_tls: bool) -> None:
         """Accept clients of `listener`, which stays the caller's."""
-        self._library.plane_listen(self._plane, os.dup(listener.fileno()))
+        self._library.plane_listen(self._plane, os.dup(listener.fileno()), is_tls)
+
+    def set_certificate(self, cert: str, key: str) -> None:
+        """Use these files for later handshakes.
+
+        Raises: OSError if they do not match; the last ones stay in use.
+        """
+        why = ctypes.create_string_buffer(_WHY_BYTES)
+        files = os.fsencode(cert), os.fsencode(key)
+        if self._library.plane_set_certificate(self._plane, *files, why, _WHY_BYTES) != 0:
+            raise OSError(why.value.decode(errors="replace"))
 
     def stop_listening(self) -> None:
         """Accept no clients and close idle ones; answers in progress continue."""
         self._library.plane_stop_listening(self._plane)
 
-    def adopt(self, fd: int, sent_bytes: int) -> None:
-        """Give back a connection that waits for its next request. The plane owns `fd` now."""
-        self._library.plane_adopt(self._plane, fd, sent_bytes)
+    def channel(self, event: PlaneEvent) -> Channel:
+        """The connection of an event. Raises: OSError."""
+        client = socket.socket(fileno=event.fd)
+        return (
+            NativeTlsChannel(client, self._library, event.tls)
+            if event.tls
+            else PlainChannel(client)
+        )
+
+    def adopt(self, fd: int, tls: int, sent_bytes: int) -> None:
+        """Give back a connection that waits for its next request. The plane owns both now."""
+        self._library.plane_adopt(self._plane, fd, tls, sent_bytes)
 
     def note_closed(self) -> None:
         """Record that a connection of an event was closed here."""
@@ -321,13 +224,13 @@ class NativePlane:
                 event.left,
                 event.rate,
                 event.sent_bytes,
+                event.tls or 0,
             )
             self._library.plane_event_done(found)
             if taken.kind == SWAPPED:
                 self._release_before(taken.start)
             elif taken.kind == SLOW:
-                if taken.start in self._peers:
-                    self._peers[taken.start][0].report_slow()
+                self.peers.report_slow(taken.start)
             else:
                 self._on_event(taken)
 
@@ -343,7 +246,7 @@ class NativePlane:
         self._library.plane_put_object(
             self._plane,
             ctypes.byref(
-                _Object(
+                PlaneObject(
                     key=described.key.encode(),
                     version=described.version.encode(),
                     lines=described.lines.encode("latin-1"),
@@ -387,41 +290,13 @@ class NativePlane:
         )
         guard.share_counters(self._advance_hop)
 
-    def peer_number(self, peer: Peer) -> int:
-        """The number of a peer for descriptions; 0: it has not been connected to yet."""
-        if peer.endpoint is None:
-            return 0
-        for number, known in self._peers.items():
-            if known == (peer, peer.endpoint):
-                return number
-        self._peers_count += 1
-        self._peers[self._peers_count] = peer, peer.endpoint
-        self._library.plane_put_peer(
-            self._plane,
-            self._peers_count,
-            peer.name.encode("ascii"),
-            peer.address.encode("ascii"),
-            peer.endpoint[0].encode("ascii"),
-            peer.endpoint[1],
-            _timeout_ms(peer.timeout_s),
-        )
-        return self._peers_count
-
-    def drop_peers(self, is_used: Callable[[Peer], bool]) -> None:
-        """Request nothing more from peers that are not used any more, or have moved."""
-        for number, (peer, endpoint) in list(self._peers.items()):
-            if not is_used(peer) or peer.endpoint != endpoint:
-                del self._peers[number]
-                self._library.plane_drop_peer(self._plane, number)
-                self.forget_objects()
-
     def _advance_hop(self, connection: int, counter: int) -> bool:
         return bool(self._library.plane_hop_advance(self._plane, connection, counter))
 
     def set_disks(self, found: PlaneDisks) -> None:
         """Use the disks of a manifest."""
         revision, disks = found.revision, found.disks
-        rows = (_Disk * max(1, len(disks)))()
+        rows = (PlaneDisk * max(1, len(disks)))()
         held = []
         for row, disk in zip(rows, disks, strict=False):
             if disk is None:
@@ -453,7 +328,7 @@ class NativePlane:
     def flush_counters(self) -> None:
         """Add what was counted since the last call to the metrics."""
         # A copy: the plane counts on meanwhile, and each count is added once.
-        now = _Counters.from_buffer_copy(self._library.plane_counters(self._plane).contents)
+        now = PlaneCounters.from_buffer_copy(self._library.plane_counters(self._plane).contents)
         seen, self._seen = self._seen, now
         ANSWERED[200].inc(now.answers_200 - seen.answers_200)
         ANSWERED[206].inc(now.answers_206 - seen.answers_206)

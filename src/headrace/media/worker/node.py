@@ -16,7 +16,6 @@ import asyncio
 import os
 import select
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from headrace.media.cluster.cluster_config import is_reserved
 from headrace.media.cluster.routing import Router
 from headrace.media.errors import TooManyConnections
 from headrace.media.model import CONNECTIONS, Shape
-from headrace.media.native import NativePlaneMissing
+from headrace.media.native import NativePlaneMissing, native_tls_missing
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
@@ -44,8 +43,9 @@ from headrace.media.worker.native_plane import (
     describe_object,
 )
 from headrace.media.worker.request_context import RequestContext
-from headrace.media.worker.socket_io import Certificate, Channel, PlainChannel
+from headrace.media.worker.socket_io import Channel, PlainChannel
 from headrace.media.worker.timing import Exchange, StageSampler
+from headrace.media.worker.tls_io import ServerTls
 
 log = logger(__name__)
 EVENTS_MAX: Final = 512
@@ -54,7 +54,6 @@ QUEUED_MAX: Final = 64
 ACCEPTS_MAX: Final = 64
 REFUSED_MAX: Final = 64
 ACCEPT_PAUSE_S: Final = 0.25
-CERTIFICATE_LOOK_S: Final = 60.0
 NOTSENT_BYTES: Final = 64 * 1024
 """A socket becomes writable when less than this is unsent (TCP_NOTSENT_LOWAT).
 
@@ -74,6 +73,7 @@ class Node:
         listeners: Sequence[socket.socket],
         *,
         tls_listeners: Sequence[socket.socket] = (),
+        ticket_seed: bytes,
         connections_max: int,
         worker: int = 0,
     ) -> None:
@@ -90,13 +90,13 @@ class Node:
         self._sampler = StageSampler()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
-        self._certificate: Certificate | None = None
+        self._server_tls: ServerTls | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
-        self._certificate_seen_s = 0.0
         self._is_empty = asyncio.Event()
         self._plane_descriptors: set[int] = set()
         """Connections that belong to the native data plane, while they are answered here."""
-        self._plane = self._make_plane(worker)
+        self._plane = self._make_plane(worker, ticket_seed)
+        self._native_listeners = self._listeners_of_plane()
         self._described_for: object = None
 
     @property
@@ -104,7 +104,7 @@ class Node:
         """The number of connected clients."""
         return len(self._connections) + (self._plane.connections_count if self._plane else 0)
 
-    def _make_plane(self, worker: int) -> NativePlane | None:
+    def _make_plane(self, worker: int, ticket_seed: bytes) -> NativePlane | None:
         own, folder = self.context.cache_source, self.context.folder
         is_possible = (own is not None and worker < PLANE_CELLS) or folder is not None
         if self.config.data_plane == "python" or not is_possible:
@@ -114,6 +114,7 @@ class Node:
                 self.config,
                 epochs=own.store.open_epochs(PLANE_CELLS + worker) if own is not None else None,
                 folder=folder,
+                ticket_seed=ticket_seed if self._tls else None,
                 connections_max=self.connections_max,
                 on_event=self._on_plane_event,
             )
@@ -124,15 +125,24 @@ class Node:
             plane.set_hop_keys(self.context.gate.guard)
         return plane
 
+    def _listeners_of_plane(self) -> set[int]:
+        """Listeners whose clients the native data plane accepts."""
+        if self._plane is None:
+            return set()
+        if not self._tls or not (why := native_tls_missing()):
+            return set(self._listeners)
+        log.warning("native_tls_not_used", reason=why)
+        return set(self._listeners) - self._tls
+
     def start(self) -> None:
-        """Start accepting. Raises: OSError (ssl.SSLError) if the certificate cannot be read."""
+        """Start accepting. Raises: OSError if the certificate cannot be read."""
         if self._tls:
-            assert self.config.tls_cert is not None, "a TLS listener has a certificate"
-            self._certificate = Certificate(self.config.tls_cert, self.config.tls_key)
+            is_native = self._plane is not None and self._native_listeners >= self._tls
+            self._server_tls = ServerTls(self.config, self._plane if is_native else None)
         for descriptor, listener in self._listeners.items():
             listener.setblocking(False)
-            if self._plane is not None and descriptor not in self._tls:
-                self._plane.listen(listener)
+            if self._plane is not None and descriptor in self._native_listeners:
+                self._plane.listen(listener, is_tls=descriptor in self._tls)
             else:
                 self._epoll.register(descriptor, select.EPOLLIN)
         self._loop.add_reader(self._epoll.fileno(), self._on_events)
@@ -146,7 +156,7 @@ class Node:
         self.is_stopping = True
         # Clients in the accept queue may have sent a request, and would be reset.
         for descriptor, listener in self._listeners.items():
-            if self._plane is None or descriptor in self._tls:
+            if descriptor not in self._native_listeners:
                 self._accept(listener, is_tls=descriptor in self._tls)
         if self._plane is not None:
             self._plane.stop_listening()
@@ -250,7 +260,7 @@ class Node:
         if found is None:
             return
         generation, expires_s, peer = found
-        number = plane.peer_number(peer)
+        number = plane.peers.number(peer)
         if number:
             version, cors = version_of(shape, generation), self.context.cors.lines({})
             plane.describe(describe_object(key, shape, version, expires_s, cors=cors, peer=number))
@@ -272,8 +282,9 @@ class Node:
         return True
 
     def _on_plane_event(self, event: PlaneEvent) -> None:
+        assert self._plane is not None, "it sent the event"
         try:
-            channel = PlainChannel(socket.socket(fileno=event.fd))
+            channel = self._plane.channel(event)
         except OSError:
             os.close(event.fd)
             return
@@ -329,8 +340,8 @@ class Node:
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
         traces, router = self.context.traces, self.context.router
-        if router is not None:
-            plane.drop_peers(router.is_used)
+        if router is not None and plane.peers.drop_unused(router.is_used):
+            plane.forget_objects()
         state = (
             self.context.placement,
             self.context.purges_version,
@@ -422,8 +433,8 @@ class Node:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, unheard_ms))
         if not is_tls:
             return PlainChannel(client)
-        assert self._certificate is not None, "start read it"
-        return self._certificate.wrap(client)
+        assert self._server_tls is not None, "start loaded the certificate"
+        return self._server_tls.wrap(client)
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         log.warning("accepting_paused", error=str(error), connections=len(self._connections))
@@ -470,13 +481,6 @@ class Node:
                 self._sync_plane(self._plane)
             for connection in self._deadlines.take_due(now_s):
                 self._guard(connection, connection.expire)
-        if self._certificate is not None and now_s > self._certificate_seen_s + CERTIFICATE_LOOK_S:
-            self._certificate_seen_s = now_s
-            self._renew(self._certificate)
+        if self._server_tls is not None:
+            self._server_tls.renew(now_s)
         self._tick_handle = self._loop.call_later(BUCKET_S, self._tick)
-
-    def _renew(self, certificate: Certificate) -> None:
-        try:
-            certificate.renew()
-        except (OSError, ssl.SSLError) as error:
-            log.warning("certificate_not_renewed", error=str(error))

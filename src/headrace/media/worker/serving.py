@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.media.hottest import HOTTEST
 from headrace.media.service import Media
-from headrace.media.worker.ipc_reports import ReportSender, keep_hottest_file
+from headrace.media.worker.ipc_reports import (
+    TICKET_SEED_BYTES,
+    ReportSender,
+    keep_hottest_file,
+)
 from headrace.media.worker.node import Node
 from headrace.media.worker.request_context import open_request_context, served_folder
 from headrace.media.worker.socket_io import (
@@ -22,13 +27,17 @@ from headrace.media.worker.socket_io import (
 
 @dataclass(frozen=True, slots=True)
 class WorkerParams:
-    """The number of this worker, the number of workers, and its listening sockets."""
+    """The number of this worker, the number of workers, and its listening sockets.
+
+    `ticket_seed` of TLS is the same in all workers of a node.
+    """
 
     number: int
     workers: int
     boot: str
     listener: socket.socket
     tls_listener: socket.socket | None = None
+    ticket_seed: bytes = field(default_factory=lambda: secrets.token_bytes(TICKET_SEED_BYTES))
 
 
 async def serve(
@@ -96,6 +105,7 @@ async def _serve_worker(
             context,
             [params.listener],
             tls_listeners=tls,
+            ticket_seed=params.ticket_seed,
             connections_max=connections_max,
             worker=params.number,
         )

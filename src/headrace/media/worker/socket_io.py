@@ -1,11 +1,7 @@
-"""A client's socket, plain or TLS, with the same interface; and listening sockets.
+"""A client's socket, and listening sockets.
 
 `is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
-`is_drained` reports the same for a read. Both are unknown for TLS.
-
-With TLS the bytes pass through this process: a block is read and encrypted in pieces of
-PIECE_BYTES. A piece that OpenSSL has begun is offered again until it is taken completely, since it
-must be the same bytes (SSL_write(3)).
+`is_drained` reports the same for a read. Both are unknown for TLS (`tls_io`).
 
 Each worker has a listening socket of its own on the same address (SO_REUSEPORT). The supervisor
 makes them all and keeps them. So an address in use is reported before anything starts, and clients
@@ -17,10 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import ssl
 import struct
-from contextlib import suppress
-from pathlib import Path
 from typing import Final, Protocol
 
 from headrace.kernel.logs import logger
@@ -29,8 +22,7 @@ from headrace.media.model import WORKERS_MAX, MediaConfig
 
 log = logger(__name__)
 
-PIECE_BYTES: Final = 64 * 1024
-_RESET: Final = struct.pack("ii", 1, 0)
+RESET_LINGER: Final = struct.pack("ii", 1, 0)
 BACKLOG: Final = 1024
 FILES_KEPT_BACK: Final = 128
 """Descriptors reserved for engines, logs, disks and temporary files."""
@@ -74,8 +66,11 @@ class Channel(Protocol):
 
     def close(self) -> None: ...
 
-    def detach(self) -> int:
-        """Return the descriptor, which the caller owns now."""
+    def detach(self) -> tuple[int, int]:
+        """Return the descriptor and the TLS state of the native plane, which the caller owns now.
+
+        The state is 0 for a plain connection.
+        """
         ...
 
 
@@ -118,118 +113,16 @@ class PlainChannel:
 
     def reset(self) -> None:
         """See `Channel`."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_LINGER)
         self._socket.close()
 
     def close(self) -> None:
         """See `Channel`."""
         self._socket.close()
 
-    def detach(self) -> int:
+    def detach(self) -> tuple[int, int]:
         """See `Channel`."""
-        return self._socket.detach()
-
-
-class TlsChannel:
-    """TLS over TCP. The handshake happens within the first `receive`."""
-
-    __slots__ = ("_begun", "_socket", "fd", "is_drained", "is_full")
-
-    def __init__(self, client: ssl.SSLSocket) -> None:
-        self._socket = client
-        self.fd = client.fileno()
-        self.is_full = self.is_drained = False
-        self._begun: bytes | memoryview = b""
-        """The piece that OpenSSL was offered and has not taken."""
-
-    def receive(self, bytes_max: int) -> bytes:
-        """See `Channel`."""
-        try:
-            return self._socket.recv(bytes_max)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-
-    def send(self, data: memoryview, *, is_more: bool = False) -> int:  # noqa: ARG002 - a record is a record
-        """See `Channel`."""
-        return self._offer(data[:PIECE_BYTES])
-
-    def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """See `Channel`."""
-        if self._begun:
-            return self._offer(self._begun)
-        data = os.pread(descriptor, min(count, PIECE_BYTES), offset)
-        return self._offer(data) if data else 0
-
-    def end(self) -> None:
-        """See `Channel`."""
-        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            # Sends close_notify without waiting for the client's.
-            self._socket.unwrap()
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def peer(self) -> str:
-        """See `Channel`."""
-        return address_of(self._socket)
-
-    def reset(self) -> None:
-        """See `Channel`."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._socket.close()
-
-    def close(self) -> None:
-        """See `Channel`."""
-        self._socket.close()
-
-    def _offer(self, data: bytes | memoryview) -> int:
-        # Whatever the quantum allows now, offer the same piece again.
-        data = self._begun or data
-        self._begun = data
-        try:
-            sent = self._socket.send(data)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-        self._begun = b""
-        return sent
-
-    def detach(self) -> int:
-        """See `Channel`. The native data plane has no TLS, so this is not used."""
-        return self._socket.detach()
-
-
-class Certificate:
-    """The node's certificate for TLS 1.2 and newer, reloaded after a change."""
-
-    def __init__(self, cert: str, key: str | None) -> None:
-        self._cert, self._key = cert, key
-        self._seen = self._state()
-        self.context = self._load()
-
-    def renew(self) -> None:
-        """Load the files again if they changed.
-
-        Raises: OSError (also ssl.SSLError) if they do not match.
-        """
-        state = self._state()
-        if state != self._seen:
-            self.context = self._load()
-            self._seen = state
-
-    def wrap(self, client: socket.socket) -> TlsChannel:
-        """Wrap `client` before its handshake. Raises: OSError."""
-        wrapped = self.context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
-        return TlsChannel(wrapped)
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        context.load_cert_chain(self._cert, self._key)
-        return context
-
-    def _state(self) -> tuple[tuple[int, int], ...]:
-        files = [self._cert, self._key] if self._key else [self._cert]
-        found = [Path(file).stat() for file in files]
-        return tuple((status.st_mtime_ns, status.st_ino) for status in found)
+        return self._socket.detach(), 0
 
 
 def address_of(client: socket.socket) -> str:

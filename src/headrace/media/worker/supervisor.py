@@ -42,6 +42,7 @@ from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
 from headrace.media.native import NativePlaneMissing, library_path
 from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import (
+    TICKET_SEED_BYTES,
     ChildConfig,
     Report,
     ReportCollector,
@@ -50,11 +51,11 @@ from headrace.media.worker.ipc_reports import (
 )
 from headrace.media.worker.serving import files_per_client, serve
 from headrace.media.worker.socket_io import (
-    Certificate,
     listening_sockets,
     raise_file_limit,
     workers_wanted,
 )
+from headrace.media.worker.tls_io import require_current
 
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
@@ -89,11 +90,12 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
         text = "expected a file with a certificate, since media.listen_tls is set, got none"
         return [FieldProblem("media.tls_cert", "missing", text)]
     try:
-        Certificate(config.tls_cert, config.tls_key)
+        require_current(config.tls_cert, config.tls_key or config.tls_cert)
     except OSError as error:  # ssl.SSLError is one
         files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
         why = error.strerror or str(error)
-        text = f"expected a certificate and its private key, PEM, got {files}: {why}"
+        needed = "a certificate and its private key, PEM without a password"
+        text = f"expected {needed}, got {files}: {why}"
         return [FieldProblem("media.tls_cert", "invalid", text)]
     return []
 
@@ -157,7 +159,11 @@ class Supervisor:
     def __init__(self, media: Media, child_config: ChildConfig) -> None:
         self._config: MediaConfig = media.config
         self._folder = media.folder
-        self._child_config = msgspec.structs.replace(child_config, boot=secrets.token_hex(16))
+        self._child_config = msgspec.structs.replace(
+            child_config,
+            boot=secrets.token_hex(16),
+            ticket_seed=secrets.token_bytes(TICKET_SEED_BYTES),
+        )
         self._reports = ReportCollector()
         self._stopping = asyncio.Event()
         self.workers = workers_wanted(

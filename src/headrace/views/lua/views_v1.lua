@@ -13,60 +13,58 @@
 -- PostgreSQL can rebuild all of it except unflushed hits, event ids and viewers of the last three
 -- days.
 -- A hit is `id`, optionally followed by `*5` (five views), `/b` (class: b bot, o owner, s staff;
--- otherwise human), `!event` and `=viewer`, in this order: `ad:1*5/b!e7=u9`.
+-- otherwise human), `+name` for each counter, `!event` and `=viewer`, in this order:
+-- `ad:1*5/b+phone!e7=u9`. `*0` counts only counters.
 -- The entry at the flush offset is never trimmed. It is the anchor: if it is missing, the stream
 -- lost its end.
 
 local EVENT_S, UNIQUE_S = 86400, 259200
-local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
+local HIT = '^([^*/!=+]+)%*?(%d*)/?(%a?)([^!=]*)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 local PENDING_BYTES, PENDING_STEP = 524288, 64
 
 local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
-local NAME_MAX, VIEWS_MAX = 128, 1000000
+local NAME_MAX, VIEWS_MAX, HITS_MAX = 128, 1000000, 1000
 
 -- Whether `text` is a valid id, event or viewer.
 local function is_name(text)
   return #text <= NAME_MAX and string.find(text, '^[%w._:@~-]+$')
 end
 
+-- Whether `text` is empty or names of counters, each after a plus sign.
+local function is_counters(text)
+  return text == '' or #text <= 1056 and string.gsub(text, '%+%l[%l%d_]*', '') == ''
+end
+
 -- Parsed hits, or nil and the first invalid one.
 local function read_hits(line)
   local hits = {}
   for text in string.gmatch(line, '[^,]+') do
-    local id, n, class, event, viewer = string.match(text, HIT)
+    local id, n, class, counters, event, viewer = string.match(text, HIT)
     local views = n == '' and 1 or tonumber(n)
-    if not id or not is_name(id) or views < 1 or views > VIEWS_MAX or not CLASSES[class]
+    if not id or not is_name(id) or views < 1 and counters == '' or views > VIEWS_MAX
+        or not CLASSES[class] or not is_counters(counters)
         or event ~= '' and not is_name(event) or viewer ~= '' and not is_name(viewer) then
       return nil, text
     end
     hits[#hits + 1] = {
       id = id, n = views, mark = n ~= '' and '*' .. n or '',
-      class = class, event = event, viewer = viewer,
+      class = class, counters = counters, event = event, viewer = viewer,
     }
   end
   return hits
 end
 
--- The first invalid id among plain hits, or nil.
-local function bad_name(line)
-  if #line <= NAME_MAX and is_name(line) then
-    return nil
-  end
-  if line == '' then
-    return line
-  end
-  for id in string.gmatch(line, '[^,]+') do
-    if not is_name(id) then
-      return id
-    end
-  end
-end
-
 local function refused(text)
   local shown = string.gsub(string.sub(text, 1, 80), '%c', '?')
   return redis.error_reply('ERR views: nothing was counted, "' .. shown .. '" is not a hit:'
-    .. ' expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+    .. ' expected id*views/class+counter!event=viewer,'
+    .. ' names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+end
+
+local function too_many()
+  return redis.error_reply('ERR views: nothing was counted, a call has at most ' .. HITS_MAX
+    .. ' hits')
 end
 
 local function base_of(stream)
@@ -167,6 +165,9 @@ local function hit_marked(stream, floor, offset_s, line)
   if bad then
     return refused(bad)
   end
+  if #hits > HITS_MAX then
+    return too_many()
+  end
   if redis.call('EXISTS', stream) == 0 then
     return {false, '', ''}
   end
@@ -180,7 +181,8 @@ local function hit_marked(stream, floor, offset_s, line)
     hit.counts = hit.event == ''
       or redis.call('SET', event_key, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
-      kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
+      local class = hit.class ~= '' and '/' .. hit.class or ''
+      kept[#kept + 1] = hit.id .. hit.mark .. class .. hit.counters
     end
   end
   local entry = ''
@@ -203,15 +205,62 @@ local function hit_marked(stream, floor, offset_s, line)
   return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
--- Undo the increments of the first ids, those with an entry in `totals`.
-local function lower(prefix, line, totals)
-  local i = 0
+-- Plain hits with their cached totals: the keys of distinct ids, their values, and for each hit the
+-- position of its key. With `error`: a hit is invalid or of another shard.
+local function plain_hits(stream, line)
+  if not string.find(line, '^[%w._:@~,-]+$') then
+    return {error = refused(string.match(line, '[^,]*[^%w._:@~,-][^,]*') or line)}
+  end
+  local prefix, keys, places, place_of, count = base_of(stream) .. 'c:', {}, {}, {}, 0
   for id in string.gmatch(line, '[^,]+') do
-    i = i + 1
-    if totals[i] and totals[i] ~= '-' and totals[i] ~= 'x' then
-      redis.call('INCRBY', prefix .. id, -1)
+    count = count + 1
+    local place = place_of[id]
+    if not place then
+      if #id > NAME_MAX then
+        return {error = refused(id)}
+      end
+      place = #keys + 1
+      place_of[id], keys[place] = place, prefix .. id
+    end
+    places[count] = place
+  end
+  if count == 0 or count > HITS_MAX then
+    return {error = count == 0 and refused(line) or too_many()}
+  end
+  local kept = redis.call('MGET', unpack(keys))
+  for id, place in pairs(place_of) do
+    if not kept[place] and is_elsewhere(stream, id) then
+      return {error = sent_elsewhere(id)}
     end
   end
+  return {keys = keys, kept = kept, places = places}
+end
+
+-- Add one to the cached total of each hit. Return the totals, separated by commas.
+local function raise_all(plain)
+  local keys, kept, totals, changed = plain.keys, plain.kept, {}, {}
+  for i, place in ipairs(plain.places) do
+    local total = kept[place]
+    if not total then
+      totals[i] = '-'
+    elseif total == 'x' then
+      totals[i] = 'x'
+    else
+      -- The cached value is the total plus one, so it is the total after this hit.
+      totals[i] = type(total) == 'string' and total or string.format('%.0f', total)
+      kept[place] = total + 1
+    end
+  end
+  for place, key in ipairs(keys) do
+    if type(kept[place]) == 'number' then
+      changed[#changed + 1] = key
+      changed[#changed + 1] = kept[place]
+    end
+  end
+  if changed[1] then
+    redis.call('MSET', unpack(changed))
+  end
+  return table.concat(totals, ',')
 end
 
 -- headrace_views_hit_v1: count hits.
@@ -220,33 +269,25 @@ end
 -- Reply: id of the new entry (nil: shard not set up, nothing counted; empty: only known events);
 -- the total of each hit, - (not cached) or x (deleted), separated by commas; empty, or the run id
 -- of this server while the hits are not in its append-only file yet.
--- Error: a hit is invalid or belongs to another shard; nothing was counted.
--- Cost: one XADD, one INFO, and one INCRBY per hit.
+-- Error: a hit is invalid or belongs to another shard, or there are over 1,000 hits; nothing was
+-- counted.
+-- Cost of plain hits: one MGET, XADD, MSET and INFO; one INCRBY per hit takes more of this thread.
+-- Cost of other hits: one XADD, one INFO, and one INCRBY per hit.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
-  if string.find(line, '[*/!=]') then
+  if string.find(line, '[*/!=+]') then
     return hit_marked(stream, floor, offset_s, line)
   end
-  local bad = bad_name(line)
-  if bad then
-    return refused(bad)
-  end
-  local prefix, totals, count = base_of(stream) .. 'c:', {}, 0
-  for id in string.gmatch(line, '[^,]+') do
-    count = count + 1
-    totals[count] = raise(prefix .. id, 1)
-    if totals[count] == '-' and is_elsewhere(stream, id) then
-      lower(prefix, line, totals)
-      return sent_elsewhere(id)
-    end
+  local plain = plain_hits(stream, line)
+  if plain.error then
+    return plain.error
   end
   local entry = add_entry(stream, floor, line)
   if not entry then
-    lower(prefix, line, totals)
     return {false, '', ''}
   end
-  return {entry, table.concat(totals, ','), unwritten_on()}
+  return {entry, raise_all(plain), unwritten_on()}
 end
 
 -- Add the human views of one entry to the entities in `found`.
@@ -439,7 +480,7 @@ end
 
 -- headrace_views_uniques_v1: read changed viewer counts.
 -- ARGV: maximum number, then the `day:id` stored since the last call.
--- Reply: `day:id` and viewers, alternating.
+-- Reply: `day:id`, viewers and the sketch of each.
 local function uniques(keys, args)
   local base, reply = base_of(keys[1]), {}
   for i = 2, #args do
@@ -451,6 +492,7 @@ local function uniques(keys, args)
   for _, name in ipairs(redis.call('SRANDMEMBER', base .. 'tw', args[1])) do
     reply[#reply + 1] = name
     reply[#reply + 1] = redis.call('PFCOUNT', base .. 'u:' .. name)
+    reply[#reply + 1] = redis.call('GET', base .. 'u:' .. name) or ''
   end
   return reply
 end

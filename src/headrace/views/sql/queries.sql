@@ -28,13 +28,15 @@ SELECT headrace.flush_views_v1(
 
 -- name: write_uniques
 -- Store viewer counts. They only grow, so an emptied Valkey lowers none.
-INSERT INTO headrace.views_unique AS u (id, day, viewers)
-SELECT DISTINCT ON (g.id, g.day) g.id, g.day, g.viewers
-FROM unnest(:ids::text[], :days::date[], :viewers::bigint[]) g (id, day, viewers)
+INSERT INTO headrace.views_unique AS u (id, day, viewers, sketch)
+SELECT DISTINCT ON (g.id, g.day) g.id, g.day, g.viewers, g.sketch
+FROM unnest(:ids::text[], :days::date[], :viewers::bigint[], :sketches::bytea[])
+    g (id, day, viewers, sketch)
 WHERE NOT EXISTS (
     SELECT FROM headrace.views_tombstone t WHERE t.id = g.id AND t.until_at > now())
 ORDER BY g.id, g.day, g.viewers DESC
-ON CONFLICT (id, day) DO UPDATE SET viewers = greatest(u.viewers, excluded.viewers);
+ON CONFLICT (id, day) DO UPDATE SET viewers = excluded.viewers, sketch = excluded.sketch
+WHERE excluded.viewers >= u.viewers;
 
 -- name: drop_tombstones
 -- Delete expired tombstones.
@@ -61,7 +63,20 @@ SELECT id, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND cla
 
 -- name: class_totals
 -- Totals of entities in every class.
-SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]);
+SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND class < 4;
+
+-- name: counter_totals
+-- Totals of the counters of entities, of humans.
+SELECT t.id, c.name, t.total FROM headrace.views_total t
+JOIN headrace.views_counter c ON t.class = 4 * c.number WHERE t.id = ANY (:ids::text[]);
+
+-- name: counter_numbers
+-- Numbers of counters, assigned to new names.
+SELECT name, number FROM headrace.ensure_view_counters_v1(:names::text[]);
+
+-- name: counters
+-- Every counter.
+SELECT name, number FROM headrace.views_counter;
 
 -- name: day_totals
 -- Human views since a moment.
@@ -72,21 +87,45 @@ WHERE id = ANY (:ids::text[]) AND class = 0 AND hour >= :since_at GROUP BY id;
 -- Stored viewers of one day.
 SELECT id, viewers FROM headrace.views_unique WHERE id = ANY (:ids::text[]) AND day = :day;
 
--- name: uniques_by_day
--- Stored viewers of an entity by day.
-SELECT day, viewers FROM headrace.views_unique
-WHERE id = :id AND day >= :since::date AND day < :until::date;
+-- name: sketches
+-- Stored sketches of entities by day.
+SELECT day, sketch FROM headrace.views_unique
+WHERE id = ANY (:ids::text[]) AND day >= :since::date AND day < :until::date;
 
 -- name: hours
 -- Views of an entity by hour and class.
-SELECT hour AS start_at, class, views FROM headrace.views_hour
-WHERE id = :id AND hour >= :from_at AND hour < :to_at ORDER BY 1, 2;
+SELECT h.hour AS start_at, h.class, h.views, c.name FROM headrace.views_hour h
+LEFT JOIN headrace.views_counter c ON c.number = h.class / 4
+WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
+    AND h.hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2;
 
 -- name: days
--- Views of an entity by class and day of a time zone.
-SELECT date_trunc('day', hour, :time_zone::text) AS start_at, class, sum(views)::bigint AS views
-FROM headrace.views_hour
-WHERE id = :id AND hour >= :from_at AND hour < :to_at GROUP BY 1, 2 ORDER BY 1, 2;
+-- Views of an entity by class and day or month of a time zone; of old hours, whole days.
+SELECT g.start_at, g.class, sum(g.views)::bigint AS views, c.name FROM (
+    SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
+    FROM headrace.views_hour h, headrace.views_history s
+    WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
+        AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
+    UNION ALL
+    SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text, d.class, d.views
+    FROM headrace.views_day d
+    WHERE d.id = :id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
+        AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
+) g LEFT JOIN headrace.views_counter c ON c.number = g.class / 4
+GROUP BY g.start_at, g.class, c.name ORDER BY 1, 2;
+
+-- name: hours_from
+-- The first hour that is not replaced by its day.
+SELECT nullif(hours_from, '-infinity') FROM headrace.views_history;
+
+-- name: ensure_months
+-- Create the partitions from last month to the month after next.
+SELECT headrace.ensure_view_months_v1(ARRAY(
+    SELECT now() + months * interval '1 month' FROM generate_series(-1, 2) months));
+
+-- name: roll_up
+-- Take one step to replace hours before a moment by days. Return whether there may be another.
+SELECT headrace.roll_up_views_v1(:before::timestamptz, :time_zone::text, :ids_max::integer);
 
 -- name: top
 -- Entities with the most views of a class in a window of whole hours.
@@ -99,14 +138,18 @@ GROUP BY id ORDER BY 2 DESC, 1 LIMIT :rows_max;
 SELECT id, class, coalesce(t.total, 0) AS total, coalesce(h.views, 0) AS hours
 FROM headrace.views_total t
 FULL JOIN (
-    SELECT id, class, sum(views)::bigint AS views FROM headrace.views_hour GROUP BY 1, 2
+    SELECT id, class, sum(views)::bigint AS views FROM (
+        SELECT h.id, h.class, h.views FROM headrace.views_hour h, headrace.views_history s
+        WHERE h.hour >= s.hours_from OR h.id > s.rolled_id
+        UNION ALL SELECT id, class, views FROM headrace.views_day
+    ) g GROUP BY 1, 2
 ) h USING (id, class)
 WHERE coalesce(t.total, 0) <> coalesce(h.views, 0) ORDER BY 1, 2 LIMIT :rows_max;
 
 -- name: counted
 -- Number of entities and sum of all their views.
 SELECT count(DISTINCT id) AS entities, coalesce(sum(total), 0)::bigint AS views
-FROM headrace.views_total;
+FROM headrace.views_total WHERE class < 4;
 
 -- name: delete
 -- Delete an entity and leave a tombstone.
@@ -116,3 +159,77 @@ SELECT total, until_at FROM headrace.delete_views_v1(:id::text, :shard::integer,
 -- Move views of an entity between classes.
 SELECT views, corrections FROM headrace.reclassify_views_v1(
     :id::text, :shard::integer, :from_at, :to_at, :source::smallint, :target::smallint);
+
+-- name: keep_changes
+-- Turn the changes on or off, and drop old ones.
+SELECT headrace.keep_view_changes_v1(:kept_s, :rows_max::integer);
+
+-- name: changes
+-- Changes of shards at and after numbers, about `rows_max` rows, in the order of each shard.
+SELECT g.* FROM (
+    SELECT c.shard, c.number, c.at, c.number = p.number AS is_known,
+        CASE WHEN c.number > p.number THEN c.ids END AS ids,
+        CASE WHEN c.number > p.number THEN c.classes END AS classes,
+        CASE WHEN c.number > p.number THEN c.hours END AS hours,
+        CASE WHEN c.number > p.number THEN c.views END AS views,
+        sum(CASE WHEN c.number > p.number THEN c.size ELSE 0 END)
+            OVER (ORDER BY c.number - p.number, p.shard) - c.size AS rows_before
+    FROM unnest(:shards::integer[], :numbers::bigint[]) p (shard, number)
+    CROSS JOIN LATERAL (
+        SELECT * FROM headrace.views_change k WHERE k.shard = p.shard AND k.number >= p.number
+        ORDER BY k.number LIMIT 64
+    ) c
+) g WHERE g.is_known OR g.rows_before < :rows_max ORDER BY g.shard, g.number;
+
+-- name: newest_changes
+-- The newest change of each shard.
+SELECT c.shard, c.number, c.at, true AS is_known,
+    NULL AS ids, NULL AS classes, NULL AS hours, NULL AS views
+FROM headrace.views_shard s JOIN headrace.views_change c
+    ON c.shard = s.shard AND c.number = s.changes ORDER BY 1;
+
+-- name: export_hours
+-- Views of the next entities by hour and class; NULL rows for entities without any.
+SELECT e.id, h.hour AS start_at, h.class, h.views, c.name FROM (
+    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
+) e LEFT JOIN headrace.views_hour h ON h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
+    AND h.hour >= (SELECT hours_from FROM headrace.views_history)
+LEFT JOIN headrace.views_counter c ON c.number = h.class / 4 ORDER BY 1, 2, 3;
+
+-- name: export_days
+-- Views of the next entities by day or month and class; NULL rows for entities without any.
+SELECT e.id, g.start_at, g.class, g.views, c.name FROM (
+    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
+) e LEFT JOIN LATERAL (
+    SELECT p.start_at, p.class, sum(p.views)::bigint AS views FROM (
+        SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
+        FROM headrace.views_hour h, headrace.views_history s
+        WHERE h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
+            AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
+        UNION ALL
+        SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text,
+            d.class, d.views
+        FROM headrace.views_day d
+        WHERE d.id = e.id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
+            AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
+    ) p GROUP BY 1, 2
+) g ON true LEFT JOIN headrace.views_counter c ON c.number = g.class / 4 ORDER BY 1, 2, 3;
+
+-- name: mark
+-- Store a mark, or change its end.
+INSERT INTO headrace.views_mark (id, name, from_at, to_at)
+VALUES (:id, :name, :from_at, :to_at)
+ON CONFLICT (id, name, from_at) DO UPDATE SET to_at = excluded.to_at;
+
+-- name: unmark
+-- Delete the marks of a name, or the one that begins at a moment.
+DELETE FROM headrace.views_mark WHERE id = :id AND name = :name
+    AND (:from_at::timestamptz IS NULL OR from_at = :from_at);
+
+-- name: marks
+-- The newest marks of an entity that overlap a span, oldest first.
+SELECT * FROM (
+    SELECT name, from_at, to_at FROM headrace.views_mark
+    WHERE id = :id AND from_at < :to_at AND (to_at IS NULL OR to_at > :from_at)
+    ORDER BY from_at DESC, name LIMIT :rows_max
+) g ORDER BY from_at, name;

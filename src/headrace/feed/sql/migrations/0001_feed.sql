@@ -24,7 +24,8 @@ CREATE TABLE headrace.feed_post (
     score bigint NOT NULL,
     state smallint NOT NULL,
     visible_at timestamptz NOT NULL,
-    ref text
+    ref text,
+    kind text COLLATE "C"
 );
 CREATE INDEX feed_post_author ON headrace.feed_post (author, score, id) WHERE state = 0;
 
@@ -80,6 +81,11 @@ CREATE TABLE headrace.feed_outbox (
     UNIQUE (kind, entity, version)
 );
 CREATE INDEX feed_outbox_unswept ON headrace.feed_outbox (id) WHERE NOT is_swept;
+
+-- A post as the index stores it: the id, and after a separator its kind.
+CREATE FUNCTION headrace.feed_entry_v1(p_id text, p_kind text)
+RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+$$ SELECT p_id || coalesce(chr(31) || p_kind, '') $$;
 
 -- Functions are planned without sequential scans: a plan made for an empty table stays in use.
 
@@ -290,10 +296,10 @@ END $$;
 -- Add posts. p_ats: the moment of each, NULL for now; later ones wait. One row per id as stored.
 -- is_new: added by this call. version: of the author, if the post is new and visible.
 CREATE FUNCTION headrace.post_v1(
-    p_ids text[], p_authors bigint[], p_ats timestamptz[], p_refs text[])
+    p_ids text[], p_authors bigint[], p_ats timestamptz[], p_refs text[], p_kinds text[])
 RETURNS TABLE (
     id text, author bigint, score bigint, state smallint, visible_at timestamptz,
-    is_new boolean, version bigint
+    kind text, is_new boolean, version bigint
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -301,19 +307,21 @@ DECLARE
     v_new text[];
 BEGIN
     WITH given AS MATERIALIZED (
-        SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref,
+        SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref, u.kind,
             CASE WHEN u.at IS NULL THEN nextval('headrace.feed_tick') ELSE 0 END AS tick
-        FROM unnest(p_ids, p_authors, p_ats, p_refs) WITH ORDINALITY u (id, author, at, ref, n)
+        FROM unnest(p_ids, p_authors, p_ats, p_refs, p_kinds)
+            WITH ORDINALITY u (id, author, at, ref, kind, n)
         ORDER BY u.n
     ), placed AS (
-        INSERT INTO headrace.feed_post (id, author, score, state, visible_at, ref)
+        INSERT INTO headrace.feed_post (id, author, score, state, visible_at, ref, kind)
         SELECT g.id, g.author, (floor(extract(epoch FROM g.at) * 1000)::bigint << 11) + g.tick,
-            CASE WHEN g.at > now() THEN 1 ELSE 0 END, g.at, g.ref
+            CASE WHEN g.at > now() THEN 1 ELSE 0 END, g.at, g.ref, g.kind
         FROM given g ORDER BY g.id
         ON CONFLICT DO NOTHING RETURNING id
     ) SELECT array_agg(p.id) INTO v_new FROM placed p;
     WITH shown AS MATERIALIZED (
-        SELECT p.author, array_agg(p.id) AS items, array_agg(p.score) AS scores
+        SELECT p.author, array_agg(headrace.feed_entry_v1(p.id, p.kind)) AS items,
+            array_agg(p.score) AS scores
         FROM headrace.feed_post p WHERE p.id = ANY (v_new) AND p.state = 0 GROUP BY 1
     ), raised AS (
         INSERT INTO headrace.feed_version AS v (kind, entity, version)
@@ -324,7 +332,8 @@ BEGIN
     INSERT INTO headrace.feed_outbox (kind, entity, version, items, scores)
     SELECT 1, r.entity, r.version, s.items, s.scores
     FROM raised r JOIN shown s ON s.author = r.entity;
-    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, n.id IS NOT NULL, v.version
+    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, p.kind,
+            n.id IS NOT NULL, v.version
         FROM headrace.feed_post p
         LEFT JOIN unnest(v_new) n (id) ON n.id = p.id
         LEFT JOIN headrace.feed_version v
@@ -347,8 +356,9 @@ BEGIN
                 score = (floor(extract(epoch FROM now()) * 1000)::bigint << 11)
                     + nextval('headrace.feed_tick')
             WHERE p.id = ANY (p_ids) AND p.state = 1 AND p.visible_at <= now()
-            RETURNING p.id, p.author, p.score
-        ) SELECT s.author, array_agg(s.id) AS items, array_agg(s.score) AS scores
+            RETURNING p.id, p.author, p.score, p.kind
+        ) SELECT s.author, array_agg(headrace.feed_entry_v1(s.id, s.kind)) AS items,
+            array_agg(s.score) AS scores
         FROM shown s GROUP BY 1 ORDER BY 1
     LOOP
         RETURN QUERY SELECT v_row.author,
@@ -359,7 +369,9 @@ END $$;
 
 -- Delete posts. One row per post that existed; version: of the author, if the post was visible.
 CREATE FUNCTION headrace.delete_posts_v1(p_ids text[])
-RETURNS TABLE (id text, author bigint, state smallint, ref text, version bigint) LANGUAGE plpgsql
+RETURNS TABLE (
+    id text, author bigint, state smallint, ref text, kind text, version bigint
+) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -370,12 +382,13 @@ BEGIN
     WITH gone AS (DELETE FROM headrace.feed_post p WHERE p.id = ANY (p_ids) RETURNING p.*)
     SELECT array_agg(ROW (g.*)::headrace.feed_post) INTO v_gone FROM gone g;
     FOR v_row IN
-        SELECT g.author, array_agg(g.id) AS items FROM unnest(v_gone) g
+        SELECT g.author, array_agg(headrace.feed_entry_v1(g.id, g.kind)) AS items
+        FROM unnest(v_gone) g
         WHERE g.state = 0 GROUP BY 1 ORDER BY 1
     LOOP
         PERFORM headrace.log_feed_v1(1::smallint, v_row.author, v_row.items,
             array_fill(-1::bigint, ARRAY[cardinality(v_row.items)]));
     END LOOP;
-    RETURN QUERY SELECT g.id, g.author, g.state, g.ref, v.version FROM unnest(v_gone) g
+    RETURN QUERY SELECT g.id, g.author, g.state, g.ref, g.kind, v.version FROM unnest(v_gone) g
         LEFT JOIN headrace.feed_version v ON v.kind = 1 AND v.entity = g.author AND g.state = 0;
 END $$;

@@ -110,6 +110,8 @@ CREATE TABLE headrace.job_group (
     run_at timestamptz,
     delay_s double precision,
     opened_at timestamptz,              -- start of the open block; NULL: closed
+    keeps_results boolean NOT NULL DEFAULT false,   -- members' results go to group_result
+    workflow bigint,                    -- the last member wakes this job and enqueues nothing
     lane text,
     unique_key text,
     traceparent text,
@@ -150,6 +152,7 @@ CREATE TABLE headrace.job_lease (
     jobs integer NOT NULL,              -- number of jobs, so that an ack need not read the arrays
     is_plain boolean NOT NULL DEFAULT false,    -- no keys, groups or kept results: one delete acks
     limiter text,                       -- set: jobs of lanes, with starts granted at granted_at
+    is_counted boolean NOT NULL DEFAULT false,  -- a lane of it had a concurrency limit when claimed
     granted_at timestamptz NOT NULL,
     settled bigint[] NOT NULL DEFAULT '{}',     -- ids already acked
     ids bigint[] NOT NULL,
@@ -263,7 +266,10 @@ CREATE TABLE headrace.limiter (
 );
 
 -- The lane row is the only mutex of all that belongs to the lane. NULL limits: none. at[i], n[i]:
--- n starts were granted at that instant. free_at: when the rate allows one more.
+-- n starts were granted at that instant. free_at: when the rate allows one more. Jobs in flight are
+-- counted only while the lane has a concurrency limit, so that settling a job of another lane
+-- writes nothing: inflight has the jobs of leases above counted_from, uncounted those of older
+-- leases when last read from job_lease (never too few).
 CREATE TABLE headrace.lane (
     limiter text NOT NULL,
     name text NOT NULL,
@@ -275,13 +281,15 @@ CREATE TABLE headrace.lane (
     paused boolean NOT NULL DEFAULT false,
     is_own boolean NOT NULL DEFAULT false,      -- false: it follows its limiter's limits
     inflight integer NOT NULL DEFAULT 0,
+    uncounted integer NOT NULL DEFAULT 0,
+    counted_from bigint NOT NULL DEFAULT 0,
     free_at timestamptz NOT NULL DEFAULT '-infinity',
     started_at timestamptz,
     at timestamptz[] NOT NULL DEFAULT '{}',
     n integer[] NOT NULL DEFAULT '{}',
     PRIMARY KEY (limiter, name),
     CHECK ((starts_max IS NULL) = (window_s IS NULL))
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- Waiting jobs of a lane in one queue. ready_at: when a claim should look; it may be early, never
 -- late; infinity: parked. credit: what remains of a round-robin share that the end of a claim cut
@@ -352,9 +360,38 @@ CREATE TABLE headrace.queue_minute (
     wait_s double precision NOT NULL,       -- from due to claimed, summed over claimed jobs
     wait_max_s double precision NOT NULL,
     slot_s double precision NOT NULL,       -- life time of the slots that worked the queue
+    -- Backlog at the last count of the minute; NULL if there was none.
+    ready integer,
+    scheduled integer,
+    running integer,
+    failed_kept integer,                    -- failed or quarantined jobs that are kept
+    oldest_s double precision,              -- age of the oldest ready job
     PRIMARY KEY (queue, minute)
 ) WITH (fillfactor = 50);
 CREATE INDEX queue_minute_minute ON headrace.queue_minute (minute);
+
+-- The same per hour; the backlog is the highest of the hour's minutes.
+CREATE TABLE headrace.queue_hour (
+    queue integer NOT NULL,
+    hour timestamptz NOT NULL,
+    done bigint NOT NULL,
+    failed bigint NOT NULL,
+    retried bigint NOT NULL,
+    lost bigint NOT NULL,
+    claimed bigint NOT NULL,
+    calls bigint NOT NULL,
+    run_s double precision NOT NULL,
+    wait_s double precision NOT NULL,
+    wait_max_s double precision NOT NULL,
+    slot_s double precision NOT NULL,
+    ready integer,
+    scheduled integer,
+    running integer,
+    failed_kept integer,
+    oldest_s double precision,
+    PRIMARY KEY (queue, hour)
+) WITH (fillfactor = 70);
+CREATE INDEX queue_hour_hour ON headrace.queue_hour (hour);
 
 -- Counts of each queue since its creation. They never decrease.
 CREATE TABLE headrace.queue_total (

@@ -110,23 +110,32 @@ BEGIN
         FROM unnest(p_groups, p_states) AS m(group_id, state)
         WHERE m.group_id IS NOT NULL GROUP BY m.group_id
     ) c WHERE g.id = c.group_id;
-    FOR v IN
-        WITH ended AS (
-            DELETE FROM headrace.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
-        )
-        -- Callbacks in order of key: concurrent callers must take keys in one order.
-        SELECT * FROM ended e ORDER BY e.queue, e.unique_key
-    LOOP
+    WITH ended AS (
+        DELETE FROM headrace.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
+    ), callbacks AS (
+        -- In order of key: concurrent callers must take keys in one order.
+        SELECT * FROM ended WHERE workflow IS NULL ORDER BY queue, unique_key
+    )
+    SELECT array_agg(e.queue) AS queues, array_agg(e.priority) AS priorities,
+           array_agg(e.run_at) AS run_ats, array_agg(e.delay_s) AS delays_s,
+           array_agg(e.lane) AS lanes, array_agg(e.unique_key) AS keys,
+           array_agg(convert_to(format(
+               '{"group":{"id":%s,"done":%s,"failed":%s,"cancelled":%s,"quarantined":%s}%s',
+               e.id, e.done, e.failed, e.cancelled, e.quarantined,
+               CASE WHEN e.payload = '{}'::bytea THEN '' ELSE ',' END
+           ), 'UTF8') || substring(e.payload FROM 2)) AS payloads,
+           array_agg(e.version) AS versions, array_agg(e.traceparent) AS traceparents,
+           (SELECT array_agg(w.workflow ORDER BY w.workflow) FROM ended w
+            WHERE w.workflow IS NOT NULL) AS workflows
+    INTO v FROM callbacks e;
+    IF v.workflows IS NOT NULL THEN
+        PERFORM headrace.wake_workflows_v1(v.workflows);
+    END IF;
+    IF v.queues IS NOT NULL THEN
         PERFORM headrace.enqueue_v1(
-            ARRAY[v.queue], ARRAY[v.priority], ARRAY[v.run_at], ARRAY[v.delay_s], ARRAY[v.lane],
-            ARRAY[v.unique_key], NULL,
-            ARRAY[convert_to(format(
-                '{"group":{"id":%s,"done":%s,"failed":%s,"cancelled":%s,"quarantined":%s}%s',
-                v.id, v.done, v.failed, v.cancelled, v.quarantined,
-                CASE WHEN v.payload = '{}'::bytea THEN '' ELSE ',' END
-            ), 'UTF8') || substring(v.payload FROM 2)],
-            ARRAY[v.version], ARRAY[v.traceparent], true);
-    END LOOP;
+            v.queues, v.priorities, v.run_ats, v.delays_s, v.lanes, v.keys, NULL, v.payloads,
+            v.versions, v.traceparents, true);
+    END IF;
 END $$;
 
 -- Insert groups of p_pending members each. A group without members calls back at once.

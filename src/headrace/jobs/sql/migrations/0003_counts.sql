@@ -62,6 +62,70 @@ BEGIN
     RETURN v_rows;
 END $$;
 
+-- Count the backlog of each queue up to p_max and store it in the current minute. Return it with
+-- the totals, by name.
+CREATE FUNCTION headrace.record_backlog_v1(p_max integer)
+RETURNS TABLE (
+    queue text, ready integer, scheduled integer, running integer, failed_kept integer,
+    quarantined integer, oldest_s double precision, done bigint, failed bigint, retried bigint,
+    lost bigint, run_s double precision, wait_s double precision
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH counted AS MATERIALIZED (
+        SELECT c.queue AS id, (c.ready + c.laned)::integer AS ready,
+               c.scheduled::integer AS scheduled, c.leased::integer AS running,
+               c.failed::integer AS failed_kept, c.quarantined::integer AS quarantined,
+               coalesce(extract(epoch FROM now() - c.oldest_at), 0)::double precision AS oldest_s
+        FROM headrace.queue_counts_v1(NULL, p_max) c
+    ), stored AS (
+        INSERT INTO headrace.queue_minute AS m
+            (queue, minute, done, failed, retried, lost, calls, run_s, wait_s, wait_max_s, slot_s,
+                ready, scheduled, running, failed_kept, oldest_s)
+        SELECT c.id, date_trunc('minute', now()), 0, 0, 0, 0, 0, 0, 0, 0, 0,
+               c.ready, c.scheduled, c.running, c.failed_kept, c.oldest_s
+        FROM counted c
+        WHERE c.ready + c.scheduled + c.running + c.failed_kept > 0 OR EXISTS (
+            SELECT FROM headrace.queue_minute o
+            WHERE o.queue = c.id AND o.minute = date_trunc('minute', now()))
+        ORDER BY c.id
+        ON CONFLICT (queue, minute) DO UPDATE SET
+            ready = excluded.ready, scheduled = excluded.scheduled, running = excluded.running,
+            failed_kept = excluded.failed_kept, oldest_s = excluded.oldest_s
+    )
+    SELECT q.name, c.ready, c.scheduled, c.running, c.failed_kept, c.quarantined, c.oldest_s,
+           coalesce(t.done, 0), coalesce(t.failed, 0), coalesce(t.retried, 0), coalesce(t.lost, 0),
+           coalesce(t.run_s, 0), coalesce(t.wait_s, 0)
+    FROM counted c
+    JOIN headrace.queue q ON q.id = c.id
+    LEFT JOIN headrace.queue_total t ON t.queue = c.id
+    ORDER BY q.name;
+END $$;
+
+-- Sum minutes to hours: the last two stored hours again, and all later ones.
+CREATE FUNCTION headrace.sum_hours_v1() RETURNS void LANGUAGE sql
+SET enable_seqscan = off SET jit = off AS $$
+    INSERT INTO headrace.queue_hour AS h
+        (queue, hour, done, failed, retried, lost, claimed, calls, run_s, wait_s, wait_max_s,
+            slot_s, ready, scheduled, running, failed_kept, oldest_s)
+    SELECT m.queue, date_trunc('hour', m.minute, 'UTC'), sum(m.done), sum(m.failed),
+           sum(m.retried), sum(m.lost), sum(m.claimed), sum(m.calls), sum(m.run_s), sum(m.wait_s),
+           max(m.wait_max_s), sum(m.slot_s), max(m.ready), max(m.scheduled), max(m.running),
+           max(m.failed_kept), max(m.oldest_s)
+    FROM headrace.queue_minute m
+    WHERE m.minute >= coalesce(
+        (SELECT max(l.hour) FROM headrace.queue_hour l) - interval '1 hour', '-infinity')
+    GROUP BY 1, 2 ORDER BY 1, 2
+    ON CONFLICT (queue, hour) DO UPDATE SET
+        done = excluded.done, failed = excluded.failed, retried = excluded.retried,
+        lost = excluded.lost, claimed = excluded.claimed, calls = excluded.calls,
+        run_s = excluded.run_s, wait_s = excluded.wait_s, wait_max_s = excluded.wait_max_s,
+        slot_s = excluded.slot_s, ready = excluded.ready, scheduled = excluded.scheduled,
+        running = excluded.running, failed_kept = excluded.failed_kept,
+        oldest_s = excluded.oldest_s;
+$$;
+
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
 CREATE FUNCTION headrace.add_counts_v1(
     p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[],

@@ -3,103 +3,116 @@
 -- scan.
 
 -- Create missing lanes with their limiters' limits. The limiter's row is share-locked, so that a
--- change of its limits waits and then finds the new lanes.
+-- change of its limits waits and then finds the new lanes; the caller must hold no lane.
 CREATE FUNCTION headrace.make_lanes_v1(p_limiters text[], p_names text[])
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_limiters text[];
-    v_names text[];
 BEGIN
-    SELECT array_agg(u.limiter), array_agg(u.name) INTO v_limiters, v_names
-    FROM (SELECT DISTINCT u.limiter, u.name FROM unnest(p_limiters, p_names) AS u(limiter, name)) u
-    LEFT JOIN LATERAL (SELECT true AS is_there FROM headrace.lane l
-                       WHERE l.limiter = u.limiter AND l.name = u.name OFFSET 0) l ON true
-    WHERE l.is_there IS NULL;
-    IF v_names IS NULL THEN
-        RETURN;
-    END IF;
     INSERT INTO headrace.limiter (name)
-    SELECT DISTINCT u.limiter FROM unnest(v_limiters) AS u(limiter)
+    SELECT DISTINCT u.limiter FROM unnest(p_limiters) AS u(limiter)
     WHERE NOT EXISTS (SELECT FROM headrace.limiter m WHERE m.name = u.limiter)
     ORDER BY 1 ON CONFLICT DO NOTHING;
-    PERFORM 1 FROM headrace.limiter m WHERE m.name = ANY(v_limiters) ORDER BY m.name FOR SHARE;
+    PERFORM 1 FROM headrace.limiter m WHERE m.name = ANY(p_limiters) ORDER BY m.name FOR SHARE;
     INSERT INTO headrace.lane (limiter, name, starts_max, window_s, slack_s, concurrency)
     SELECT u.limiter, u.name, m.starts_max, m.window_s, m.slack_s, m.concurrency
-    FROM unnest(v_limiters, v_names) AS u(limiter, name)
+    FROM unnest(p_limiters, p_names) AS u(limiter, name)
         JOIN headrace.limiter m ON m.name = u.limiter
     ORDER BY 1, 2 ON CONFLICT DO NOTHING;
 END $$;
 
--- Add up to p_max journal rows of a queue to the counts of its lanes. Rows of locked lanes wait.
-CREATE FUNCTION headrace.fold_lanes_v1(p_queue integer, p_max integer)
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+-- Add up to p_max journal rows of a queue, those after the row p_after, to the counts of its
+-- lanes. Return how many, and the last of them. Lanes that another transaction has locked get a new
+-- row, to be folded later.
+CREATE FUNCTION headrace.fold_lanes_v1(p_queue integer, p_after bigint, p_max integer)
+RETURNS TABLE (folded integer, last_event bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_rows tid[];
     v_limiters text[];
     v_lanes text[];
-    v_locked_limiters text[];
-    v_locked_lanes text[];
+    v_counts integer[];
+    v_nexts timestamptz[];
+    v_new_limiters text[];
+    v_new_lanes text[];
+    v_left integer;
     v_now timestamptz;
 BEGIN
-    SELECT array_agg(e.ctid), array_agg(e.limiter), array_agg(e.lane)
-    INTO v_rows, v_limiters, v_lanes
-    FROM (SELECT ctid, limiter, lane FROM headrace.lane_event WHERE queue = p_queue
-          ORDER BY id LIMIT p_max FOR UPDATE SKIP LOCKED) e;
-    IF v_rows IS NULL THEN
+    WITH spent AS (
+        DELETE FROM headrace.lane_event d WHERE d.ctid = ANY(ARRAY(
+            SELECT e.ctid FROM headrace.lane_event e WHERE e.queue = p_queue AND e.id > p_after
+            ORDER BY e.id LIMIT p_max FOR UPDATE SKIP LOCKED))
+        RETURNING d.id, d.limiter, d.lane, d.k
+    )
+    SELECT sum(s.events), max(s.last_id), array_agg(s.limiter), array_agg(s.lane), array_agg(s.k)
+    INTO folded, last_event, v_limiters, v_lanes, v_counts FROM (
+        SELECT s.limiter, s.lane, count(*) AS events, max(s.id) AS last_id, sum(s.k)::integer AS k
+        FROM spent s GROUP BY 1, 2) s;
+    IF v_lanes IS NULL THEN
+        RETURN QUERY SELECT 0, p_after;
         RETURN;
     END IF;
-    PERFORM headrace.make_lanes_v1(v_limiters, v_lanes);
-    SELECT array_agg(w.limiter), array_agg(w.lane) INTO v_locked_limiters, v_locked_lanes
-    FROM (SELECT DISTINCT u.limiter, u.lane FROM unnest(v_limiters, v_lanes) AS u(limiter, lane)) w
-    CROSS JOIN LATERAL (SELECT FROM headrace.lane l WHERE l.limiter = w.limiter AND l.name = w.lane
-                        FOR NO KEY UPDATE SKIP LOCKED) l;
+    SELECT array_agg(u.limiter), array_agg(u.lane) INTO v_new_limiters, v_new_lanes
+    FROM unnest(v_limiters, v_lanes) AS u(limiter, lane)
+    LEFT JOIN LATERAL (SELECT true AS is_there FROM headrace.lane l
+                       WHERE l.limiter = u.limiter AND l.name = u.lane OFFSET 0) l ON true
+    WHERE l.is_there IS NULL;
+    IF v_new_lanes IS NOT NULL THEN
+        PERFORM headrace.make_lanes_v1(v_new_limiters, v_new_lanes);
+    END IF;
     v_now := clock_timestamp();
-    WITH spent AS (
-        DELETE FROM headrace.lane_event e WHERE e.ctid = ANY(ARRAY(
-            SELECT u.ctid FROM unnest(v_rows, v_limiters, v_lanes) AS u(ctid, limiter, lane)
-            JOIN unnest(v_locked_limiters, v_locked_lanes) AS g(limiter, lane)
-              ON g.limiter = u.limiter AND g.lane = u.lane))
-        RETURNING e.limiter, e.lane, e.k
-    )
-    INSERT INTO headrace.lane_queue AS q (limiter, lane, queue, waiting, ready_at)
-    SELECT s.limiter, s.lane, p_queue, s.k, CASE WHEN s.k > 0 THEN l.next_at ELSE 'infinity' END
-    FROM (SELECT t.limiter, t.lane, sum(t.k)::integer AS k FROM spent t GROUP BY 1, 2) s
-    CROSS JOIN LATERAL (
+    SELECT array_agg(u.limiter), array_agg(u.lane), array_agg(u.k), array_agg(l.next_at)
+    INTO v_limiters, v_lanes, v_counts, v_nexts
+    FROM unnest(v_limiters, v_lanes, v_counts) AS u(limiter, lane, k) LEFT JOIN LATERAL (
         SELECT CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
+                    WHEN l.inflight + l.uncounted >= l.concurrency THEN v_now + interval '1 s'
                     ELSE greatest(l.free_at, v_now) END AS next_at
-        FROM headrace.lane l WHERE l.limiter = s.limiter AND l.name = s.lane OFFSET 0) l
+        FROM headrace.lane l WHERE l.limiter = u.limiter AND l.name = u.lane
+        FOR NO KEY UPDATE SKIP LOCKED) l ON true;
+    INSERT INTO headrace.lane_event (limiter, lane, queue, k)
+    SELECT u.limiter, u.lane, p_queue, u.k
+    FROM unnest(v_limiters, v_lanes, v_counts, v_nexts) AS u(limiter, lane, k, next_at)
+    WHERE u.next_at IS NULL;
+    GET DIAGNOSTICS v_left = ROW_COUNT;
+    folded := folded - v_left;
+    INSERT INTO headrace.lane_queue AS q (limiter, lane, queue, waiting, ready_at)
+    SELECT u.limiter, u.lane, p_queue, u.k, CASE WHEN u.k > 0 THEN u.next_at ELSE 'infinity' END
+    FROM unnest(v_limiters, v_lanes, v_counts, v_nexts) AS u(limiter, lane, k, next_at)
+    WHERE u.next_at IS NOT NULL
     ON CONFLICT (limiter, lane, queue) DO UPDATE SET
         waiting = q.waiting + excluded.waiting,
         ready_at = CASE WHEN q.waiting + excluded.waiting <= 0 THEN 'infinity'
                         WHEN q.waiting <= 0 THEN excluded.ready_at
                         ELSE q.ready_at END;
+    RETURN NEXT;
 END $$;
 
 -- Choose how many of p_jobs_max jobs each locked lane of p_names gives. The number is the least of
 -- waiting jobs, rate, concurrency and round-robin share: p_quantum x weight, or more if so few
 -- lanes would not fill the claim. A lane that the end of the claim cuts short keeps its place and
 -- the rest of its share (credits > 0). A lane that would give nothing for lack of room is left
--- out.
+-- out. p_rows: the rows of the lanes. is_counted: one of them has a concurrency limit.
 CREATE FUNCTION headrace.plan_lanes_v1(
-    p_limiter text, p_queue integer, p_names text[], p_jobs_max integer, p_quantum integer,
-    p_now timestamptz
-) RETURNS TABLE (names text[], gives integer[], credits integer[], slack_s double precision)
+    p_limiter text, p_queue integer, p_names text[], p_rows tid[], p_jobs_max integer,
+    p_quantum integer, p_now timestamptz
+) RETURNS TABLE (
+    names text[], lane_rows tid[], gives integer[], credits integer[], slack_s double precision,
+    is_counted boolean
+)
 LANGUAGE sql SET enable_seqscan = off AS $$
     WITH allowed AS (
-        SELECT l.name, l.ready_at, l.slack_s, l.credit,
+        SELECT l.name, l.lane_row, l.ready_at, l.slack_s, l.credit, l.concurrency,
                CASE WHEN l.paused THEN 0 ELSE greatest(0, least(
-                   l.waiting, l.concurrency - l.inflight, l.credit,
-                   l.starts_max - (
+                   l.waiting, l.concurrency - l.inflight - l.uncounted, l.credit,
+                   CASE WHEN l.at = '{}' THEN l.starts_max ELSE l.starts_max - (
                        SELECT coalesce(sum(s.n), 0) FROM unnest(l.at, l.n) AS s(at, n)
-                       WHERE s.at > p_now - (l.window_s + l.slack_s) * interval '1 s'))) END AS give
+                       WHERE s.at > p_now - (l.window_s + l.slack_s) * interval '1 s') END
+               )) END AS give
         FROM (
-            SELECT l.*, q.waiting, q.ready_at, CASE WHEN q.credit > 0 THEN q.credit
+            SELECT l.*, v.lane_row, q.waiting, q.ready_at, CASE WHEN q.credit > 0 THEN q.credit
                 ELSE l.weight * greatest(
                 p_quantum, ceil(p_jobs_max::double precision / sum(l.weight) OVER ())
             )::integer END AS credit
-            FROM unnest(p_names) AS v(name)
+            FROM unnest(p_names, p_rows) AS v(name, lane_row)
             CROSS JOIN LATERAL (SELECT * FROM headrace.lane l
-                                WHERE l.limiter = p_limiter AND l.name = v.name OFFSET 0) l
+                                WHERE l.ctid = v.lane_row OFFSET 0) l
             CROSS JOIN LATERAL (SELECT q.waiting, q.ready_at, q.credit FROM headrace.lane_queue q
                                 WHERE q.limiter = p_limiter AND q.lane = v.name
                                     AND q.queue = p_queue OFFSET 0) q
@@ -113,9 +126,10 @@ LANGUAGE sql SET enable_seqscan = off AS $$
         SELECT r.*, least(r.give, r.room)::integer AS given FROM running r
         WHERE r.give = 0 OR r.room > 0
     )
-    SELECT array_agg(c.name), array_agg(greatest(0, c.given)),
+    SELECT array_agg(c.name), array_agg(c.lane_row), array_agg(greatest(0, c.given)),
            array_agg(CASE WHEN c.given < c.give THEN c.credit - c.given ELSE 0 END),
-           coalesce(min(c.slack_s) FILTER (WHERE c.given > 0), 0)
+           coalesce(min(c.slack_s) FILTER (WHERE c.given > 0), 0),
+           coalesce(bool_or(c.concurrency IS NOT NULL), false)
     FROM cut c;
 $$;
 
@@ -124,18 +138,18 @@ $$;
 -- sixteenth of it share one entry with the LATER instant: at most 17 entries, and the limit stays
 -- strict. Entries in the future (starts that a caller waits for) count as live.
 CREATE FUNCTION headrace.grant_v1(
-    p_limiter text, p_queue integer, p_names text[], p_credits integer[], p_lanes text[],
-    p_now timestamptz
+    p_limiter text, p_queue integer, p_names text[], p_rows tid[], p_credits integer[],
+    p_lanes text[], p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     WITH kept AS (
         SELECT l.ctid, g.name, coalesce(u.k, 0) AS k, g.credit, l.starts_max,
                l.window_s + l.slack_s AS span_s, s.at, s.n, s.live
-        FROM unnest(p_names, p_credits) AS g(name, credit)
+        FROM unnest(p_names, p_rows, p_credits) AS g(name, lane_row, credit)
         LEFT JOIN (SELECT lane, count(*)::integer AS k FROM unnest(p_lanes) AS w(lane) GROUP BY 1) u
           ON u.lane = g.name
         CROSS JOIN LATERAL (SELECT l.ctid, l.* FROM headrace.lane l
-                            WHERE l.limiter = p_limiter AND l.name = g.name OFFSET 0) l
+                            WHERE l.ctid = g.lane_row OFFSET 0) l
         CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(e.at ORDER BY e.at), '{}') AS at,
                    coalesce(array_agg(e.n ORDER BY e.at), '{}') AS n, coalesce(sum(e.n), 0) AS live
@@ -156,7 +170,7 @@ BEGIN
         UPDATE headrace.lane l SET
             at = CASE WHEN g.starts_max IS NULL THEN '{}' ELSE g.new_at END,
             n = CASE WHEN g.starts_max IS NULL THEN '{}' ELSE g.new_n END,
-            inflight = l.inflight + g.k,
+            inflight = CASE WHEN l.concurrency IS NULL THEN 0 ELSE l.inflight + g.k END,
             started_at = CASE WHEN g.k > 0 THEN greatest(l.started_at, p_now) ELSE l.started_at END,
             free_at = CASE WHEN g.live + g.k >= g.starts_max
                            THEN least(g.new_at[1], CASE WHEN g.k > 0 THEN p_now END)
@@ -165,6 +179,7 @@ BEGIN
         FROM logged g WHERE l.ctid = g.ctid
         RETURNING l.name, g.k, g.credit,
             CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
+                 WHEN l.inflight + l.uncounted >= l.concurrency THEN p_now + interval '1 s'
                  ELSE greatest(l.free_at, p_now) END AS next_at
     )
     UPDATE headrace.lane_queue q SET
@@ -196,10 +211,10 @@ DECLARE
     v_shares boolean;
 BEGIN
     FOR i IN 1..3 LOOP
-        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
         SELECT * INTO v FROM headrace.lane WHERE limiter = p_limiter AND name = p_name
         FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
+        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
     END LOOP;
     v_now := clock_timestamp();
     IF v.paused OR v.starts_max < p_k THEN
@@ -241,6 +256,33 @@ BEGIN
     RETURN greatest(0, extract(epoch FROM v_at - v_now));
 END $$;
 
+-- Read again from the leases how many jobs of the locked lanes p_names are in flight without being
+-- counted, and return the lanes' rows. Their settling changes no lane, so every claim recounts
+-- until they have ended; while they fill a lane, it is visited once a second.
+CREATE FUNCTION headrace.recount_lanes_v1(p_limiter text, p_names text[])
+RETURNS tid[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_rows tid[];
+BEGIN
+    WITH old AS (
+        SELECT j.id AS lease, r.lane FROM headrace.job_lease j
+        CROSS JOIN LATERAL unnest(j.ids, j.lanes) AS r(id, lane)
+        WHERE j.limiter = p_limiter AND j.lanes && p_names AND r.id <> ALL(j.settled)
+    ), recounted AS (
+        UPDATE headrace.lane l SET uncounted = c.n FROM (
+            SELECT o.ctid, o.name, CASE WHEN o.concurrency IS NULL THEN 0 ELSE (
+                SELECT count(*)::integer FROM old
+                WHERE old.lane = o.name AND old.lease < o.counted_from) END AS n
+            FROM unnest(p_names) AS w(name) CROSS JOIN LATERAL (
+                SELECT o.ctid, o.name, o.counted_from, o.concurrency FROM headrace.lane o
+                WHERE o.limiter = p_limiter AND o.name = w.name OFFSET 0) o
+        ) c WHERE l.ctid = c.ctid RETURNING l.name, l.ctid
+    )
+    SELECT array_agg(r.ctid ORDER BY w.ord) INTO v_rows
+    FROM unnest(p_names) WITH ORDINALITY AS w(name, ord) JOIN recounted r ON r.name = w.name;
+    RETURN v_rows;
+END $$;
+
 -- Change the limits of lanes while they run. If starts must be remembered longer than before, one
 -- entry blocks the lane until forgotten starts cannot matter. If the slack shrinks, recorded
 -- starts move later by the difference, since earlier grants may still use the old slack.
@@ -251,14 +293,23 @@ CREATE FUNCTION headrace.limit_lanes_v1(
 DECLARE
     v_now timestamptz;
     v_queues integer[];
+    v_starts_counting boolean;
 BEGIN
-    PERFORM 1 FROM (SELECT DISTINCT u.name FROM unnest(p_names) AS u(name) ORDER BY 1) u
-    CROSS JOIN LATERAL (SELECT FROM headrace.lane l WHERE l.limiter = p_limiter AND l.name = u.name
-                        FOR NO KEY UPDATE) l;
+    SELECT coalesce(bool_or(l.is_uncounted), false) AND p_concurrency IS NOT NULL
+    INTO v_starts_counting
+    FROM (SELECT DISTINCT u.name FROM unnest(p_names) AS u(name) ORDER BY 1) u
+    CROSS JOIN LATERAL (SELECT l.concurrency IS NULL AS is_uncounted FROM headrace.lane l
+                        WHERE l.limiter = p_limiter AND l.name = u.name FOR NO KEY UPDATE) l;
     v_now := clock_timestamp();
     UPDATE headrace.lane l SET
         starts_max = p_starts_max, window_s = p_window_s, slack_s = p_slack_s,
         concurrency = p_concurrency, free_at = '-infinity',
+        -- Leases get their numbers under the lane's lock: those of earlier claims are below.
+        counted_from = CASE WHEN l.concurrency IS NULL AND v_starts_counting
+            THEN nextval('headrace.job_lease_id_seq') ELSE l.counted_from END,
+        inflight = CASE WHEN l.concurrency IS NULL OR p_concurrency IS NULL THEN 0
+            ELSE l.inflight END,
+        uncounted = CASE WHEN p_concurrency IS NULL THEN 0 ELSE l.uncounted END,
         at = CASE WHEN p_window_s IS NULL THEN '{}' ELSE
             CASE WHEN b.at IS NULL THEN '{}'::timestamptz[] ELSE ARRAY[b.at] END || ARRAY(
                 SELECT s.at + greatest(0, l.slack_s - p_slack_s) * interval '1 s'
@@ -275,6 +326,9 @@ BEGIN
             SELECT o.ctid, o.started_at, o.window_s, o.slack_s FROM headrace.lane o
             WHERE o.limiter = p_limiter AND o.name = u.name OFFSET 0) o
     ) b WHERE l.ctid = b.ctid;
+    IF v_starts_counting THEN
+        PERFORM headrace.recount_lanes_v1(p_limiter, p_names);
+    END IF;
     WITH woken AS (
         UPDATE headrace.lane_queue q SET ready_at = v_now
         FROM unnest(p_names) AS u(name) CROSS JOIN LATERAL (
@@ -298,12 +352,12 @@ DECLARE
     v headrace.limiter%ROWTYPE;
 BEGIN
     FOR i IN 1..3 LOOP
-        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
         SELECT * INTO v FROM headrace.limiter m WHERE m.name = p_limiter FOR SHARE;
         UPDATE headrace.lane SET is_own = p_is_own, paused = coalesce(p_paused, paused),
             weight = coalesce(p_weight, weight)
         WHERE limiter = p_limiter AND name = p_name;
         EXIT WHEN FOUND;
+        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
     END LOOP;
     IF p_is_own THEN
         PERFORM headrace.limit_lanes_v1(
@@ -324,11 +378,11 @@ DECLARE
     v headrace.lane%ROWTYPE;
 BEGIN
     FOR i IN 1..3 LOOP
-        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
         PERFORM 1 FROM headrace.limiter m WHERE m.name = p_limiter FOR SHARE;
         SELECT * INTO v FROM headrace.lane l WHERE l.limiter = p_limiter AND l.name = p_name
         FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
+        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
     END LOOP;
     PERFORM headrace.set_lane_v1(
         p_limiter, p_name, v.is_own, v.starts_max, v.window_s, v.concurrency, p_paused, v.weight);
@@ -428,15 +482,18 @@ BEGIN
           AND coalesce(l.started_at, '-infinity')
             < now() - greatest(p_idle_s, l.window_s + l.slack_s) * interval '1 s'
         FOR UPDATE SKIP LOCKED) l;
-    -- Check waiting jobs under the lock.
-    WITH idle AS (
+    -- Check waiting jobs and leases under the lock.
+    WITH leased AS MATERIALIZED (
+        SELECT DISTINCT j.limiter, r.lane FROM headrace.job_lease j
+        CROSS JOIN LATERAL unnest(j.lanes) AS r(lane) WHERE j.limiter = ANY(v_limiters)
+    ), idle AS (
         SELECT u.limiter, u.name, l.ctid FROM unnest(v_limiters, v_names) AS u(limiter, name)
         CROSS JOIN LATERAL (SELECT l.ctid FROM headrace.lane l
                             WHERE l.limiter = u.limiter AND l.name = u.name OFFSET 0) l
         CROSS JOIN LATERAL (SELECT coalesce(bool_and(w.waiting = 0), true) AS is_empty
                             FROM headrace.lane_queue w
                             WHERE w.limiter = u.limiter AND w.lane = u.name) w
-        WHERE w.is_empty
+        WHERE w.is_empty AND (u.limiter, u.name) NOT IN (SELECT d.limiter, d.lane FROM leased d)
     ), emptied AS (
         DELETE FROM headrace.lane_queue q USING idle i CROSS JOIN LATERAL (
             SELECT w.ctid FROM headrace.lane_queue w

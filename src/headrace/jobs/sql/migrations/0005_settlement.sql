@@ -5,11 +5,11 @@
 -- Release jobs of lanes: decrement inflight, and count unstarted, returned and lost jobs as
 -- waiting again. An unstarted job returns its start, but only while its own entry must still
 -- exist. A lane that was full and has work notifies the workers of its queues. One array element
--- per job; done jobs need only limiter and lane and come last. Rows are found by key one at a time
--- and written by ctid, which no plan cached on empty tables can credit into a scan.
+-- per job; done jobs need only limiter, lane and lease and come last. Rows are found by key one at
+-- a time and written by ctid, which no plan cached on empty tables can credit into a scan.
 CREATE FUNCTION headrace.settle_lanes_v1(
-    p_limiters text[], p_lanes text[], p_queues integer[], p_outcomes text[],
-        p_granted_ats timestamptz[]
+    p_limiters text[], p_lanes text[], p_leases bigint[], p_queues integer[], p_outcomes text[],
+    p_granted_ats timestamptz[]
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
     v_now timestamptz;
@@ -23,8 +23,8 @@ BEGIN
             AND l.name = w.lane FOR NO KEY UPDATE) l;
     v_now := clock_timestamp();
     WITH sums AS (
-        SELECT s.limiter, s.lane, count(*)::integer AS k
-        FROM unnest(p_limiters, p_lanes) AS s(limiter, lane) GROUP BY 1, 2
+        SELECT s.limiter, s.lane, array_agg(s.lease) AS leases
+        FROM unnest(p_limiters, p_lanes, p_leases) AS s(limiter, lane, lease) GROUP BY 1, 2
     ), back AS (
         SELECT s.limiter, s.lane, s.queue, count(*)::integer AS k
         FROM unnest(p_limiters, p_lanes, p_queues, p_outcomes) AS s(limiter, lane, queue, outcome)
@@ -44,11 +44,14 @@ BEGIN
         ) e WHERE u.granted_at > v_now - l.window_s * interval '1 s' GROUP BY 1, 2, 3
     ), released AS (
         UPDATE headrace.lane l SET
-            inflight = l.inflight - b.k,
+            inflight = CASE WHEN l.concurrency IS NULL THEN 0 ELSE l.inflight - (
+                SELECT count(*) FROM unnest(b.leases) AS s(lease) WHERE s.lease > l.counted_from
+            ) END,
             n = coalesce(b.n, l.n),
             free_at = CASE WHEN b.n IS NULL THEN l.free_at ELSE '-infinity' END
         FROM (
-            SELECT o.ctid, s.k, coalesce(o.inflight >= o.concurrency, false) AS was_full,
+            SELECT o.ctid, s.leases,
+                coalesce(o.inflight + o.uncounted >= o.concurrency, false) AS was_full,
                 CASE WHEN EXISTS (SELECT FROM unspent u
                     WHERE u.limiter = s.limiter AND u.lane = s.lane)
                 THEN ARRAY(
@@ -57,11 +60,12 @@ BEGIN
                     LEFT JOIN unspent u ON u.limiter = s.limiter AND u.lane = s.lane AND u.entry = i
                     ORDER BY i) END AS n
             FROM sums s CROSS JOIN LATERAL (
-                SELECT o.ctid, o.inflight, o.concurrency, o.n FROM headrace.lane o
+                SELECT o.ctid, o.inflight, o.uncounted, o.concurrency, o.n FROM headrace.lane o
                 WHERE o.limiter = s.limiter AND o.name = s.lane OFFSET 0) o
         ) b WHERE l.ctid = b.ctid
         RETURNING l.limiter, l.name, b.was_full, b.was_full OR b.n IS NOT NULL AS is_opened,
             CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
+                 WHEN l.inflight + l.uncounted >= l.concurrency THEN v_now + interval '1 s'
                  ELSE greatest(l.free_at, v_now) END AS next_at
     ), hinted AS (
         UPDATE headrace.lane_queue q SET
@@ -105,7 +109,8 @@ BEGIN
                     WHEN 'lost' THEN least(r.losses + 1, 32767)
                     ELSE r.losses END::smallint AS losses,
                r.lane, s.unique_key, r.traceparent, r.payload, r.version,
-               CASE WHEN s.outcome = 'retry' THEN nullif(left(s.error, 500), '') END AS last_error,
+               CASE WHEN s.outcome IN ('retry', 'snooze')
+                    THEN nullif(left(s.error, 500), '') END AS last_error,
                s.outcome = 'moved' AND r.lane IS NOT NULL AS is_moved,
                r.lane IS NOT NULL AND (s.outcome = 'moved' OR l.limiter IS NOT NULL
                    AND s.outcome NOT IN ('retry', 'snooze')) AS is_for_lane
@@ -136,6 +141,8 @@ BEGIN
          version, last_error)
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
            payload, version, last_error FROM back WHERE NOT is_for_lane;
+    PERFORM headrace.unpark_v1(ARRAY(
+        SELECT s.id FROM unnest(p_jobs) s WHERE s.outcome <> 'moved'));
     PERFORM pg_notify('headrace_jobs', q::text) FROM (
         SELECT DISTINCT coalesce(s.target, s.queue) FROM unnest(p_jobs) s
         WHERE s.outcome IN ('returned', 'lost', 'moved')) AS queues(q);
@@ -212,10 +219,10 @@ END $$;
 
 -- Settle jobs of leases that the caller holds locked. Locks are taken in one order everywhere:
 -- lanes by (limiter, name), then groups by id. Lock waits are short, since a caller's transaction
--- that adds to a group or holds a key may stay open. p_limiters, p_lanes: lanes of further done
--- jobs whose leases are already deleted.
+-- that adds to a group or holds a key may stay open. p_limiters, p_lanes, p_leases: lanes of
+-- further done jobs whose leases are already deleted.
 CREATE FUNCTION headrace.settle_jobs_v1(
-    p_jobs headrace.settlement[], p_limiters text[], p_lanes text[]
+    p_jobs headrace.settlement[], p_limiters text[], p_lanes text[], p_leases bigint[]
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
     v_jobs headrace.settlement[] := p_jobs;
@@ -223,6 +230,7 @@ DECLARE
     v_has_keys boolean;
     v_limiters text[];
     v_lanes text[];
+    v_leases bigint[];
     v_queues integer[];
     v_lane_outcomes text[];
     v_granted_ats timestamptz[];
@@ -234,13 +242,14 @@ BEGIN
     IF v_has_keys THEN
         v_jobs := headrace.settle_keys_v1(v_jobs);
     END IF;
-    SELECT array_agg(s.limiter), array_agg(s.lane), array_agg(s.queue), array_agg(s.outcome),
-           array_agg(s.granted_at)
-    INTO v_limiters, v_lanes, v_queues, v_lane_outcomes, v_granted_ats
+    SELECT array_agg(s.limiter), array_agg(s.lane), array_agg(s.lease), array_agg(s.queue),
+           array_agg(s.outcome), array_agg(s.granted_at)
+    INTO v_limiters, v_lanes, v_leases, v_queues, v_lane_outcomes, v_granted_ats
     FROM unnest(v_jobs) s WHERE s.limiter IS NOT NULL;
     IF v_limiters || p_limiters <> '{}' THEN
         PERFORM headrace.settle_lanes_v1(
-            v_limiters || p_limiters, v_lanes || p_lanes, v_queues, v_lane_outcomes, v_granted_ats);
+            v_limiters || p_limiters, v_lanes || p_lanes, v_leases || p_leases, v_queues,
+            v_lane_outcomes, v_granted_ats);
     END IF;
     IF v_outcomes && ARRAY['retry', 'snooze', 'unstarted', 'returned', 'lost', 'moved'] THEN
         PERFORM headrace.put_back_v1(v_jobs);
@@ -272,6 +281,7 @@ BEGIN
     INTO v_groups, v_states FROM unnest(v_jobs) s
     WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined') AND s.group_id IS NOT NULL;
     IF v_groups IS NOT NULL THEN
+        PERFORM headrace.keep_member_results_v1(v_jobs);
         PERFORM headrace.finish_members_v1(v_groups, v_states);
     END IF;
 END $$;
@@ -295,27 +305,31 @@ DECLARE
     v_jobs headrace.settlement[];
     v_limiters text[];
     v_lanes text[];
+    v_leases bigint[];
 BEGIN
     -- Common case: a whole plain batch is done. One delete.
     IF p_outcome = 'done' AND p_whole <> '{}' THEN
         WITH plain AS (
             DELETE FROM headrace.job_lease d WHERE d.ctid = ANY(ARRAY(
                 SELECT l.ctid FROM headrace.job_lease l WHERE l.id = ANY(p_whole) AND l.is_plain
-                  AND (l.limiter IS NULL OR l.settled = '{}')
+                  AND (NOT l.is_counted OR l.settled = '{}')
                 FOR UPDATE SKIP LOCKED))
-            RETURNING d.id, d.queue, d.limiter, d.lanes,
+            RETURNING d.id, d.queue, CASE WHEN d.is_counted THEN d.limiter END AS limiter,
+                CASE WHEN d.is_counted THEN d.lanes END AS lanes,
                 d.jobs - cardinality(d.settled) AS jobs
         ), counted AS (
             INSERT INTO headrace.job_count (queue, done)
             SELECT p.queue, sum(p.jobs) FROM plain p GROUP BY p.queue
         ), laned AS (
-            SELECT p.limiter, u.lane FROM plain p CROSS JOIN LATERAL unnest(p.lanes) AS u(lane)
+            SELECT p.id, p.limiter, u.lane
+            FROM plain p CROSS JOIN LATERAL unnest(p.lanes) AS u(lane)
             WHERE p.limiter IS NOT NULL
         )
         SELECT ARRAY(SELECT a.id FROM unnest(p_whole) AS a(id)
                      WHERE NOT EXISTS (SELECT FROM plain p WHERE p.id = a.id)),
-               ARRAY(SELECT l.limiter FROM laned l), ARRAY(SELECT l.lane FROM laned l)
-        INTO v_whole, v_limiters, v_lanes;
+               ARRAY(SELECT l.limiter FROM laned l), ARRAY(SELECT l.lane FROM laned l),
+               ARRAY(SELECT l.id FROM laned l)
+        INTO v_whole, v_limiters, v_lanes, v_leases;
     END IF;
     IF p_progressed <> '{}' THEN
         DELETE FROM headrace.job_progress p WHERE p.job_id = ANY(p_progressed);
@@ -323,15 +337,18 @@ BEGIN
     v_all := v_whole || p_leases;
     IF v_all = '{}' THEN
         IF v_limiters <> '{}' THEN
-            PERFORM headrace.settle_lanes_v1(v_limiters, v_lanes, '{}', '{}', '{}');
+            PERFORM headrace.settle_lanes_v1(v_limiters, v_lanes, v_leases, '{}', '{}', '{}');
         END IF;
         RETURN;
     END IF;
     SELECT coalesce(array_agg(h.id), '{}') INTO v_held FROM (
         SELECT l.id FROM headrace.job_lease l WHERE l.id = ANY(v_all) ORDER BY l.id
         FOR UPDATE SKIP LOCKED) h;
-    SELECT array_agg((l.id, r.ord, r.id, l.queue, l.limiter, l.granted_at, r.lane, r.group_id,
-                      r.unique_key, w.outcome, e.delay_s,
+    -- A job that ends changes its lane only if jobs in flight are counted.
+    SELECT array_agg((l.id, r.ord, r.id, l.queue,
+                      CASE WHEN l.is_counted OR w.outcome IN ('unstarted', 'returned', 'lost')
+                           THEN l.limiter END,
+                      l.granted_at, r.lane, r.group_id, r.unique_key, w.outcome, e.delay_s,
                       CASE WHEN w.outcome = 'quarantined' AND coalesce(e.error, '') = ''
                            THEN format('the process that ran it died %s times', r.losses + 1)
                            WHEN w.outcome = 'fail' AND e.outcome = 'moved'
@@ -360,7 +377,7 @@ BEGIN
       AND (e.lease IS NOT NULL OR l.id = ANY(v_whole));
     -- Lock all lanes at once, in one order.
     IF v_jobs IS NOT NULL OR v_limiters <> '{}' THEN
-        PERFORM headrace.settle_jobs_v1(v_jobs, v_limiters, v_lanes);
+        PERFORM headrace.settle_jobs_v1(v_jobs, v_limiters, v_lanes, v_leases);
     END IF;
     IF cardinality(v_held) < cardinality(v_all) THEN
         RETURN QUERY

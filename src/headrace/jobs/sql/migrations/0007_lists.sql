@@ -164,6 +164,48 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+-- Change a waiting job: its payload with the version, priority and due time, NULL for as it is.
+-- Return whether it waited. A due job of a lane that becomes due later leaves its lane until then.
+CREATE FUNCTION headrace.edit_waiting_v1(
+    p_id bigint, p_payload bytea, p_version smallint, p_priority smallint, p_run_at timestamptz,
+    p_delay_s double precision
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_run_at timestamptz := greatest(
+        coalesce(p_run_at, now() + p_delay_s * interval '1 s'), now());
+    v_queue integer;
+BEGIN
+    IF p_run_at IS NULL AND p_delay_s IS NULL THEN
+        v_run_at := NULL;
+    END IF;
+    IF v_run_at > now() THEN
+        WITH moved AS (
+            DELETE FROM headrace.lane_job WHERE id = p_id RETURNING *
+        ), journaled AS (
+            INSERT INTO headrace.lane_event (limiter, lane, queue, k)
+            SELECT q.limiter, m.lane, m.queue, -1
+            FROM moved m JOIN headrace.queue q ON q.id = m.queue
+        )
+        INSERT INTO headrace.job_ready
+            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
+             traceparent, payload, version, last_error)
+        SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
+               traceparent, payload, version, last_error FROM moved;
+    END IF;
+    UPDATE headrace.job_ready SET
+        payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
+        priority = coalesce(p_priority, priority), run_at = coalesce(v_run_at, run_at)
+    WHERE id = p_id RETURNING queue INTO v_queue;
+    IF NOT FOUND THEN
+        UPDATE headrace.lane_job SET
+            payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
+            priority = coalesce(p_priority, priority)
+        WHERE id = p_id RETURNING queue INTO v_queue;
+    END IF;
+    PERFORM pg_notify('headrace_jobs', v_queue::text) WHERE v_queue IS NOT NULL;
+    RETURN v_queue IS NOT NULL;
+END $$;
+
 -- Put jobs that ended in one of p_states back with all their retries; they have left their groups.
 -- A job whose key another unfinished job has stays, and of several with one key all but the
 -- newest.
@@ -188,6 +230,7 @@ BEGIN
            array_agg(f.id) FILTER (WHERE f.unique_key IS NOT NULL AND k.job_id IS NULL)
     INTO retried, taken
     FROM headrace.job_failed f LEFT JOIN keyed k ON k.job_id = f.id WHERE f.id = ANY(v_ids);
+    DELETE FROM headrace.job_cancel c WHERE c.job_id = ANY(retried);
     WITH back AS (
         DELETE FROM headrace.job_failed f WHERE f.id = ANY(retried) RETURNING *
     ), put AS (
@@ -234,7 +277,7 @@ END $$;
 CREATE FUNCTION headrace.queue_counts_v1(p_queue text, p_max integer)
 RETURNS TABLE (
     queue integer, ready bigint, laned bigint, scheduled bigint, leased bigint, failed bigint,
-    ended bigint, oldest_at timestamptz, slots bigint, is_known boolean
+    quarantined bigint, ended bigint, oldest_at timestamptz, slots bigint, is_known boolean
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -249,7 +292,8 @@ BEGIN
         SELECT s.slot ->> 'queue' AS name, count(*) AS n
         FROM hosts h CROSS JOIN LATERAL jsonb_array_elements(h.slots) AS s(slot) GROUP BY 1
     )
-    SELECT q.id, due.n, laned.n, later.n, coalesce(leases.n, 0), ended.failed, ended.n,
+    SELECT q.id, due.n, laned.n, later.n, coalesce(leases.n, 0), ended.failed,
+           ended.quarantined, ended.n,
            least(due.oldest_at, first.oldest_at), coalesce(bound.n, 0),
            EXISTS (SELECT FROM hosts h WHERE q.id = ANY(h.queues))
     FROM headrace.queue q
@@ -278,7 +322,8 @@ BEGIN
             ORDER BY j.queue, j.lane, j.priority, j.id LIMIT 1000) f
     ) AS first
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n, count(*) FILTER (WHERE c.state <> 'cancelled') AS failed FROM (
+        SELECT count(*) AS n, count(*) FILTER (WHERE c.state <> 'cancelled') AS failed,
+               count(*) FILTER (WHERE c.state = 'quarantined') AS quarantined FROM (
             SELECT f.state FROM headrace.job_failed f WHERE f.queue = q.id
             ORDER BY f.queue DESC, f.id DESC LIMIT p_max) c
     ) AS ended
@@ -311,9 +356,8 @@ BEGIN
         FROM headrace.lane_job r WHERE r.id = p_id LIMIT 1
     )
     SELECT q.paused, q.tag, coalesce(o.slots_max, q.slots_max), known.n, known.tagged, known.open,
-           known.is_reported, known.slots, known.free, l.paused, l.inflight, l.concurrency,
-               l.starts_max,
-           l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
+           known.is_reported, known.slots, known.free, l.paused, l.inflight + l.uncounted,
+           l.concurrency, l.starts_max, l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
            CASE WHEN j.is_ready THEN before.n ELSE laned.n END
     FROM job j
     JOIN headrace.queue q ON q.id = j.queue

@@ -1,11 +1,13 @@
 -- Views: totals and hours per entity, the flush offset of each shard, and the flusher that owns it.
 
 -- `through`: id of the last stream entry counted here. It moves in the transaction that counts.
--- Every change of a shard's counts locks this row. `corrections` counts moves between classes.
+-- Every change of a shard's counts locks this row. `corrections` counts moves between classes,
+-- `changes` the rows of views_change.
 CREATE TABLE headrace.views_shard (
     shard integer PRIMARY KEY,
     through text NOT NULL DEFAULT '0-1',
-    corrections bigint NOT NULL DEFAULT 0
+    corrections bigint NOT NULL DEFAULT 0,
+    changes bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- The flushers that are alive, and the shards each one owns. Two flushers of one shard do no harm.
@@ -19,29 +21,35 @@ CREATE TABLE headrace.views_lease (
     expires_at timestamptz
 ) WITH (fillfactor = 50);
 
--- class: 0 human, 1 bot, 2 owner, 3 staff.
+-- class: 0 human, 1 bot, 2 owner, 3 staff; plus 4 times the number of a counter.
+CREATE TABLE headrace.views_counter (
+    name text COLLATE "C" PRIMARY KEY,
+    number smallint NOT NULL UNIQUE
+);
 CREATE TABLE headrace.views_total (
     id text COLLATE "C",
     class smallint,
     total bigint NOT NULL,
     PRIMARY KEY (id, class)
 ) WITH (fillfactor = 85);
+-- One partition per month of UTC; 0002_history.sql creates them and turns old ones into days.
 CREATE TABLE headrace.views_hour (
     id text COLLATE "C",
     hour timestamptz,
     class smallint,
     views bigint NOT NULL,
     PRIMARY KEY (id, hour, class)
-) WITH (fillfactor = 85);
+) PARTITION BY RANGE (hour);
 -- Rows arrive in order of time, so a BRIN index finds the hours of a top list.
 CREATE INDEX views_hour_range ON headrace.views_hour USING brin (hour)
     WITH (pages_per_range = 32, autosummarize = on);
 
--- Estimated viewers per entity and day, kept for views.viewers_kept.
+-- Estimated viewers per entity and day, with Valkey's HyperLogLog, kept for views.viewers_kept.
 CREATE TABLE headrace.views_unique (
     id text COLLATE "C",
     day date,
     viewers bigint NOT NULL,
+    sketch bytea NOT NULL,
     PRIMARY KEY (id, day)
 );
 -- The flusher removes whole days.
@@ -70,6 +78,21 @@ BEGIN
         SELECT count(*) INTO v_shards FROM headrace.views_shard;
     END IF;
     RETURN v_shards;
+END $$;
+
+-- Assign numbers to new names of counters, up to 1,000. Return the numbers of these names.
+CREATE FUNCTION headrace.ensure_view_counters_v1(p_names text[])
+RETURNS SETOF headrace.views_counter LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE headrace.views_counter IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO headrace.views_counter (name, number)
+    SELECT n.name, n.number FROM (
+        SELECT g.name, row_number() OVER () + (
+            SELECT coalesce(max(c.number), 0) FROM headrace.views_counter c) AS number
+        FROM unnest(p_names) g (name)
+        WHERE NOT EXISTS (SELECT FROM headrace.views_counter c WHERE c.name = g.name)
+    ) n WHERE n.number <= 1000;
+    RETURN QUERY SELECT c.* FROM headrace.views_counter c WHERE c.name = ANY (p_names);
 END $$;
 
 -- Renew a flusher and assign its share of the shards: those it owns, then free or expired ones.
@@ -115,12 +138,17 @@ CREATE FUNCTION headrace.flush_views_v1(
 ) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_dead text[] := '{}';
+    v_history record;
 BEGIN
     UPDATE headrace.views_shard s SET through = p_to
     WHERE s.shard = p_shard AND s.through = p_from;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    -- After the lock, which excludes the end of a month.
+    SELECT * INTO v_history FROM headrace.views_history;
+    PERFORM headrace.ensure_view_months_v1(
+        ARRAY(SELECT DISTINCT h FROM unnest(p_hours) h WHERE h >= v_history.hours_from));
     IF EXISTS (SELECT FROM headrace.views_tombstone) THEN
         WITH dead AS (
             UPDATE headrace.views_tombstone t SET dropped = t.dropped + g.views
@@ -141,9 +169,24 @@ BEGIN
     INSERT INTO headrace.views_hour AS h (id, hour, class, views)
     SELECT u.id, u.hour, u.class, u.views
     FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
-    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    WHERE u.hour >= v_history.hours_from AND (v_dead = '{}' OR u.id <> ALL (v_dead))
     ORDER BY 1, 2, 3
     ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views;
+    IF EXISTS (SELECT FROM unnest(p_hours) h WHERE h < v_history.hours_from) THEN
+        -- Hits that waited for PostgreSQL longer than hours are kept.
+        INSERT INTO headrace.views_day AS d (id, day, class, views)
+        SELECT u.id, (u.hour AT TIME ZONE v_history.time_zone)::date, u.class, sum(u.views)
+        FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
+        WHERE u.hour < v_history.hours_from AND (v_dead = '{}' OR u.id <> ALL (v_dead))
+        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+        ON CONFLICT (id, day, class) DO UPDATE SET views = d.views + excluded.views;
+    END IF;
+    IF v_history.keeps_changes THEN
+        PERFORM headrace.note_view_changes_v1(
+            p_shard, array_agg(u.id), array_agg(u.class), array_agg(u.hour), array_agg(u.views))
+        FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
+        WHERE u.id <> ALL (v_dead);
+    END IF;
     RETURN v_dead;
 END $$;
 
@@ -163,7 +206,12 @@ BEGIN
         DELETE FROM headrace.views_total t WHERE t.id = p_id RETURNING t.class, t.total
     ) SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
     DELETE FROM headrace.views_hour h WHERE h.id = p_id;
+    DELETE FROM headrace.views_day d WHERE d.id = p_id;
     DELETE FROM headrace.views_unique u WHERE u.id = p_id;
+    DELETE FROM headrace.views_mark m WHERE m.id = p_id;
+    IF (SELECT s.keeps_changes FROM headrace.views_history s) THEN
+        PERFORM headrace.note_view_changes_v1(p_shard, ARRAY[p_id], '{-1}', ARRAY[now()], '{0}');
+    END IF;
 END $$;
 
 -- Move an entity's views of whole hours between classes.
@@ -174,23 +222,43 @@ CREATE FUNCTION headrace.reclassify_views_v1(
     OUT views bigint, OUT corrections bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    v_shift smallint := p_target - p_source;
+    v_classes smallint[];
+    v_hours timestamptz[];
+    v_views bigint[];
 BEGIN
     UPDATE headrace.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
     RETURNING s.corrections INTO corrections;
     WITH moved AS (
         DELETE FROM headrace.views_hour h
-        WHERE h.id = p_id AND h.class = p_source AND h.hour >= p_from AND h.hour < p_to
-        RETURNING h.hour, h.views
+        WHERE h.id = p_id AND h.class % 4 = p_source AND h.hour >= p_from AND h.hour < p_to
+            AND h.hour >= (SELECT s.hours_from FROM headrace.views_history s)
+        RETURNING h.class, h.hour, h.views
     ), placed AS (
         INSERT INTO headrace.views_hour AS h (id, hour, class, views)
-        SELECT p_id, m.hour, p_target, m.views FROM moved m
+        SELECT p_id, m.hour, m.class + v_shift, m.views FROM moved m
         ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views
     )
-    SELECT coalesce(sum(m.views), 0) INTO views FROM moved m;
-    IF views > 0 THEN
-        UPDATE headrace.views_total t SET total = t.total - views
-        WHERE t.id = p_id AND t.class = p_source;
-        INSERT INTO headrace.views_total AS t (id, class, total) VALUES (p_id, p_target, views)
-        ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    SELECT coalesce(sum(m.views) FILTER (WHERE m.class < 4), 0),
+        array_agg(m.class), array_agg(m.hour), array_agg(m.views)
+    INTO views, v_classes, v_hours, v_views FROM moved m;
+    IF v_classes IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(g.class), array_agg(g.hour), array_agg(g.views)
+    INTO v_classes, v_hours, v_views FROM (
+        SELECT u.class, u.hour, -u.views AS views
+        FROM unnest(v_classes, v_hours, v_views) u (class, hour, views)
+        UNION ALL
+        SELECT (u.class + v_shift)::smallint, u.hour, u.views
+        FROM unnest(v_classes, v_hours, v_views) u (class, hour, views)
+    ) g;
+    INSERT INTO headrace.views_total AS t (id, class, total)
+    SELECT p_id, u.class, sum(u.views) FROM unnest(v_classes, v_views) u (class, views) GROUP BY 2
+    ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    IF (SELECT s.keeps_changes FROM headrace.views_history s) THEN
+        PERFORM headrace.note_view_changes_v1(
+            p_shard, array_fill(p_id, ARRAY[cardinality(v_classes)]), v_classes, v_hours, v_views);
     END IF;
 END $$;

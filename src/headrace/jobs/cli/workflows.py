@@ -1,0 +1,126 @@
+"""Commands `headrace workflows ...`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from headrace.jobs.cli.jobs import first_line, parse_payload
+from headrace.jobs.errors import InvalidJob
+from headrace.jobs.service import Jobs
+from headrace.jobs.service.bulk import LISTED
+from headrace.jobs.steps import Step, WorkflowRun
+from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+
+
+@click.group("workflows", cls=CommandGroup)
+def workflows() -> None:
+    """Workflows: start, show, list, cancel, send events."""
+
+
+@workflows.command("start", short_help="Start a workflow.")
+@click.argument("name")
+@click.argument("payload", default="null")
+@click.option("--after", default=None, help="Delay such as 30s or 2h.")
+@click.option("--unique", default=None, help="Key that one unfinished workflow may have.")
+@click.option("--version", default=None, type=int, help="Version; default: newest of the code.")
+def start(terminal: Terminal, /, name: str, payload: str, **options: Any) -> None:
+    """Start workflow NAME; PAYLOAD is JSON."""
+    decoded = parse_payload(payload)
+    after = options.pop("after")
+    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
+    workflow_id = terminal.run(
+        Jobs, lambda jobs: jobs.workflows.start(name, decoded, after_s=after_s, **options)
+    )
+    terminal.show({"id": workflow_id}, f"workflow {workflow_id}")
+
+
+@workflows.command("show", short_help="Show a workflow with its steps.")
+@click.argument("workflow_id", type=int)
+def show(terminal: Terminal, workflow_id: int) -> None:
+    """Show workflow WORKFLOW_ID with its steps."""
+    found = terminal.run(Jobs, lambda jobs: jobs.workflows.get(workflow_id))
+    terminal.show(found, describe_workflow(found))
+
+
+@workflows.command("ls", short_help="List workflows.")
+@click.argument("name", required=False)
+@click.option("--state", default=None, type=click.Choice(LISTED))
+@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option(
+    "--max", "workflows_max", default=100, show_default=True, type=click.IntRange(1, 1000)
+)
+def list_workflows(terminal: Terminal, /, name: str | None, **choice: Any) -> None:
+    """List all workflows with their counts, or the runs of NAME, newest first."""
+    if name is None:
+        names = terminal.run(Jobs, lambda jobs: jobs.workflows.names())
+        rows = [
+            (one.queue.partition(".")[2], one.ready, one.scheduled, one.leased, one.failed)
+            for one in names
+        ]
+        terminal.show(names, table(("workflow", "ready", "waiting", "running", "failed"), rows))
+        return
+    page = terminal.run(Jobs, lambda jobs: jobs.workflows.find(name, **choice))
+    found = [(job.id, job.state.value, first_line(job.error)) for job in page.jobs]
+    text = table(("id", "state", "error"), found)
+    if page.next_before is not None:
+        text += f"\nmore: --before {page.next_before}"
+    terminal.show(page, text)
+
+
+@workflows.command("cancel", short_help="Cancel a workflow and its jobs.")
+@click.argument("workflow_id", type=int)
+def cancel(terminal: Terminal, workflow_id: int) -> None:
+    """Cancel workflow WORKFLOW_ID and all jobs that it started."""
+    running = terminal.run(Jobs, lambda jobs: jobs.workflows.cancel(workflow_id))
+    text = f"workflow {workflow_id} is cancelled"
+    if running:
+        text += f"; {pluralize(len(running), 'job')} still run: {' '.join(map(str, running))}"
+    terminal.show({"id": workflow_id, "running": running}, text)
+
+
+@workflows.command("event", short_help="Send an event.")
+@click.argument("name")
+@click.argument("key")
+@click.argument("payload", default="null")
+def event(terminal: Terminal, name: str, key: str, payload: str) -> None:
+    """Send event NAME with KEY to every workflow that waits for it; PAYLOAD is JSON."""
+    decoded = parse_payload(payload)
+    is_first = terminal.run(Jobs, lambda jobs: jobs.workflows.send_event(name, key, decoded))
+    text = "sent" if is_first else "not sent: an event with this name and key was sent before"
+    terminal.show({"is_first": is_first}, text)
+
+
+def describe_workflow(found: WorkflowRun) -> str:
+    """A workflow in lines of text."""
+    rows = [
+        ("workflow", f"{found.id} {found.workflow}"),
+        ("version", found.version),
+        ("state", found.state.value),
+        ("begun", found.begun_at),
+        ("ended", found.ended_at),
+        ("waits", found.waits_for),
+        ("error", found.error),
+        ("result", None if found.result is None else _json(found.result)),
+    ]
+    lines = [f"{name:<10}{value}" for name, value in rows if value is not None]
+    if found.steps:
+        head = ("step", "name", "kind", "state", "failures", "")
+        lines += ["", table(head, [_step_row(step) for step in found.steps])]
+    return "\n".join(lines)
+
+
+def _step_row(step: Step) -> tuple[Any, ...]:
+    text = step.waits_for or first_line(step.error)
+    if step.jobs:
+        text = f"{text} jobs {' '.join(map(str, step.jobs[:10]))}".strip()
+    elif not text and step.result is not None:
+        text = _json(step.result)[:80]
+    return (step.number, step.name, step.kind, step.state, step.failures or "", text)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
