@@ -1,4 +1,4 @@
-"""Doctor checks of root token, Valkey settings for feeds, media URLs and flusher."""
+"""Doctor checks of root token, Valkey settings for feeds, media URLs, flusher and roles."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from headrace import Headrace
+from headrace.cli import doctor
 from headrace.cli.doctor import (
     check_flusher,
     check_media_urls,
+    check_roles,
     check_token,
 )
 from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
+from headrace.cli.supervisor import Event, RoleDeaths
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
 
@@ -94,6 +97,8 @@ async def test_low_feed_settings_are_a_warning(valkey, name):
         ({}, False),
         ({"media.listen": "0.0.0.0:8081"}, True),
         ({"media.listen": "[::]:8081"}, True),
+        ({"media.listen_tls": "127.0.0.1:8443"}, True),
+        ({"media.listen_tls": "0.0.0.0:443", "media.public_url": "https://a.example.com"}, False),
         ({"media.listen": "0.0.0.0:8081", "media.public_url": "https://img.example.com"}, False),
     ],
 )
@@ -110,3 +115,18 @@ async def test_hits_without_flusher_are_a_warning(app):
     assert finding.state == "warn"
     assert "1 call with hits has no flusher" in finding.text
     assert "headrace flusher" in finding.fix
+
+
+def test_a_role_that_died_lately_is_a_warning(tmp_path, monkeypatch):
+    deaths, facts = RoleDeaths(tmp_path), {"exit_code": 1, "deaths": 3, "restart_in_s": 2.0}
+    deaths.note(Event("role_started", "api", {"pid": 1}))
+    assert check_roles(tmp_path) == []
+    deaths.note(Event("role_died", "flusher", facts))
+    [finding] = check_roles(tmp_path)
+    assert (finding.state, finding.subject) == ("warn", "roles")
+    assert "flusher died 0 s ago with exit code 1, 3 deaths in a row" in finding.text
+    monkeypatch.setattr(doctor, "DIED_LATELY_S", 0.0)
+    assert check_roles(tmp_path) == []
+    monkeypatch.undo()
+    deaths.clear()
+    assert check_roles(tmp_path) == []

@@ -170,3 +170,9 @@ def test_every_command_has_help():
 
     for command in walk(build_group()):
         assert command.help, command.name
+
+
+def test_an_absurd_number_of_api_processes_is_refused(folder, monkeypatch, capsys):
+    monkeypatch.setenv("HEADRACE_WEB_PROCESSES", "100000")
+    assert main(["config", "show"]) == 2
+    assert "expected a whole number from 1 to 256, got '100000'" in capsys.readouterr().err

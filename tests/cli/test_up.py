@@ -155,3 +155,13 @@ async def test_an_extra_setting_reaches_the_embedded_valkey(tmp_path):
     finally:
         await valkey.close()
         await engines.stop()
+
+
+def test_the_banner_shows_https_beside_the_plain_listener():
+    facts = {"media": {"listen": "0.0.0.0:8081", "listen_tls": None}, "agent": {}}
+    assert up.addresses_of(facts) == {"media": "http://127.0.0.1:8081"}
+    facts["media"]["listen_tls"] = "0.0.0.0:8443"
+    addresses = up.addresses_of(facts)
+    assert addresses["media_https"] == "https://127.0.0.1:8443"
+    shown = up.media_lines(addresses)
+    assert shown.split()[1:] == ["http://127.0.0.1:8081/m/KEY,", "https://127.0.0.1:8443/m/KEY"]

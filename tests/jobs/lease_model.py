@@ -17,7 +17,8 @@ ENDED = ("failed", "cancelled", "quarantined")
 FINAL_STATES = {"done": "done", "fail": "failed", "cancel": "cancelled"}
 COUNTED = {
     "done": "done",
-    **dict.fromkeys(("fail", "cancel", "quarantined"), "failed"),
+    **dict.fromkeys(("fail", "quarantined"), "failed"),
+    "cancel": "cancelled",
     **dict.fromkeys(("retry", "snooze", "moved"), "retried"),
     "lost": "lost",
 }

@@ -93,7 +93,7 @@ READ_AFTER |= dict.fromkeys(("pause_lane", "resume_lane"), "lane")
 """Python verbs without an answer, and the verb that reads what they changed."""
 SILENT = {"cancel", "edit", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
 SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
-"""Verbs without an answer, of which a command only prints that it is done."""
+"""Verbs without an answer over HTTP, of which a command only prints that it is done."""
 
 
 class Surface:
@@ -124,6 +124,8 @@ class PythonSurface(Surface):
         answer = await attrgetter(path)(self.jobs)(*places.values(), **MORE.get(verb, {}) | rest)
         if verb in READ_AFTER:
             return await self.call(READ_AFTER[verb], places)
+        if verb in SILENT:
+            return None
         return {"id": answer} if verb == "run_cron" else answer
 
     async def lanes(self, *, limiter, limit=100):

@@ -11,6 +11,7 @@ import pytest
 from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import NewJob
+from headrace.jobs.errors import InvalidJob
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
@@ -271,3 +272,15 @@ async def test_a_due_job_of_a_lane_can_be_put_off(jobs, queue_ids, broken_invari
     assert (await jobs.job(job_id)).state == "ready"
     assert (await jobs.lanes.get("lim", "a")).waiting == 2
     assert await broken_invariants() == []
+
+
+async def test_a_wrong_change_says_that_nothing_was_changed(jobs, queue_ids):
+    job_id = await jobs.enqueue(NewJob(queue="mail", payload={}))
+    for changes, text in (
+        ({"priority": 99}, "nothing was changed: /priority: expected"),
+        ({"payload": {"a": float("nan")}}, "nothing was changed: /payload/a: expected a finite"),
+        ({"payload": object()}, "nothing was changed: /payload: expected what JSON can hold"),
+        ({}, "nothing was changed: name what to change"),
+    ):
+        with pytest.raises(InvalidJob, match=text):
+            await jobs.edit(job_id, **changes)

@@ -256,6 +256,15 @@ async def test_pages_are_linked_and_a_cursor_belongs_to_its_filter(client, jobs)
     assert (await jobs.queues.get("q")).ready == 5
 
 
+async def test_the_command_says_that_the_end_of_a_running_job_is_requested(client, jobs):
+    runs, waits = await jobs.enqueue_many([NewJob(queue="q")] * 2)
+    assert [job.id for job in (await jobs.takes.take("q", 1)).jobs] == [runs]
+    shown = await shown_by(jobs, "jobs", "cancel", str(runs), "--running")
+    assert shown.startswith(f"cancellation of job {runs} is requested")
+    shown = await shown_by(jobs, "jobs", "cancel", str(waits), "--running")
+    assert shown == f"job {waits} is cancelled"
+
+
 async def test_a_bulk_action_continues_over_http_and_by_itself_as_a_command(
     client, jobs, monkeypatch
 ):

@@ -203,6 +203,26 @@ async def test_counts_are_exact_after_lost_answers_and_rollbacks(jobs, manager, 
     assert await store.leases.return_lease(postgres, third, 3) == 0
 
 
+async def test_cancelled_jobs_are_counted_and_no_failures(jobs, manager, queue_id, postgres):
+    ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(3)])
+    [lease] = await claims_of(postgres, manager.host_id, queue_id)
+    by_handler, in_killed_slot, fails = ids
+    await jobs.cancel(in_killed_slot, running=True)
+    outcomes = {by_handler: Outcome("cancel"), in_killed_slot: Outcome("returned")}
+    outcomes[fails] = Outcome("fail")
+    await store.leases.settle(postgres, jobs={lease.lease_id: outcomes}, whole=[], losses_max=3)
+    await jobs.sweep()
+    minutes = await jobs.queues.minutes("q")
+    assert [sum(getattr(m, name) for m in minutes) for name in ("cancelled", "failed")] == [2, 1]
+    outcomes_by_queue = await store.fleet.recent_outcomes(postgres, minutes=9)
+    assert outcomes_by_queue == {queue_id: (0, 1)}, "the alert many_fail sees one failure"
+    await store.fleet.sum_hours(postgres)
+    assert [hour.cancelled for hour in await jobs.queues.hours("q")] == [2]
+    readings = await store.fleet.record_backlog(postgres, count_max=100)
+    totals = {one.queue: (one.cancelled, one.failed) for one in readings}
+    assert totals["q"] == (2, 1)
+
+
 async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, queue_id, sql):
     for lane in (None, "a"):
         await jobs.enqueue_many([NewJob(queue="q", lane=lane) for _ in range(3)])

@@ -427,7 +427,7 @@ class LeaseDriver:
         await self.jobs.sweep()
         for queue in ("q", "kept"):
             minutes = await self.jobs.queues.minutes(queue)
-            for name in ("claimed", "done", "failed", "retried", "lost"):
+            for name in ("claimed", "done", "failed", "cancelled", "retried", "lost"):
                 counted = sum(getattr(minute, name) for minute in minutes)
                 assert counted == self.oracle.counts[queue][name], (queue, name)
 

@@ -393,9 +393,9 @@ async def test_a_running_job_is_cancelled(registry, jobs, working, wait_state):
         ids = [await waits.enqueue({}), await looks.enqueue({})]
         await wait_true(lambda: len(begun) == 2)
         for job_id in ids:
-            with pytest.raises(JobNotWaiting):
+            with pytest.raises(JobNotWaiting, match=f"jobs cancel {job_id} --running"):
                 await jobs.cancel(job_id)
-            await jobs.cancel(job_id, running=True)
+            assert await jobs.cancel(job_id, running=True) is False, "it is requested"
         await wait_state(ids[0], "cancelled")
         await wait_state(ids[1], "gone")
         assert sorted(seen) == ["cleaned up", "looked"]
@@ -403,6 +403,10 @@ async def test_a_running_job_is_cancelled(registry, jobs, working, wait_state):
         await wait_true(lambda: len(begun) == 3, what="a retry forgets the cancellation")
         await jobs.cancel(ids[0], running=True)
         await wait_state(ids[0], "cancelled")
+    await jobs.sweep()
+    minutes = await jobs.queues.minutes("waits")
+    assert sum(minute.cancelled for minute in minutes) == 2
+    assert sum(minute.failed for minute in minutes) == 0
 
 
 async def test_results_of_group_members_reach_the_callback(registry, jobs, working):
@@ -438,6 +442,8 @@ async def test_results_of_group_members_reach_the_callback(registry, jobs, worki
         (lambda ctx: ctx.wait_event("e", ""), "an event's key"),
         (lambda ctx: ctx.step("big", lambda: "x" * 70_000), "at most 65536"),
         (lambda ctx: ctx.step("odd", object), "expected a JSON value"),
+        (lambda ctx: ctx.step("odd", lambda: float("nan")), "expected a JSON value"),
+        (lambda ctx: ctx.step("odd", lambda: {"a": [None, float("inf")]}), "a JSON value"),
         (lambda ctx: ctx.run("none", "mail"), "expected jobs such as task.job"),
         (lambda ctx: ctx.run_all("none", []), "expected 1 to 5000 jobs"),
         (lambda ctx: ctx.step("outer", lambda: ctx.step("inner", list)), "function of step"),
@@ -455,6 +461,18 @@ async def test_a_wrong_call_fails_the_workflow_with_its_reason(
     async with working():
         started = await wrong.enqueue()
         assert text in (await wait_state(started, "failed")).error
+
+
+async def test_a_call_that_is_not_awaited_fails_the_workflow(registry, working, wait_state):
+    @registry.workflow("forgets")
+    async def forgets(ctx):
+        await asyncio.gather(ctx.step("first", list), ctx.step("second", list))
+        ctx.step("third", list)
+
+    async with working():
+        started = await forgets.enqueue()
+        error = (await wait_state(started, "failed")).error
+    assert "a call of ctx.step was not awaited" in error
 
 
 async def test_wrong_events_and_names_are_refused(jobs, registry):

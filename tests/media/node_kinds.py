@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
-from raw_clients import Served, free_port, serving
+from raw_clients import Served, serving
 from tests.kit.waiting import wait_true
 from tests.promises import bucket as s3
 from tls_files import client_context, make_certificate
@@ -154,7 +154,7 @@ def over_tls(start):
     async def start_tls(folder: Path, **settings):
         folder.mkdir(parents=True, exist_ok=True)
         cert, key = make_certificate(folder)
-        settings |= {"listen_tls": ("127.0.0.1", free_port()), "tls_cert": cert, "tls_key": key}
+        settings |= {"listen_tls": ("127.0.0.1", 0), "tls_cert": cert, "tls_key": key}
         settings |= {"tls": client_context(cert)}
         async with start(folder, **settings) as node:
             yield node

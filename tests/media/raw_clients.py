@@ -183,12 +183,11 @@ async def serving(blobs: Blobs, *, run: Path | None = None, tls=None, **settings
             served.fillers.append(await stack.enter_async_context(filling(media)))
         ready = asyncio.get_running_loop().create_future()
         served.task = asyncio.create_task(
-            serve(media, served.stop, lambda _, port: ready.set_result(port), run=run)
+            serve(media, served.stop, lambda *listen: ready.set_result(listen), run=run)
         )
         await asyncio.wait([served.task, ready], return_when=asyncio.FIRST_COMPLETED)
-        served.port = ready.result() if ready.done() else served.task.result()
-        if tls is not None:
-            served.port = media.config.listen_tls[1]
+        listen = ready.result() if ready.done() else served.task.result()
+        served.port = int(listen[tls is not None].rpartition(":")[2])
         try:
             yield served
         finally:
@@ -210,12 +209,6 @@ async def filling(media: Media):
     finally:
         stop.set()
         await running
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def open_files() -> int:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from tls_files import make_certificate
 
 from headrace.kernel.config import InvalidConfig, load_config
@@ -59,7 +61,15 @@ def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
     names = ("tls_cert", "tls_key")
     cert, key = make_certificate(tmp_path)
     require_servable(config_of(listen_tls="127.0.0.1:0", tls_cert=cert, tls_key=key))
-    (tmp_path / "text.pem").write_text("no certificate")
+    text, locked = f"{tmp_path}/text.pem", f"{tmp_path}/locked.pem"
+    Path(text).write_text("no certificate")
+    Path(locked).write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
     (tmp_path / "old").mkdir()
     (tmp_path / "other").mkdir()
     old = dict(zip(names, make_certificate(tmp_path / "old", ends_h=-1), strict=True))
@@ -68,9 +78,13 @@ def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
         ({}, "got none"),
         (old, "expired"),
         ({"tls_cert": cert, "tls_key": other}, "key values mismatch"),
-        ({"tls_cert": "/nope", "tls_key": key}, "/nope and"),
-        ({"tls_cert": f"{tmp_path}/text.pem"}, "text.pem and no media.tls_key"),
-        ({"tls_cert": cert, "tls_key": f"{tmp_path}/text.pem"}, "got"),
+        ({"tls_cert": "/nope", "tls_key": key}, "cannot read /nope: No such file or directory"),
+        ({"tls_cert": cert, "tls_key": "/nope"}, "cannot read /nope: No such file or directory"),
+        ({"tls_cert": str(tmp_path), "tls_key": key}, f"cannot read {tmp_path}: Is a directory"),
+        ({"tls_cert": text}, "text.pem contains no certificate in PEM format"),
+        ({"tls_cert": cert}, "cert.pem contains no private key in PEM format"),
+        ({"tls_cert": cert, "tls_key": text}, "text.pem contains no private key in PEM format"),
+        ({"tls_cert": cert, "tls_key": locked}, f"the private key in {locked} has a password"),
     ):
         with pytest.raises(InvalidConfig, match=r"media\.tls_cert") as refused:
             require_servable(config_of(listen_tls="127.0.0.1:0", **files))

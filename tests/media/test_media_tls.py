@@ -71,10 +71,14 @@ async def test_a_client_comes_back_without_a_full_handshake(kind, tmp_path):
 
 
 @both
-async def test_http_1_1_is_chosen_and_nothing_else(kind, tmp_path):
+async def test_http_1_1_is_chosen_then_1_0_and_nothing_else(kind, tmp_path):
     async with kind.start(tmp_path) as node:
         await node.blobs.put(KEY, GOOD)
-        for offered, chosen in ((["h2", "http/1.1"], "http/1.1"), ([], None)):
+        for offered, chosen in (
+            (["h2", "http/1.0", "http/1.1"], "http/1.1"),
+            (["http/1.0"], "http/1.0"),
+            ([], None),
+        ):
             context = client_context(f"{tmp_path}/cert.pem")
             context.set_alpn_protocols(offered)
             assert (await visit(node, context)).protocol == chosen

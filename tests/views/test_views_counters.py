@@ -104,7 +104,17 @@ async def test_invalid_counters_count_nothing(views, engines, flusher, sql):
     [one] = await views.totals(["ad:1"], fields=ALL)
     assert (one.total, one.counters) == (1, {})
     assert await sql("SELECT * FROM headrace.views_counter") == []
-    for text in ("human", "deleted", "Phone", "a b", "9a", ",".join(f"c{n}" for n in range(33))):
+    for text in (
+        "human",
+        "views",
+        "total",
+        "a,b,a",
+        "deleted",
+        "Phone",
+        "a b",
+        "9a",
+        ",".join(f"c{n}" for n in range(33)),
+    ):
         with pytest.raises(InvalidConfig):
             load_config({"views": ViewsConfig}, env={"HEADRACE_VIEWS_COUNTERS": text})
 

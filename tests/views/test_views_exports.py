@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -168,7 +169,7 @@ async def test_files_contain_every_change_once(views, flusher, sql, tmp_path):
         await follow(views.exports, folder, "csv")
 
 
-async def test_an_export_has_every_item_once_in_each_format(engines, views, flusher):
+async def test_an_export_has_every_item_once_in_each_format(engines, views, flusher, monkeypatch):
     names = sorted(f"ad:{n}" for n in range(7))
     await views.hits([*names, *names, Hit(id="ad:3", traffic="bot")])
     await flusher.run_once()
@@ -191,6 +192,10 @@ async def test_an_export_has_every_item_once_in_each_format(engines, views, flus
         assert "x-headrace-after" not in answer.headers
         table = parquet.read_table(io.BytesIO(answer.content)).to_pylist()
         assert [(row["id"], row["class"], row["views"]) for row in table] == expected
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        answer = await client.get("/v1/views/export?format=parquet")
+        assert (answer.status_code, answer.json()["code"]) == (501, "extra_missing")
+        assert "the export as Parquet needs pyarrow" in answer.json()["detail"]
         for query in ("by=week", "limit=0", "limit=1001", "format=xml", "after=%20"):
             answer = await client.get(f"/v1/views/export?{query}")
             assert answer.status_code in (400, 422), query

@@ -88,11 +88,11 @@ def link_at(base: str, code: str) -> str:
     return f"{base}/console/enter?code={code}"
 
 
-def base_url(listen: str) -> str:
+def base_url(listen: str, scheme: str = "http") -> str:
     """URL for browsers on this machine: `0.0.0.0:8080` becomes `http://127.0.0.1:8080`."""
     host, _, port = listen.rpartition(":")
     host = WILDCARDS.get(host.strip("[]"), host.strip("[]"))
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextlib.contextmanager

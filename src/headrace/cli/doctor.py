@@ -12,12 +12,14 @@ import os
 import resource
 import secrets
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from headrace.cli.app_context import App
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
+from headrace.cli.supervisor import RoleDeaths
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
@@ -40,6 +42,7 @@ from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
+DIED_LATELY_S: Final = 300.0
 WEBHOOK_FAILURES_SEEN: Final = 5
 """Consecutive failures that are reported: about a minute and a half."""
 
@@ -122,6 +125,7 @@ def check_machine(app: App) -> list[Finding]:
         "open files": check_limits,
         "secret": lambda: check_secret(app),
         "media": lambda: check_media_urls(app),
+        "roles": lambda: check_roles(app.data_folder),
     }
     for subject, check in checks.items():
         try:
@@ -170,13 +174,33 @@ def check_secret(app: App) -> list[Finding]:
 
 
 def check_media_urls(app: App) -> list[Finding]:
-    """Check that media URLs derived from `media.listen` are reachable."""
+    """Check that clients can reach media URLs, and by HTTPS if it is served."""
     config = app.config.sections["media"]
     host, port = config.listen
+    text = ""
     if config.public_url is None and host in EVERYWHERE:
         text = f"URLs begin with http://{host}:{port}, which clients cannot reach"
+    elif config.public_url is None and config.listen_tls is not None:
+        text = f"URLs begin with http://{host}:{port}, though media.listen_tls serves HTTPS"
+    if text:
         return [Finding("media", "warn", text, "set media.public_url (HEADRACE_MEDIA_PUBLIC_URL)")]
     return []
+
+
+def check_roles(folder: Path) -> list[Finding]:
+    """Report roles of `headrace up` that died lately. One that dies repeatedly may seem ready."""
+    now_s = time.time()
+    return [
+        Finding(
+            "roles",
+            "warn",
+            f"{name} died {now_s - death['died_at_s']:.0f} s ago with exit code"
+            f" {death['exit_code']}, {pluralize(death['deaths'], 'death')} in a row",
+            "read its last lines in the output of `headrace up`",
+        )
+        for name, death in RoleDeaths.read(folder).items()
+        if now_s - death["died_at_s"] < DIED_LATELY_S
+    ]
 
 
 async def check_schema_state(engines: Engines, packages: tuple[str, ...]) -> list[Finding]:

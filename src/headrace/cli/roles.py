@@ -411,9 +411,9 @@ def serve_media(line: CommandLine, application: str | None) -> None:
     from headrace.media.worker.supervisor import run_node
 
     async def body(app: App, stop: asyncio.Event) -> None:
-        def on_ready(host: str, port: int) -> None:
-            log.info("media_serves", listen=f"{host}:{port}")
-            announce_ready(listen=f"{host}:{port}")
+        def on_ready(listen: str, listen_tls: str | None) -> None:
+            log.info("media_serves", listen=listen, listen_tls=listen_tls)
+            announce_ready(listen=listen, listen_tls=listen_tls)
 
         try:
             await app.blobs.verify_store()

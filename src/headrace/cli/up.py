@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
@@ -18,7 +18,7 @@ import click
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
-from headrace.cli.supervisor import Event, Role, Supervisor
+from headrace.cli.supervisor import Event, Role, RoleDeaths, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.embedded.data_folder import require_owner
 from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
@@ -105,10 +105,16 @@ class NoEngines(InvalidInput):
 async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     """Start engines and roles, print the addresses, supervise them until a signal."""
     embedded = embedded_of(app) if app.uses_embedded else None
-    watch = StartWatch()
-    supervisor = Supervisor(embedded, roles_of(line, application), on_event=watch.note)
+    watch, deaths = StartWatch(), RoleDeaths(app.data_folder)
+
+    def note(event: Event) -> None:
+        watch.note(event)
+        deaths.note(event)
+
+    supervisor = Supervisor(embedded, roles_of(line, application), on_event=note)
     watch.give_up = supervisor.request_stop
     async with supervisor.started_engines() as started:
+        deaths.clear()
         if started is not None:
             app.use_endpoints(merged(app.configured_urls(), started))
         token = await prepare(app, line.packages)
@@ -196,7 +202,7 @@ async def announce(
     except TimeoutError as error:
         log.warning("roles_not_ready", error=str(error))
         return
-    addresses = {role: base_url(fact["listen"]) for role, fact in facts.items() if "listen" in fact}
+    addresses = addresses_of(facts)
     console = f"{addresses['api']}/console"
     # In a log file or journal, others could read and use the link.
     is_seen = line.is_json or sys.stdout.isatty()
@@ -214,7 +220,7 @@ async def announce(
         f"  console      {link or console}\n"
         f"               {SEEN_NOTE if link else UNSEEN_NOTE}\n"
         f"  API          {addresses['api']}   (OpenAPI: {addresses['api']}/openapi.json)\n"
-        f"  media        {addresses['media']}/m/KEY\n"
+        f"{media_lines(addresses)}"
         f"  data folder  {app.data_folder}\n"
         f"{token_lines(token, addresses['api'])}"
     )
@@ -222,6 +228,20 @@ async def announce(
     sys.stdout.flush()
     if link and not line.is_json and opens_browser():
         await open_browser(link, app.data_folder)
+
+
+def addresses_of(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """URLs of what the roles announced, by role; `media_https` is the media role's HTTPS."""
+    found = {role: base_url(fact["listen"]) for role, fact in facts.items() if "listen" in fact}
+    if listen_tls := facts["media"].get("listen_tls"):
+        found["media_https"] = base_url(listen_tls, "https")
+    return found
+
+
+def media_lines(addresses: Mapping[str, str]) -> str:
+    """Where media is served: the plain listener, and HTTPS if it is configured."""
+    urls = [addresses[name] for name in ("media", "media_https") if name in addresses]
+    return f"  media        {'/m/KEY, '.join(urls)}/m/KEY\n"
 
 
 def token_lines(token: RootToken, api: str) -> str:

@@ -65,7 +65,7 @@ class InvalidTake(InvalidInput):
 
 
 class InvalidJob(InvalidInput):
-    """A job, group or lane is invalid; nothing was enqueued."""
+    """A job, group or lane is invalid; nothing was enqueued or changed."""
 
     code = "jobs.invalid_job"
 

@@ -328,8 +328,8 @@ class JobService(Protocol):
     async def why(self, job_id: int) -> Why:
         """Why the job is in its state."""
 
-    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
-        """Cancel a waiting job."""
+    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> bool:
+        """Cancel a waiting job. Return whether it is cancelled."""
 
 
 class Group:

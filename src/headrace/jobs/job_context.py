@@ -8,6 +8,7 @@ lane) go through `AgentRequests`; `AgentClient` implements it in a slot.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 import time
@@ -253,6 +254,9 @@ def encode_result(value: Any) -> bytes:
     """`value` as JSON. Raises: ValueError if JSON cannot represent it, or it is too large."""
     try:
         encoded = msgspec.json.encode(value)
+        # The encoder writes NaN and Infinity as null.
+        if b"null" in encoded and value is not None:
+            json.dumps(msgspec.to_builtins(value, enc_hook=_decoded), allow_nan=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"the result cannot be kept: expected a JSON value, {error}") from error
     if len(encoded) > PAYLOAD_BYTES_MAX:
@@ -261,6 +265,13 @@ def encode_result(value: Any) -> bytes:
             " store the bytes in the object store and return their key"
         )
     return encoded
+
+
+def _decoded(value: Any) -> Any:
+    """The value of a `msgspec.Raw`. Raises: TypeError for other types."""
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 running_job: Final[ContextVar[JobContext[Any] | None]] = ContextVar("running_job", default=None)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from headrace.jobs.errors import InvalidStep, Nondeterministic, WorkflowUnknown
-from headrace.jobs.model import AT_AWAY_S_MAX, JobState
+from headrace.jobs.model import AT_AWAY_S_MAX, JobState, NewJob
 from headrace.jobs.validation import NAME, is_name, is_number, is_row_id
 from headrace.kernel.errors import mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
@@ -188,3 +188,19 @@ def encode_event(payload: Any) -> bytes:
         problems = find_unstorable(msgspec.to_builtins(payload), "/payload")
         InvalidStep.require_none(problems, "an event")
     return encoded
+
+
+def require_jobs(name: str, jobs: Sequence[NewJob]) -> None:
+    """Refuse other values than jobs without a unique key. Raises: InvalidStep."""
+    if not 1 <= len(jobs) <= JOBS_PER_STEP_MAX:
+        raise InvalidStep(f"step {name!r}: expected 1 to {JOBS_PER_STEP_MAX} jobs, got {len(jobs)}")
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            raise InvalidStep(
+                f"step {name!r}: expected jobs such as task.job(...), got a {type(job).__name__}"
+            )
+        if job.unique is not None:
+            raise InvalidStep(
+                f"step {name!r}: its jobs take no unique key, since the job that has the key may"
+                f" not be the workflow's: leave out unique={job.unique[:40]!r}"
+            )

@@ -81,6 +81,19 @@ def prepare_jobs(jobs: Sequence[NewJob], registry: Registry | None = None) -> Jo
     return rows
 
 
+def prepare_change(job: NewJob, registry: Registry | None) -> JobColumns:
+    """Check the new values of a stored job. Raises: InvalidJob, PayloadTooLarge."""
+    try:
+        return prepare_jobs([job], registry)
+    except InvalidJob as error:
+        problems = tuple(
+            FieldProblem(problem.pointer.removeprefix("/0"), problem.code, problem.text)
+            for problem in error.problems
+        )
+        lines = "; ".join(f"{problem.pointer}: {problem.text}" for problem in problems[:3])
+        raise InvalidJob(f"nothing was changed: {lines}", problems=problems) from error
+
+
 def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobColumns, JobColumns]:
     """Check `groups`; return the columns of their callbacks and of all members, in order.
 

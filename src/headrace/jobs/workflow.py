@@ -144,6 +144,7 @@ class Workflow(Task):
         try:
             context.require_unbroken()
             value = result()
+            _require_awaited(context)
             context.replay.require_all()
         except Nondeterministic as error:
             context.job.outcome = Outcome("quarantined", None, error.text)
@@ -154,6 +155,18 @@ class Workflow(Task):
             await context.mark_uncaught(error.number)
             raise
         return value
+
+
+def _require_awaited(context: WorkflowContext) -> None:
+    """Refuse the end of a handler that did not await one of its calls. Raises: InvalidStep."""
+    forgotten = [one for one in context.made if inspect.getcoroutinestate(one) == "CORO_CREATED"]
+    for one in forgotten:
+        one.close()
+    if forgotten:
+        name = getattr(forgotten[0], "__name__", "step")
+        raise InvalidStep(
+            f"a call of ctx.{name} was not awaited and did nothing: write `await ctx.{name}(...)`"
+        )
 
 
 def _raising(error: Exception) -> Callable[[], Any]:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Final, NoReturn, Protocol
+from functools import wraps
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -28,16 +29,18 @@ from headrace.jobs.job_context import JobContext, encode_result
 from headrace.jobs.model import NewJob
 from headrace.jobs.outcomes import Cancel, Fail, final_outcome, outcome_of, readable_text
 from headrace.jobs.steps import (
-    JOBS_PER_STEP_MAX,
     JobResult,
     RecordedStep,
     Replay,
     require_event,
+    require_jobs,
     require_seconds,
     seconds_until,
 )
 from headrace.kernel.resilience import Backoff, crash_point
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _in_step: Final[ContextVar[str | None]] = ContextVar("in_step", default=None)
 TURNS: Final = 10
 """Turns of the event loop in which a handler may make its next call before its run is parked."""
@@ -99,6 +102,20 @@ class StepStore(Protocol):
         """The state of the lease, and the results of a step's jobs; None before all have ended."""
 
 
+def _to_await(
+    method: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]]:
+    """A method whose calls the handler has to await."""
+
+    @wraps(method)
+    def call(self: WorkflowContext, /, *arguments: P.args, **named: P.kwargs) -> Any:
+        made = method(self, *arguments, **named)
+        self.made.append(made)
+        return made
+
+    return call
+
+
 class WorkflowContext:
     """The context of a running workflow, for an async handler."""
 
@@ -121,6 +138,8 @@ class WorkflowContext:
         self._waits_s: list[float] = []
         self._broken: BaseException | None = None
         self._is_over = False
+        self.made: list[Coroutine[Any, Any, Any]] = []
+        """Calls that the handler has to await."""
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks that called it, such as those of `asyncio.gather`."""
         self.parked: asyncio.Future[float] = self._loop.create_future()
@@ -136,6 +155,7 @@ class WorkflowContext:
         """The version of the code that the workflow began with."""
         return self.job.version
 
+    @_to_await
     async def step(
         self,
         name: str,
@@ -168,6 +188,7 @@ class WorkflowContext:
                 _in_step.reset(inside)
             return await self.close_done(opened, value, tx)
 
+    @_to_await
     async def sleep(self, name: str, until: float | datetime) -> None:
         """Wait for seconds, or until a moment, up to a year, without a slot."""
         with self._call():
@@ -184,6 +205,7 @@ class WorkflowContext:
             if wait_s > 0:
                 await self._block(wait_s)
 
+    @_to_await
     async def wait_event(self, name: str, key: str | int, *, timeout_s: float | None = None) -> Any:
         """Wait without a slot for the event `name` with `key`; return its payload.
 
@@ -209,6 +231,7 @@ class WorkflowContext:
                 raise EventLate(step.name, step.number, text)
             return self.value_of(step)
 
+    @_to_await
     async def run(self, name: str, job: NewJob) -> Any:
         """Enqueue a job, `task.job(...)`, and wait without a slot for its end; return its result.
 
@@ -216,6 +239,7 @@ class WorkflowContext:
         """
         return (await self.run_all(name, [job]))[0]
 
+    @_to_await
     async def run_all(
         self, name: str, jobs: Sequence[NewJob], *, return_errors: bool = False
     ) -> list[Any]:
@@ -228,7 +252,7 @@ class WorkflowContext:
             number, known = self._next(name, "jobs")
             step = known or RecordedStep(number=number, name=name, kind="jobs", state="waiting")
             if known is None:
-                _require_jobs(name, jobs)
+                require_jobs(name, jobs)
                 self._require_held(await self._stored(self._store.start_jobs(self.job, step, jobs)))
                 crash_point("workflows.jobs_started")
                 await self._block(PARKED_S_MAX)
@@ -460,22 +484,6 @@ def _require_outside_step(name: str) -> None:
 
 def _changed(step: RecordedStep, **fields: Any) -> RecordedStep:
     return msgspec.structs.replace(step, **fields)
-
-
-def _require_jobs(name: str, jobs: Sequence[NewJob]) -> None:
-    """Refuse other values than jobs without a unique key. Raises: InvalidStep."""
-    if not 1 <= len(jobs) <= JOBS_PER_STEP_MAX:
-        raise InvalidStep(f"step {name!r}: expected 1 to {JOBS_PER_STEP_MAX} jobs, got {len(jobs)}")
-    for job in jobs:
-        if not isinstance(job, NewJob):
-            raise InvalidStep(
-                f"step {name!r}: expected jobs such as task.job(...), got a {type(job).__name__}"
-            )
-        if job.unique is not None:
-            raise InvalidStep(
-                f"step {name!r}: its jobs take no unique key, since the job that has the key may"
-                f" not be the workflow's: leave out unique={job.unique[:40]!r}"
-            )
 
 
 def _result_of(step: RecordedStep, ended: JobResult) -> Any:

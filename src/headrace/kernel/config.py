@@ -85,6 +85,17 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_count_between(least: int, most: int) -> Callable[[str], int]:
+    """A parser of whole numbers in bounds."""
+
+    def parse(text: str) -> int:
+        if not least <= (count := parse_count(text)) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return count
+
+    return parse
+
+
 def parse_share(text: str) -> float:
     """A fraction from 0 to 1. Raises: ValueError."""
     if not re.fullmatch(r"0(\.[0-9]{1,9})?|1(\.0+)?|\.[0-9]{1,9}", text.strip()):

@@ -148,12 +148,14 @@ class Corrupt(HeadraceError):
 
 
 class ExtraMissing(InvalidInput):
-    """A room is used without its libraries installed."""
+    """Optional libraries of a room or a format are not installed; over HTTP 501."""
 
-    code = "extra_missing"
+    code, status = "extra_missing", 501
 
-    def __init__(self, room: str) -> None:
-        super().__init__(f"room {room} needs libraries that are not installed: {installing(room)}")
+    def __init__(self, extra: str, need: str = "") -> None:
+        """State what is needed, by default the libraries of the room `extra`."""
+        need = need or f"room {extra} needs libraries that are not installed"
+        super().__init__(f"{need}: {installing(extra)}")
 
 
 def installing(extra: str) -> str:

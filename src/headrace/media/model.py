@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from headrace.kernel.config import (
-    parse_count,
+    parse_count_between,
     parse_duration_s,
     parse_listen,
     parse_size_bytes,
@@ -197,17 +196,6 @@ def parse_time_s(text: str) -> float:
     if not (time_s := parse_duration_s(text)):
         raise ValueError("a duration above zero such as 10s")
     return time_s
-
-
-def parse_count_between(least: int, most: int) -> Callable[[str], int]:
-    """A parser of whole numbers in bounds."""
-
-    def parse(text: str) -> int:
-        if not least <= (count := parse_count(text)) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
-        return count
-
-    return parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

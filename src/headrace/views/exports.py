@@ -141,7 +141,8 @@ class RowWriter:
             import pyarrow as pa
             from pyarrow import parquet
         except ImportError as error:
-            raise ExtraMissing("parquet") from error
+            need = "the export as Parquet needs pyarrow, which is not installed"
+            raise ExtraMissing("parquet", need) from error
         kinds = (pa.string(), pa.timestamp("us", tz="UTC"), pa.string(), pa.int64())
         self._schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
         self._record_batch = pa.record_batch

@@ -11,10 +11,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from headrace.kernel.config import parse_count, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
 from headrace.views.bots import read_rules
-from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED
+from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED, FIELDS, ExportRow
 
 SHARDS_MAX: Final = 1024
 HOURS_KEPT_S_MIN: Final = 32 * 86_400.0
+RESERVED: Final = frozenset(
+    {*CLASSES, DELETED, *FIELDS, *ExportRow.__struct_encode_fields__, "stale"}
+)
+"""Names that counters cannot have: they would be confused in tables and exports."""
 LEVELS: Final = ("fast", "durable")
 
 
@@ -49,11 +53,11 @@ def parse_bots(text: str) -> str:
 def parse_counters(text: str) -> tuple[str, ...]:
     """Parse names of counters. Raises: ValueError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    taken = {*CLASSES, DELETED}
-    is_valid = all(COUNTER_NAME.fullmatch(name) and name not in taken for name in names)
-    if not is_valid or len(names) > COUNTERS_MAX:
+    is_valid = all(COUNTER_NAME.fullmatch(name) and name not in RESERVED for name in names)
+    if not is_valid or len(names) > COUNTERS_MAX or len(set(names)) < len(names):
         raise ValueError(
-            f"up to {COUNTERS_MAX} names of a-z 0-9 _ such as photo,phone; not those of classes"
+            f"up to {COUNTERS_MAX} different names of a-z 0-9 _ such as photo,phone; not a class"
+            " or a field such as human or views"
         )
     return names
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from headrace.kernel.config import (
     Loaded,
     parse_count,
+    parse_count_between,
     parse_duration_s,
     parse_listen,
     parse_size_bytes,
@@ -57,6 +58,7 @@ HEAD_FIELD_BYTES_MAX: Final = 8 * 1024
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_FIELDS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8 * 1024
+PROCESSES_MAX: Final = 256
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
@@ -86,8 +88,8 @@ class WebConfig:
     )
     processes: int = setting(
         "1",
-        "Processes of the API that share the port; the limits below hold for each of them.",
-        parse_rate,
+        "Processes of the API that share the port, 1 to 256; the limits below hold for each.",
+        parse_count_between(1, PROCESSES_MAX),
     )
     allowed_hosts: tuple[str, ...] = setting(
         "",

@@ -63,7 +63,7 @@ async def running(blobs, folder):
     media = Media(blobs, config, secret=lambda: "s" * 32, folder=folder)
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
-        serve(media, stop, lambda host, port: ready.set_result(f"{host}:{port}"), run=folder)
+        serve(media, stop, lambda listen, _: ready.set_result(listen), run=folder)
     )
     await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
     if task.done():

@@ -255,6 +255,7 @@ def _charts(
         lines=[
             Line("done", [row.done if row else 0 for row in rows]),
             Line("failed", [row.failed if row else 0 for row in rows], "bad"),
+            Line("cancelled", [row.cancelled if row else 0 for row in rows], "warn"),
             Line("retried", [row.retried if row else 0 for row in rows], "warn"),
         ],
     )
@@ -274,7 +275,9 @@ def _charts(
             Line(
                 "average run",
                 [
-                    mean(row.run_s, row.done + row.failed + row.retried) if row else None
+                    mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
+                    if row
+                    else None
                     for row in rows
                 ],
             ),

@@ -99,6 +99,7 @@ def load(terminal: Terminal) -> None:
         "queue",
         "done",
         "failed",
+        "cancelled",
         "retried",
         "slots",
         "mean run s",
@@ -110,6 +111,7 @@ def load(terminal: Terminal) -> None:
             one.queue,
             one.done,
             one.failed,
+            one.cancelled,
             one.retried,
             f"{one.slot_s / found.span_s:.1f}",
             _mean(one.run_mean_s),
@@ -187,6 +189,7 @@ def _alerts(found: list[Alert]) -> str:
 SPAN_HEAD: Final = (
     "done",
     "failed",
+    "cancelled",
     "retried",
     "lost",
     "handler s",
@@ -199,7 +202,7 @@ SPAN_HEAD: Final = (
 
 
 def _span_row(span: QueueSpan) -> tuple[object, ...]:
-    counts = (span.done, span.failed, span.retried, span.lost)
+    counts = (span.done, span.failed, span.cancelled, span.retried, span.lost)
     waits = (_mean(span.wait_mean_s), f"{span.wait_max_s:.3f}")
     backlog = ("-", "-", "-")
     if span.ready is not None and span.running is not None:

@@ -92,11 +92,17 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
 @click.argument("job_id", type=int)
-@click.option("--running", is_flag=True, help="Also a running one: its handler is cancelled.")
+@click.option("--running", is_flag=True, help="Also a running one: request its end.")
 def cancel(terminal: Terminal, job_id: int, *, running: bool) -> None:
     """Cancel job JOB_ID, which must be scheduled or ready."""
-    terminal.run(Jobs, lambda jobs: jobs.cancel(job_id, running=running))
-    terminal.show({"id": job_id, "state": "cancelled"}, f"job {job_id} is cancelled")
+    is_cancelled = terminal.run(Jobs, lambda jobs: jobs.cancel(job_id, running=running))
+    text = f"job {job_id} is cancelled"
+    if not is_cancelled:
+        text = (
+            f"cancellation of job {job_id} is requested: its handler is cancelled now, or its slot"
+            " is ended after jobs.grace"
+        )
+    terminal.show({"id": job_id, "state": "cancelled" if is_cancelled else "leased"}, text)
 
 
 @jobs.command("edit", short_help="Change a waiting job.")

@@ -26,7 +26,7 @@ def workflows() -> None:
 @click.argument("payload", default="null")
 @click.option("--after", default=None, help="Delay such as 30s or 2h.")
 @click.option("--unique", default=None, help="Key that one unfinished workflow may have.")
-@click.option("--version", default=None, type=int, help="Version; default: newest of the code.")
+@click.option("--version", default=None, type=int, help="Version; default: 1.")
 def start(terminal: Terminal, /, name: str, payload: str, **options: Any) -> None:
     """Start workflow NAME; PAYLOAD is JSON."""
     decoded = parse_payload(payload)

@@ -22,7 +22,7 @@ STATES: Final = {
     "quarantined": "quarantined",
 }
 """The field of a reading by state."""
-OUTCOMES: Final = ("done", "failed", "retried", "lost")
+OUTCOMES: Final = ("done", "failed", "cancelled", "retried", "lost")
 _jobs: Final = gauge(
     "jobs_queue_jobs",
     "Jobs of a queue, each state counted up to jobs.count_max, as the leader sees it.",

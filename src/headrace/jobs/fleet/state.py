@@ -128,7 +128,9 @@ class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     done: int
     failed: int
-    """Ended otherwise: failed, cancelled, quarantined."""
+    """Failed or quarantined."""
+    cancelled: int = 0
+    """Cancelled by its handler, or while it ran."""
     retried: int
     """Returned with a delay, or to another queue."""
     lost: int
@@ -178,7 +180,8 @@ class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float
     done: int
     failed: int
-    """Ended otherwise: failed, cancelled, quarantined."""
+    """Failed or quarantined."""
+    cancelled: int = 0
     retried: int
     lost: int
     run_s: float
@@ -198,6 +201,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool
     done: int
     failed: int
+    cancelled: int = 0
     retried: int
     calls: int
     """Handler calls; 0 if people or other programs take its jobs."""
@@ -215,7 +219,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def finished(self) -> int:
         """Jobs that ever left `active`."""
-        return self.done + self.failed + self.retried
+        return self.done + self.failed + self.cancelled + self.retried
 
 
 class HostSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,6 +380,7 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     done: int
     failed: int
+    cancelled: int = 0
     retried: int
     lost: int
     calls: int
@@ -391,7 +396,7 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run_mean_s(self) -> float | None:
         """Slot time per job; None if none ran."""
-        ran = self.done + self.failed + self.retried
+        ran = self.done + self.failed + self.cancelled + self.retried
         return self.run_s / ran if ran else None
 
     @property
@@ -416,6 +421,7 @@ class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
     minute: datetime
     done: int
     failed: int
+    cancelled: int = 0
     retried: int
     run_s: float
     wait_max_s: float

@@ -143,7 +143,7 @@ async def cancel_job(
     keep: FromQuery[bool] = True,
     running: FromQuery[bool] = False,
 ) -> None:
-    """Cancel a waiting job, with `running=true` also a running one.
+    """Cancel a waiting job, with `running=true` request the end of a running one.
 
     With `keep=false` delete a waiting or ended one.
     """

@@ -168,7 +168,10 @@ def not_waiting(job: Job, action: str) -> JobNotWaiting:
     """The error of an action on a job that does not wait, with advice for its state."""
     match job.state:
         case JobState.LEASED:
-            advice = f"{job.host} runs it: wait for its end, or let its handler end it"
+            advice = (
+                f"{job.host} runs it: wait for its end, or request it with"
+                f" `headrace jobs cancel {job.id} --running` (`running=True`, `?running=true`)"
+            )
         case JobState.GONE:
             advice = "it ended and nothing is kept of it"
         case _:

@@ -67,7 +67,13 @@ from headrace.jobs.steps import JobResult
 from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
-from headrace.jobs.validation import prepare_groups, prepare_jobs, require_job_id, require_page
+from headrace.jobs.validation import (
+    prepare_change,
+    prepare_groups,
+    prepare_jobs,
+    require_job_id,
+    require_page,
+)
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
@@ -308,9 +314,10 @@ class Jobs:
 
     async def cancel(
         self, job_id: int, *, running: bool = False, tx: Transaction | None = None
-    ) -> None:
+    ) -> bool:
         """Cancel a waiting job, inside `tx` if given; with `running` also one that runs.
 
+        Return whether it is cancelled. False: it runs, and its end was requested.
         An async handler gets CancelledError, a sync one sees `JobContext.is_cancelled`. A job that
         does not end within `jobs.grace` is ended with its slot. Until `tx` ends a waiting job can
         be neither claimed nor changed: commit soon.
@@ -320,9 +327,10 @@ class Jobs:
         if running:
             ids = await store.workflows.cancel_tree(_borrowed(tx) or self._postgres, [job_id])
             if any(ids):
-                return
+                return job_id in ids[0]
         if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
             raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
+        return True
 
     async def edit(
         self,
@@ -338,6 +346,10 @@ class Jobs:
 
         Raises: JobUnknown, JobNotWaiting, InvalidJob, PayloadTooLarge.
         """
+        if payload is msgspec.UNSET and (priority, at, after_s) == (None, None, None):
+            raise InvalidJob(
+                "nothing was changed: name what to change: payload, priority, at, after"
+            )
         job = await self.job(job_id, tx=tx)
         if job.state not in (JobState.READY, JobState.SCHEDULED) or job.queue is None:
             raise not_waiting(job, "changed")
@@ -353,7 +365,7 @@ class Jobs:
         is_edited = await store.jobs.edit_waiting(
             _borrowed(tx) or self._postgres,
             job_id,
-            prepare_jobs([new], None if payload is msgspec.UNSET else self.registry),
+            prepare_change(new, None if payload is msgspec.UNSET else self.registry),
             has_payload=payload is not msgspec.UNSET,
             has_priority=priority is not None,
         )

@@ -42,6 +42,7 @@ SELECT q.id, q.name, q.paused, q.batch, q.tag,
        coalesce(o.slots_min, q.slots_min) AS slots_min,
        coalesce(o.slots_max, q.slots_max) AS slots_max,
        coalesce(t.done, 0) AS done, coalesce(t.failed, 0) AS failed,
+       coalesce(t.cancelled, 0) AS cancelled,
        coalesce(t.retried, 0) AS retried, coalesce(t.lost, 0) AS lost,
        coalesce(t.calls, 0) AS calls, coalesce(t.run_s, 0) AS run_s,
        coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s
@@ -144,21 +145,21 @@ WHERE id = :alert;
 
 -- name: queue_minutes
 -- Counts of a queue per minute, oldest first. Minutes with only idle slots are left out.
-SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.claimed, m.run_s, m.wait_s,
-    m.wait_max_s, m.slot_s, m.ready, m.scheduled, m.running, m.failed_kept, m.oldest_s
+SELECT m.minute, m.done, m.failed, m.cancelled, m.retried, m.lost, m.calls, m.claimed, m.run_s,
+    m.wait_s, m.wait_max_s, m.slot_s, m.ready, m.scheduled, m.running, m.failed_kept, m.oldest_s
 FROM headrace.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
-  AND m.done + m.failed + m.retried + m.lost + m.calls + m.claimed
+  AND m.done + m.failed + m.cancelled + m.retried + m.lost + m.calls + m.claimed
       + coalesce(m.ready + m.scheduled + m.running + m.failed_kept, 0) > 0
 ORDER BY m.minute;
 
 -- name: queue_hours
 -- The same per hour.
-SELECT h.hour, h.done, h.failed, h.retried, h.lost, h.calls, h.claimed, h.run_s, h.wait_s,
-    h.wait_max_s, h.slot_s, h.ready, h.scheduled, h.running, h.failed_kept, h.oldest_s
+SELECT h.hour, h.done, h.failed, h.cancelled, h.retried, h.lost, h.calls, h.claimed, h.run_s,
+    h.wait_s, h.wait_max_s, h.slot_s, h.ready, h.scheduled, h.running, h.failed_kept, h.oldest_s
 FROM headrace.queue_hour h
 WHERE h.queue = :queue AND h.hour >= :from_at AND h.hour < :to_at
-  AND h.done + h.failed + h.retried + h.lost + h.calls + h.claimed
+  AND h.done + h.failed + h.cancelled + h.retried + h.lost + h.calls + h.claimed
       + coalesce(h.ready + h.scheduled + h.running + h.failed_kept, 0) > 0
 ORDER BY h.hour;
 
@@ -187,7 +188,7 @@ WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 
 -- name: queue_loads
 -- Counts of each queue in the last :minutes whole minutes and the current one.
 SELECT q.name AS queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed,
-    sum(m.retried)::bigint AS retried,
+    sum(m.cancelled)::bigint AS cancelled, sum(m.retried)::bigint AS retried,
     sum(m.lost)::bigint AS lost, sum(m.calls)::bigint AS calls, sum(m.claimed)::bigint AS claimed,
         sum(m.run_s)::float8 AS run_s,
     coalesce(sum(m.wait_s) FILTER (WHERE m.claimed > 0), 0)::float8 AS wait_s,
@@ -206,7 +207,7 @@ FROM headrace.migration WHERE room = 'jobs';
 -- name: fleet_minutes
 -- Counts of all queues in each of the last :minutes minutes, oldest first.
 SELECT m.minute, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed,
-    sum(m.retried)::bigint AS retried,
+    sum(m.cancelled)::bigint AS cancelled, sum(m.retried)::bigint AS retried,
     sum(m.run_s)::float8 AS run_s, max(m.wait_max_s)::float8 AS wait_max_s,
         sum(m.slot_s)::float8 AS slot_s
 FROM headrace.queue_minute m

@@ -89,18 +89,20 @@ static int on_ticket(SSL *ssl, unsigned char *name, unsigned char *iv, EVP_CIPHE
   return is_set ? result : -1;
 }
 
-/* A client that offers only protocols other than HTTP/1.1 is refused (RFC 7301, section 3.2). */
+/* HTTP/1.1 before HTTP/1.0; a client that offers neither is refused (RFC 7301, section 3.2). */
 static int on_alpn(SSL *ssl, const unsigned char **chosen, unsigned char *chosen_bytes, const unsigned char *offered,
                    unsigned int offered_bytes, void *unused) {
-  static const char OURS[] = "http/1.1";
+  static const char *const OURS[] = {"http/1.1", "http/1.0"};
+  enum { OURS_BYTES = 8 };
   (void)ssl;
   (void)unused;
-  for (unsigned int at = 0; at < offered_bytes && at + offered[at] < offered_bytes; at += 1u + offered[at])
-    if (offered[at] == sizeof OURS - 1 && memcmp(offered + at + 1, OURS, sizeof OURS - 1) == 0) {
-      *chosen = offered + at + 1;
-      *chosen_bytes = sizeof OURS - 1;
-      return OPENSSL_ALPN_OK;
-    }
+  for (size_t ours = 0; ours < sizeof OURS / sizeof *OURS; ours++)
+    for (unsigned int at = 0; at < offered_bytes && at + offered[at] < offered_bytes; at += 1u + offered[at])
+      if (offered[at] == OURS_BYTES && memcmp(offered + at + 1, OURS[ours], OURS_BYTES) == 0) {
+        *chosen = offered + at + 1;
+        *chosen_bytes = OURS_BYTES;
+        return OPENSSL_ALPN_OK;
+      }
   return OPENSSL_ALPN_FATAL;
 }
 

@@ -24,6 +24,9 @@ from headrace.media.worker.socket_io import (
     raise_file_limit,
 )
 
+OnReady = Callable[[str, str | None], None]
+"""Takes the plain address and that of HTTPS, if any, once clients can connect."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerParams:
@@ -40,16 +43,25 @@ class WorkerParams:
     ticket_seed: bytes = field(default_factory=lambda: secrets.token_bytes(TICKET_SEED_BYTES))
 
 
+def addresses_of(
+    plain: Sequence[socket.socket], tls: Sequence[socket.socket]
+) -> tuple[str, str | None]:
+    """The address of the plain listeners, and that of the TLS listeners if there are any."""
+    found = [":".join(map(str, one[0].getsockname()[:2])) if one else None for one in (plain, tls)]
+    assert found[0] is not None, "every node has a plain listener"
+    return found[0], found[1]
+
+
 async def serve(
     media: Media,
     stop: asyncio.Event,
-    on_ready: Callable[[str, int], None],
+    on_ready: OnReady,
     *,
     run: Path | None = None,
 ) -> None:
     """Serve `GET /m/{key}` in this process until `stop`, then finish answers for `stop_timeout`.
 
-    `on_ready` gets the address once clients can connect. `run` is the node's folder; None for a
+    `on_ready` gets the addresses once clients can connect. `run` is the node's folder; None for a
     node without disks and cluster. Raises: ListenFailed.
     """
     config = media.config
@@ -58,12 +70,12 @@ async def serve(
     if config.listen_tls is not None:
         tls = listening_sockets(config.listen_tls, 1, "media.listen_tls")
     params = WorkerParams(0, 1, "", listener, tls[0] if tls else None)
-    host, port = listener.getsockname()[:2]
+    plain_at, tls_at = addresses_of([listener], tls)
     leaving = None
     if media.folder is not None:
         leaving = asyncio.create_task(keep_hottest_file(media.folder, HOTTEST.top))
     try:
-        await _serve_worker(media, stop, params, lambda: on_ready(host, port), run=run)
+        await _serve_worker(media, stop, params, lambda: on_ready(plain_at, tls_at), run=run)
     finally:
         if leaving is not None:
             leaving.cancel()

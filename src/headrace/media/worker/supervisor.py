@@ -22,7 +22,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,7 @@ from headrace.media.worker.ipc_reports import (
     decode_report,
     keep_hottest_file,
 )
-from headrace.media.worker.serving import files_per_client, serve
+from headrace.media.worker.serving import OnReady, addresses_of, files_per_client, serve
 from headrace.media.worker.socket_io import (
     listening_sockets,
     raise_file_limit,
@@ -93,9 +93,8 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
         require_current(config.tls_cert, config.tls_key or config.tls_cert)
     except OSError as error:  # ssl.SSLError is one
         files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
-        why = error.strerror or str(error)
         needed = "a certificate and its private key, PEM without a password"
-        text = f"expected {needed}, got {files}: {why}"
+        text = f"expected {needed}, got {files}: {error.strerror or error}"
         return [FieldProblem("media.tls_cert", "invalid", text)]
     return []
 
@@ -120,7 +119,7 @@ class ChildFailed(Unavailable):
 async def run_node(
     media: Media,
     stop: asyncio.Event,
-    on_ready: Callable[[str, int], None],
+    on_ready: OnReady,
     *,
     child_config: ChildConfig,
 ) -> None:
@@ -180,7 +179,7 @@ class Supervisor:
         """The process ids of running processes by name."""
         return {c.name: c.process.pid for c in self._children if c.process is not None}
 
-    async def run(self, stop: asyncio.Event, on_ready: Callable[[str, int], None]) -> None:
+    async def run(self, stop: asyncio.Event, on_ready: OnReady) -> None:
         """Serve until `stop`. Raises: ListenFailed, ChildFailed."""
         plain = listening_sockets(self._config.listen, self.workers, "media.listen")
         tls: list[socket.socket] = []
@@ -197,7 +196,7 @@ class Supervisor:
         leaving = asyncio.create_task(keep_hottest_file(self._folder, self._reports.hottest))
         try:
             if await self._wait_ready([*keeping, stopping]):
-                on_ready(*plain[0].getsockname()[:2])
+                on_ready(*addresses_of(plain, tls))
                 await asyncio.wait([*keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import socket
 import ssl
 from contextlib import suppress
@@ -25,6 +26,11 @@ from headrace.media.worker.socket_io import RESET_LINGER, address_of
 log, often = logger(__name__), SparseLogger(logger(__name__))
 CERTIFICATE_LOOK_S: Final = 10.0
 PIECE_BYTES: Final = 64 * 1024
+_CERTIFICATE: Final = re.compile(rb"^-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----", re.MULTILINE)
+_PRIVATE_KEY: Final = re.compile(rb"^-----BEGIN ([A-Z]+ )?PRIVATE KEY-----", re.MULTILINE)
+_ENCRYPTED: Final = re.compile(
+    rb"^(-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: *4,ENCRYPTED)", re.MULTILINE
+)
 _NOT_CURRENT: Final = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 _input: Final = ctypes.create_string_buffer(PIECE_BYTES)
@@ -213,7 +219,7 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
     """TLS 1.2 and newer by Python. Raises: OSError (also ssl.SSLError) for unusable files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["http/1.1", "http/1.0"])
     # Without a password OpenSSL would read one from the terminal.
     context.load_cert_chain(cert, key, password="")
     return context
@@ -222,8 +228,11 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
 def require_current(cert: str, key: str) -> None:
     """Check that the files are a certificate that is valid now and its key. Raises: OSError.
 
-    A handshake in memory, whose client trusts the certificate, decides.
+    A handshake in memory, whose client trusts the certificate, decides. OpenSSL's errors do not
+    name the file.
     """
+    _require_pem(cert, _CERTIFICATE, "certificate")
+    _require_pem(key, _PRIVATE_KEY, "private key")
     context = tls_context(cert, key)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
@@ -241,3 +250,14 @@ def require_current(cert: str, key: str) -> None:
         # Other faults, such as of a chain, are for the clients to judge.
         if error.verify_code in _NOT_CURRENT:
             raise OSError(error.verify_message) from error
+
+
+def _require_pem(file: str, wanted: re.Pattern[bytes], what: str) -> None:
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise OSError(f"cannot read {file}: {error.strerror}") from error
+    if not wanted.search(content):
+        raise OSError(f"{file} contains no {what} in PEM format")
+    if what == "private key" and _ENCRYPTED.search(content):
+        raise OSError(f"the private key in {file} has a password; write it without one")

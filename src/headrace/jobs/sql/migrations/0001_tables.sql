@@ -326,7 +326,8 @@ CREATE TABLE headrace.job_count (
     at timestamptz NOT NULL DEFAULT now(),
     queue integer NOT NULL,
     done integer,
-    failed integer,                     -- failed, cancelled, quarantined
+    failed integer,                     -- failed, quarantined
+    cancelled integer,                  -- cancelled by its handler or while it ran
     retried integer,                    -- waits for a later moment, or in another queue
     lost integer,                       -- waits again, since its process died
     claimed integer,
@@ -352,6 +353,7 @@ CREATE TABLE headrace.queue_minute (
     minute timestamptz NOT NULL,
     done bigint NOT NULL,
     failed bigint NOT NULL,
+    cancelled bigint NOT NULL DEFAULT 0,
     retried bigint NOT NULL,
     lost bigint NOT NULL,
     claimed bigint NOT NULL DEFAULT 0,
@@ -376,6 +378,7 @@ CREATE TABLE headrace.queue_hour (
     hour timestamptz NOT NULL,
     done bigint NOT NULL,
     failed bigint NOT NULL,
+    cancelled bigint NOT NULL DEFAULT 0,
     retried bigint NOT NULL,
     lost bigint NOT NULL,
     claimed bigint NOT NULL,
@@ -398,6 +401,7 @@ CREATE TABLE headrace.queue_total (
     queue integer PRIMARY KEY,
     done bigint NOT NULL,
     failed bigint NOT NULL,
+    cancelled bigint NOT NULL DEFAULT 0,
     retried bigint NOT NULL,
     lost bigint NOT NULL,
     calls bigint NOT NULL,

@@ -26,6 +26,7 @@ BEGIN
     ), sums AS (
         SELECT g.queue, date_trunc('minute', g.at) AS minute, count(*) AS k,
                coalesce(sum(g.done), 0) AS done, coalesce(sum(g.failed), 0) AS failed,
+               coalesce(sum(g.cancelled), 0) AS cancelled,
                coalesce(sum(g.retried), 0) AS retried, coalesce(sum(g.lost), 0) AS lost,
                coalesce(sum(g.calls), 0) AS calls, coalesce(sum(g.claimed), 0) AS claimed,
                coalesce(sum(g.run_s), 0) AS run_s, coalesce(sum(g.wait_s), 0) AS wait_s,
@@ -33,12 +34,13 @@ BEGIN
         FROM deleted g GROUP BY 1, 2
     ), minutes AS (
         INSERT INTO headrace.queue_minute AS m
-            (queue, minute, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s,
-                slot_s)
-        SELECT s.queue, s.minute, s.done, s.failed, s.retried, s.lost, s.calls, s.claimed, s.run_s,
-               s.wait_s, s.wait_max_s, s.slot_s FROM sums s
+            (queue, minute, done, failed, cancelled, retried, lost, calls, claimed, run_s, wait_s,
+                wait_max_s, slot_s)
+        SELECT s.queue, s.minute, s.done, s.failed, s.cancelled, s.retried, s.lost, s.calls,
+               s.claimed, s.run_s, s.wait_s, s.wait_max_s, s.slot_s FROM sums s
         ON CONFLICT (queue, minute) DO UPDATE SET
             done = m.done + excluded.done, failed = m.failed + excluded.failed,
+            cancelled = m.cancelled + excluded.cancelled,
             retried = m.retried + excluded.retried, lost = m.lost + excluded.lost,
             calls = m.calls + excluded.calls, claimed = m.claimed + excluded.claimed,
             run_s = m.run_s + excluded.run_s, wait_s = m.wait_s + excluded.wait_s,
@@ -46,11 +48,12 @@ BEGIN
             wait_max_s = greatest(m.wait_max_s, excluded.wait_max_s)
     ), totals AS (
         INSERT INTO headrace.queue_total AS t
-            (queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
-        SELECT s.queue, sum(s.done), sum(s.failed), sum(s.retried), sum(s.lost), sum(s.calls),
-               sum(s.run_s), sum(s.wait_s), sum(s.slot_s) FROM sums s GROUP BY s.queue
+            (queue, done, failed, cancelled, retried, lost, calls, run_s, wait_s, slot_s)
+        SELECT s.queue, sum(s.done), sum(s.failed), sum(s.cancelled), sum(s.retried), sum(s.lost),
+               sum(s.calls), sum(s.run_s), sum(s.wait_s), sum(s.slot_s) FROM sums s GROUP BY s.queue
         ON CONFLICT (queue) DO UPDATE SET
             done = t.done + excluded.done, failed = t.failed + excluded.failed,
+            cancelled = t.cancelled + excluded.cancelled,
             retried = t.retried + excluded.retried, lost = t.lost + excluded.lost,
             calls = t.calls + excluded.calls, run_s = t.run_s + excluded.run_s,
             wait_s = t.wait_s + excluded.wait_s, slot_s = t.slot_s + excluded.slot_s
@@ -67,8 +70,8 @@ END $$;
 CREATE FUNCTION headrace.record_backlog_v1(p_max integer)
 RETURNS TABLE (
     queue text, ready integer, scheduled integer, running integer, failed_kept integer,
-    quarantined integer, oldest_s double precision, done bigint, failed bigint, retried bigint,
-    lost bigint, run_s double precision, wait_s double precision
+    quarantined integer, oldest_s double precision, done bigint, failed bigint,
+    cancelled bigint, retried bigint, lost bigint, run_s double precision, wait_s double precision
 ) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -95,8 +98,8 @@ BEGIN
             failed_kept = excluded.failed_kept, oldest_s = excluded.oldest_s
     )
     SELECT q.name, c.ready, c.scheduled, c.running, c.failed_kept, c.quarantined, c.oldest_s,
-           coalesce(t.done, 0), coalesce(t.failed, 0), coalesce(t.retried, 0), coalesce(t.lost, 0),
-           coalesce(t.run_s, 0), coalesce(t.wait_s, 0)
+           coalesce(t.done, 0), coalesce(t.failed, 0), coalesce(t.cancelled, 0),
+           coalesce(t.retried, 0), coalesce(t.lost, 0), coalesce(t.run_s, 0), coalesce(t.wait_s, 0)
     FROM counted c
     JOIN headrace.queue q ON q.id = c.id
     LEFT JOIN headrace.queue_total t ON t.queue = c.id
@@ -107,23 +110,23 @@ END $$;
 CREATE FUNCTION headrace.sum_hours_v1() RETURNS void LANGUAGE sql
 SET enable_seqscan = off SET jit = off AS $$
     INSERT INTO headrace.queue_hour AS h
-        (queue, hour, done, failed, retried, lost, claimed, calls, run_s, wait_s, wait_max_s,
-            slot_s, ready, scheduled, running, failed_kept, oldest_s)
+        (queue, hour, done, failed, cancelled, retried, lost, claimed, calls, run_s, wait_s,
+            wait_max_s, slot_s, ready, scheduled, running, failed_kept, oldest_s)
     SELECT m.queue, date_trunc('hour', m.minute, 'UTC'), sum(m.done), sum(m.failed),
-           sum(m.retried), sum(m.lost), sum(m.claimed), sum(m.calls), sum(m.run_s), sum(m.wait_s),
-           max(m.wait_max_s), sum(m.slot_s), max(m.ready), max(m.scheduled), max(m.running),
-           max(m.failed_kept), max(m.oldest_s)
+           sum(m.cancelled), sum(m.retried), sum(m.lost), sum(m.claimed), sum(m.calls),
+           sum(m.run_s), sum(m.wait_s), max(m.wait_max_s), sum(m.slot_s),
+           max(m.ready), max(m.scheduled), max(m.running), max(m.failed_kept), max(m.oldest_s)
     FROM headrace.queue_minute m
     WHERE m.minute >= coalesce(
         (SELECT max(l.hour) FROM headrace.queue_hour l) - interval '1 hour', '-infinity')
     GROUP BY 1, 2 ORDER BY 1, 2
     ON CONFLICT (queue, hour) DO UPDATE SET
-        done = excluded.done, failed = excluded.failed, retried = excluded.retried,
-        lost = excluded.lost, claimed = excluded.claimed, calls = excluded.calls,
-        run_s = excluded.run_s, wait_s = excluded.wait_s, wait_max_s = excluded.wait_max_s,
-        slot_s = excluded.slot_s, ready = excluded.ready, scheduled = excluded.scheduled,
-        running = excluded.running, failed_kept = excluded.failed_kept,
-        oldest_s = excluded.oldest_s;
+        done = excluded.done, failed = excluded.failed, cancelled = excluded.cancelled,
+        retried = excluded.retried, lost = excluded.lost, claimed = excluded.claimed,
+        calls = excluded.calls, run_s = excluded.run_s, wait_s = excluded.wait_s,
+        wait_max_s = excluded.wait_max_s, slot_s = excluded.slot_s, ready = excluded.ready,
+        scheduled = excluded.scheduled, running = excluded.running,
+        failed_kept = excluded.failed_kept, oldest_s = excluded.oldest_s;
 $$;
 
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.

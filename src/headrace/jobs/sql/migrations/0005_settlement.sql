@@ -260,9 +260,10 @@ BEGIN
     ) THEN
         PERFORM headrace.keep_ended_v1(v_jobs);
     END IF;
-    INSERT INTO headrace.job_count (queue, done, failed, retried, lost)
+    INSERT INTO headrace.job_count (queue, done, failed, cancelled, retried, lost)
     SELECT s.queue, count(*) FILTER (WHERE s.outcome = 'done'),
-           count(*) FILTER (WHERE s.outcome IN ('fail', 'cancel', 'quarantined')),
+           count(*) FILTER (WHERE s.outcome IN ('fail', 'quarantined')),
+           count(*) FILTER (WHERE s.outcome = 'cancel'),
            count(*) FILTER (WHERE s.outcome IN ('retry', 'snooze', 'moved')),
            count(*) FILTER (WHERE s.outcome = 'lost')
     FROM unnest(v_jobs) s WHERE s.outcome NOT IN ('returned', 'unstarted') GROUP BY s.queue;

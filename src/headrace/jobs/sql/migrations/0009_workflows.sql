@@ -201,6 +201,16 @@ BEGIN
     PERFORM pg_notify('headrace_jobs', q::text) FROM unnest(v_queues) AS q;
 END $$;
 
+-- End jobs that were put back although they are to be cancelled, and count them.
+CREATE FUNCTION headrace.end_marked_v1(p_jobs bigint[])
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_ended bigint[] := headrace.end_waiting_v1(p_jobs, true);
+BEGIN
+    INSERT INTO headrace.job_count (queue, cancelled)
+    SELECT f.queue, count(*) FROM headrace.job_failed f WHERE f.id = ANY(v_ended) GROUP BY f.queue;
+END $$;
+
 -- Look at jobs that a settlement just put back. End those to cancel. Make workflows due now that
 -- something woke during their run. A row that is locked is being woken by a transaction which
 -- cannot see the job yet: the workflow looks again after a second.
@@ -213,7 +223,7 @@ DECLARE
     v_woken bigint[];
 BEGIN
     IF v_cancelled <> '{}' THEN
-        PERFORM headrace.end_waiting_v1(v_cancelled, true);
+        PERFORM headrace.end_marked_v1(v_cancelled);
     END IF;
     SELECT array_agg(s.job_id), array_agg(s.job_id) FILTER (WHERE s.is_woken)
     INTO v_seen, v_woken FROM (
@@ -307,7 +317,7 @@ DECLARE
 BEGIN
     v_jobs := ARRAY(SELECT c.job_id FROM headrace.job_cancel c ORDER BY c.job_id LIMIT p_max);
     IF v_jobs <> '{}' THEN
-        PERFORM headrace.end_waiting_v1(v_jobs, true);
+        PERFORM headrace.end_marked_v1(v_jobs);
         DELETE FROM headrace.job_cancel c WHERE c.job_id = ANY(v_jobs) AND NOT EXISTS (
             SELECT FROM headrace.job_lease l WHERE c.job_id = ANY(l.ids));
     END IF;
