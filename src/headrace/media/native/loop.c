@@ -475,7 +475,9 @@ void *loop_run(void *of_plane) {
     loop_refresh_time(plane);
     handle_batch(plane, events, count < 0 ? 0 : count);
     plane->counters.connections = (uint64_t)plane->held;
-    plane->counters.away = (uint64_t)plane->handed_over;
+    /* One number: a reader of two could miss a client that moves between them. */
+    plane->counters.clients = (uint64_t)(plane->held + plane->handed_over);
+    atomic_signal_fence(memory_order_seq_cst);
     plane->counters.is_stopped = (uint64_t)plane->is_stopping;
     if (plane->now_ms < tick_ms) continue;
     tick(plane);

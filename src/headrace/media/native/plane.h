@@ -110,7 +110,7 @@ struct plane_counters {
   uint64_t sent_bytes; /* bytes of bodies */
   uint64_t handed_over;
   uint64_t connections; /* held now */
-  uint64_t away;        /* handed over now: neither closed nor brought back */
+  uint64_t clients;     /* held now, or handed over and neither closed nor brought back */
   uint64_t is_stopped;  /* plane_stop_listening took effect */
   uint64_t cuts_client;
   uint64_t cuts_stalled;

@@ -102,7 +102,7 @@ class PlaneCounters(Structure):
         ("sent_bytes", c_uint64),
         ("handed_over", c_uint64),
         ("connections", c_uint64),
-        ("away", c_uint64),
+        ("clients", c_uint64),
         ("is_stopped", c_uint64),
         ("cuts_client", c_uint64),
         ("cuts_stalled", c_uint64),

@@ -353,7 +353,7 @@ class NativePlane:
     def is_idle(self) -> bool:
         """Whether listening stopped and no connection is left here or at the control plane."""
         now = self._library.plane_counters(self._plane).contents
-        return bool(now.is_stopped) and not now.connections and not now.away
+        return bool(now.is_stopped) and not now.clients
 
     def close(self) -> None:
         """End the thread; clients that are left are reset."""
