@@ -50,6 +50,11 @@ SCAN = compile_query(
     "-- An analyst reads everything.\n"
     "SELECT class, sum(views), count(*) FROM headrace.views_hour GROUP BY 1",
 )
+MONTHS = compile_query(
+    "months",
+    "-- The partitions of that month.\nSELECT headrace.ensure_view_months_v1(ARRAY("
+    " SELECT now() - months * interval '1 month' FROM generate_series(0, 2) months))",
+)
 HISTORY = compile_query(
     "history",
     "-- Hours of a month of some items.\nINSERT INTO headrace.views_hour (id, hour, class, views)"
@@ -223,6 +228,7 @@ async def _wait(run: Run, *, scans: bool) -> Mapping[str, float]:
     async with run.cell() as cell, _viewed(cell) as (app, totals):
         token, items = await make_token(app), list(totals)
         if scans:
+            await app.engines.postgres.run(MONTHS)
             await app.engines.postgres.run(
                 HISTORY, items=run.sized(2_000, 500), hours=HISTORY_HOURS
             )
