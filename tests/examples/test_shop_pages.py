@@ -121,8 +121,8 @@ async def media_url(headrace):
     """The range server on the platform's object store."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     node = asyncio.create_task(serve(headrace.media, stop, lambda *at: ready.set_result(at)))
-    host, port = await asyncio.wait_for(ready, 60)
-    yield f"http://{host}:{port}"
+    address, _ = await asyncio.wait_for(ready, 60)
+    yield f"http://{address}"
     stop.set()
     await node
 
