@@ -49,9 +49,10 @@ def sync_us(folder: Path) -> float:
 
 
 def read_commit() -> str:
-    """The commit of the code, marked where files differ from it."""
+    """The commit of the code, marked where files other than records differ from it."""
     commit = _git("rev-parse", "--short", "HEAD")
-    return f"{commit}+changes" if _git("status", "--porcelain") else commit
+    changed = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    return f"{commit}+changes" if changed else commit
 
 
 def now_text() -> str:
