@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.kit.waiting import wait_true
@@ -21,16 +22,18 @@ async def ran(registry, jobs):
     ran = []
 
     @registry.task("mail", retries=3)
-    async def mail(what: str, wait_s: float = 0.0):
+    async def mail(what: str):
         ran.append(what)
-        await asyncio.sleep(wait_s)
+        if what == "endless":
+            await asyncio.Event().wait()
         if what.startswith("bad"):
             raise ValueError(what)
 
     @registry.task("bulk", batch=10, retries=3)
-    async def bulk(batch: Batch[dict[str, str]]):
+    async def bulk(batch: Batch[dict[str, Any]]):
         ran.extend(payload["what"] for payload in batch.payloads)
-        await asyncio.sleep(0.3)
+        if "endless" in ran:
+            await asyncio.Event().wait()
 
     await jobs.queues.declare()
     return ran
@@ -54,8 +57,8 @@ async def test_a_job_has_its_own_retries_and_timeout(jobs, registry, ran, workin
     none = await mail.enqueue(what="bad none", retries=0)
     one = await mail.enqueue(what="bad one", retries=1)
     usual = await mail.enqueue(what="bad usual")
-    short = await mail.enqueue(what="short", wait_s=5.0, retries=0, timeout="200ms")
-    batched = await bulk.enqueue_many([{"what": "a"}, {"what": "b"}], retries=0, timeout="200ms")
+    short = await mail.enqueue(what="endless", retries=0, timeout="200ms")
+    batched = await bulk.enqueue_many([{"what": "endless"}] * 2, retries=0, timeout="200ms")
     shown = await jobs.job(short)
     assert (shown.retries, shown.timeout_s, shown.expires_at) == (0, 0.2, None)
     async with working():
@@ -75,7 +78,6 @@ async def test_an_expired_job_is_cancelled_at_its_start(
     batched = await registry.get("bulk").enqueue_many([{"what": "batched"}], expires="1ms")
     again = await mail.enqueue(what="bad again", expires="2s")
     assert (await jobs.job(late)).expires_at is not None
-    await asyncio.sleep(0.05)
     async with working(retry_first_s=2.5, retry_max_s=2.5):
         await wait_state(later, "gone")
         for job_id in (late, *batched):
@@ -105,12 +107,15 @@ async def test_a_key_stays_taken_for_a_time(jobs, registry, ran, *, working, wai
             [NewGroup(members=members, on_done=NewJob(queue="bulk", payload={"what": "end"}))]
         )
         assert group
-        await asyncio.sleep(0.3)
+
+        async def has_run():
+            rows = await sql("SELECT FROM headrace.job_unique WHERE NOT is_done")
+            return ran.count("again") == 2 and "more" in ran and not rows
+
+        await wait_true(has_run, what="all jobs have ended")
         await sql("UPDATE headrace.job_unique SET kept_until = now() WHERE is_done")
         await jobs.sweep()
     assert await sql("SELECT FROM headrace.job_unique") == []
-    assert "more" in ran
-    assert ran.count("again") == 2
 
 
 async def test_jobs_of_a_chain_run_one_after_another(
@@ -153,7 +158,8 @@ async def test_chains_keep_their_order_among_concurrent_callers(jobs, registry, 
     async def steps(chain_name: str):
         running.append(chain_name)
         order.append(running.count(chain_name))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         running.remove(chain_name)
 
     await jobs.queues.declare()

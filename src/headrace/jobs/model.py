@@ -103,7 +103,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float | None = None
     """It is cancelled if it does not start within this time after it is due."""
     unique_for_s: float | None = None
-    """With `unique`: keep the key for this time from now on, also when the job is done."""
+    """With `unique`: keep the key for this time, also when the job is done."""
     chain: str | None = None
     """It starts when the jobs of its queue that were enqueued before with this chain have ended."""
 

@@ -39,8 +39,8 @@ BEGIN
 END $$;
 
 -- Append jobs to their chains. Return run_at of each job: the year 9999 for those that are not the
--- first of their chain. p_ids are new, except for jobs whose key was taken (p_ids <> p_own). The lock of a
--- chain is held until the end of the transaction, so that no job passes another one.
+-- first of their chain. p_ids are new, except for jobs whose key was taken (p_ids <> p_own).
+-- The lock of a chain is held until the end of the transaction, so that no job passes another one.
 CREATE FUNCTION headrace.link_chains_v1(
     p_queues integer[], p_chains text[], p_own bigint[], p_ids bigint[], p_run_ats timestamptz[],
     p_delays_s double precision[]

@@ -250,9 +250,9 @@ BEGIN
 END $$;
 
 -- Settle jobs of leases that the caller holds locked. Locks are taken in one order everywhere:
--- keys, chains, lanes by (limiter, name), then groups by id. Lock waits are short, since a caller's transaction
--- that adds to a group or holds a key may stay open. p_limiters, p_lanes, p_leases: lanes of
--- further done jobs whose leases are already deleted.
+-- keys, chains, lanes by (limiter, name), then groups by id. Lock waits are short, since a caller's
+-- transaction that adds to a group or holds a key may stay open. p_limiters, p_lanes, p_leases:
+-- lanes of further done jobs whose leases are already deleted.
 CREATE FUNCTION headrace.settle_jobs_v1(
     p_jobs headrace.settlement[], p_limiters text[], p_lanes text[], p_leases bigint[]
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '1s' AS $$
