@@ -70,7 +70,8 @@ async def measure(run: Run) -> list[Figure]:
             size,
             ours=ratios,
             goal=GOAL,
-            why=f"the catalogues of more customers are read on the same cores: see '{MORE}'",
+            why="the catalogues of more customers are read on the same cores, see the row"
+            f" '{MORE}'; the rest are timeouts of hosts whose class is not known yet",
         ),
         *(
             figure(f"item time of fast customers, {which}, {cell}", "s", size, ours=runs.get(cell))

@@ -32,6 +32,7 @@ from headrace.console.screens.health import (
     role_issues,
     unreadable_issues,
 )
+from headrace.console.screens.jobs import step_bars
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series
@@ -336,3 +337,22 @@ def test_ordinary_invisible_characters_are_kept():
     text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
     page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
     assert page.decode() == f"<p>{text}\\u202e</p>"
+
+
+def test_bars_of_a_workflow_stand_in_proportion_to_its_time():
+    def step(begin_s, end_s):
+        moment = {
+            name: None if at is None else datetime.fromtimestamp(at, UTC)
+            for name, at in (("begun_at", begin_s), ("ended_at", end_s))
+        }
+        return SimpleNamespace(**moment)
+
+    now = datetime.fromtimestamp(100, UTC)
+    assert step_bars([], now) == []
+    ended = step_bars([step(0, 10), step(10, 40), step(20, 40)], now)
+    assert [(bar.begin, bar.length) for bar in ended] == [(0, 25), (25, 75), (50, 50)]
+    waiting = step_bars([step(0, 10), step(10, None)], now)
+    assert waiting[1].begin + waiting[1].length == pytest.approx(100)
+    # The page stays the same for a while.
+    assert step_bars([step(0, 10), step(10, None)], datetime.fromtimestamp(101, UTC)) == waiting
+    assert step_bars([step(0, None)], datetime.fromtimestamp(0, UTC))[0].length == 100

@@ -159,7 +159,7 @@ async def lease(shop) -> int:
     """A lease without a job."""
     [[id_]] = await shop.sql(
         "INSERT INTO #job_lease (host, queue, jobs, granted_at, ids, run_ats, group_ids,"
-        " priorities, attempts, losses, versions, lanes, unique_keys, traceparents, payloads)"
+        " priorities, attempts, losses, versions, lanes, unique_keys, headers, payloads)"
         " VALUES (1, 1, 1, now(), '{1}', ARRAY[now()], '{0}', '{0}', '{0}', '{0}', '{1}',"
         " '{a}', '{a}', '{a}', '{a}') RETURNING id"
     )

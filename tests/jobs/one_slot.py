@@ -77,7 +77,7 @@ def work_of(queue, payloads, *, lease_id=1, first=1, **columns):
         "attempts": [0] * jobs,
         "losses": [0] * jobs,
         "lanes": [None] * jobs,
-        "traceparents": [None] * jobs,
+        "headers": [None] * jobs,
         "versions": [1] * jobs,
         "retries": 5,
     }

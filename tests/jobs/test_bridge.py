@@ -155,8 +155,8 @@ async def test_the_context_goes_along(app, mail, sql):
 
     parent = new_traceparent()
     await asyncio.to_thread(work)
-    rows = await sql("SELECT traceparent FROM headrace.job_ready")
-    assert rows[0]["traceparent"].split("-")[1] == parent.split("-")[1]
+    rows = await sql("SELECT headers FROM headrace.job_ready")
+    assert rows[0]["headers"].split("-")[1] == parent.split("-")[1]
 
 
 async def test_an_async_block_becomes_a_block(app):

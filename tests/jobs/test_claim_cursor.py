@@ -20,7 +20,7 @@ LATE = (NOW - timedelta(seconds=LATE_COMMIT_S), 0)
 
 def claims(*jobs, moved=0):
     """A claim that returned jobs given as (priority, seconds before now, id)."""
-    columns = dict.fromkeys(("attempts", "losses", "lanes", "traceparents", "versions", "payloads"))
+    columns = dict.fromkeys(("attempts", "losses", "lanes", "headers", "versions", "payloads"))
     lease = Claim(
         lease_id=1,
         is_plain=True,

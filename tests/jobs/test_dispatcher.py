@@ -391,7 +391,7 @@ def work_of(lease_id, ids):
         attempts=[0] * count,
         losses=[0] * count,
         lanes=[None] * count,
-        traceparents=[None] * count,
+        headers=[None] * count,
         versions=[1] * count,
         retries=3,
     )

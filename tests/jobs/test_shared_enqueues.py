@@ -12,7 +12,7 @@ from headrace.engines.postgres import ConstraintViolated
 from headrace.jobs import NewJob
 from headrace.jobs.errors import InvalidJob, PayloadTooLarge, QueueUnknown
 
-STORED = "SELECT id, convert_from(payload, 'UTF8')::int AS n, traceparent FROM headrace.job_ready"
+STORED = "SELECT id, convert_from(payload, 'UTF8')::int AS n, headers FROM headrace.job_ready"
 
 
 def job(number, **options):
@@ -46,7 +46,7 @@ async def test_bad_jobs_among_two_hundred_fail_alone(jobs, sql):
     rows = await sql(f"{STORED} UNION ALL {STORED.replace('job_ready', 'lane_job')}")
     found = {row["n"]: row["id"] for row in rows if row["n"] >= 0}
     assert found == {n: answers[n] for n in range(200) if n not in bad}
-    assert len({row["traceparent"] for row in rows}) == len(rows)
+    assert len({row["headers"] for row in rows}) == len(rows)
     waiting = await sql("SELECT sum(k) AS k FROM headrace.lane_event")
     assert waiting[0]["k"] == sum(1 for n in found if n % 5)
 

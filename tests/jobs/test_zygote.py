@@ -127,7 +127,7 @@ def work(queue, payloads):
         attempts=[0] * count,
         losses=[0] * count,
         lanes=[None] * count,
-        traceparents=[None] * count,
+        headers=[None] * count,
         versions=[1] * count,
         retries=3,
     )

@@ -33,6 +33,9 @@ def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
     match job.state:
         case JobState.READY:
             return _why_ready(job, facts, ahead_max)
+        case JobState.SCHEDULED if job.run_at is None:
+            text = f"the jobs before it in chain {job.chain!r} have not ended"
+            return _why(job, "waits_in_chain", text)
         case JobState.SCHEDULED:
             due = "it is due" if job.error is None else "due again"
             text = f"{due} at {job.run_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.jobs.errors import LaneExhausted, NoCurrentJob
 from headrace.jobs.handle import AwaitInstead
+from headrace.jobs.headers import traceparent_of
 from headrace.jobs.messages import FromSlot, Progress, Spend, SpendAnswer, Work
 from headrace.jobs.outcomes import (
     DONE,
@@ -242,7 +243,7 @@ def job_context(work: Work, index: int, payload: P, agent: AgentRequests | None)
         lease_id=work.lease_id,
         attempt=work.attempts[index] + 1,
         lane=work.lanes[index],
-        traceparent=work.traceparents[index],
+        traceparent=traceparent_of(work.headers[index]),
         queue=work.queue,
         version=work.versions[index],
         start_before_s=work.start_before_s,

@@ -286,6 +286,7 @@ class LeaseManager:
                 claim.ids,
                 claim.attempts,
                 retries=claims.retries,
+                headers=claim.headers,
                 limiter=claims.limiter,
                 is_counted=claims.is_counted,
             )
@@ -419,7 +420,10 @@ class LeaseManager:
             lease_id,
             {
                 job_id: final_outcome(
-                    failed, attempt=attempt + 1, retries=lease.retries, backoff=self.config.backoff
+                    failed,
+                    attempt=attempt + 1,
+                    retries=lease.retries_of(job_id),
+                    backoff=self.config.backoff,
                 )
                 for job_id, attempt in zip(lease.ids, lease.attempts, strict=True)
                 if refused is None or job_id in refused

@@ -26,7 +26,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=Tru
     """Failed runs so far."""
     losses: Sequence[int]
     lanes: Sequence[str | None]
-    traceparents: Sequence[str | None]
+    headers: Sequence[str | None]
+    """See `headers`."""
     versions: Sequence[int]
     retries: int
     """Of the queue, as its task declares or as an operator set it."""

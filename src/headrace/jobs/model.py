@@ -7,13 +7,14 @@ job's state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from headrace.jobs.headers import OwnOptions, with_options
 from headrace.kernel.config import (
     parse_count,
     parse_duration_s,
@@ -95,6 +96,16 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Delay it by a random time up to this."""
     version: int = 1
     """Version of the payload's shape."""
+    retries: int | None = None
+    """None: as its queue."""
+    timeout_s: float | None = None
+    """Time limit of a call; None: as its task."""
+    expires_s: float | None = None
+    """It is cancelled if it does not start within this time after it is due."""
+    unique_for_s: float | None = None
+    """With `unique`: keep the key for this time, also when the job is done."""
+    chain: str | None = None
+    """It starts when the jobs of its queue that were enqueued before with this chain have ended."""
 
 
 class JobsAlike(Sequence[NewJob]):
@@ -125,25 +136,39 @@ class JobColumns:
     keys: list[str | None] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    options: list[OwnOptions] | None = None
+    """None: all as their tasks."""
+    key_times_s: list[float | None] | None = None
+    """How long keys stay taken at least; None: while their jobs are unfinished."""
+    chains: list[str | None] | None = None
     size_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.queues)
 
+    def part(self, cut: slice) -> JobColumns:
+        """Some of the jobs."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        del columns["size_bytes"]
+        return JobColumns(**{name: column and column[cut] for name, column in columns.items()})
+
+    def headers(self, traceparent: str) -> list[str]:
+        """Headers of the jobs: one for all, or one per job."""
+        if self.options is None:
+            return [traceparent]
+        return [with_options(traceparent, options) for options in self.options]
+
     @classmethod
     def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
-        """The jobs of `parts` in order."""
-        return cls(
-            queues=[queue for part in parts for queue in part.queues],
-            priorities=[priority for part in parts for priority in part.priorities],
-            run_ats=[run_at for part in parts for run_at in part.run_ats],
-            delays_s=[delay_s for part in parts for delay_s in part.delays_s],
-            lanes=[lane for part in parts for lane in part.lanes],
-            keys=[key for part in parts for key in part.keys],
-            payloads=[payload for part in parts for payload in part.payloads],
-            versions=[version for part in parts for version in part.versions],
-            size_bytes=sum(part.size_bytes for part in parts),
-        )
+        """The jobs of `parts` in order, which have neither keys nor chains."""
+        columns = {
+            name: [value for part in parts for value in getattr(part, name)] for name in SHARED
+        }
+        return cls(**columns, size_bytes=sum(part.size_bytes for part in parts))
+
+
+SHARED: Final = tuple(one.name for one in fields(JobColumns) if one.default_factory is list)
+"""Columns of jobs that share a statement; their headers are written one by one."""
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +208,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The return value of its handler, if its queue keeps results."""
     progress: JobProgress | None = None
     """The last reported progress of a leased job."""
+    retries: int | None = None
+    """Its own; None: as its queue."""
+    timeout_s: float | None = None
+    expires_at: datetime | None = None
+    chain: str | None = None
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from headrace.jobs.errors import LaneExhausted
+from headrace.jobs.headers import own_retries
 from headrace.jobs.messages import Ack
 from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from headrace.kernel.resilience import Backoff
@@ -173,7 +174,16 @@ class InFlightLease:
     runs the jobs has its own, a `LeaseRun`.
     """
 
-    __slots__ = ("_open", "attempts", "ids", "is_counted", "lease_id", "limiter", "retries")
+    __slots__ = (
+        "_open",
+        "_own_retries",
+        "_retries",
+        "attempts",
+        "ids",
+        "is_counted",
+        "lease_id",
+        "limiter",
+    )
 
     def __init__(
         self,
@@ -182,6 +192,7 @@ class InFlightLease:
         attempts: Sequence[int],
         *,
         retries: int,
+        headers: Sequence[str | None] = (),
         limiter: str | None = None,
         is_counted: bool = False,
     ) -> None:
@@ -189,13 +200,18 @@ class InFlightLease:
         self.ids = ids
         self.attempts = attempts
         """Failed runs so far, per job."""
-        self.retries = retries
+        self._retries = retries
+        self._own_retries = own_retries(ids, headers)
         self.limiter = limiter
         """The limiter of the jobs' lanes; None for jobs without lanes."""
         self.is_counted = is_counted
         """A lane of the jobs has a concurrency limit."""
         self._open: set[int] | None = None
         """Jobs without an outcome; None while that is all of them."""
+
+    def retries_of(self, job_id: int) -> int:
+        """Retries of the job: its own, or those of its queue."""
+        return self._own_retries.get(job_id, self._retries)
 
     @property
     def open_count(self) -> int:

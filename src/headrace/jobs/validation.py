@@ -8,6 +8,7 @@ process has that task, so that the caller gets the error.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -21,6 +22,7 @@ from headrace.jobs.errors import (
     JobUnknown,
     PayloadTooLarge,
 )
+from headrace.jobs.headers import OwnOptions
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     BYTES_PER_CALL_MAX,
@@ -37,6 +39,7 @@ from headrace.jobs.model import (
     NewJob,
 )
 from headrace.jobs.tasks import Registry, Task
+from headrace.jobs.tasks.options import RETRIES_MAX, TIMEOUT_S_MAX
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 from headrace.kernel.storable import NUL, find_unstorable
@@ -100,6 +103,8 @@ def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobC
     Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
     """
     callbacks = prepare_jobs([group.on_done for group in groups])
+    if any(group.on_done.unique_for_s or group.on_done.chain for group in groups):
+        raise InvalidJob("on_done: expected neither unique_for nor chain")
     for index, payload in enumerate(callbacks.payloads):
         if payload == b"null":
             callbacks.payloads[index] = b"{}"
@@ -145,6 +150,11 @@ def _to_columns(jobs: Sequence[NewJob]) -> JobColumns:
         versions=[job.version for job in jobs],
     )
     rows.size_bytes = sum(map(len, rows.payloads))
+    if any(map(_has_options, jobs)):
+        rows.options = [_own_options(job) for job in jobs]
+        rows.key_times_s = [job.unique_for_s for job in jobs]
+        if any(job.chain is not None for job in jobs):
+            rows.chains = [job.chain for job in jobs]
     for index, job in enumerate(jobs):
         if job.spread_s:
             _spread(rows, index, random.random() * job.spread_s)
@@ -154,7 +164,11 @@ def _to_columns(jobs: Sequence[NewJob]) -> JobColumns:
 def _alike_to_columns(jobs: JobsAlike) -> JobColumns:
     """As `_to_columns`, at a fraction of its cost: the options are checked once."""
     job, count = jobs.job, len(jobs)
-    if job.spread_s or _faults(job, datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)):
+    if (
+        job.spread_s
+        or _has_options(job)
+        or _faults(job, datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX))
+    ):
         return _to_columns(jobs)
     try:
         payloads = [_encoder.encode(payload) for payload in jobs.payloads]
@@ -173,6 +187,20 @@ def _alike_to_columns(jobs: JobsAlike) -> JobColumns:
         versions=[job.version] * count,
         size_bytes=sum(map(len, payloads)),
     )
+
+
+def _has_options(job: NewJob) -> bool:
+    own = (job.retries, job.timeout_s, job.expires_s, job.unique_for_s, job.chain)
+    return any(value is not None for value in own)
+
+
+def _own_options(job: NewJob) -> OwnOptions:
+    expires_s = None
+    if job.expires_s is not None:
+        now_s = time.time()
+        due_s = now_s if job.at is None else max(job.at.timestamp(), now_s)
+        expires_s = round(due_s + (job.after_s or 0) + (job.spread_s or 0) + job.expires_s, 3)
+    return OwnOptions(job.retries, job.timeout_s, expires_s, job.chain)
 
 
 def _spread(rows: JobColumns, index: int, late_s: float) -> None:
@@ -227,9 +255,28 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
         found += _spread_faults(job, job.spread_s, latest)
     if job.after_s is not None and not is_number(job.after_s, 0, AT_AWAY_S_MAX):
         found.append(("after_s", mismatch(SECONDS, job.after_s)))
-    for name, value in (("unique", job.unique), ("lane", job.lane)):
+    for name, value in (("unique", job.unique), ("lane", job.lane), ("chain", job.chain)):
         if value is not None and not is_name(value):
             found.append((name, mismatch(NAME, value)))
+    return found + _option_faults(job) if _has_options(job) else found
+
+
+def _option_faults(job: NewJob) -> list[tuple[str, str]]:
+    """The faults of what differs from the job's task."""
+    found = []
+    if job.retries is not None and not (
+        type(job.retries) is int and 0 <= job.retries <= RETRIES_MAX
+    ):
+        found.append(("retries", mismatch(f"a whole number 0 to {RETRIES_MAX}", job.retries)))
+    for name, value, most in (
+        ("timeout_s", job.timeout_s, TIMEOUT_S_MAX),
+        ("expires_s", job.expires_s, AT_AWAY_S_MAX),
+        ("unique_for_s", job.unique_for_s, AT_AWAY_S_MAX),
+    ):
+        if value is not None and not is_number(value, 0.001, most):
+            found.append((name, mismatch(f"seconds over 0, up to {most:.0f}", value)))
+    if job.unique_for_s is not None and job.unique is None:
+        found.append(("unique_for_s", "expected together with `unique`"))
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from headrace.console.screens.fleet import (
@@ -20,7 +21,7 @@ from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
 from headrace.console.views import PanelData, Room, Screen, ViewContext, attempt
 from headrace.jobs.crons import Cron
 from headrace.jobs.model import STATES_BY_ENDING, Job, JobPage, JobState, Lane, Limiter, Why
-from headrace.jobs.steps import WorkflowRun
+from headrace.jobs.steps import Step, WorkflowRun
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 
 JOBS_SHOWN: Final = 100
@@ -52,6 +53,14 @@ class Moment:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """When a step ran: its begin and length in percent of the workflow's time."""
+
+    begin: float
+    length: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """Data of a job's page."""
@@ -63,6 +72,8 @@ class JobView:
     is_waiting: bool
     workflow: PanelData[WorkflowRun] | None
     """The steps, if the job is a workflow."""
+    bars: Sequence[StepBar] = ()
+    """A bar for each step of the graph."""
 
 
 async def view_jobs(context: ViewContext) -> JobsView:
@@ -90,14 +101,39 @@ async def view_job(context: ViewContext) -> JobView:
     jobs = context.jobs
     job = await jobs.job(job_number(context.params["job"]))
     is_workflow = (job.queue or "").startswith(WORKFLOW_PREFIX)
+    workflow = await attempt(jobs.workflows.get(job.id)) if is_workflow else None
+    steps = workflow.value.steps if workflow is not None and workflow.value is not None else ()
     return JobView(
         job=job,
         why=await attempt(jobs.why(job.id)),
         moments=list(moments_of(job)),
         is_retriable=job.state.value in STATES_BY_ENDING,
         is_waiting=job.state in (JobState.READY, JobState.SCHEDULED),
-        workflow=await attempt(jobs.workflows.get(job.id)) if is_workflow else None,
+        workflow=workflow,
+        bars=step_bars(steps, datetime.now(UTC)),
     )
+
+
+def step_bars(steps: Sequence[Step], now: datetime) -> list[StepBar]:
+    """The bars of `steps`; one that has not ended reaches until now.
+
+    Until all have ended, the whole time grows in steps of 10 %, so that the page changes seldom.
+    """
+    if not steps:
+        return []
+    first = min(step.begun_at for step in steps)
+    ages_s = [
+        ((step.begun_at - first).total_seconds(), ((step.ended_at or now) - first).total_seconds())
+        for step in steps
+    ]
+    whole_s = max(0.001, *(end_s for _, end_s in ages_s))
+    if any(step.ended_at is None for step in steps):
+        whole_s = 1.1 ** math.ceil(math.log(whole_s, 1.1))
+    bars = []
+    for step, (begin_s, end_s) in zip(steps, ages_s, strict=True):
+        length_s = (whole_s if step.ended_at is None else max(end_s, begin_s)) - begin_s
+        bars.append(StepBar(round(begin_s / whole_s * 100, 2), round(length_s / whole_s * 100, 2)))
+    return bars
 
 
 def moments_of(job: Job) -> list[Moment]:

@@ -46,9 +46,13 @@ def acks_of_crashed(
                 outcomes.append(Outcome("returned"))
             elif is_overtime and len(started) == 1:
                 failed = Outcome("retry", None, why)
-                attempt = attempts[job_id] + 1
                 outcomes.append(
-                    final_outcome(failed, attempt=attempt, retries=lease.retries, backoff=backoff)
+                    final_outcome(
+                        failed,
+                        attempt=attempts[job_id] + 1,
+                        retries=lease.retries_of(job_id),
+                        backoff=backoff,
+                    )
                 )
             else:
                 outcomes.append(Outcome("lost"))

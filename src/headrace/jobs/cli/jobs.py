@@ -24,6 +24,8 @@ from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
+DURATIONS: Final = ("after", "spread", "timeout", "expires", "unique_for")
+"""Options of a new job that are durations."""
 
 
 @click.group("jobs", cls=CommandGroup)
@@ -39,17 +41,22 @@ def jobs() -> None:
 @click.option("--spread", default=None, help="Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
+@click.option("--unique-for", default=None, help="Keep the key when done, for such as 1h from now.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
+@click.option("--chain", default=None, help="Start it after the jobs before it in this chain.")
+@click.option("--retries", default=None, type=int, help="Retries, if not those of the queue.")
+@click.option("--timeout", default=None, help="Time limit of a call, if not that of the task.")
+@click.option("--expires", default=None, help="Cancel it if it starts later than this after due.")
 @click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
-    after, spread = options.pop("after"), options.pop("spread")
     decoded = parse_payload(payload)
-    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
-    spread_s = (
-        None if spread is None else parse_as(parse_duration_s, "--spread", spread, InvalidJob)
-    )
-    job = NewJob(queue=queue, payload=decoded, after_s=after_s, spread_s=spread_s, **options)
+    for name in DURATIONS:
+        given = options.pop(name)
+        if given is not None:
+            option = "--" + name.replace("_", "-")
+            options[f"{name}_s"] = parse_as(parse_duration_s, option, given, InvalidJob)
+    job = NewJob(queue=queue, payload=decoded, **options)
     job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(job))
     terminal.show({"id": job_id}, f"job {job_id}")
 
@@ -253,8 +260,10 @@ def describe_job(job: Job) -> str:
         ("state", job.state.value),
         ("queue", job.queue),
         ("lane", job.lane),
+        ("chain", job.chain),
     ]
     rows += [("due", job.run_at), ("attempts", job.attempt or None), ("losses", job.losses or None)]
+    rows += [("retries", job.retries), ("timeout", job.timeout_s), ("expires", job.expires_at)]
     rows += [("host", job.host), ("ended", job.ended_at), ("error", job.error)]
     if job.progress is not None:
         rows.append(("progress", f"{job.progress.ratio:.0%} {job.progress.text}"))

@@ -54,6 +54,11 @@ class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lane: str | None = None
     spread_s: float | None = None
     version: int = 1
+    retries: int | None = None
+    timeout_s: float | None = None
+    expires_s: float | None = None
+    unique_for_s: float | None = None
+    chain: str | None = None
 
 
 class JobsListed(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,6 +143,7 @@ class Sweeper:
         dropped = await store.jobs.drop_failed(
             self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
         )
+        await store.jobs.drop_old_keys(self._postgres, keys_max=JOBS_PER_SWEEP)
         hosts = await store.leases.drop_hosts(self._postgres)
         last, removed = await store.queues.remove_idle_lanes(
             self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S

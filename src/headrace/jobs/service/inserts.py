@@ -2,8 +2,8 @@
 
 Single jobs that are enqueued at the same time share a statement and its commit. A lone one is sent
 at once; those that arrive while a statement runs go together into the next one. Only jobs that wait
-for no lock share: a unique key or a group can be locked by another transaction, even by one that
-its own caller holds open, and would delay its neighbours until that ends.
+for no lock share: a unique key, a chain or a group can be locked by another transaction, even by
+one that its own caller holds open, and would delay its neighbours until that ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Single(NamedTuple):
 
     rows: JobColumns
     queue_id: int
-    traceparent: str
+    headers: str
 
 
 class Inserts:
@@ -49,10 +49,10 @@ class Inserts:
         self, rows: JobColumns, queue_ids: list[int], *, tx: Runner | None
     ) -> list[int]:
         """Insert `rows` in one round trip, all or none; return their ids in order."""
-        traceparent = child_traceparent(current_traceparent.get())
-        if tx is None and len(rows) == 1 and rows.keys[0] is None:
-            return [await self._shared().submit(_Single(rows, queue_ids[0], traceparent))]
-        return await self._add(rows, queue_ids, [traceparent], tx=tx)
+        headers = rows.headers(child_traceparent(current_traceparent.get()))
+        if tx is None and len(rows) == 1 and rows.keys[0] is None and rows.chains is None:
+            return [await self._shared().submit(_Single(rows, queue_ids[0], headers[0]))]
+        return await self._add(rows, queue_ids, headers, tx=tx)
 
     async def insert_members(
         self,
@@ -67,16 +67,16 @@ class Inserts:
 
         Raises: GroupClosed.
         """
-        traceparent = child_traceparent(current_traceparent.get())
+        headers = rows.headers(child_traceparent(current_traceparent.get()))
         if not is_counted:
-            return await self._add(rows, queue_ids, [traceparent], tx=tx, group_ids=group_ids)
+            return await self._add(rows, queue_ids, headers, tx=tx, group_ids=group_ids)
         is_hinted = self._is_hinted(tx, queue_ids)
         ids = await store.jobs.add_members(
             tx or self._postgres,
             rows,
             queue_ids,
             group_ids,
-            traceparent=traceparent,
+            headers=headers,
             is_hinted=is_hinted,
         )
         if ids is None:
@@ -88,7 +88,7 @@ class Inserts:
         self,
         rows: JobColumns,
         queue_ids: list[int],
-        traceparents: list[str],
+        headers: list[str],
         *,
         tx: Runner | None = None,
         group_ids: list[int] | None = None,
@@ -99,7 +99,7 @@ class Inserts:
             rows,
             queue_ids,
             group_ids=group_ids,
-            traceparents=traceparents,
+            headers=headers,
             is_hinted=is_hinted,
         )
         self._inserted(ids, queue_ids, is_hinted=is_hinted)
@@ -129,13 +129,12 @@ class Inserts:
     async def _add_singles(self, singles: list[_Single]) -> Sequence[int | Exception]:
         """Insert single jobs in one statement; return the id or the error of each."""
         if len(singles) == 1:
-            [(only, queue_id, traceparent)] = singles
-            return await self._add(only, [queue_id], [traceparent])
+            [(only, queue_id, headers)] = singles
+            return await self._add(only, [queue_id], [headers])
         rows = JobColumns.joined([single.rows for single in singles])
         queue_ids = [single.queue_id for single in singles]
-        traceparents = [single.traceparent for single in singles]
         try:
-            return await self._add(rows, queue_ids, traceparents)
+            return await self._add(rows, queue_ids, [single.headers for single in singles])
         except Unavailable:
             # A lost connection may have committed: nobody repeats the statement here.
             raise
@@ -145,7 +144,7 @@ class Inserts:
 
     async def _add_alone(self, single: _Single) -> int | Exception:
         try:
-            ids = await self._add(single.rows, [single.queue_id], [single.traceparent])
+            ids = await self._add(single.rows, [single.queue_id], [single.headers])
         except Exception as error:  # noqa: BLE001 - raised again to its caller
             return error
         return ids[0]

@@ -177,7 +177,7 @@ class Jobs:
                 [1] * len(groups) if is_keyed else pending,
                 callbacks,
                 queue_ids=callback_queues,
-                traceparent=traceparent,
+                headers=callbacks.headers(traceparent),
             )
             of_member = [
                 group_id for group_id, count in zip(ids, pending, strict=True) for _ in range(count)
@@ -208,7 +208,7 @@ class Jobs:
             [1],
             callback,
             queue_ids=queue_ids,
-            traceparent=child_traceparent(current_traceparent.get()),
+            headers=callback.headers(child_traceparent(current_traceparent.get())),
         )
         group = Group(ids[0])
         try:
@@ -287,6 +287,7 @@ class Jobs:
                 job = await self.job(job_id)
         if job.error is not None and job.queue is not None and job.ended_at is None:
             retries = await store.jobs.retries_of(self._postgres, job.queue)
+            retries = retries if job.retries is None else job.retries
         why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
         if job.state is JobState.SCHEDULED and (job.queue or "").startswith(WORKFLOW_PREFIX):
             waits = await store.workflows.waiting_steps(self._postgres, job_id)
@@ -478,16 +479,4 @@ def _chunks(rows: JobColumns) -> Iterator[tuple[slice, JobColumns]]:
     """`rows` in pieces for one statement each, with their place in `rows`."""
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         cut = slice(start, start + ROWS_PER_STATEMENT)
-        yield (
-            cut,
-            JobColumns(
-                queues=rows.queues[cut],
-                priorities=rows.priorities[cut],
-                run_ats=rows.run_ats[cut],
-                delays_s=rows.delays_s[cut],
-                lanes=rows.lanes[cut],
-                keys=rows.keys[cut],
-                payloads=rows.payloads[cut],
-                versions=rows.versions[cut],
-            ),
-        )
+        yield cut, rows.part(cut)

@@ -18,6 +18,7 @@ import msgspec
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
+from headrace.jobs.headers import traceparent_of
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     JobsConfig,
@@ -193,7 +194,7 @@ class Takes:
             final = final_outcome(
                 Outcome(OUTCOMES[given.outcome], given.after_s, given.why),
                 attempt=taken.attempts[job_id] + 1,
-                retries=taken.retries,
+                retries=taken.own_retries.get(job_id, taken.retries),
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
@@ -211,7 +212,7 @@ def _taken(claims: Claims, expires_at: datetime) -> Taken:
             run_at=claim.run_ats[index],
             attempt=claim.attempts[index] + 1,
             lane=claim.lanes[index],
-            traceparent=claim.traceparents[index],
+            traceparent=traceparent_of(claim.headers[index]),
             version=claim.versions[index],
         )
         for index, job_id in enumerate(claim.ids)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from headrace.jobs.errors import SlotHookFailed
+from headrace.jobs.headers import OwnOptions, have_options, options_of
 from headrace.jobs.job_context import JobContext
 from headrace.jobs.messages import Ack, Work
 from headrace.jobs.model import jobs_run_seconds
@@ -46,15 +47,30 @@ _log: Final = logger(__name__)
 class LeaseRun(InFlightLease):
     """A lease that a slot runs. Each job gets one outcome and is reported once."""
 
-    __slots__ = ("_backoff", "_calls", "_has_reported", "_run_s", "_unsent", "task", "work")
+    __slots__ = (
+        "_backoff",
+        "_calls",
+        "_has_reported",
+        "_options",
+        "_run_s",
+        "_unsent",
+        "task",
+        "work",
+    )
 
     def __init__(self, work: Work, task: Task, backoff: Backoff) -> None:
-        super().__init__(work.lease_id, work.ids, work.attempts, retries=work.retries)
+        super().__init__(
+            work.lease_id, work.ids, work.attempts, retries=work.retries, headers=work.headers
+        )
         self.work = work
         self.task = task
         self._backoff = backoff
         self._unsent: dict[int, Outcome] = {}
         """Outcomes that no ack has carried yet, by the job's index in the lease."""
+        self._options: Mapping[int, OwnOptions] = {}
+        """Of jobs that differ from their task, by index."""
+        if have_options(work.headers):
+            self._options = dict(enumerate(map(options_of, work.headers)))
         self._has_reported = False
         self._calls = 0
         self._run_s = 0.0
@@ -64,6 +80,27 @@ class LeaseRun(InFlightLease):
         """Whether some payloads are not of the version that the task takes."""
         versions = self.work.versions
         return versions.count(self.task.version) != len(versions)
+
+    def timeout_s(self, indexes: Sequence[int]) -> float:
+        """Time limit of a call with these jobs: the least of theirs."""
+        usual_s = self.task.timeout_s
+        if not self._options:
+            return usual_s
+        return min(self._options[index].timeout_s or usual_s for index in indexes)
+
+    def drop_expired(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Cancel the jobs that may not start any more; return the others."""
+        if not self._options:
+            return indexes
+        now_s, left = time.time(), []
+        for index in indexes:
+            expires_s = self._options[index].expires_s
+            if expires_s is None or now_s <= expires_s:
+                left.append(index)
+            else:
+                late_s = now_s - expires_s
+                self.note(index, Outcome("cancel", None, f"it expired {late_s:.1f} s ago"))
+        return left
 
     def note_call(self, run_s: float) -> None:
         """Count a handler call that ended."""
@@ -76,7 +113,12 @@ class LeaseRun(InFlightLease):
         if not self.is_open(job_id):
             return
         attempt = self.attempts[index] + 1
-        final = final_outcome(outcome, attempt=attempt, retries=self.retries, backoff=self._backoff)
+        final = final_outcome(
+            outcome,
+            attempt=attempt,
+            retries=self.retries_of(job_id),
+            backoff=self._backoff,
+        )
         self.close((job_id,))
         self._unsent[index] = final
         if final.kind == "fail":
@@ -195,6 +237,7 @@ class HandlerCall:
     named: dict[str, Any] | None = None
     attempt: int = 1
     job_id: int = -1
+    timeout_s: float
     start_before_s: float | None = None
     is_bisecting: bool = False
     """It runs a part of a batch that raised before, so another error is expected."""
@@ -246,7 +289,7 @@ class Executor:
         self._jobs_running += jobs
         if self._status is not None:
             job_id = call.job_id if self._jobs_running == 1 else -1
-            self._status.begin(job_id, self._jobs_running, call.task.timeout_s)
+            self._status.begin(job_id, self._jobs_running, call.timeout_s)
         try:
             rest, is_fault, value = await self._run(call)
         finally:
@@ -271,7 +314,7 @@ class Executor:
     async def _run(self, call: HandlerCall) -> tuple[Outcome, bool, Any]:
         """(outcome of the remaining jobs, whether it is a fault, the handler's value)."""
         task = call.task
-        limit = asyncio.timeout(task.timeout_s)
+        limit = asyncio.timeout(call.timeout_s)
         rest, is_fault, value = DONE, False, None
         try:
             async with limit:
@@ -284,7 +327,7 @@ class Executor:
                 raise
             rest = outcome_of(error)
             if limit.expired():
-                text = f"it ran over its timeout of {task.timeout_s:g} s"
+                text = f"it ran over its timeout of {call.timeout_s:g} s"
                 rest = Outcome("retry", None, text)
             # Retry, Snooze and their like are outcomes, not faults; a fault has a traceback.
             is_fault = limit.expired() or bool(rest.traceback)

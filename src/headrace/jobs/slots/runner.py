@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
+from headrace.jobs.headers import traceparent_of
 from headrace.jobs.job_context import (
     AgentClient,
     Batch,
@@ -215,7 +216,7 @@ class SlotRunner:
     async def _run_single(self, lease: LeaseRun, index: int) -> None:
         """Call the handler with one job, unless the job cannot be decoded."""
         work, task = lease.work, lease.task
-        indexes, payloads = self._decode(lease, (index,))
+        indexes, payloads = self._decode(lease, lease.drop_expired((index,)))
         if not indexes:
             return
         job = job_context(work, index, payloads[0], self._agent)
@@ -224,6 +225,7 @@ class SlotRunner:
             jobs=(job,),
             attempt=job.attempt,
             job_id=job.id,
+            timeout_s=lease.timeout_s((index,)),
             start_before_s=work.start_before_s,
         )
         if task.takes_fields:
@@ -252,7 +254,7 @@ class SlotRunner:
 
     async def _run_batch(self, lease: LeaseRun) -> None:
         """Call the handler with all jobs; if it raises, bisect them."""
-        indexes, payloads = self._decode(lease, range(len(lease.ids)))
+        indexes, payloads = self._decode(lease, lease.drop_expired(range(len(lease.ids))))
         end, unset = await self._call_batch(lease, indexes, payloads)
         if end is None or not end.is_fault or len(indexes) == 1:
             return
@@ -283,7 +285,7 @@ class SlotRunner:
             if lease.work.start_before_s is not None:
                 run, late, start_before_s = await self._take_tokens(lease, run)
                 bisect.put_back(late)
-            run, payloads = self._decode(lease, run)
+            run, payloads = self._decode(lease, lease.drop_expired(run))
             end, unset = await self._call_batch(
                 lease, run, payloads, is_again=True, start_before_s=start_before_s
             )
@@ -316,10 +318,11 @@ class SlotRunner:
             arguments=(batch,),
             attempt=work.attempts[indexes[0]] + 1,
             job_id=work.ids[indexes[0]] if len(indexes) == 1 else -1,
+            timeout_s=lease.timeout_s(indexes),
             start_before_s=start_before_s if is_again else work.start_before_s,
             is_bisecting=is_again,
         )
-        current_traceparent.set(child_traceparent(work.traceparents[indexes[0]]))
+        current_traceparent.set(child_traceparent(traceparent_of(work.headers[indexes[0]])))
         end = await self._executor.call(call)
         lease.note_call(end.run_s)
         outcomes = {} if call.is_late else batch.outcomes()

@@ -3,16 +3,17 @@
 SELECT headrace.enqueue_v1(
     :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
-    :payloads::bytea[], :versions::smallint[], :traceparents::text[], :is_hinted);
+    :payloads::bytea[], :versions::smallint[], :headers::text[], :is_hinted,
+    :key_times_s::double precision[], :chains::text[]);
 
 -- name: enqueue_one
 -- Insert one job without lane, key and group, at half the server time of enqueue.
 WITH added AS (
-    INSERT INTO headrace.job_ready (id, queue, run_at, priority, traceparent, payload, version)
+    INSERT INTO headrace.job_ready (id, queue, run_at, priority, headers, payload, version)
     VALUES (nextval('headrace.job_id'), :queue::integer,
             greatest(coalesce((:run_ats::timestamptz[])[1],
                               now() + (:delays_s::double precision[])[1] * interval '1 s'), now()),
-            :priority::smallint, :traceparent::text, :payload::bytea, :version::smallint)
+            :priority::smallint, :headers::text, :payload::bytea, :version::smallint)
     RETURNING id, queue
 )
 SELECT id, CASE WHEN :is_hinted::boolean THEN pg_notify('headrace_jobs', queue::text) END
@@ -21,11 +22,11 @@ SELECT id, CASE WHEN :is_hinted::boolean THEN pg_notify('headrace_jobs', queue::
 -- name: enqueue_alike
 -- Insert jobs without lane, key and group that differ only in payload. Return their ids in order.
 WITH added AS (
-    INSERT INTO headrace.job_ready (id, queue, run_at, priority, traceparent, payload, version)
+    INSERT INTO headrace.job_ready (id, queue, run_at, priority, headers, payload, version)
     SELECT nextval('headrace.job_id'), :queue::integer,
            greatest(coalesce((:run_ats::timestamptz[])[1],
                               now() + (:delays_s::double precision[])[1] * interval '1 s'), now()),
-           :priority::smallint, :traceparent::text, r.payload, :version::smallint
+           :priority::smallint, :headers::text, r.payload, :version::smallint
     FROM unnest(:payloads::bytea[]) AS r(payload)
     RETURNING id
 )
@@ -38,7 +39,7 @@ FROM added;
 SELECT headrace.add_groups_v1(
     :pending::integer[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
-    :versions::smallint[], :traceparent);
+    :versions::smallint[], :headers::text[]);
 
 -- name: move_due
 -- Move up to :jobs_max due jobs of lanes from job_ready into their lanes.
@@ -49,10 +50,10 @@ WITH due AS (
     RETURNING *
 ), moved AS (
     INSERT INTO headrace.lane_job
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
             payload,
          version, last_error)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
         payload,
            version, last_error
     FROM due RETURNING queue, lane
@@ -69,7 +70,8 @@ SELECT count(*) FROM moved;
 SELECT headrace.add_members_v1(
     :groups::bigint[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
-    :versions::smallint[], :traceparent, :is_hinted);
+    :versions::smallint[], :headers::text[], :is_hinted,
+    :key_times_s::double precision[], :chains::text[]);
 
 -- name: seal_groups
 -- Remove the extra member that each open group counts. A group without other members calls back.
@@ -102,34 +104,41 @@ DELETE FROM headrace.job_failed WHERE id IN (
     WHERE ended_at < now() - :kept_s::double precision * interval '1 s'
     ORDER BY ended_at LIMIT :jobs_max);
 
+-- name: drop_old_keys
+-- Delete up to :keys_max keys of done jobs whose time is over.
+DELETE FROM headrace.job_unique WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM headrace.job_unique WHERE kept_until <= now() AND is_done
+    LIMIT :keys_max FOR UPDATE SKIP LOCKED));
+
 -- name: find_job
 -- A waiting or failed job by id. Its state follows from its table and the clock.
 SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
        q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id,
        NULL::text AS host, NULL::bigint AS lease_id, NULL::timestamptz AS ended_at,
-       r.last_error AS error, NULL::text AS traceback, r.payload
+       r.last_error AS error, NULL::text AS traceback, r.payload, r.headers
 FROM headrace.job_ready r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
 UNION ALL
 SELECT r.id, 'ready', q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL, NULL, NULL, r.last_error, NULL, r.payload
+       r.group_id, NULL, NULL, NULL, r.last_error, NULL, r.payload, r.headers
 FROM headrace.lane_job r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
 UNION ALL
 SELECT r.id, r.state, q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL, NULL, r.ended_at, r.error, r.traceback, r.payload
+       r.group_id, NULL, NULL, r.ended_at, r.error, r.traceback, r.payload, r.headers
 FROM headrace.job_failed r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job;
 
 -- name: find_leased_job
 -- A leased job by id. It scans the lease rows, one per batch.
 SELECT r.id, 'leased' AS state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane,
        r.unique_key, r.group_id, coalesce(h.name, 'a removed host') AS host, l.id AS lease_id,
-       NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload
+       NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload,
+       r.headers
 FROM headrace.job_lease l
 JOIN headrace.queue q ON q.id = l.queue
 LEFT JOIN headrace.host h ON h.id = l.host
 CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
     l.lanes,
-                     l.unique_keys, l.payloads)
-    AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload)
+                     l.unique_keys, l.payloads, l.headers)
+    AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload, headers)
 WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job;
 
 -- name: newest_job
@@ -170,7 +179,7 @@ FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_t
 SELECT d.id, 'done' AS state, q.name AS queue, d.priority, d.run_at, d.attempt, d.losses, d.lane,
     d.unique_key,
        d.group_id, NULL::text AS host, NULL::bigint AS lease_id, d.ended_at, NULL::text AS error,
-       NULL::text AS traceback, d.payload, d.result, d.version
+       NULL::text AS traceback, d.payload, d.result, d.version, d.headers
 FROM headrace.job_done d JOIN headrace.queue q ON q.id = d.queue WHERE d.id = :job;
 
 -- name: maintain_done_partitions

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.engines.postgres import Row, Runner
+from headrace.jobs.headers import own_retries
 from headrace.jobs.messages import Work
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
 from headrace.jobs.outcomes import Outcome, bounded_text
@@ -93,7 +94,7 @@ class Claim:
     attempts: Sequence[int]
     losses: Sequence[int]
     lanes: Sequence[str | None]
-    traceparents: Sequence[str | None]
+    headers: Sequence[str | None]
     versions: Sequence[int]
     payloads: Sequence[bytes]
 
@@ -107,7 +108,7 @@ class Claim:
             attempts=self.attempts,
             losses=self.losses,
             lanes=self.lanes,
-            traceparents=self.traceparents,
+            headers=self.headers,
             versions=self.versions,
             retries=retries,
             start_before_s=start_before_s,
@@ -248,7 +249,7 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
             attempts=row["attempts"],
             losses=row["losses"],
             lanes=row["lanes"],
-            traceparents=row["traceparents"],
+            headers=row["headers"],
             versions=row["versions"],
             payloads=row["payloads"],
         )
@@ -345,6 +346,8 @@ class TakenJobs:
     attempts: Mapping[int, int]
     """Failed runs so far, by job."""
     retries: int
+    own_retries: Mapping[int, int]
+    """Of jobs that differ from their queue."""
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
@@ -352,8 +355,9 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
     row = await runner.one(SQL.taken_jobs, lease=lease_id)
     if row is None:
         return None
-    attempts = dict(zip(row["ids"], row["attempts"], strict=True))
-    return TakenJobs(row["host"], attempts, row["retries"])
+    ids = row["ids"]
+    attempts = dict(zip(ids, row["attempts"], strict=True))
+    return TakenJobs(row["host"], attempts, row["retries"], own_retries(ids, row["headers"]))
 
 
 async def work_ahead(

@@ -20,7 +20,7 @@ CONCURRENCY_MAX: Final = 10_000
 SLOTS_MAX: Final = 100_000
 KEEP_S_MAX: Final = 366 * 86_400.0
 SLACK_S_MAX: Final = 60.0
-OWN_OPTIONS: Final = ("unique", "tx")
+OWN_OPTIONS: Final = ("unique", "unique_for", "tx")
 """Further options of `enqueue`; a handler must not have fields with these names."""
 SLACK: Final = "250ms"
 RESULT_KEPT: Final = "1h"
@@ -68,6 +68,14 @@ class JobOptions(TypedDict, total=False):
     lane: str | None
     spread: str | None
     """Delay each by a random time up to this duration."""
+    retries: int | None
+    """Retries that differ from the task's."""
+    timeout: str | None
+    """Time limit of one call that differs from the task's."""
+    expires: str | None
+    """Cancel it if it does not start within this time after it is due."""
+    chain: str | None
+    """Start it when the jobs enqueued before with this chain have ended."""
 
 
 class TaskOptions(QueueOptions, total=False):

@@ -188,6 +188,8 @@ def _is_whole_payload(hint: Any) -> bool:
 
 
 _MISSING: Final = object()
+DURATIONS: Final = frozenset({"spread", "timeout", "expires"})
+"""Options of many jobs that are durations."""
 _CELERY: Final = ("delay", "apply_async")
 
 
@@ -238,6 +240,11 @@ class Queue:
         unique: str | None = None,
         lane: str | None = None,
         spread: str | None = None,
+        retries: int | None = None,
+        timeout: str | None = None,
+        expires: str | None = None,
+        unique_for: str | None = None,
+        chain: str | None = None,
         **fields: Any,
     ) -> NewJob:
         """A job of this queue, not enqueued yet. Raises: InvalidTask if the arguments do not fit.
@@ -261,8 +268,13 @@ class Queue:
             priority=priority,
             unique=unique,
             lane=lane,
-            spread_s=self._spread_s(spread),
+            spread_s=self._duration_s("spread", spread),
             version=self.version,
+            retries=retries,
+            timeout_s=self._duration_s("timeout", timeout),
+            expires_s=self._duration_s("expires", expires),
+            unique_for_s=self._duration_s("unique_for", unique_for),
+            chain=chain,
         )
 
     async def enqueue(
@@ -274,11 +286,7 @@ class Queue:
         group: Group | None = None,
         **options: Any,
     ) -> JobRef:
-        """Enqueue one job, inside `tx` if given, as a member of `group` if given.
-
-        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of
-        the payload. Return the job's id as a handle.
-        """
+        """Enqueue one job with the options of `job`, inside `tx` and in `group` if given."""
         if others:
             raise InvalidTask(self._positional_error((payload, *others)))
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
@@ -328,8 +336,8 @@ class Queue:
         """A job per payload, all with `options`; jobs are passed through."""
         self._require_common(options)
         shared: dict[str, Any] = {**options}
-        if "spread" in shared:
-            shared["spread_s"] = self._spread_s(shared.pop("spread"))
+        for name in DURATIONS & shared.keys():
+            shared[f"{name}_s"] = self._duration_s(name, shared.pop(name))
         common = NewJob(queue=self.queue, version=self.version, **shared)
         given = list(payloads)
         if any(issubclass(kind, NewJob) for kind in set(map(type, given))):
@@ -379,14 +387,14 @@ class Queue:
     def _require_whole(self, payload: Any) -> None:
         """Check the fields of a job that is no group callback."""
 
-    def _spread_s(self, spread: str | None) -> float | None:
-        if spread is None:
+    def _duration_s(self, name: str, value: str | None) -> float | None:
+        if value is None:
             return None
         try:
-            return parse_duration_s(spread)
+            return parse_duration_s(value)
         except (ValueError, AttributeError) as error:
             raise InvalidTask(
-                f"task {self.queue!r}: spread: expected a duration such as 2h, got {spread!r}"
+                f"task {self.queue!r}: {name}: expected a duration such as 2h, got {value!r}"
             ) from error
 
 

@@ -55,7 +55,7 @@ CREATE TABLE headrace.job_ready (
     version smallint NOT NULL DEFAULT 1,    -- of the payload's shape; a task can upgrade old ones
     lane text,
     unique_key text,
-    traceparent text,
+    headers text,                       -- traceparent, and own options: see headers.py
     last_error text,
     payload bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
@@ -78,7 +78,7 @@ CREATE TABLE headrace.lane_job (
     version smallint NOT NULL DEFAULT 1,
     lane text NOT NULL,
     unique_key text,
-    traceparent text,
+    headers text,
     last_error text,
     payload bytea NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
@@ -87,13 +87,28 @@ CREATE INDEX lane_job_claim ON headrace.lane_job (queue, lane, priority, id);
 CREATE UNIQUE INDEX lane_job_id ON headrace.lane_job (id);
 ALTER TABLE headrace.lane_job ALTER payload SET STORAGE EXTERNAL;
 
--- Unique keys of unfinished jobs.
+-- Unique keys of unfinished jobs, and of done ones that are kept for a time.
 CREATE TABLE headrace.job_unique (
     queue integer NOT NULL,
     key text NOT NULL,
     job_id bigint NOT NULL,
+    kept_until timestamptz,             -- the end of its job does not release it before
+    is_done boolean NOT NULL DEFAULT false,
     PRIMARY KEY (queue, key)
 );
+CREATE INDEX job_unique_kept ON headrace.job_unique (kept_until) WHERE is_done;
+
+-- Unfinished jobs of chains, in order of n. The first of a chain may run; the others are in
+-- job_ready with run_at in the year 9999, and are due at due_at or when they become the first.
+CREATE TABLE headrace.job_chain (
+    queue integer NOT NULL,
+    chain text NOT NULL,
+    n bigint GENERATED ALWAYS AS IDENTITY,
+    job_id bigint NOT NULL,
+    due_at timestamptz NOT NULL,
+    PRIMARY KEY (queue, chain, n)
+);
+CREATE UNIQUE INDEX job_chain_job ON headrace.job_chain (job_id);
 
 -- Groups: unfinished members, and the callback that the last member enqueues. An open group counts
 -- one member more than it has, so that it cannot end while it is being filled.
@@ -114,7 +129,7 @@ CREATE TABLE headrace.job_group (
     workflow bigint,                    -- the last member wakes this job and enqueues nothing
     lane text,
     unique_key text,
-    traceparent text,
+    headers text,
     payload bytea NOT NULL
 ) WITH (fillfactor = 70);
 CREATE INDEX job_group_opened ON headrace.job_group (opened_at) WHERE opened_at IS NOT NULL;
@@ -164,7 +179,7 @@ CREATE TABLE headrace.job_lease (
     versions smallint[] NOT NULL,
     lanes text[] NOT NULL,
     unique_keys text[] NOT NULL,
-    traceparents text[] NOT NULL,
+    headers text[] NOT NULL,
     payloads bytea[] NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500,
         autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_threshold = 500,
@@ -176,7 +191,7 @@ ALTER TABLE headrace.job_lease
     ALTER group_ids SET STORAGE EXTERNAL, ALTER priorities SET STORAGE EXTERNAL,
     ALTER attempts SET STORAGE EXTERNAL, ALTER losses SET STORAGE EXTERNAL,
     ALTER versions SET STORAGE EXTERNAL, ALTER lanes SET STORAGE EXTERNAL,
-    ALTER unique_keys SET STORAGE EXTERNAL, ALTER traceparents SET STORAGE EXTERNAL,
+    ALTER unique_keys SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL,
     ALTER payloads SET STORAGE EXTERNAL;
 
 -- Progress reported by running jobs. It belongs to the lease and is deleted with it. Unlogged:
@@ -213,7 +228,7 @@ CREATE TABLE headrace.job_failed (
     version smallint NOT NULL DEFAULT 1,
     lane text,
     unique_key text,
-    traceparent text,
+    headers text,
     error text NOT NULL,
     traceback text NOT NULL,
     payload bytea NOT NULL
@@ -236,7 +251,7 @@ CREATE TABLE headrace.job_done (
     losses smallint NOT NULL,
     lane text,
     unique_key text,
-    traceparent text,
+    headers text,
     version smallint NOT NULL,
     payload bytea NOT NULL,
     result bytea,

@@ -3,40 +3,76 @@
 -- scan.
 
 -- Assign each job its unique key, or the id of the unfinished job that has the key. Keys are taken
--- in order, so that two callers with the same keys cannot deadlock.
-CREATE FUNCTION headrace.take_keys_v1(p_queues integer[], p_keys text[], p_ids bigint[])
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- in order, so that two callers with the same keys cannot deadlock. p_times_s: how long the end of
+-- a job does not release its key.
+CREATE FUNCTION headrace.take_keys_v1(
+    p_queues integer[], p_keys text[], p_ids bigint[], p_times_s double precision[]
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_ids bigint[];
     v_missing integer;
+    v_old tid[];
 BEGIN
     FOR i IN 1..5 LOOP
-        INSERT INTO headrace.job_unique (queue, key, job_id)
-        SELECT DISTINCT ON (r.queue, r.key) r.queue, r.key, r.id
-        FROM unnest(p_queues, p_keys, p_ids) AS r(queue, key, id)
+        INSERT INTO headrace.job_unique (queue, key, job_id, kept_until)
+        SELECT DISTINCT ON (r.queue, r.key) r.queue, r.key, r.id, now() + r.time_s * interval '1 s'
+        FROM unnest(p_queues, p_keys, p_ids, p_times_s) AS r(queue, key, id, time_s)
         WHERE r.key IS NOT NULL ORDER BY r.queue, r.key, r.id
         ON CONFLICT DO NOTHING;
         SELECT array_agg(CASE WHEN r.key IS NULL THEN r.id ELSE u.job_id END ORDER BY r.ord),
-               count(*) FILTER (WHERE r.key IS NOT NULL AND u.job_id IS NULL)
-        INTO v_ids, v_missing
+               count(*) FILTER (WHERE r.key IS NOT NULL AND u.job_id IS NULL),
+               array_agg(u.ctid) FILTER (WHERE u.is_done AND u.kept_until <= now())
+        INTO v_ids, v_missing, v_old
         FROM unnest(p_queues, p_keys, p_ids) WITH ORDINALITY AS r(queue, key, id, ord)
         LEFT JOIN headrace.job_unique u ON u.queue = r.queue AND u.key = r.key;
-        IF v_missing = 0 THEN
+        IF v_missing = 0 AND v_old IS NULL THEN
             RETURN v_ids;
         END IF;
-        -- The holder of a key ended between the two statements: the key is free now, take it.
+        -- The holder of a key ended between the two statements, or was done and its time is over:
+        -- the key is free now, take it.
+        DELETE FROM headrace.job_unique u WHERE u.ctid = ANY(ARRAY(
+            SELECT o.ctid FROM headrace.job_unique o WHERE o.ctid = ANY(v_old)
+              AND o.is_done AND o.kept_until <= now() ORDER BY o.queue, o.key FOR UPDATE));
     END LOOP;
     RAISE EXCEPTION 'unique keys keep changing: retry the transaction'
         USING ERRCODE = 'serialization_failure';
 END $$;
 
+-- Append jobs to their chains. Return run_at of each job: the year 9999 for those that are not the
+-- first of their chain. p_ids are new, except for jobs whose key was taken (p_ids <> p_own).
+-- The lock of a chain is held until the end of the transaction, so that no job passes another one.
+CREATE FUNCTION headrace.link_chains_v1(
+    p_queues integer[], p_chains text[], p_own bigint[], p_ids bigint[], p_run_ats timestamptz[],
+    p_delays_s double precision[]
+) RETURNS timestamptz[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(c.chain, c.queue)) FROM (
+        SELECT DISTINCT r.queue, r.chain FROM unnest(p_queues, p_chains) AS r(queue, chain)
+        WHERE r.chain IS NOT NULL ORDER BY 1, 2) c;
+    INSERT INTO headrace.job_chain (queue, chain, job_id, due_at)
+    SELECT r.queue, r.chain, r.own,
+           greatest(coalesce(r.run_at, now() + r.delay_s * interval '1 s'), now())
+    FROM unnest(p_queues, p_chains, p_own, p_ids, p_run_ats, p_delays_s) WITH ORDINALITY
+        AS r(queue, chain, own, id, run_at, delay_s, ord)
+    WHERE r.chain IS NOT NULL AND r.own = r.id ORDER BY r.ord;
+    RETURN (
+        SELECT array_agg(CASE WHEN EXISTS (
+            SELECT FROM headrace.job_chain o
+            JOIN headrace.job_chain c ON c.queue = o.queue AND c.chain = o.chain AND c.n > o.n
+            WHERE c.job_id = r.own
+        ) THEN '9999-01-01' ELSE r.run_at END ORDER BY r.ord)
+        FROM unnest(p_own, p_run_ats) WITH ORDINALITY AS r(own, run_at, ord)
+        WHERE r.own IS NOT NULL);
+END $$;
+
 -- Insert jobs. Return their ids in order; for a taken key the id of the job that has it. A run_at
 -- in the past counts as now. Due jobs of lanes go to their lane with one journal row per lane; no
--- lane is locked. p_traceparents has one element for all jobs, or one per job.
+-- lane is locked. p_headers has one element for all jobs, or one per job.
 CREATE FUNCTION headrace.enqueue_v1(
     p_queues integer[], p_priorities smallint[], p_run_ats timestamptz[],
     p_delays_s double precision[], p_lanes text[], p_keys text[], p_groups bigint[],
-    p_payloads bytea[], p_versions smallint[], p_traceparents text[], p_notify boolean
+    p_payloads bytea[], p_versions smallint[], p_headers text[], p_notify boolean,
+    p_key_times_s double precision[] DEFAULT NULL, p_chains text[] DEFAULT NULL
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_own bigint[];
@@ -49,31 +85,35 @@ BEGIN
     END IF;
     v_ids := v_own;
     IF array_remove(p_keys, NULL) <> '{}' THEN
-        v_ids := headrace.take_keys_v1(p_queues, p_keys, v_own);
+        v_ids := headrace.take_keys_v1(p_queues, p_keys, v_own, p_key_times_s);
+    END IF;
+    IF p_chains IS NOT NULL THEN
+        p_run_ats := headrace.link_chains_v1(
+            p_queues, p_chains, v_own, v_ids, p_run_ats, p_delays_s);
     END IF;
     INSERT INTO headrace.job_ready
-        (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload, version)
+        (id, queue, run_at, group_id, priority, lane, unique_key, headers, payload, version)
     SELECT r.own, r.queue,
            greatest(coalesce(r.run_at, now() + r.delay_s * interval '1 s'), now()),
-           r.group_id, r.priority, r.lane, r.key, coalesce(r.traceparent, p_traceparents[1]),
+           r.group_id, r.priority, r.lane, r.key, coalesce(r.headers, p_headers[1]),
            r.payload, coalesce(r.version, 1)
     FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-                p_groups, p_payloads, p_versions, p_traceparents)
+                p_groups, p_payloads, p_versions, p_headers)
         AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload, version,
-            traceparent)
+            headers)
     WHERE r.own = r.id
       AND (r.lane IS NULL OR coalesce(r.run_at > now(), r.delay_s > 0, false));
     IF array_remove(p_lanes, NULL) <> '{}' THEN
         WITH added AS (
             INSERT INTO headrace.lane_job
-                (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload,
+                (id, queue, run_at, group_id, priority, lane, unique_key, headers, payload,
                  version)
             SELECT r.own, r.queue, now(), r.group_id, r.priority, r.lane, r.key,
-                   coalesce(r.traceparent, p_traceparents[1]), r.payload, coalesce(r.version, 1)
+                   coalesce(r.headers, p_headers[1]), r.payload, coalesce(r.version, 1)
             FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes,
-                        p_keys, p_groups, p_payloads, p_versions, p_traceparents)
+                        p_keys, p_groups, p_payloads, p_versions, p_headers)
                 AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload,
-                    version, traceparent)
+                    version, headers)
             WHERE r.own = r.id AND r.lane IS NOT NULL
               AND NOT coalesce(r.run_at > now(), r.delay_s > 0, false)
             RETURNING lane_job.queue, lane_job.lane
@@ -124,7 +164,7 @@ BEGIN
                e.id, e.done, e.failed, e.cancelled, e.quarantined,
                CASE WHEN e.payload = '{}'::bytea THEN '' ELSE ',' END
            ), 'UTF8') || substring(e.payload FROM 2)) AS payloads,
-           array_agg(e.version) AS versions, array_agg(e.traceparent) AS traceparents,
+           array_agg(e.version) AS versions, array_agg(e.headers) AS headers,
            (SELECT array_agg(w.workflow ORDER BY w.workflow) FROM ended w
             WHERE w.workflow IS NOT NULL) AS workflows
     INTO v FROM callbacks e;
@@ -134,7 +174,7 @@ BEGIN
     IF v.queues IS NOT NULL THEN
         PERFORM headrace.enqueue_v1(
             v.queues, v.priorities, v.run_ats, v.delays_s, v.lanes, v.keys, NULL, v.payloads,
-            v.versions, v.traceparents, true);
+            v.versions, v.headers, true);
     END IF;
 END $$;
 
@@ -142,7 +182,7 @@ END $$;
 CREATE FUNCTION headrace.add_groups_v1(
     p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamptz[],
     p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[],
-    p_versions smallint[], p_traceparent text
+    p_versions smallint[], p_headers text[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_ids bigint[];
@@ -154,13 +194,13 @@ BEGIN
         RETURN '{}';
     END IF;
     INSERT INTO headrace.job_group
-        (id, pending, queue, priority, run_at, delay_s, lane, unique_key, traceparent, payload,
+        (id, pending, queue, priority, run_at, delay_s, lane, unique_key, headers, payload,
          version)
     SELECT r.id, r.pending, r.queue, r.priority, r.run_at, r.delay_s, r.lane, r.key,
-           p_traceparent, r.payload, coalesce(r.version, 1)
+           coalesce(r.headers, p_headers[1]), r.payload, coalesce(r.version, 1)
     FROM unnest(v_ids, p_pending, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-                p_payloads, p_versions)
-        AS r(id, pending, queue, priority, run_at, delay_s, lane, key, payload, version);
+                p_payloads, p_versions, p_headers)
+        AS r(id, pending, queue, priority, run_at, delay_s, lane, key, payload, version, headers);
     SELECT array_agg(r.id) INTO v_empty
     FROM unnest(v_ids, p_pending) AS r(id, pending) WHERE r.pending = 0;
     IF v_empty IS NOT NULL THEN
@@ -177,7 +217,8 @@ END $$;
 CREATE FUNCTION headrace.add_members_v1(
     p_groups bigint[], p_queues integer[], p_priorities smallint[], p_run_ats timestamptz[],
     p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[],
-    p_versions smallint[], p_traceparent text, p_notify boolean
+    p_versions smallint[], p_headers text[], p_notify boolean,
+    p_key_times_s double precision[], p_chains text[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_ids bigint[];
@@ -191,13 +232,13 @@ BEGIN
     END IF;
     IF array_remove(p_keys, NULL) = '{}' THEN
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-            p_groups, p_payloads, p_versions, ARRAY[p_traceparent], p_notify);
+            p_groups, p_payloads, p_versions, p_headers, p_notify, NULL, p_chains);
         v_added := p_groups;
     ELSE
         v_mark := nextval('headrace.job_group_id');
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
             array_fill(v_mark, ARRAY[cardinality(p_queues)]), p_payloads, p_versions,
-            ARRAY[p_traceparent], p_notify);
+            p_headers, p_notify, p_key_times_s, p_chains);
         WITH members AS (
             SELECT DISTINCT ON (m.id) m.id, m.group_id
             FROM unnest(v_ids, p_groups) WITH ORDINALITY AS m(id, group_id, ord)

@@ -108,7 +108,12 @@ BEGIN
                CASE s.outcome WHEN 'moved' THEN 0
                     WHEN 'lost' THEN least(r.losses + 1, 32767)
                     ELSE r.losses END::smallint AS losses,
-               r.lane, s.unique_key, r.traceparent, r.payload, r.version,
+               r.lane, s.unique_key,
+               -- It has started, so it cannot expire any more.
+               CASE WHEN length(r.headers) > 55 AND s.outcome IN ('retry', 'snooze')
+                    THEN regexp_replace(r.headers, ' expires=\S+', '')
+                    ELSE r.headers END AS headers,
+               r.payload, r.version,
                CASE WHEN s.outcome IN ('retry', 'snooze')
                     THEN nullif(left(s.error, 500), '') END AS last_error,
                s.outcome = 'moved' AND r.lane IS NOT NULL AS is_moved,
@@ -116,8 +121,8 @@ BEGIN
                    AND s.outcome NOT IN ('retry', 'snooze')) AS is_for_lane
         FROM headrace.job_lease l
         CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
-                             l.lanes, l.traceparents, l.payloads, l.versions) WITH ORDINALITY
-            AS r(id, run_at, group_id, priority, attempt, losses, lane, traceparent, payload,
+                             l.lanes, l.headers, l.payloads, l.versions) WITH ORDINALITY
+            AS r(id, run_at, group_id, priority, attempt, losses, lane, headers, payload,
                 version,
                  ord)
         JOIN unnest(p_jobs) s ON s.lease = l.id AND s.ord = r.ord
@@ -125,10 +130,10 @@ BEGIN
           AND s.outcome IN ('retry', 'snooze', 'unstarted', 'returned', 'lost', 'moved')
     ), laned AS (
         INSERT INTO headrace.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
              payload, version, last_error)
         SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-            traceparent,
+            headers,
                payload, version, last_error FROM back WHERE is_for_lane
     ), journaled AS (
         INSERT INTO headrace.lane_event (limiter, lane, queue, k)
@@ -136,10 +141,10 @@ BEGIN
         FROM back b JOIN headrace.queue q ON q.id = b.queue WHERE b.is_moved GROUP BY 1, 2, 3
     )
     INSERT INTO headrace.job_ready
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
             payload,
          version, last_error)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
            payload, version, last_error FROM back WHERE NOT is_for_lane;
     PERFORM headrace.unpark_v1(ARRAY(
         SELECT s.id FROM unnest(p_jobs) s WHERE s.outcome <> 'moved'));
@@ -159,9 +164,9 @@ BEGIN
         FROM headrace.job_lease l
         JOIN headrace.queue q ON q.id = l.queue
         CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
-                             l.lanes, l.unique_keys, l.traceparents, l.payloads, l.versions)
+                             l.lanes, l.unique_keys, l.headers, l.payloads, l.versions)
             WITH ORDINALITY
-            AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+            AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
                  payload, version, ord)
         JOIN unnest(p_jobs) s ON s.lease = l.id AND s.ord = r.ord
         WHERE l.id = ANY(ARRAY(SELECT DISTINCT p.lease FROM unnest(p_jobs) p))
@@ -170,23 +175,23 @@ BEGIN
     ), kept AS (
         INSERT INTO headrace.job_done
             (id, queue, run_at, ended_at, drop_at, group_id, priority, attempt, losses, lane,
-             unique_key, traceparent, version, payload, result)
+             unique_key, headers, version, payload, result)
         SELECT e.id, e.queue, e.run_at, now(), e.drop_at, e.group_id, e.priority, e.attempt,
             e.losses,
-               e.lane, e.unique_key, e.traceparent, e.version, e.payload,
+               e.lane, e.unique_key, e.headers, e.version, e.payload,
                CASE WHEN e.keep_result THEN e.result END
         FROM ended e WHERE e.outcome = 'done'
     )
     INSERT INTO headrace.job_failed
         (id, queue, state, run_at, group_id, priority, attempt, losses, lane, unique_key,
-         traceparent, error, traceback, payload, version)
+         headers, error, traceback, payload, version)
     SELECT e.id, e.queue,
            CASE e.outcome WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'cancelled'
                 ELSE e.outcome END,
            e.run_at, e.group_id, e.priority,
            least(e.attempt + (e.outcome = 'fail')::integer, 32767)::smallint,
            least(e.losses + (e.outcome = 'quarantined')::integer, 32767)::smallint,
-           e.lane, e.unique_key, e.traceparent, coalesce(e.error, ''), coalesce(e.traceback, ''),
+           e.lane, e.unique_key, e.headers, coalesce(e.error, ''), coalesce(e.traceback, ''),
            e.payload, e.version
     FROM ended e WHERE e.outcome <> 'done';
 END $$;
@@ -199,8 +204,11 @@ RETURNS headrace.settlement[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_jobs headrace.settlement[];
 BEGIN
+    UPDATE headrace.job_unique u SET is_done = true FROM unnest(p_jobs) s
+    WHERE s.outcome = 'done' AND u.queue = s.queue AND u.key = s.unique_key AND u.job_id = s.id
+      AND u.kept_until > now();
     DELETE FROM headrace.job_unique u USING unnest(p_jobs) s
-    WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined', 'moved')
+    WHERE NOT u.is_done AND s.outcome IN ('done', 'fail', 'cancel', 'quarantined', 'moved')
       AND u.queue = s.queue AND u.key = s.unique_key AND u.job_id = s.id;
     IF NOT EXISTS (SELECT FROM unnest(p_jobs) s WHERE s.outcome = 'moved') THEN
         RETURN p_jobs;
@@ -217,10 +225,34 @@ BEGIN
     RETURN v_jobs;
 END $$;
 
+-- Remove ended jobs from their chains; what is now the first of its chain becomes due.
+CREATE FUNCTION headrace.advance_chains_v1(p_ids bigint[])
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_queues integer[];
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(c.chain, c.queue)) FROM (
+        SELECT DISTINCT o.queue, o.chain FROM headrace.job_chain o WHERE o.job_id = ANY(p_ids)
+        ORDER BY 1, 2) c;
+    WITH ended AS (
+        DELETE FROM headrace.job_chain o WHERE o.job_id = ANY(p_ids) RETURNING *
+    ), next AS (
+        SELECT f.* FROM (SELECT DISTINCT e.queue, e.chain FROM ended e) c CROSS JOIN LATERAL (
+            SELECT o.job_id, o.due_at FROM headrace.job_chain o
+            WHERE o.queue = c.queue AND o.chain = c.chain AND o.job_id <> ALL(p_ids)
+            ORDER BY o.n LIMIT 1) f
+    ), due AS (
+        UPDATE headrace.job_ready r SET run_at = greatest(n.due_at, now()) FROM next n
+        WHERE r.id = n.job_id AND r.run_at >= '9999-01-01' RETURNING r.queue
+    )
+    SELECT array_agg(DISTINCT d.queue) INTO v_queues FROM due d;
+    PERFORM pg_notify('headrace_jobs', q::text) FROM unnest(v_queues) AS q;
+END $$;
+
 -- Settle jobs of leases that the caller holds locked. Locks are taken in one order everywhere:
--- lanes by (limiter, name), then groups by id. Lock waits are short, since a caller's transaction
--- that adds to a group or holds a key may stay open. p_limiters, p_lanes, p_leases: lanes of
--- further done jobs whose leases are already deleted.
+-- keys, chains, lanes by (limiter, name), then groups by id. Lock waits are short, since a caller's
+-- transaction that adds to a group or holds a key may stay open. p_limiters, p_lanes, p_leases:
+-- lanes of further done jobs whose leases are already deleted.
 CREATE FUNCTION headrace.settle_jobs_v1(
     p_jobs headrace.settlement[], p_limiters text[], p_lanes text[], p_leases bigint[]
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '1s' AS $$
@@ -241,6 +273,12 @@ BEGIN
     INTO v_outcomes, v_has_keys FROM unnest(v_jobs) s;
     IF v_has_keys THEN
         v_jobs := headrace.settle_keys_v1(v_jobs);
+    END IF;
+    IF EXISTS (SELECT FROM headrace.job_chain)
+       AND v_outcomes && ARRAY['done', 'fail', 'cancel', 'quarantined', 'moved'] THEN
+        PERFORM headrace.advance_chains_v1(ARRAY(
+            SELECT s.id FROM unnest(v_jobs) s
+            WHERE s.outcome IN ('done', 'fail', 'cancel', 'quarantined', 'moved')));
     END IF;
     SELECT array_agg(s.limiter), array_agg(s.lane), array_agg(s.lease), array_agg(s.queue),
            array_agg(s.outcome), array_agg(s.granted_at)

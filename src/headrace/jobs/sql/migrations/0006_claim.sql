@@ -13,7 +13,7 @@ CREATE FUNCTION headrace.claim_ready_v1(
 ) RETURNS TABLE (
     claimed_at timestamptz, retries integer, moved integer, lost bigint[], busy bigint[],
     lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamptz[], priorities smallint[],
-    attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[],
+    attempts smallint[], losses smallint[], lanes text[], headers text[], versions smallint[],
     payloads bytea[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -59,10 +59,10 @@ BEGIN
         )) RETURNING j.*
     ), to_lanes AS (
         INSERT INTO headrace.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
+            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
              payload, version, last_error)
         SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.traceparent, g.payload, g.version, g.last_error
+               g.unique_key, g.headers, g.payload, g.version, g.last_error
         FROM deleted g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
     ), journaled AS (
         INSERT INTO headrace.lane_event (limiter, lane, queue, k)
@@ -77,13 +77,15 @@ BEGIN
         INSERT INTO headrace.job_lease
             (host, queue, granted_at, is_plain, ids, run_ats, group_ids, priorities, attempts,
                 losses,
-             lanes, unique_keys, traceparents, versions, payloads, jobs)
+             lanes, unique_keys, headers, versions, payloads, jobs)
         SELECT p_host, p_queue, now(),
-               v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
+               v_is_plain AND bool_and(
+                   j.unique_key IS NULL AND j.group_id IS NULL
+                   AND coalesce(length(j.headers) <= 55, true)),
                array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
                array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane),
                    array_agg(j.unique_key),
-               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload), count(*)
+               array_agg(j.headers), array_agg(j.version), array_agg(j.payload), count(*)
         FROM numbered j GROUP BY j.part
         RETURNING job_lease.*
     ), counted AS (
@@ -93,7 +95,7 @@ BEGIN
         FROM deleted g WHERE g.lane IS NULL HAVING count(*) > 0
     )
     SELECT now(), v_retries, m.n, v_lost, v_busy, l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
-           l.attempts, l.losses, l.lanes, l.traceparents, l.versions, l.payloads
+           l.attempts, l.losses, l.lanes, l.headers, l.versions, l.payloads
     FROM (SELECT count(*)::integer AS n FROM to_lanes) m LEFT JOIN lease l ON true;
 END $$;
 
@@ -112,7 +114,7 @@ CREATE FUNCTION headrace.claim_lanes_v1(
     last_event bigint, first_ready timestamptz, scan_s double precision, is_full boolean,
     slack_s double precision, is_counted boolean, lease_id bigint, is_plain boolean, ids bigint[],
         run_ats timestamptz[], priorities smallint[],
-    attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[],
+    attempts smallint[], losses smallint[], lanes text[], headers text[], versions smallint[],
     payloads bytea[]
 ) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
@@ -203,14 +205,16 @@ BEGIN
     ), lease AS (
         INSERT INTO headrace.job_lease
             (host, queue, limiter, is_counted, granted_at, is_plain, ids, run_ats, group_ids,
-             priorities, attempts, losses, lanes, unique_keys, traceparents, versions, payloads,
+             priorities, attempts, losses, lanes, unique_keys, headers, versions, payloads,
              jobs)
         SELECT p_host, p_queue, v_limiter, v_is_counted, v_now,
-               v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
+               v_is_plain AND bool_and(
+                   j.unique_key IS NULL AND j.group_id IS NULL
+                   AND coalesce(length(j.headers) <= 55, true)),
                array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
                array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane),
                    array_agg(j.unique_key),
-               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload), count(*)
+               array_agg(j.headers), array_agg(j.version), array_agg(j.payload), count(*)
         FROM numbered j GROUP BY j.part
         RETURNING job_lease.*
     ), counted AS (
@@ -221,7 +225,7 @@ BEGIN
     )
     SELECT v_now, v_retries, v_limiter, 0::double precision, v_event, v_first, v_scan_s,
            v_is_full, v_slack, v_is_counted, l.id, l.is_plain,
-           l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes, l.traceparents,
+           l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes, l.headers,
                l.versions,
            l.payloads
     FROM headrace.grant_v1(v_limiter, p_queue, v_names, v_rows, v_credits,

@@ -136,9 +136,9 @@ BEGIN
         ), kept AS (
             INSERT INTO headrace.job_failed
                 (id, queue, state, run_at, group_id, priority, attempt, losses, lane, unique_key,
-                 traceparent, error, traceback, payload, version)
+                 headers, error, traceback, payload, version)
             SELECT g.id, g.queue, 'cancelled', g.run_at, g.group_id, g.priority, g.attempt,
-                   g.losses, g.lane, g.unique_key, g.traceparent, 'cancelled', '', g.payload,
+                   g.losses, g.lane, g.unique_key, g.headers, 'cancelled', '', g.payload,
                    g.version
             FROM deleted g WHERE p_is_kept
         )
@@ -156,6 +156,9 @@ BEGIN
     IF v_keys <> '{}' THEN
         DELETE FROM headrace.job_unique u USING unnest(v_queues, v_keys) AS k(queue, key)
         WHERE u.queue = k.queue AND u.key = k.key AND u.job_id = ANY(v_ids);
+    END IF;
+    IF v_ids <> '{}' AND EXISTS (SELECT FROM headrace.job_chain) THEN
+        PERFORM headrace.advance_chains_v1(v_ids);
     END IF;
     IF v_groups <> '{}' THEN
         PERFORM headrace.finish_members_v1(
@@ -188,14 +191,14 @@ BEGIN
         )
         INSERT INTO headrace.job_ready
             (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-             traceparent, payload, version, last_error)
+             headers, payload, version, last_error)
         SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-               traceparent, payload, version, last_error FROM moved;
+               headers, payload, version, last_error FROM moved;
     END IF;
     UPDATE headrace.job_ready SET
         payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
         priority = coalesce(p_priority, priority), run_at = coalesce(v_run_at, run_at)
-    WHERE id = p_id RETURNING queue INTO v_queue;
+    WHERE id = p_id AND (v_run_at IS NULL OR run_at < '9999-01-01') RETURNING queue INTO v_queue;
     IF NOT FOUND THEN
         UPDATE headrace.lane_job SET
             payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
@@ -235,8 +238,9 @@ BEGIN
         DELETE FROM headrace.job_failed f WHERE f.id = ANY(retried) RETURNING *
     ), put AS (
         INSERT INTO headrace.job_ready
-            (id, queue, run_at, priority, lane, unique_key, traceparent, payload, version)
-        SELECT b.id, b.queue, now(), b.priority, b.lane, b.unique_key, b.traceparent, b.payload,
+            (id, queue, run_at, priority, lane, unique_key, headers, payload, version)
+        SELECT b.id, b.queue, now(), b.priority, b.lane, b.unique_key,
+            regexp_replace(b.headers, ' (expires|chain)=\S+', '', 'g'), b.payload,
             b.version
         FROM back b
     )
