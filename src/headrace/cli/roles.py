@@ -35,6 +35,7 @@ from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
+    from headrace.jobs.service.inserts import AgentStatements
     from headrace.media.worker.ipc_reports import ChildConfig
 
 
@@ -322,6 +323,10 @@ class LoadedApp:
     async def declare(self) -> dict[str, int]:
         """Register the declared queues and consumers; return queue ids by name."""
         return await declare(self._app)
+
+    def use_agent(self, agent: AgentStatements) -> None:
+        """Run statements of jobs through the agent of this slot."""
+        self._app.jobs.use_agent(agent)
 
     async def close(self) -> None:
         """Close the app."""

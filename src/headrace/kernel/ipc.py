@@ -11,13 +11,26 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 LENGTH_BYTES: Final = 4
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
-_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """The value of a subclass of a plain type, such as a job's id. Raises: TypeError."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, datetime):
+        return datetime.combine(value, value.timetz())
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode_message(message: Any) -> bytearray:
