@@ -98,7 +98,7 @@ HARMS = {
     ),
     "connections": (
         "ALTER DATABASE {} CONNECTION LIMIT 20",
-        ("connections", "warn", FEW, "set max_connections = 100"),
+        ("connections", "warn", FEW, "set max_connections = 110"),
     ),
     "commit": (
         "ALTER DATABASE {} SET synchronous_commit = off",

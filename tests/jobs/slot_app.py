@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from pathlib import Path
+
+from tests.kit.processes import wait_until
+from tests.kit.waiting import wait_true
 
 from headrace import Headrace
 from headrace.jobs import NewJob
@@ -13,7 +15,6 @@ from headrace.jobs import NewJob
 app = Headrace()
 HERE = Path(os.environ.get("SLOT_APP_FOLDER", "."))
 """Handlers write `NAME.txt` here, and wait for `go`."""
-WAIT_S = 0.02
 HUGE = "x" * 60_000
 kept = app.queue("kept")
 
@@ -39,8 +40,7 @@ async def by_async(n: int) -> None:
     await many[0].cancel()
     assert (await app.jobs.job(many[0])).state == "cancelled"
     note(f"async-{n}", os.getpid())
-    while not (HERE / "go").exists():
-        await asyncio.sleep(WAIT_S)
+    await wait_true((HERE / "go").exists)
 
 
 @app.task("by_sync", retries=0)
@@ -56,8 +56,7 @@ def by_sync(n: int) -> None:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     note(f"sync-{n}", os.getpid())
-    while not (HERE / "go").exists():
-        threading.Event().wait(WAIT_S)
+    wait_until((HERE / "go").exists, what="go")
 
 
 @app.task("faulty", retries=0)
@@ -71,7 +70,7 @@ async def faults(jobs, waiting):
     calls = [
         jobs.enqueue(NewJob(queue="kept", priority=10)),
         jobs.enqueue(NewJob(queue="kept", payload="x" * 70_000)),
-        jobs.enqueue(NewJob(queue="nobody knows it")),
+        jobs.enqueue(NewJob(queue="undeclared")),
         jobs.enqueue(NewJob(queue="kept", payload=13)),
         jobs.enqueue(NewJob(queue="kept", payload=13, unique="a")),
         jobs.enqueue(NewJob(queue="kept", payload=14)),

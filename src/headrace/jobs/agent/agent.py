@@ -79,10 +79,7 @@ class Agent:
                 postgres, config = app.engines.postgres, app.jobs.config
                 statements = SlotStatements(postgres)
                 pool = ForkedWorkerPool(
-                    zygote,
-                    board,
-                    host_lock,
-                    config,
+                    *(zygote, board, host_lock, config),
                     name=self._name,
                     statements=statements,
                     tags=self._tags,

@@ -12,24 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from headrace.engines.postgres import Postgres
 from headrace.engines.remote import PackedError, pack_result
-from headrace.jobs.messages import Abandon, Answer, Failure, Insert, Result, Statement
+from headrace.jobs.agent.worker_proxy import WorkerChannel
+from headrace.jobs.messages import Abandon, Failure, Insert, Result, Statement
 from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.slots.agent_client import QUERIES
 from headrace.kernel.batching import BATCH_MAX
 
 CONNECTIONS_MAX: Final = 8
 """Statements of slots at once, besides the shared inserts."""
-
-
-class RequestingSlot(Protocol):
-    """The part of a slot's channel that answers."""
-
-    def answer(self, answer: Answer) -> None:
-        """Deliver an answer; drop it if the slot has died."""
 
 
 class SlotStatements:
@@ -39,7 +33,7 @@ class SlotStatements:
         self._postgres = postgres.with_own_pool(CONNECTIONS_MAX)
         self._shared = Inserts(postgres)
         self._bulk = Inserts(self._postgres)
-        self._running: dict[RequestingSlot, dict[int, asyncio.Task[None]]] = {}
+        self._running: dict[WorkerChannel, dict[int, asyncio.Task[None]]] = {}
         self._methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "fetch": self._postgres.all,
             "fetchrow": self._postgres.one,
@@ -47,7 +41,7 @@ class SlotStatements:
             "execute": self._postgres.run,
         }
 
-    def receive(self, slot: RequestingSlot, message: Insert | Statement | Abandon) -> None:
+    def receive(self, slot: WorkerChannel, message: Insert | Statement | Abandon) -> None:
         """Start a request of a slot, or cancel it."""
         running = self._running.setdefault(slot, {})
         if isinstance(message, Abandon):
@@ -57,7 +51,7 @@ class SlotStatements:
         running[message.call] = task = asyncio.create_task(self._serve(slot, message))
         task.add_done_callback(lambda _: running.pop(message.call, None))
 
-    def drop(self, slot: RequestingSlot) -> None:
+    def drop(self, slot: WorkerChannel) -> None:
         """Cancel the requests of a slot that has exited."""
         for task in self._running.pop(slot, {}).values():
             task.cancel()
@@ -72,7 +66,7 @@ class SlotStatements:
             await inserts.close()
         await self._postgres.close()
 
-    async def _serve(self, slot: RequestingSlot, request: Insert | Statement) -> None:
+    async def _serve(self, slot: WorkerChannel, request: Insert | Statement) -> None:
         try:
             slot.answer(Result(request.call, await self._result(request)))
         except Exception as error:  # noqa: BLE001 - raised again in the slot
@@ -82,6 +76,6 @@ class SlotStatements:
         if isinstance(request, Statement):
             run, query = self._methods[request.method], QUERIES[request.query]
             return pack_result(request.method, await run(query, **request.parameters))
-        is_bulk = len(request.rows) > BATCH_MAX
-        insert = self._bulk.insert_alone if is_bulk else self._shared.insert_shared
-        return await insert(request.rows, request.queue_ids, request.traceparents)
+        inserts = self._bulk if len(request.rows) > BATCH_MAX else self._shared
+        rows, queue_ids, traceparents = request.rows, request.queue_ids, request.traceparents
+        return await inserts.insert_shared(rows, queue_ids, traceparents)

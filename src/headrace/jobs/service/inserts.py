@@ -22,7 +22,7 @@ from headrace.jobs import store
 from headrace.jobs.errors import GroupClosed
 from headrace.jobs.model import JobColumns, jobs_enqueued
 from headrace.jobs.store.jobs import Notifier
-from headrace.kernel.batching import Batcher
+from headrace.kernel.batching import BATCH_MAX, Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import child_traceparent, current_traceparent
 
@@ -75,19 +75,15 @@ class Inserts:
     async def insert_shared(
         self, rows: JobColumns, queue_ids: list[int], traceparents: list[str]
     ) -> list[int]:
-        """Insert jobs that wait for no lock, with those that are inserted at the same time."""
+        """Insert jobs that wait for no lock; a few share a statement with others of that time."""
+        if len(rows) > BATCH_MAX:
+            return await self._add(rows, queue_ids, traceparents)
         loop = asyncio.get_running_loop()
         shared = self._shared.get(loop)
         if shared is None:
             # By event loop, since connections belong to one.
             shared = self._shared[loop] = Batcher(self._add_parts, wait_s=0, runs_at_once=1)
         return await shared.submit(_Part(rows, queue_ids, traceparents))
-
-    async def insert_alone(
-        self, rows: JobColumns, queue_ids: list[int], traceparents: list[str]
-    ) -> list[int]:
-        """Insert jobs in a statement of their own."""
-        return await self._add(rows, queue_ids, traceparents)
 
     async def insert_members(
         self,

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from headrace.engines.remote import unpack_result
 from headrace.engines.sql import Query
@@ -61,7 +61,6 @@ QUERIES: Final[dict[str, Query]] = {
     )
 }
 """The queries that an agent runs for its slots: quick ones, whose results are small."""
-T = TypeVar("T")
 
 
 class AgentClient:
@@ -133,7 +132,7 @@ class AgentClient:
     def _fits(self, size_bytes: int) -> bool:
         return size_bytes <= BYTES_MAX and self._home == fork_count()
 
-    async def _in_loop(self, request: Coroutine[Any, Any, T]) -> T:
+    async def _in_loop(self, request: Coroutine[Any, Any, Any]) -> Any:
         """Run `request` in the slot's event loop; sync handlers run in other threads."""
         assert self._loop is not None, "the slot has not started"
         if threading.current_thread() is self._thread:
