@@ -9,6 +9,7 @@ from headrace.jobs import Batch, WorkflowContext
 app = Headrace()
 app.limiter("partners", rate="2/m", concurrency=1)
 app.queue("approve")
+app.queue("moderation", decisions={"approve": "thumbs", "reject": None}, keep_result=True)
 
 
 @app.task("mail", importance=2, retries=2, keep_done="1h")

@@ -21,6 +21,8 @@ from headrace.kernel.terminal import visible
 pytestmark = pytest.mark.slow
 BACK = "/console/audit"
 """Return URL of forms: a page that needs no room."""
+MODERATION = "/console/jobs/queues/moderation/moderate"
+"""The page to which actions of moderators lead."""
 
 
 class Refused(str):
@@ -49,9 +51,12 @@ def submit(stack, action, values, *, is_refused=False):
     assert form.fields["form_id"], action
     answer = stack.browse.post(place, data=form.fields, headers={"origin": stack.api})
     if not is_refused:
-        assert (answer.status_code, answer.headers["location"]) == (303, BACK), answer.text
-        answer = stack.browse.get(BACK)
-        assert visible(command) in " ".join(Page(BACK, answer.text).text.split()), action
+        following = answer.headers["location"]
+        assert answer.status_code == 303, answer.text
+        assert following == BACK or following.startswith(MODERATION), action
+        answer = stack.browse.get(following)
+        log = Page(BACK, stack.browse.get(BACK).text).text
+        assert visible(command) in " ".join(log.split()), action
     assert answer.status_code == (422 if is_refused else 200), action
     found = Page(place, answer.text)
     assert page.faults + found.faults == [], action
@@ -99,6 +104,7 @@ def job_rows(stack):
     yield "bulk_delete", {**bulky, "state": "ready"}, "25 jobs are", one, has(state="gone")
     yield "bulk_delete", {}, Refused("every job")
     yield from lane_rows(stack)
+    yield from people_rows(stack)
     named, at = {"name": "by-hand"}, "/v1/crons/by-hand"
     cron = {**named, "spec": "0 4 * * *", "queue": queue}
     yield "add_cron", cron, "runs first at", at, has(source="api")
@@ -112,6 +118,22 @@ def job_rows(stack):
     host = {"host": host["name"]}
     yield "drain_host", host, "draining", fleet, lambda found: found["hosts"][0]["is_draining"]
     yield "undrain_host", host, "accepts jobs", fleet, lacks('"is_draining": true')
+
+
+def people_rows(stack):
+    people, ids = {"queue": "moderation"}, stack.enqueue("moderation", {"n": 1}, {"n": 2})
+    paths = [f"/v1/jobs/{job}" for job in ids]
+
+    def held(number):
+        lease = stack.call("GET", paths[number])["lease_id"]
+        return {**people, "job": ids[number], "lease": lease}
+
+    yield "take_job", people, f"job {ids[0]} is taken", paths[0], has(state="leased")
+    text, result = f"job {ids[0]}: reject; job {ids[1]} is taken", {"decision": "reject"}
+    ended = lambda found: result.items() <= found["result"].items()  # noqa: E731
+    yield "decide", {**held(0), "decision": "reject"}, text, paths[0], ended
+    text = f"job {ids[1]}: skipped; no job of queue moderation is due"
+    yield "skip_job", held(1), text, paths[1], has(state="scheduled")
 
 
 def lane_rows(stack):

@@ -20,7 +20,7 @@ from litestar.params import FromPath
 from litestar.response import Redirect, ServerSentEvent
 from litestar.response.sse import ServerSentEventMessage
 
-from headrace.console.actions import Action, has_invalid, is_complete
+from headrace.console.actions import Action, Done, has_invalid, is_complete
 from headrace.console.live import ClientState, LiveEvent, WatchedPage
 from headrace.console.model import (
     BODY_BYTES_MAX,
@@ -113,12 +113,12 @@ class ActionRoutes:
         back = safe_return_url(given.get("back", ""))
         context = self._pages.view_context(session.caller, path=back, params={}, query={})
         entry_id = await self._begin_audit(request, session, action, values)
-        tone, text = await self._run(
+        tone, done = await self._run(
             context, action, values, entry_id=entry_id, form_id=given.get("form_id", "")
         )
-        if tone == "bad":
-            return await self._form(request, session, action, given, refusal=text)
-        return self._redirect(request, back, tone, text)
+        if tone == "bad" and not action.is_direct:
+            return await self._form(request, session, action, given, refusal=done.text)
+        return self._redirect(request, done.url or back, tone, done.text)
 
     async def _session(self, request: HttpRequest, given: Mapping[str, str]) -> ConsoleSession:
         """The session; a login leads back to the form as it was filled in."""
@@ -148,21 +148,23 @@ class ActionRoutes:
         *,
         entry_id: int,
         form_id: str,
-    ) -> tuple[str, str]:
-        """Run the action; return tone and text of its result."""
+    ) -> tuple[str, Done]:
+        """Run the action; return tone and result."""
         audit = self._pages.audit
         try:
             self._auth.require_first_submission(form_id)
-            text = visible(await action.run(context, values))
+            done = await action.run(context, values)
         except HeadraceError as refusal:
             await audit.end(entry_id, "refused", refusal.public_text)
-            return "bad", refusal.public_text
+            return "bad", Done(refusal.public_text, "")
         except BaseException:
             await audit.end(entry_id, "failed", "internal error of the server")
             raise
+        text, url = (done.text, done.url) if isinstance(done, Done) else (done, "")
+        text = visible(text)
         await audit.end(entry_id, "done", text)
         _log.info("action_done", action=action.name, actor=context.caller.name, audit_id=entry_id)
-        return "good", text
+        return "good", Done(text, url)
 
     async def _form(
         self,

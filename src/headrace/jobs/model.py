@@ -254,7 +254,9 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     needs_lane: bool
     """A job without a lane is refused."""
     aliases: list[str]
-    overridden: dict[str, int]
+    decisions: dict[str, str | None]
+    """What people decide about its jobs, with the target queue; null: the job is done."""
+    overridden: dict[str, Any]
 
 
 class QueueStatus(QueueSettings, frozen=True, kw_only=True):
@@ -343,6 +345,11 @@ class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Target queue of `send_to`."""
     result: Any = None
     """Result of `done`, if the queue keeps results."""
+    decision: str | None = None
+    """A decision that the queue declares, in place of a result: the job moves to its queue, or is
+    done with the result `{"decision": ..., "by": ...}`."""
+    by: str = ""
+    """Who decided."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):

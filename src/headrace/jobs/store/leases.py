@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.messages import Work
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
@@ -345,6 +347,8 @@ class TakenJobs:
     attempts: Mapping[int, int]
     """Failed runs so far, by job."""
     retries: int
+    decisions: Mapping[str, str | None]
+    """The target queue or None by decision that the queue declares."""
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
@@ -353,7 +357,8 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
     if row is None:
         return None
     attempts = dict(zip(row["ids"], row["attempts"], strict=True))
-    return TakenJobs(row["host"], attempts, row["retries"])
+    decisions = msgspec.json.decode(row["decisions"])
+    return TakenJobs(row["host"], attempts, row["retries"], decisions)
 
 
 async def work_ahead(

@@ -401,6 +401,11 @@ class Task(Queue):
             name: value for name, value in options.items() if name in QueueOptions.__annotations__
         }
         super().__init__(queue, **named)
+        if self.declared.decisions:
+            raise InvalidTask(
+                f"task {queue!r}: decisions: people decide jobs of a queue without a handler:"
+                f" declare it with app.queue({queue!r}, decisions=...)"
+            )
         self.handler = handler
         self.batch = options.get("batch")
         self.retries = self.declared.retries
