@@ -28,6 +28,7 @@ SEEDS = (
     "/console/jobs/jobs?queue=broken",
     "/console/jobs/lanes/partners",
     "/console/jobs/queues/mail",
+    "/console/jobs/queues/moderation",
     "/console/fetch/customers/bike-shop",
     "/console/fetch/customers/bike-shop/item?id=bike-1",
     "/console/fetch/photos?customer=bike-shop",

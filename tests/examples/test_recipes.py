@@ -140,9 +140,13 @@ async def test_moderation(recipe, capsys):
 
 
 async def test_convert(recipe, capsys, monkeypatch):
-    walk = recipe("convert")
-    monkeypatch.setattr(walk, "PAGE", 3)
-    monkeypatch.setattr(walk, "FOLDERS", ["photos/00", "photos/ab"])
+    def started():
+        walk = recipe("convert")
+        monkeypatch.setattr(walk, "PAGE", 3)
+        monkeypatch.setattr(walk, "FOLDERS", ["photos/00", "photos/ab"])
+        return walk
+
+    walk = started()
     named = {hashlib.sha256(b"%d" % n).hexdigest(): b"%d" % n for n in range(2_000)}
     photos = {f"photos/ab/{name}.jpg": data for name, data in named.items() if name[:2] == "ab"}
     damaged = f"photos/ab/ab{'f' * 62}.jpg"
@@ -151,12 +155,11 @@ async def test_convert(recipe, capsys, monkeypatch):
         await blobs.put(key, data)
     first = walk.convert_page.job(folder="photos/ab", after="", lane="store")
     await walk.convert_page.enqueue_many([first])
-    assert await drain(walk.app) == {"done": 1}, (
-        "a page of a walk that was killed before its record"
-    )
+    assert await drain(walk.app) == {"done": 1}, "the walk was killed before its record"
     assert capsys.readouterr().out.count("converted:") == 3
-    await walk.main()
-    await walk.main()
+    for _ in range(2):
+        await walk.main()
+        walk = started()
     assert (await walk.app.jobs.queues.get("workflow.convert")).ready == 2, "one walk a folder"
     ended = await drain(walk.app)
     pages = -(-(len(photos) + 1) // 3)
@@ -164,7 +167,7 @@ async def test_convert(recipe, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert (out.count("converted:"), out.count(f"damaged: {damaged}")) == (len(photos) - 3, 1)
     for key, data in photos.items():
-        assert gzip.decompress(await blobs.get(f"converted/{key}.gz")) == data
+        assert gzip.decompress(await walk.app.engines.blobs.get(f"converted/{key}.gz")) == data
 
 
 async def test_buffer(recipe, capsys, monkeypatch):

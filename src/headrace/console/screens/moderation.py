@@ -46,7 +46,7 @@ class ModerationView:
     status: QueueStatus
     job: Job | None
     lost: int
-    """The job in the URL if it is not leased as the URL says; else 0."""
+    """The job in the URL if it is not under the lease in the URL; else 0."""
     photos: Sequence[str]
     text: str
     fields: Sequence[tuple[str, str]]

@@ -230,7 +230,7 @@ def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
 
 
 def _decided(given: TakenOutcome, decisions: Mapping[str, str | None]) -> TakenOutcome:
-    """The outcome that a decision stands for; `given` itself without one."""
+    """The outcome of a decision; `given` itself without one."""
     if given.decision is None:
         return given
     queue = decisions[given.decision]
