@@ -12,6 +12,7 @@ from headrace.console.screens.fetch_photos import (
     view_deliveries,
     view_hosts,
     view_sources,
+    view_study,
     view_wall,
     view_why,
 )
@@ -402,6 +403,15 @@ ROOM: Final = Room(
             template="fetch/hosts.html",
             scope=READ,
             view=view_hosts,
+        ),
+        Screen(
+            path="/fetch/study",
+            title="Download times",
+            tab="Download times",
+            template="fetch/study.html",
+            scope=READ,
+            view=view_study,
+            live=False,
         ),
         Screen(
             path="/fetch/sources",

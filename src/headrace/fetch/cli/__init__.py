@@ -14,6 +14,7 @@ from headrace.fetch.cli.items import (
     list_results,
     mapping_group,
     schema_group,
+    show_study,
     try_photo,
     why,
 )
@@ -38,6 +39,7 @@ for _command in (
     consumer_group,
     webhook_group,
     host_group,
+    show_study,
     try_photo,
     why,
 ):

@@ -19,8 +19,9 @@ from headrace.fetch.model import (
     Webhook,
 )
 from headrace.fetch.outcomes import is_bad
+from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
-from headrace.kernel.terminal import pluralize
+from headrace.kernel.terminal import pluralize, table
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -249,6 +250,48 @@ def host_line(host: Host) -> str:
         f" {pluralize(host.requests, 'request')}, {bad} failed or refused,"
         f" last {host.last_seen_at:%Y-%m-%d %H:%M:%S}"
     )
+
+
+def describe_study(study: Study) -> str:
+    """Distribution of download times, errors per class and week, and plans of classes."""
+    if not study.weeks:
+        return "no photo was requested in these weeks"
+    quantiles = ", ".join(f"{name} {time_s:g} s" for name, time_s in study.quantiles.items())
+    lines = [
+        f"{pluralize(study.downloads, 'download')}: {quantiles or 'none ended'};"
+        f" {study.unfinished} failed with a timeout in the last class",
+        table(
+            ("week from", "class", "attempts", "errors", "share", "outcomes"),
+            [
+                (
+                    f"{one.week:%Y-%m-%d}",
+                    one.time_class,
+                    one.attempts,
+                    one.errors,
+                    f"{one.errors / one.attempts:.1%}",
+                    ", ".join(f"{count} {outcome}" for outcome, count in one.by_outcome.items()),
+                )
+                for one in study.weeks
+            ],
+        ),
+        _plan_line("now", study.current),
+        *(_plan_line(f"best {len(plan.classes)}", plan) for plan in study.options),
+    ]
+    if study.proposed is None:
+        lines.append(f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads")
+    elif study.proposed.classes == study.current.classes:
+        lines.append("the present classes fit")
+    else:
+        lines.append(f'proposed: classes = "{", ".join(study.proposed.classes)}"')
+    return "\n".join(lines)
+
+
+def _plan_line(name: str, plan: ClassPlan) -> str:
+    """Classes with the share of photos that end in each, and their expected effect."""
+    pairs = zip(plan.classes, plan.shares, strict=True)
+    shares = ", ".join(f"{limit} {share:.1%}" for limit, share in pairs)
+    cut = f"; {plan.cut:.2%} of the downloads would be cut" if plan.cut else ""
+    return f"{name}: {shares}; {plan.reserved_s:.2f} s reserved per photo{cut}"
 
 
 def describe_host(host: Host) -> str:

@@ -7,11 +7,12 @@ import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from litestar import Request, delete, get, post
+from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -38,6 +39,7 @@ from headrace.fetch.model import (
 from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
 from headrace.fetch.service.items import wrong_count
+from headrace.fetch.study import WEEKS_MAX, Study, csv_of_study
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 
 _WRITE_BYTES: Final = 2**20
@@ -353,6 +355,28 @@ async def list_fetch_hosts(
 async def get_fetch_host(fetch: NamedDependency[Fetch], host: FromPath[str]) -> HostsAnswer:
     """One host, per customer."""
     return HostsAnswer(hosts=await fetch.hosts.get(host))
+
+
+@get(
+    "/v1/fetch/study",
+    opt=READ,
+    responses={200: ResponseSpec(Study, description="The study, or its counts as CSV.")},
+)
+async def get_fetch_study(
+    fetch: NamedDependency[Fetch],
+    weeks: Annotated[int, QueryParameter(ge=1, le=WEEKS_MAX)] = 4,
+    format: FromQuery[Literal["json", "csv"]] = "json",  # noqa: A002 - the parameter's name
+) -> Response[Any]:
+    """Download times of all hosts, errors per class and week, and timeout classes that would fit.
+
+    With `format=csv` the response has the counts: week, class, outcome, download time up to,
+    attempts.
+    """
+    found = await fetch.study(weeks=weeks)
+    if format == "json":
+        return Response(found)
+    headers = {"content-disposition": 'attachment; filename="download-times.csv"'}
+    return Response(csv_of_study(found.attempts), media_type="text/csv", headers=headers)
 
 
 @get("/v1/fetch/why", opt=READ)

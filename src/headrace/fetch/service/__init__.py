@@ -59,6 +59,7 @@ from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import OutcomeStore
+from headrace.fetch.study import Study, find_study
 from headrace.fetch.validation import Rules
 from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, WebhookSender
 from headrace.jobs import Jobs, Registry, Task
@@ -360,6 +361,13 @@ class Fetch:
         """
         run_ids = await self._upload.send(items, tx=tx)
         return [await self.runs.get(run_id, tx=tx) for run_id in run_ids]
+
+    async def study(self, *, weeks: int = 4) -> Study:
+        """Download times and errors of the last weeks, and timeout classes that would fit them.
+
+        Weeks begin on Monday, UTC; this one is included. Counts are kept for 57 weeks.
+        """
+        return await find_study(self._postgres.reads, self._classes, weeks=weeks)
 
     async def close(self) -> None:
         """Close connections to hosts and the resolver; stop the decoder process."""

@@ -276,6 +276,17 @@ CREATE TABLE headrace.fetch_host_outcome (
     PRIMARY KEY (customer, host, outcome)
 ) WITH (fillfactor = 70);
 
+-- Attempts of all hosts by UTC day, length of the timeout class, outcome, and bucket of the download
+-- time (0: no body); `study.py` has the bounds of the buckets.
+CREATE TABLE headrace.fetch_attempt (
+    day date NOT NULL,
+    class_s double precision NOT NULL,
+    outcome text NOT NULL,
+    bucket smallint NOT NULL,
+    attempts bigint NOT NULL,
+    PRIMARY KEY (day, class_s, outcome, bucket)
+) WITH (fillfactor = 70);
+
 -- The Crawl-delay of a host's robots.txt, for all customers. `next_at`: the next request may leave.
 CREATE TABLE headrace.fetch_robots (
     host text PRIMARY KEY,
@@ -440,13 +451,14 @@ BEGIN
 END $$;
 
 -- Add the measurements of a worker: one entry per host (p_), per host and class (s_), per host and
--- outcome (o_). Host rows are written first and in order, so two workers cannot deadlock. Old
+-- outcome (o_), and the counts of attempts (a_), last, since all workers lock their rows. Host rows are written first and in order, so two workers cannot deadlock. Old
 -- weights decay by age and by the number of new downloads, as `decayed` in host_stats.py does.
 CREATE FUNCTION headrace.fetch_note_hosts_v1(
     p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[],
     p_seconds double precision[], p_pauses_s double precision[],
     s_customers text[], s_hosts text[], s_classes_s double precision[], s_photos integer[],
     o_customers text[], o_hosts text[], o_outcomes text[], o_photos integer[],
+    a_classes_s double precision[], a_outcomes text[], a_buckets smallint[], a_attempts integer[],
     p_half_life_s double precision, p_recent double precision
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -488,4 +500,11 @@ BEGIN
     ORDER BY 1, 2, 3
     ON CONFLICT (customer, host, outcome) DO UPDATE SET
         photos = o.photos + excluded.photos, last_at = now();
+    INSERT INTO headrace.fetch_attempt AS a (day, class_s, outcome, bucket, attempts)
+    SELECT (now() AT TIME ZONE 'UTC')::date, g.class_s, g.outcome, g.bucket, g.attempts
+    FROM unnest(a_classes_s, a_outcomes, a_buckets, a_attempts)
+        AS g(class_s, outcome, bucket, attempts)
+    ORDER BY 2, 3, 4
+    ON CONFLICT (day, class_s, outcome, bucket) DO UPDATE SET
+        attempts = a.attempts + excluded.attempts;
 END $$;
