@@ -59,6 +59,7 @@ TEXTS = {
     "/fetch/photos": "why?",
     "/fetch/why": "Photo",
     "/fetch/hosts": "127.0.0.2",
+    "/fetch/study": "Reserved time per photo",
     "/fetch/runs/{run:str}": "1 invalid",
     "/fetch/sources": "Sources",
     "/fetch/deliveries": "Consumers",
@@ -261,6 +262,8 @@ async def test_photos_tracks_and_charts_are_drawn(screen):
     assert await photo.evaluate(loaded) == 320
     await screen.open("/console/views/entity?id=ad%3A39&span=2d")
     await screen.page.locator("[data-chart=series].drawn canvas").wait_for()
+    await screen.open("/console/fetch/study")
+    await screen.page.locator("[data-chart=times].drawn canvas").wait_for()
     await screen.open(f"/console/media/object?{urlencode({'key': TRACK})}")
     player = screen.page.locator("audio")
 

@@ -33,7 +33,8 @@ async def run_fetch(url: str, folder: Path, what: str) -> None:
     elif what.startswith("undo:"):
         await fetch.runs.undo(int(what.removeprefix("undo:")))
     else:
-        await fetch.run_catalogue(folder / what, "shop")
+        is_supplemental = what.startswith("supplement")
+        await fetch.run_catalogue(folder / what, "shop", is_supplemental=is_supplemental)
 
 
 async def schedule(url: str, name: str, period_s: float) -> None:

@@ -44,6 +44,7 @@ FACTS = compile_query(
     " (SELECT count(*) FROM headrace.fetch_run WHERE state IN ('applied', 'done')) AS runs",
 )
 STAGED = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM headrace.fetch_staged")
+OVERLAYS = compile_query("overlays", "-- All.\nSELECT count(*) FROM headrace.fetch_overlay")
 AGE = compile_query(
     "age",
     "-- A day passes.\nUPDATE headrace.fetch_run SET applied_at = applied_at - interval '1 day'",
@@ -106,6 +107,20 @@ async def test_a_catalogue_that_was_applied_stays_so(postgres, shop):
     assert after["jobs"] == after["needs"] + 150
     assert await shop("new.csv") == 0
     assert (await facts(postgres))["changes"] == after["changes"]
+
+
+async def test_a_supplemental_feed_is_applied_whole_or_not_at_all(postgres, shop, tmp_path):
+    rows = "".join(f"i{n},7\n" for n in range(200))
+    (tmp_path / "supplement.csv").write_text("id,price\n" + rows)
+    points = ("rows_staged", "overlays_stored")
+    before = await require_unchanged(postgres, shop, "supplement.csv", *points)
+    assert await postgres.value(OVERLAYS) == 0
+    assert await shop("supplement.csv", "run_applied") == -signal.SIGKILL
+    after = await facts(postgres)
+    assert (after["changes"], after["runs"]) == (before["changes"] + 200, before["runs"] + 1)
+    assert (after["items"], await postgres.value(OVERLAYS)) == (300, 200)
+    assert await shop("supplement.csv") == 0
+    assert (await facts(postgres))["changes"] == after["changes"], "the same file has no effect"
 
 
 async def test_sent_items_are_taken_all_or_none_and_late_ones_are_published_once(postgres, shop):

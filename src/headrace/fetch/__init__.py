@@ -33,8 +33,8 @@ A photo's life, from its row in a catalogue to the published item:
 | 6. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
 
 Catalogues: `readers/`, `validation.py`, `schemas.py`, `catalogues.py`, `applying.py`,
-`sources.py`. Then `model.py`, `outcomes.py`, `settings.py`, `errors.py`, and by topic `store/` with
-`sql/`, `service/`, `http/`, `cli/`.
+`supplements.py`, `sources.py`. Download times: `study.py`. Then `model.py`, `outcomes.py`,
+`settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
 """
 
 from __future__ import annotations

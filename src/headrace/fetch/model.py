@@ -40,6 +40,8 @@ DRY_RUNS_KEPT: Final = 5
 UNDOABLE_RUNS: Final = 5
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
+SUPPLEMENTAL: Final = "supplemental"
+"""The format of a run of a supplemental feed."""
 
 WEBHOOK_POSTS: Final = metrics.counter(
     "fetch_webhook_posts_total",
@@ -127,7 +129,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     counts of a dry or held run are what it would change; `photos_pending` would be requested.
     Special formats: `items`: uploaded items, where gone ones have a row too; `same`: an unchanged
     file, whose due links are requested; `undo`: undoes another run; `links`: requests failed links
-    and old photos again.
+    and old photos again; `supplemental`: overlays fields, where gone counts the items whose overlay
+    ended with a change.
     """
 
     run: int
@@ -193,6 +196,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of this source."""
     failures: int
     """Consecutive attempts without a readable file."""
+    is_supplemental: bool = False
+    """Whether it is the source of the supplemental feed."""
 
 
 class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -336,7 +341,10 @@ class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
     is_gone: bool
     run: int
     fields: dict[str, Any]
+    """As published: with those of the supplemental feed."""
     photos: list[ItemPhoto]
+    supplemental: dict[str, Any] = {}
+    """Fields that the supplemental feed sets."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,25 +3,20 @@
     attempt ended -> counted in memory (`host_stats`) -> one row per day, class, outcome, bucket
 
 A bucket is a range of download times; its bounds are the preferred numbers 1, 1.25, 1.6, 2, ... 8
-of each decade, so a bound is a usable limit of a class. Only attempts that received a body have a
-time. An attempt that ran into the limit of a class before the last has the outcome `moved`: its
-photo starts again in the next class and is counted there.
+of each decade, so a bound is a usable limit of a class. An attempt that ran into the limit of a
+class before the last has the outcome `moved`: its photo is counted in the next class again.
 
-**Which classes fit.** A photo occupies a place of the class in which it ends, at most for the limit
-of the class. So the places that a class must have are proportional to its photos times its limit.
-For classes with the limits T1 < T2 < ... < Tn the reserved time is
+**Which classes fit.** A photo may occupy a place until the limit of the class in which it ends. So
+the places that classes with the limits T1 < ... < Tn need are proportional to the reserved time
 
     sum over classes i of  n(i) * (T(i) + MISPLACED * T(i-1)),   T(0) = 0
 
-where n(i) is the number of photos whose time, with HEADROOM, is over T(i-1) and at most T(i). The
-last class has all others, also those that never end. MISPLACED is the share of photos that start
-one class too low: routing bounds it. `best_plans` minimizes the sum exactly, by dynamic
-programming over the bounds of the buckets. The last limit is LAST_HEADROOM times the time in which
-LAST_SHARE of the downloads end, and never longer than the present one, since longer downloads were
-not observed.
-
-More classes never reserve more time, except for misplaced photos, but each needs slots of its own.
-So the proposal is the smallest number of classes to which one more class adds less than WORTH.
+where n(i) photos take, with HEADROOM, over T(i-1) and at most T(i); the last class has all others.
+MISPLACED is the share of photos that routing may start one class too low. `best_plans` minimizes
+the sum exactly, by dynamic programming over the bounds. The last limit is LAST_HEADROOM times the
+time in which LAST_SHARE of the downloads end, but not longer than the present one, since longer
+downloads were not observed. Each class needs slots of its own, so the proposal is the smallest
+number of classes to which one more adds less than WORTH.
 """
 
 from __future__ import annotations
@@ -30,9 +25,10 @@ import csv
 import io
 import re
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
@@ -78,12 +74,11 @@ class AttemptCount(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
 
 
-class TimeShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Downloads in one range of times, and the share of all that end within its upper bound."""
+class TimeCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Downloads in one range of times, by its upper bound."""
 
     up_to_s: float
     downloads: int
-    share: float
 
 
 class ClassWeek(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +108,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """Download times of all hosts, errors per class and week, and a proposal of classes."""
 
     attempts: list[AttemptCount]
-    times: list[TimeShare]
+    times: list[TimeCount]
     quantiles: dict[str, float]
     """Time within which that share of the downloads ended, such as `p95`."""
     downloads: int
@@ -158,21 +153,19 @@ async def find_study(runner: Runner, classes: Classes, *, weeks: int) -> Study:
 def study_of(attempts: list[AttemptCount], limits_s: Sequence[float]) -> Study:
     """The study of these attempts under the present classes."""
     times: Counter[float] = Counter()
-    weeks: dict[tuple[date, str], Counter[str]] = {}
+    weeks: defaultdict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     for one in attempts:
-        weeks.setdefault((one.week, one.time_class), Counter())[one.outcome] += one.attempts
+        weeks[one.week, one.time_class][one.outcome] += one.attempts
         if one.up_to_s is not None:
             times[one.up_to_s] += one.attempts
     unfinished = sum(counts["failed:timeout"] for counts in weeks.values())
     options = best_plans(times, unfinished, last_s=limits_s[-1])
-    ended, shares = 0, []
-    for up_to_s in sorted(times):
-        ended += times[up_to_s]
-        share = ended / times.total()
-        shares.append(TimeShare(up_to_s=up_to_s, downloads=times[up_to_s], share=share))
+    worthwhile = (
+        one for one, next_ in pairwise(options) if next_.reserved_s > one.reserved_s * (1 - WORTH)
+    )
     return Study(
         attempts=attempts,
-        times=shares,
+        times=[TimeCount(up_to_s=up_to_s, downloads=times[up_to_s]) for up_to_s in sorted(times)],
         quantiles={f"p{q * 100:g}": time_s for q in QUANTILES if (time_s := quantile_s(times, q))},
         downloads=times.total(),
         unfinished=unfinished,
@@ -188,18 +181,16 @@ def study_of(attempts: list[AttemptCount], limits_s: Sequence[float]) -> Study:
         ],
         current=plan_of(limits_s, times, unfinished),
         options=options,
-        proposed=worthwhile(options),
+        proposed=next(worthwhile, options[-1] if options else None),
     )
 
 
 def quantile_s(times: Counter[float], share: float) -> float | None:
     """Time within which `share` of the downloads ended; None without downloads."""
-    ended = 0
-    for up_to_s in sorted(times):
-        ended += times[up_to_s]
-        if ended >= share * times.total():
-            return up_to_s
-    return None
+    ordered = sorted(times)
+    ended = accumulate(times[time_s] for time_s in ordered)
+    enough = share * times.total()
+    return next((at for at, count in zip(ordered, ended, strict=True) if count >= enough), None)
 
 
 def plan_of(limits_s: Sequence[float], times: Counter[float], unfinished: int) -> ClassPlan:
@@ -233,35 +224,21 @@ def best_plans(times: Counter[float], unfinished: int, *, last_s: float) -> list
     limits_s = [s for s in BOUNDS_S if CLASS_S_MIN <= s < last_s] + [last_s]
     fits = [sum(n for s, n in times.items() if s * HEADROOM <= limit_s) for limit_s in limits_s]
     fits[-1] = times.total() + unfinished
-    best: list[tuple[float, list[float]]] = [
-        (fits[at] * limit_s, [limit_s]) for at, limit_s in enumerate(limits_s)
-    ]
-    plans = [plan_of(best[-1][1], times, unfinished)]
-    while len(plans) < min(CLASSES_TRIED, len(limits_s)):
-        count = len(plans)
-        best = [
+    best = [(fits[at] * limit_s, [limit_s]) for at, limit_s in enumerate(limits_s)]
+    plans = [plan_of([last_s], times, unfinished)]
+    for classes in range(1, min(CLASSES_TRIED, len(limits_s))):
+        best[classes:] = [
             min(
                 (
-                    best[below][0]
-                    + (fits[at] - fits[below]) * (limit_s + MISPLACED * limits_s[below]),
-                    [*best[below][1], limit_s],
+                    cost + (fits[at] - fits[below]) * (limits_s[at] + MISPLACED * limits_s[below]),
+                    [*shorter, limits_s[at]],
                 )
-                for below in range(count - 1, at)
+                for below, (cost, shorter) in enumerate(best[classes - 1 : at], classes - 1)
             )
-            if at >= count
-            else best[at]
-            for at, limit_s in enumerate(limits_s)
+            for at in range(classes, len(limits_s))
         ]
         plans.append(plan_of(best[-1][1], times, unfinished))
     return plans
-
-
-def worthwhile(options: Sequence[ClassPlan]) -> ClassPlan | None:
-    """The first plan to which one more class adds less than WORTH."""
-    for plan, larger in zip(options, options[1:], strict=False):
-        if larger.reserved_s > plan.reserved_s * (1 - WORTH):
-            return plan
-    return options[-1] if options else None
 
 
 def csv_of_study(attempts: Iterable[AttemptCount]) -> str:

@@ -40,7 +40,7 @@ from headrace.jobs.model import Lane
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
-NOT_UNDOABLE: Final = ("same", "items", "undo", "links")
+NOT_UNDOABLE: Final = ("same", "items", "undo", "links", "supplemental")
 """Formats of runs without a catalogue file."""
 GROUPS: Final[dict[str, frozenset[RunState]]] = {
     "active": frozenset(RunState) - FINAL_STATES,

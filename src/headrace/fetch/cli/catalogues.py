@@ -42,11 +42,20 @@ def catalogue_group() -> None:
     """Catalogue files and their runs."""
 
 
+_supplemental_option: Final = click.option(
+    "--supplemental",
+    "is_supplemental",
+    is_flag=True,
+    help="The supplemental feed, which overlays price and stock of items by id.",
+)
+
+
 def _reading_options(command: Any) -> Any:
     """Add the options that determine how a file is read."""
     for option in (
         click.option("--mapping", help="Mapping of its column names."),
         click.option("--format", "format_name", help="Its format; default: detected."),
+        _supplemental_option,
         click.option("--customer", required=True, help="Owner of the catalogue."),
     ):
         command = option(command)
@@ -90,6 +99,7 @@ def _require_file(name: str) -> Path:
 @click.option("--customer", help="Owner of FILE.")
 @click.option("--format", "format_name", help="Format of FILE; default: detected.")
 @click.option("--mapping", help="Mapping of FILE's column names.")
+@_supplemental_option
 @click.option("--after", default="", help="Continue after this item.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
@@ -152,17 +162,23 @@ def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -
 
 @catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
-def bring_source(terminal: Terminal, customer: str) -> None:
+@_supplemental_option
+def bring_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
     """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
-    job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
+    job = terminal.run(
+        Fetch, lambda fetch: fetch.sources.bring(customer, is_supplemental=is_supplemental)
+    )
     terminal.show({"customer": customer, "job": job}, f"job {job} fetches it")
 
 
 @catalogue_group.command("rm", short_help="Remove a customer's source.")
 @click.argument("customer")
-def remove_source(terminal: Terminal, customer: str) -> None:
+@_supplemental_option
+def remove_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
     """Stop fetching CUSTOMER's catalogue; its items stay."""
-    terminal.run(Fetch, lambda fetch: fetch.sources.remove(customer))
+    terminal.run(
+        Fetch, lambda fetch: fetch.sources.remove(customer, is_supplemental=is_supplemental)
+    )
     terminal.show({"removed": customer}, f"the source of {customer} is removed; its items stay")
 
 

@@ -75,7 +75,8 @@ def describe_change(change: Change) -> str:
 def describe_source(found: Source) -> str:
     """A source with its schedule and last result."""
     ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never: its cron is paused"
-    lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
+    kind = " (supplemental)" if found.is_supplemental else ""
+    lines = [f"{found.customer}{kind}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
         failed = f", {pluralize(found.failures, 'failure')} in a row" if found.failures else ""
@@ -160,7 +161,10 @@ def describe_item(found: StoredItem) -> str:
     """Current state of an item with the outcome of each photo."""
     state = "gone" if found.is_gone else f"version {found.version}"
     lines = [f"{found.id} of {found.customer}: {state}, run {found.run}"]
-    lines += [f"  {name}: {value}" for name, value in found.fields.items()]
+    lines += [
+        f"  {name}: {value}" + (" (supplemental feed)" if name in found.supplemental else "")
+        for name, value in found.fields.items()
+    ]
     lines += [
         f"  photo {photo.url}: {photo.outcome}" + (f", stored as {photo.key}" if photo.key else "")
         for photo in found.photos
@@ -257,33 +261,23 @@ def describe_study(study: Study) -> str:
     if not study.weeks:
         return "no photo was requested in these weeks"
     quantiles = ", ".join(f"{name} {time_s:g} s" for name, time_s in study.quantiles.items())
+    rows = [
+        (
+            *(one.week, one.time_class, one.attempts, f"{one.errors / one.attempts:.1%}"),
+            ", ".join(f"{count} {outcome}" for outcome, count in one.by_outcome.items()),
+        )
+        for one in study.weeks
+    ]
+    head = f"{pluralize(study.downloads, 'download')}: {quantiles or 'none ended'}"
     lines = [
-        f"{pluralize(study.downloads, 'download')}: {quantiles or 'none ended'};"
-        f" {study.unfinished} failed with a timeout in the last class",
-        table(
-            ("week from", "class", "attempts", "errors", "share", "outcomes"),
-            [
-                (
-                    f"{one.week:%Y-%m-%d}",
-                    one.time_class,
-                    one.attempts,
-                    one.errors,
-                    f"{one.errors / one.attempts:.1%}",
-                    ", ".join(f"{count} {outcome}" for outcome, count in one.by_outcome.items()),
-                )
-                for one in study.weeks
-            ],
-        ),
+        f"{head}; {study.unfinished} failed with a timeout in the last class",
+        table(("week from", "class", "attempts", "errors", "outcomes"), rows),
         _plan_line("now", study.current),
         *(_plan_line(f"best {len(plan.classes)}", plan) for plan in study.options),
     ]
     if study.proposed is None:
-        lines.append(f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads")
-    elif study.proposed.classes == study.current.classes:
-        lines.append("the present classes fit")
-    else:
-        lines.append(f'proposed: classes = "{", ".join(study.proposed.classes)}"')
-    return "\n".join(lines)
+        return "\n".join([*lines, f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads"])
+    return "\n".join([*lines, f'proposed: classes = "{", ".join(study.proposed.classes)}"'])
 
 
 def _plan_line(name: str, plan: ClassPlan) -> str:

@@ -113,8 +113,12 @@ async def run_fetch_catalogue(
     format_name: Annotated[str | None, QueryParameter(name="format")] = None,
     mapping: FromQuery[str | None] = None,
     lang: FromQuery[str | None] = None,
+    supplemental: FromQuery[bool] = False,
 ) -> Run | Source:
     """Read the body as the customer's catalogue, or fetch it from a URL.
+
+    With `supplemental` the file overlays price and stock of items by id. It neither adds nor
+    removes items, and an overlay stays until a file without the id is applied.
 
     An unreadable file is refused with the line, its content and a remedy, in the language of
     `lang`, else of `Accept-Language`. In a language other than English the `reason` of a held run
@@ -131,19 +135,20 @@ async def run_fetch_catalogue(
         path = Path(folder) / "catalogue"
         digest = await _receive(request, path, bytes_max=fetch.config.catalogue_max_bytes)
         source = _source_in(path)
+        kind = {"is_dry_run": dry_run, "is_supplemental": supplemental}
 
         async def take(tx: Any) -> Run | Source:
             if source is not None:
-                return await _bring(fetch, customer, source, is_dry_run=dry_run, tx=tx)
+                return await _bring(fetch, customer, source, tx=tx, **kind)
             run = await fetch.run_catalogue(
                 path,
                 customer,
                 file_name=file_name,
-                is_dry_run=dry_run,
                 format_name=format_name,
                 mapping=mapping,
                 has_permit=True,
                 tx=tx,
+                **kind,
             )
             if run.reason is None or texts.lang == DEFAULT:
                 return run
@@ -156,27 +161,16 @@ async def run_fetch_catalogue(
 
 
 async def _bring(
-    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any
+    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any, **kind: bool
 ) -> Run | Source:
+    how: dict[str, Any] = {"format_name": source.format, "mapping": source.mapping, **kind}
     if source.cron is None:
         return await fetch.bring_catalogue(
-            customer,
-            source.url,
-            format_name=source.format,
-            mapping=source.mapping,
-            is_dry_run=is_dry_run,
-            tx=tx,
+            customer, source.url, is_dry_run=is_dry_run, tx=tx, **how
         )
     if is_dry_run:
         raise InvalidSource("dry_run: not supported with a cron: omit `cron` to test the source")
-    return await fetch.sources.set(
-        customer,
-        url=source.url,
-        cron=source.cron,
-        tz=source.tz,
-        format_name=source.format,
-        mapping=source.mapping,
-    )
+    return await fetch.sources.set(customer, url=source.url, cron=source.cron, tz=source.tz, **how)
 
 
 def _source_in(path: Path) -> SourceToAdd | None:
@@ -232,20 +226,25 @@ async def list_fetch_sources(fetch: NamedDependency[Fetch]) -> SourcesAnswer:
 
 @get("/v1/fetch/customers/{customer:str}/source", opt=READ)
 async def get_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Source:
-    """The customer's source with its next run and last result."""
+    """The source of the customer's catalogue, with its next run and last result."""
     return await fetch.sources.get(customer)
 
 
 @delete("/v1/fetch/customers/{customer:str}/source", opt=WRITE)
-async def remove_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
-    """Stop fetching the customer's catalogue; its items stay as they are."""
-    await fetch.sources.remove(customer)
+async def remove_fetch_source(
+    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
+) -> None:
+    """Stop fetching the customer's file; its items stay as they are."""
+    await fetch.sources.remove(customer, is_supplemental=supplemental)
 
 
 @post("/v1/fetch/customers/{customer:str}/source/bring", opt=WRITE, status_code=202)
-async def bring_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
+async def bring_fetch_source(
+    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
+) -> BringAnswer:
     """Fetch the file of the customer's source now, in addition to its schedule."""
-    return BringAnswer(customer=customer, job=await fetch.sources.bring(customer))
+    job = await fetch.sources.bring(customer, is_supplemental=supplemental)
+    return BringAnswer(customer=customer, job=job)
 
 
 class SentAnswer(msgspec.Struct, frozen=True, kw_only=True):

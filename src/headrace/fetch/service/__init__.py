@@ -297,6 +297,7 @@ class Fetch:
         mapping: str | None = None,
         is_dry_run: bool = False,
         is_sampled: bool = True,
+        is_supplemental: bool = False,
         has_permit: bool = False,
         tx: Tx | None = None,
     ) -> Run:
@@ -304,7 +305,8 @@ class Fetch:
 
         All or nothing: when this returns, the run is `applied` (or `done`, `held`, `dry`) durably.
         When it raises or its process dies, nothing was changed. A dry run downloads some of its
-        photos if `is_sampled`. `has_permit`: the caller is inside `catalogue_permit`. Raises:
+        photos if `is_sampled`. With `is_supplemental` the file only overlays price and stock of
+        items: see `supplements.py`. `has_permit`: the caller is inside `catalogue_permit`. Raises:
         CustomerUnknown, MappingUnknown, UnknownFormat, NotACatalogue, CatalogueBroken,
         CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
@@ -317,6 +319,7 @@ class Fetch:
             mapping=mapping,
             is_dry_run=is_dry_run,
             is_sampled=is_sampled,
+            is_supplemental=is_supplemental,
         )
         run_id = await self._catalogues.run(path, order, has_permit=has_permit, tx=tx)
         return await self.runs.get(run_id, tx=tx)
@@ -337,6 +340,7 @@ class Fetch:
         format_name: str | None = None,
         mapping: str | None = None,
         is_dry_run: bool = False,
+        is_supplemental: bool = False,
         tx: Tx | None = None,
     ) -> Run:
         """Fetch a catalogue from `url` once, by a job, and run it; return the waiting run.
@@ -350,6 +354,7 @@ class Fetch:
             format_name=format_name,
             mapping=mapping,
             is_dry_run=is_dry_run,
+            is_supplemental=is_supplemental,
         )
         run_id = await self.sources.order(order, url, tx=tx)
         return await self.runs.get(run_id, tx=tx)

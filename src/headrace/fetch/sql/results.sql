@@ -1,7 +1,10 @@
 -- name: lock_changes
 -- Unpublished changes of a batch, with their items locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, c.late_at IS NOT NULL AS is_late, i.customer,
-    i.version AS item_version, i.is_gone, i.fields, i.photos
+    i.version AS item_version, i.is_gone, coalesce((
+        SELECT (i.fields::jsonb || o.fields)::text FROM headrace.fetch_overlay o
+        WHERE o.customer = i.customer AND o.item = i.item
+    ), i.fields) AS fields, i.photos
 FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 JOIN headrace.fetch_run r ON r.id = g.run_id
 JOIN headrace.fetch_change c ON c.run_id = g.run_id AND c.item = g.item AND c.published_at IS NULL
@@ -18,7 +21,10 @@ WHERE state = 'applied'
 -- name: lock_late
 -- New and changed items of a run with undecided photos, locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, false AS is_late, i.customer,
-    i.version AS item_version, i.is_gone, i.fields, i.photos
+    i.version AS item_version, i.is_gone, coalesce((
+        SELECT (i.fields::jsonb || o.fields)::text FROM headrace.fetch_overlay o
+        WHERE o.customer = i.customer AND o.item = i.item
+    ), i.fields) AS fields, i.photos
 FROM headrace.fetch_run r
 JOIN headrace.fetch_change c ON c.run_id = r.id
 JOIN headrace.fetch_item i ON i.customer = r.customer AND i.item = c.item
@@ -139,9 +145,11 @@ WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq DESC LIMIT :rows_max;
 
 -- name: item
--- Current state of an item.
-SELECT customer, item, version, is_gone, run_id, fields FROM headrace.fetch_item
-WHERE customer = :customer AND item = :item;
+-- Current state of an item, with the fields that the supplemental feed sets.
+SELECT i.customer, i.item, i.version, i.is_gone, i.run_id, i.fields,
+    coalesce(o.fields, '{}')::text AS supplemental
+FROM headrace.fetch_item i LEFT JOIN headrace.fetch_overlay o USING (customer, item)
+WHERE i.customer = :customer AND i.item = :item;
 
 -- name: begin_deliveries
 -- Claim the items of some results for their consumers, one entry per job: the newest version of

@@ -47,44 +47,6 @@ class SourceToBring:
         return SourceToBring(self.url, self.format_name, self.mapping, rules=rules)
 
 
-async def set_source(
-    runner: Runner,
-    customer: str,
-    *,
-    url: str,
-    cron: str,
-    tz: str,
-    format_name: str | None,
-    mapping: str | None,
-) -> None:
-    """Create or replace a customer's source; discard the validators of an earlier file."""
-    await runner.run(
-        SQL.set_source,
-        customer=customer,
-        url=url,
-        cron=cron,
-        tz=tz,
-        format=format_name,
-        mapping=mapping,
-    )
-
-
-async def find_sources(runner: Runner, customer: str | None = None) -> list[Row]:
-    """Every source by customer, or the one of that customer."""
-    return await runner.all(SQL.sources, customer=customer)
-
-
-async def drop_source(runner: Runner, customer: str) -> bool:
-    """Delete the source. Return whether it existed."""
-    return await runner.one(SQL.drop_source, customer=customer) is not None
-
-
-async def find_to_bring(runner: Runner, customer: str) -> SourceToBring | None:
-    """The customer's source, with validators if its last file is the applied one."""
-    row = await runner.one(SQL.source_to_bring, customer=customer)
-    return None if row is None else SourceToBring(*row)
-
-
 async def find_schemas(runner: Runner, plain: str | None = None) -> list[CategorySchema]:
     """Every schema, by category, or the one of that category in its plain form."""
     return [_schema(row) for row in await runner.all(SQL.schemas, plain=plain)]

@@ -14,11 +14,12 @@ CREATE TABLE headrace.fetch_customer (
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The URL and schedule of a customer's catalogue. `etag`, `last_modified`, `sha256` and `rules`
--- describe the file that run `good_run` applied. They are used only while that run is the
--- customer's newest whole run.
+-- The URL and schedule of a customer's catalogue or supplemental feed. `etag`, `last_modified`,
+-- `sha256` and `rules` describe the file that run `good_run` applied. They are used only while that
+-- run is the customer's newest one of its kind: whole, or supplemental.
 CREATE TABLE headrace.fetch_source (
-    customer text PRIMARY KEY REFERENCES headrace.fetch_customer,
+    customer text NOT NULL REFERENCES headrace.fetch_customer,
+    is_supplemental boolean NOT NULL DEFAULT false,
     url text NOT NULL,
     cron text NOT NULL,
     tz text NOT NULL,
@@ -34,7 +35,8 @@ CREATE TABLE headrace.fetch_source (
     run_id bigint,
     tried_at timestamptz,
     failures integer NOT NULL DEFAULT 0,
-    created_at timestamptz NOT NULL DEFAULT now()
+    created_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (customer, is_supplemental)
 );
 
 -- The fields that rows of a category must have. `plain` is the category in the form in which
@@ -199,6 +201,15 @@ CREATE TABLE headrace.fetch_item (
     PRIMARY KEY (customer, item)
 );
 
+-- Fields that a customer's supplemental feed sets; they win over the fields of the item. A row
+-- stays until the feed omits its id, also while no catalogue lists the item.
+CREATE TABLE headrace.fetch_overlay (
+    customer text NOT NULL,
+    item text NOT NULL,
+    fields jsonb NOT NULL,
+    PRIMARY KEY (customer, item)
+);
+
 -- One row per photo content, written only after its bytes are stored.
 CREATE TABLE headrace.fetch_photo (
     sha256 text PRIMARY KEY,
@@ -276,8 +287,8 @@ CREATE TABLE headrace.fetch_host_outcome (
     PRIMARY KEY (customer, host, outcome)
 ) WITH (fillfactor = 70);
 
--- Attempts of all hosts by UTC day, length of the timeout class, outcome, and bucket of the download
--- time (0: no body); `study.py` has the bounds of the buckets.
+-- Attempts of all hosts by UTC day, length of the timeout class, outcome, and bucket of the
+-- download time (0: no body); `study.py` has the bounds of the buckets.
 CREATE TABLE headrace.fetch_attempt (
     day date NOT NULL,
     class_s double precision NOT NULL,
@@ -451,8 +462,9 @@ BEGIN
 END $$;
 
 -- Add the measurements of a worker: one entry per host (p_), per host and class (s_), per host and
--- outcome (o_), and the counts of attempts (a_), last, since all workers lock their rows. Host rows are written first and in order, so two workers cannot deadlock. Old
--- weights decay by age and by the number of new downloads, as `decayed` in host_stats.py does.
+-- outcome (o_), and the counts of attempts (a_), last, since all workers lock their rows. Host rows
+-- are written first and in order, so two workers cannot deadlock. Old weights decay by age and by
+-- the number of new downloads, as `decayed` in host_stats.py does.
 CREATE FUNCTION headrace.fetch_note_hosts_v1(
     p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[],
     p_seconds double precision[], p_pauses_s double precision[],
