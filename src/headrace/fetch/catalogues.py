@@ -319,7 +319,8 @@ class Catalogues:
         )
         if order.is_dry_run:
             await self._compare(run_id, order)
-            await self._finish_dry_run(run_id, customer, is_sampled=order.is_sampled)
+            is_sampled = order.is_sampled and not order.is_supplemental
+            await self._finish_dry_run(run_id, customer, is_sampled=is_sampled)
             held = reason and f"would be held, {reason}"
             await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
