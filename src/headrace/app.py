@@ -257,9 +257,20 @@ class Headrace:
         """The fetch room: catalogues and photos. Raises: ExtraMissing."""
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
+        from headrace.fetch.service.sellers import SELLER_USE
+        from headrace.kernel.signing import derive_key
+        from headrace.web.model import WebConfig
 
         config = self.config.section(FetchConfig)
-        fetch = Fetch(self.engines.postgres, self.engines.blobs, self.jobs, config)
+        host, port = self.config.section(WebConfig).listen
+        fetch = Fetch(
+            self.engines.postgres,
+            self.engines.blobs,
+            self.jobs,
+            config,
+            make_seller_key=lambda: derive_key(self.secret, SELLER_USE),
+            origin=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        )
         for handler in self._item_handlers:
             fetch.on_item(handler)
         fetch.register(self.registry)

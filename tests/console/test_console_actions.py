@@ -19,6 +19,7 @@ from headrace.console.screens import ROOMS
 from headrace.kernel.terminal import visible
 
 pytestmark = pytest.mark.slow
+UPLOAD = "id,name,price\nu-1,Uploaded,5\n"
 BACK = "/console/audit"
 """Return URL of forms: a page that needs no room."""
 
@@ -42,14 +43,18 @@ def lacks(text):
 def submit(stack, action, values, *, is_refused=False):
     """Open and submit a form; return the message of the next page."""
     place, values = f"/console/do/{action}", {name: str(value) for name, value in values.items()}
+    file = values.pop("upload", "").encode()
     page = Page(place, stack.browse.get(place, params={**values, "back": BACK}).text)
     [command] = [text for text in page.codes if text.startswith("headrace ")]
-    assert is_refused or " /v1/" in page.codes[-1], action
-    form = page.form(place)
+    assert is_refused or file or " /v1/" in page.codes[-1], action
+    form = page.form(f"{place}/file" if file else place)
     assert form.fields["form_id"], action
-    answer = stack.browse.post(place, data=form.fields, headers={"origin": stack.api})
+    sent = {"files": {"file": ("up.csv", file)}} if file else {}
+    command = command.replace("FILE", "up.csv") if file else command
+    answer = stack.browse.post(form.action, data=form.fields, headers={"origin": stack.api}, **sent)
     if not is_refused:
-        assert (answer.status_code, answer.headers["location"]) == (303, BACK), answer.text
+        next_page = answer.headers.get("location", answer.text)
+        assert (answer.status_code, next_page == BACK) == (303, not file), next_page
         answer = stack.browse.get(BACK)
         assert visible(command) in " ".join(Page(BACK, answer.text).text.split()), action
     assert answer.status_code == (422 if is_refused else 200), action
@@ -146,6 +151,13 @@ def run_rows(stack):
     assert f"Undone by run {undone_by}" in text
     assert "Undo run" not in text
     stack.wait_run(undone_by)
+    newest, given = "/v1/fetch/runs?customer=fragile", {"customer": "fragile", "upload": UPLOAD}
+    is_held = newest, lambda found: found["runs"][0]["state"] == "held"
+    yield "upload", given, "would change: 1 new, 0 changed, 30 removed", *is_held
+    yield "upload", {**given, "upload": "%PDF-1.7"}, Refused("PDF document")
+    yield "seller-link", {"customer": "fragile", "days": 2}, f"{stack.api}/v1/fetch/sellers/"
+    assert "/sellers/" not in json.dumps(stack.call("GET", "/v1/audit"))
+    yield "seller-revoke", {"customer": "fragile"}, "are revoked"
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
     at = f"/v1/fetch/runs/{held}"

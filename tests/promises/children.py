@@ -11,9 +11,11 @@ from headrace.engines.blobs import Blobs
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.fetch import Fetch, FetchConfig
 from headrace.fetch.model import SentItem
+from headrace.fetch.service.sellers import SELLER_USE
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.leases import LeaseManager
+from headrace.kernel.signing import derive_key
 
 SENT = [SentItem(customer="shop", item=f"i{n}", fields={"name": "Sent"}) for n in range(50)]
 
@@ -24,7 +26,8 @@ async def run_fetch(url: str, folder: Path, what: str) -> None:
     registry = Registry()
     jobs = Jobs(postgres, JobsConfig(), registry)
     registry.bind(lambda: jobs)
-    fetch = Fetch(postgres, Blobs((folder / "blobs").as_uri()), jobs, FetchConfig())
+    blobs, key = Blobs((folder / "blobs").as_uri()), derive_key("seller" * 8, SELLER_USE)
+    fetch = Fetch(postgres, blobs, jobs, FetchConfig(), make_seller_key=lambda: key)
     fetch.register(registry)
     if what == "send":
         await fetch.send_items(SENT)

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -30,6 +30,14 @@ _DIGITS_MAX: Final = 19
 _PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
 _FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
 _OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
+
+
+class Result(NamedTuple):
+    """The sentence of a finished action, text that is not logged, and the page that follows."""
+
+    text: str
+    unlogged: str = ""
+    page: str = ""
 
 
 class Invalid(str):
@@ -140,7 +148,7 @@ class Action:
     command: str
     http: str
     """Method and path with placeholders, such as `DELETE /v1/jobs/{job}`."""
-    run: Callable[[Any, dict[str, Any]], Awaitable[str]]
+    run: Callable[[Any, dict[str, Any]], Awaitable[str | Result]]
     body: Callable[[dict[str, Any]], Any] | None = None
     fields: tuple[Field, ...] = ()
     is_danger: bool = False

@@ -217,6 +217,8 @@ class ViewContext:
     rates: Rates
     house: Application
     media_origin: str = ""
+    origin: str = ""
+    """Scheme and host of the console, in an action."""
 
     @property
     def jobs(self) -> Jobs:

@@ -33,8 +33,8 @@ A photo's life, from its row in a catalogue to the published item:
 | 6. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
 
 Catalogues: `readers/`, `validation.py`, `schemas.py`, `catalogues.py`, `applying.py`,
-`sources.py`. Then `model.py`, `outcomes.py`, `settings.py`, `errors.py`, and by topic `store/` with
-`sql/`, `service/`, `http/`, `cli/`.
+`sources.py`. For sellers: `reports.py`, `seller_page.py`, `i18n/`. Then `model.py`, `outcomes.py`,
+`settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from headrace.fetch.model import (
     Run,
     RunState,
     Sample,
+    SellerLink,
     SentItem,
     Source,
     StoredItem,
@@ -91,6 +92,7 @@ __all__ = [
     "RunState",
     "Sample",
     "Schema",
+    "SellerLink",
     "SentItem",
     "Source",
     "StoredItem",

@@ -60,6 +60,8 @@ WAIT_S_MAX: Final = 20.0
 """Longest wait for permission to read a catalogue."""
 SAME_FORMAT: Final = "same"
 """The format of a run whose file did not change."""
+REVIEW: Final = "review: the upload was compared and waits for its confirmation"
+"""Why a run is held that would be applied without a review."""
 UNDO_FORMAT: Final = "undo"
 """The format of a run that undoes another run."""
 Value = TypeVar("Value")
@@ -74,6 +76,8 @@ class Order:
     format_name: str | None = None
     mapping: str | None = None
     is_dry_run: bool = False
+    is_review: bool = False
+    """Whether the run is held until it is confirmed, whatever the file contains."""
     is_sampled: bool = True
     """Whether a dry run downloads a sample of its photos."""
     run_id: int | None = None
@@ -307,6 +311,8 @@ class Catalogues:
         if reading.rows > ROWS_TO_ANALYZE:
             await slow_value(self._postgres, SQL.analyze_staged)
         reason = await self._safety_hold.find_reason(run_id, customer, reading)
+        if order.is_review and reason is None:
+            reason = REVIEW
         if order.is_dry_run:
             await self._compare(run_id, customer)
             await self._finish_dry_run(run_id, customer, is_sampled=order.is_sampled)
@@ -317,6 +323,9 @@ class Catalogues:
             await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
                 await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
+                if order.is_review:
+                    review_s = self._config.review_s
+                    await own.run(SQL.await_review, run_id=run_id, review_s=review_s)
                 # Keep only the latest held run, or an hourly broken file would add up.
                 await own.run(SQL.supersede_held, run_id=run_id, customer=customer)
                 await own.run(SQL.clear_staged, customer=customer)
@@ -411,10 +420,18 @@ class Catalogues:
             elif run["state"] == RunState.SUPERSEDED:
                 reason = "a later run replaced it"
             raise RunNotHeld(f"run {run_id} cannot be applied: {reason}; run the catalogue again")
+        shown = None
         if expected is RunState.HELD:
+            if run["review_until"] is not None:
+                shown = await tx.value(SQL.changes_digest, run_id=run_id)
             # Items may have changed since the comparison: compare again.
             await store.runs.forget_comparison(tx, run_id)
         await self._applying.apply(tx, run_id, customer, validated=validated)
+        if shown is not None and shown != await tx.value(SQL.changes_digest, run_id=run_id):
+            raise RunNotHeld(
+                f"run {run_id} cannot be applied: items changed since its comparison; upload the"
+                " catalogue again"
+            )
 
 
 def _require_undoable(run: Row) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from headrace.kernel.errors import (
+    Conflict,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
 
 
 class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -223,6 +230,24 @@ class LanguageUnknown(InvalidInput):
 
     def __init__(self, lang: str, languages: list[str]) -> None:
         super().__init__(f"language {lang[:40]!r} is not known: use one of {', '.join(languages)}")
+
+
+class SellerLinkUnknown(NotFound):
+    """The link to a seller's page was changed, or names a run that the page does not list."""
+
+    code = "fetch.seller_link_unknown"
+
+
+class SellerLinkEnded(NotFound):
+    """The link to a seller's page has expired or was revoked."""
+
+    code, status = "fetch.seller_link_ended", 410
+
+
+class SellerPageBusy(LimitExceeded):
+    """The page of one seller was requested too often."""
+
+    code = "fetch.seller_page_busy"
 
 
 class HostUnknown(NotFound):

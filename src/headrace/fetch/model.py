@@ -37,6 +37,8 @@ RUNS_KEPT: Final = 20
 SENT_RUNS_KEPT: Final = 100
 """Kept runs of uploaded items."""
 DRY_RUNS_KEPT: Final = 5
+CHANGE_CHARACTERS_MAX: Final = 300
+"""Longest old or new value that a change shows."""
 UNDOABLE_RUNS: Final = 5
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
@@ -161,6 +163,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Items published at their deadline without all of their photos."""
     fault: FileFault | None = None
     """Fault of the whole file; reports show it in the chosen language."""
+    review_until: datetime | None = None
+    """Until when an upload for review can be confirmed; null: it was not for review."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +175,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     fields: list[str]
     """Fields of a changed item that differ, including `photos`."""
+    values: dict[str, list[str | None]] = msgspec.field(default_factory=dict)
+    """Old and new value of each such field, name and price of other items; cut at 300 characters.
+
+    Stored for a held run and for the last applied ones.
+    """
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +202,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of this source."""
     failures: int
     """Consecutive attempts without a readable file."""
+
+
+class SellerLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link to a seller's page; who has it can read the page."""
+
+    customer: str
+    url: str
+    expires_at: datetime
 
 
 class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from headrace.console.screens.fetch_photos import (
     view_why,
 )
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
+from headrace.fetch.catalogues import REVIEW as REVIEW_REASON
 from headrace.fetch.errors import SourceUnknown, WebhookUnknown
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import (
@@ -58,6 +59,7 @@ WORDS: Final[dict[RunState, str]] = {
     RunState.APPLIED: "Applied. Photos and deliveries are in progress.",
     RunState.DONE: "Applied. All photos are processed and all results delivered.",
 }
+REVIEW: Final = "The catalogue was read and compared. No items were changed. Apply or discard it."
 TONES: Final[dict[RunState, str]] = {
     RunState.BRINGING: "warn",
     RunState.READING: "warn",
@@ -184,7 +186,7 @@ async def view_run(context: ViewContext) -> RunView:
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
     return RunView(
         line=line_of(run),
-        words=WORDS[run.state],
+        words=REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
         reason=texts.of_run(run),
         board=board,
         boards=BOARDS,

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from headrace.fetch.cli.catalogues import catalogue_group, run_group
-from headrace.fetch.cli.customers import consumer_group, customer_group, webhook_group
+from headrace.fetch.cli.customers import consumer_group, customer_group, seller_link, webhook_group
 from headrace.fetch.cli.items import (
     host_group,
     item_group,
@@ -40,6 +40,7 @@ for _command in (
     host_group,
     try_photo,
     why,
+    seller_link,
 ):
     fetch.add_command(_command)
 

@@ -57,6 +57,7 @@ def _reading_options(command: Any) -> Any:
 @click.argument("file")
 @_reading_options
 @click.option("--dry-run", is_flag=True, help="Only report changes, and download sample photos.")
+@click.option("--review", is_flag=True, help="Hold the run until `catalogue confirm RUN`.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
@@ -72,10 +73,16 @@ def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
     finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
 
 
-async def _run(fetch: Fetch, file: str, *, customer: str, dry_run: bool, **options: Any) -> Run:
+async def _run(
+    fetch: Fetch, file: str, *, customer: str, dry_run: bool, review: bool, **options: Any
+) -> Run:
     if file.startswith(_URLS):
+        if review:
+            raise InvalidSource("--review needs a file, not a URL: download the file first")
         return await fetch.bring_catalogue(customer, file, is_dry_run=dry_run, **options)
-    return await fetch.run_catalogue(_require_file(file), customer, is_dry_run=dry_run, **options)
+    return await fetch.run_catalogue(
+        _require_file(file), customer, is_dry_run=dry_run, is_review=review, **options
+    )
 
 
 def _require_file(name: str) -> Path:
@@ -300,7 +307,7 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
 def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None:
     """Show the run; a held or unfinished one ends with its exit code."""
     terminal.show(run, describe_run(run))
-    if run.state is RunState.HELD:
+    if run.state is RunState.HELD and not (run.reason or "").startswith("review:"):
         raise RunHeld(
             f"run {run.run} is held ({run.reason}): check the file, then"
             f" `headrace fetch catalogue confirm {run.run}` or run a correct one"

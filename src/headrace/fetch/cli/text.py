@@ -20,7 +20,7 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.outcomes import is_bad
 from headrace.jobs.model import Lane
-from headrace.kernel.terminal import pluralize
+from headrace.kernel.terminal import pluralize, visible
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -67,8 +67,11 @@ def run_line(run: Run) -> str:
 
 def describe_change(change: Change) -> str:
     """A change of an item in one line."""
-    fields = f": {', '.join(change.fields)}" if change.fields else ""
-    return f"  {change.kind:<8} {change.item}{fields}"
+    texts = [
+        f"{name} {' -> '.join(repr(visible(one)) for one in pair if one is not None)}"
+        for name, pair in change.values.items()
+    ] or change.fields
+    return f"  {change.kind:<8} {change.item}" + (f": {', '.join(texts)}" if texts else "")
 
 
 def describe_source(found: Source) -> str:
@@ -115,6 +118,12 @@ def describe_run(run: Run) -> str:
         *_sample_lines(run),
     ]
     lines += [f"    {count:>8} {outcome}" for outcome, count in run.photos_by_outcome.items()]
+    if run.state is RunState.HELD and run.review_until is not None:
+        lines.append(
+            f"  `headrace fetch catalogue diff {run.run}` lists the changes;"
+            f" `headrace fetch catalogue confirm {run.run}` applies them until"
+            f" {run.review_until:%Y-%m-%d %H:%M} UTC"
+        )
     if run.undone_by is not None:
         lines.append(f"  undone by run {run.undone_by}")
     if run.items_late:

@@ -107,6 +107,7 @@ async def run_fetch_catalogue(
     idempotency: NamedDependency[Idempotency],
     customer: FromPath[str],
     dry_run: FromQuery[bool] = False,
+    review: FromQuery[bool] = False,
     file_name: FromQuery[str] = "upload",
     format_name: Annotated[str | None, QueryParameter(name="format")] = None,
     mapping: FromQuery[str | None] = None,
@@ -119,9 +120,10 @@ async def run_fetch_catalogue(
     is translated too.
 
     The response to an upload follows once the run is applied, held or dry. Its photos follow
-    later; `GET /v1/fetch/runs/{run}` shows the progress. Without a response, either nothing or the
-    whole run was applied. The response to a URL is the run that waits for the file, or with `cron`
-    the source.
+    later; `GET /v1/fetch/runs/{run}` shows the progress. With `review` the run is held until it is
+    confirmed, and then changes what it shows. Without a response, either nothing or the whole run
+    was applied. The response to a URL is the run that waits for the file, or with `cron` the
+    source.
     """
     await fetch.customers.get(customer)
     texts = texts_for(request, lang)
@@ -132,12 +134,15 @@ async def run_fetch_catalogue(
 
         async def take(tx: Any) -> Run | Source:
             if source is not None:
+                if review:
+                    raise InvalidSource("review: supported with a file only, not with a URL")
                 return await _bring(fetch, customer, source, is_dry_run=dry_run, tx=tx)
             run = await fetch.run_catalogue(
                 path,
                 customer,
                 file_name=file_name,
                 is_dry_run=dry_run,
+                is_review=review,
                 format_name=format_name,
                 mapping=mapping,
                 has_permit=True,

@@ -21,7 +21,7 @@ implemented only in the PostgreSQL functions `fetch_due_round_v1`, `fetch_is_due
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -32,6 +32,7 @@ from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.catalogues import Catalogues, CurrentRules, Order
 from headrace.fetch.download import Downloader
+from headrace.fetch.errors import InvalidSource
 from headrace.fetch.host_stats import Classes, HostStats
 from headrace.fetch.i18n import Texts
 from headrace.fetch.limits import HostQuota, LaneClient
@@ -55,6 +56,7 @@ from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
 from headrace.fetch.service.customers import Customers, Webhooks
 from headrace.fetch.service.items import Hosts, Items, ItemUpload, Links
+from headrace.fetch.service.sellers import Sellers
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
 from headrace.fetch.sql import SQL
@@ -64,6 +66,7 @@ from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, Web
 from headrace.jobs import Jobs, Registry, Task
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
+from headrace.kernel.signing import Key
 
 LINKS_FORMAT: Final = "links"
 LINKS_EVERY_S: Final = 900.0
@@ -86,8 +89,13 @@ class Upkeep:
 
     def register(self, registry: Registry) -> None:
         """Register the crons."""
-        registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.publish_late)
+        registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.enforce_deadlines)
         registry.cron("*/15 * * * *", name=LINKS_QUEUE, timeout="1h")(self.recheck_links)
+
+    async def enforce_deadlines(self) -> None:
+        """Publish items past their deadline; discard uploads that were not confirmed in time."""
+        await self.discard_unreviewed()
+        await self.publish_late()
 
     async def publish_late(self) -> None:
         """Publish each item past its deadline once, with the photos it has."""
@@ -96,6 +104,14 @@ class Upkeep:
             items = await self._publishing.publish_late(row["id"])
             if items:
                 _LOG.info("items_published_late", run=row["id"], items=items)
+
+    async def discard_unreviewed(self) -> None:
+        """Discard uploads for review that were not confirmed in time, with their rows."""
+        async with self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            for row in await tx.all(SQL.discard_unreviewed):
+                await tx.run(SQL.clear_run, run_id=row["id"])
+                _LOG.info("upload_discarded", run=row["id"])
 
     async def recheck_links(self) -> None:
         """Request due failed links again, and stored photos that are old enough."""
@@ -159,7 +175,16 @@ H = TypeVar("H", bound=Handler)
 class Fetch:
     """Entry point of the room; opens no connection when it is created."""
 
-    def __init__(self, postgres: Postgres, blobs: Blobs, jobs: Jobs, config: FetchConfig) -> None:
+    def __init__(
+        self,
+        postgres: Postgres,
+        blobs: Blobs,
+        jobs: Jobs,
+        config: FetchConfig,
+        *,
+        make_seller_key: Callable[[], Key],
+        origin: str = "",
+    ) -> None:
         self.config = config
         self._postgres = postgres
         self._downloader = Downloader(config)
@@ -212,6 +237,15 @@ class Fetch:
         )
         self.runs = Runs(postgres, self._catalogues)
         self.reports = Reports(postgres, self.runs, config)
+        self.sellers = Sellers(
+            postgres,
+            config,
+            runs=self.runs,
+            reports=self.reports,
+            policy=self._downloader.policy,
+            make_key=make_seller_key,
+            origin=origin,
+        )
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
@@ -295,6 +329,7 @@ class Fetch:
         format_name: str | None = None,
         mapping: str | None = None,
         is_dry_run: bool = False,
+        is_review: bool = False,
         is_sampled: bool = True,
         has_permit: bool = False,
         tx: Tx | None = None,
@@ -303,10 +338,13 @@ class Fetch:
 
         All or nothing: when this returns, the run is `applied` (or `done`, `held`, `dry`) durably.
         When it raises or its process dies, nothing was changed. A dry run downloads some of its
-        photos if `is_sampled`. `has_permit`: the caller is inside `catalogue_permit`. Raises:
-        CustomerUnknown, MappingUnknown, UnknownFormat, NotACatalogue, CatalogueBroken,
-        CatalogueTooLarge, RunUnderWay, RunsBusy.
+        photos if `is_sampled`. `is_review` holds the run until `runs.confirm`, which applies the
+        changes that `runs.changes` shows, or is refused. `has_permit`: the caller is inside
+        `catalogue_permit`. Raises: InvalidSource, CustomerUnknown, MappingUnknown, UnknownFormat,
+        NotACatalogue, CatalogueBroken, CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
+        if is_dry_run and is_review:
+            raise InvalidSource("dry_run and review exclude each other: a dry run is not confirmed")
         await self.customers.get(customer)
         name = "".join(c if c.isprintable() else "?" for c in file_name or path.name)[:200]
         order = Order(
@@ -315,6 +353,7 @@ class Fetch:
             format_name=format_name,
             mapping=mapping,
             is_dry_run=is_dry_run,
+            is_review=is_review,
             is_sampled=is_sampled,
         )
         run_id = await self._catalogues.run(path, order, has_permit=has_permit, tx=tx)

@@ -19,6 +19,26 @@ FROM headrace.fetch_customer
 WHERE :customer::text IS NULL OR customer = :customer
 ORDER BY customer;
 
+-- name: seller_link
+-- Data of a new seller link: the number of revocations, and when the link expires.
+SELECT seller_links, extract(epoch FROM now())::bigint + :lasts_s::bigint AS expires_s
+FROM headrace.fetch_customer WHERE customer = :customer;
+
+-- name: is_seller_link
+-- Whether a seller link has neither expired nor been revoked.
+SELECT EXISTS (SELECT FROM headrace.fetch_customer
+    WHERE customer = :customer AND seller_links = :seller_links
+        AND now() < to_timestamp(:expires_s::bigint));
+
+-- name: revoke_seller_links
+-- Revoke all seller links of a customer.
+UPDATE headrace.fetch_customer SET seller_links = seller_links + 1 WHERE customer = :customer
+RETURNING customer;
+
+-- name: sample_item
+-- The content of one published item of a customer.
+SELECT fields FROM headrace.fetch_item WHERE customer = :customer AND NOT is_gone LIMIT 1;
+
 -- name: set_source
 -- Create or replace a customer's source; discard the validators of an earlier file.
 INSERT INTO headrace.fetch_source (customer, url, cron, tz, format, mapping)

@@ -334,7 +334,24 @@ UPDATE headrace.fetch_run SET fault = :fault WHERE id = :run_id;
 
 -- name: lock_run
 -- Lock a run until the transaction ends.
-SELECT id, customer, state FROM headrace.fetch_run WHERE id = :run_id FOR UPDATE;
+SELECT id, customer, state, review_until FROM headrace.fetch_run WHERE id = :run_id FOR UPDATE;
+
+-- name: await_review
+-- Let a held run wait for the confirmation of its upload.
+UPDATE headrace.fetch_run
+SET review_until = now() + make_interval(secs => :review_s::double precision) WHERE id = :run_id;
+
+-- name: discard_unreviewed
+-- Discard the uploads that were not confirmed in time.
+UPDATE headrace.fetch_run SET state = 'superseded', ended_at = now(),
+    reason = 'expired: it was not confirmed in time'
+WHERE state = 'held' AND review_until < now() RETURNING id;
+
+-- name: changes_digest
+-- A digest of the changes that a run makes, to detect that they differ from those shown.
+SELECT count(*) || ':' || coalesce(sum(hashtextextended(
+    ROW(item, kind, has_other_photos, fields)::text, 0)), 0)
+FROM headrace.fetch_change WHERE run_id = :run_id AND kind <> 'retry';
 
 -- name: newer_run
 -- A later applied catalogue of the customer.
@@ -408,10 +425,29 @@ DELETE FROM headrace.fetch_staged WHERE run_id = ANY(:runs::bigint[]);
 DELETE FROM headrace.fetch_pace WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: changes
--- A page of a run's changes, by item.
-SELECT item, kind, version, has_other_photos, fields FROM headrace.fetch_change
-WHERE run_id = :run_id AND item > :after AND kind <> 'retry'
-ORDER BY item LIMIT :rows_max;
+-- A page of a run's changes, by item, each with the old and new values that are still stored: those
+-- of a held run, and of the last applied ones.
+SELECT c.item, c.kind, c.version, c.has_other_photos, c.fields, (
+    SELECT json_object_agg(f.name, ARRAY[left(old.fields ->> f.name, :characters_max),
+        left(new.fields ->> f.name, :characters_max)])::text
+    FROM unnest(CASE WHEN c.kind <> 'changed' THEN '{name,price}'::text[]
+        WHEN c.has_other_photos THEN c.fields || 'photos'::text ELSE c.fields END) AS f (name)
+    WHERE coalesce(old.fields, '{}') ? f.name OR coalesce(new.fields, '{}') ? f.name
+) AS values
+FROM headrace.fetch_change c
+JOIN headrace.fetch_run r ON r.id = c.run_id
+LEFT JOIN headrace.fetch_staged s ON s.run_id = c.run_id AND s.item = c.item AND s.fields <> ''
+LEFT JOIN headrace.fetch_before b ON b.run_id = c.run_id AND b.item = c.item
+LEFT JOIN headrace.fetch_item i ON i.customer = r.customer AND i.item = c.item
+CROSS JOIN LATERAL (SELECT CASE WHEN r.state = 'held' AND c.kind <> 'new'
+    THEN i.fields::jsonb || jsonb_build_object('photos', i.photos)
+    ELSE b.fields::jsonb || jsonb_build_object('photos', b.photos) END AS fields) old
+CROSS JOIN LATERAL (SELECT CASE WHEN r.state = 'held'
+    THEN s.fields::jsonb || jsonb_build_object('photos', s.photos)
+    WHEN i.run_id = c.run_id AND NOT i.is_gone
+    THEN i.fields::jsonb || jsonb_build_object('photos', i.photos) END AS fields) new
+WHERE c.run_id = :run_id AND c.item > :after AND c.kind <> 'retry'
+ORDER BY c.item LIMIT :rows_max;
 
 -- name: sampled_links
 -- Random URLs that a run would request.

@@ -11,6 +11,7 @@ from headrace.engines.postgres import Row, Runner, from_row
 from headrace.fetch.errors import CustomerUnknown, FileFault
 from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import (
+    CHANGE_CHARACTERS_MAX,
     RUNS_KEPT,
     SENT_RUNS_KEPT,
     UNDOABLE_RUNS,
@@ -160,6 +161,7 @@ SENT_WAIT_S: Final = 3600.0
 """A failed link of an uploaded item is due again after this time."""
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
 _FAULTS: Final = msgspec.json.Decoder(FileFault)
+_PAIRS: Final = msgspec.json.Decoder(dict[str, list[str | None]])
 _VALUES: Final = msgspec.json.Decoder(dict[str, str | int | float])
 
 
@@ -212,8 +214,22 @@ async def find_runs(
 
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
     """A page of a run's changes behind item `after`, by item."""
-    rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
-    return [from_row(Change, row, fields=_changed_fields(row)) for row in rows]
+    rows = await runner.all(
+        SQL.changes,
+        run_id=run_id,
+        after=after,
+        rows_max=rows_max,
+        characters_max=CHANGE_CHARACTERS_MAX,
+    )
+    return [
+        from_row(
+            Change,
+            row,
+            fields=_changed_fields(row),
+            values=_PAIRS.decode(row["values"] or "{}"),
+        )
+        for row in rows
+    ]
 
 
 def _changed_fields(row: Row) -> list[str]:

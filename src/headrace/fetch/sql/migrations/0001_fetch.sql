@@ -1,7 +1,7 @@
 -- Catalogues of customers, their items and photos, and the results that are published.
 
 -- A customer and the limits of its requests. NULL in `hold_share`, `hold_items` and `refresh_s`:
--- the setting of the deployment applies.
+-- the setting of the deployment applies. `seller_links`: how often its seller links were revoked.
 CREATE TABLE headrace.fetch_customer (
     customer text PRIMARY KEY,
     starts_max integer NOT NULL,
@@ -10,6 +10,7 @@ CREATE TABLE headrace.fetch_customer (
     hold_share double precision,
     hold_items integer,
     refresh_s double precision,
+    seller_links integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now()
 );
@@ -61,6 +62,7 @@ CREATE TABLE headrace.fetch_mapping (
 --   prior_at        start of the round before
 --   asks_before     failed links checked before this time are due in any round
 --   undone_by       the run that restored the items
+--   review_until    end of the time in which an upload for review can be confirmed
 --   items_late      items published at their deadline without all photos
 CREATE TABLE headrace.fetch_run (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -88,11 +90,13 @@ CREATE TABLE headrace.fetch_run (
     prior_at timestamptz,
     asks_before timestamptz,
     undone_by bigint,
+    review_until timestamptz,
     started_at timestamptz NOT NULL DEFAULT now(),
     applied_at timestamptz,
     ended_at timestamptz
 );
 CREATE INDEX fetch_run_customer ON headrace.fetch_run (customer, id);
+CREATE INDEX fetch_run_review ON headrace.fetch_run (review_until) WHERE state = 'held';
 
 -- Problems of rows. `parameters` is a JSON object of the values that the message of `code` shows.
 CREATE TABLE headrace.fetch_problem (
