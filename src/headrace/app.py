@@ -257,19 +257,19 @@ class Headrace:
         """The fetch room: catalogues and photos. Raises: ExtraMissing."""
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
-        from headrace.fetch.service.sellers import SELLER_USE
+        from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
         from headrace.kernel.signing import derive_key
         from headrace.web.model import WebConfig
 
         config = self.config.section(FetchConfig)
         host, port = self.config.section(WebConfig).listen
+        origin = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         fetch = Fetch(
             self.engines.postgres,
             self.engines.blobs,
             self.jobs,
             config,
-            make_seller_key=lambda: derive_key(self.secret, SELLER_USE),
-            origin=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            link_signing=LinkSigning(lambda: derive_key(self.secret, SELLER_USE), origin),
         )
         for handler in self._item_handlers:
             fetch.on_item(handler)

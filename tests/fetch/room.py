@@ -19,7 +19,7 @@ from headrace.engines.sql import compile_query
 from headrace.fetch import Fetch, FetchConfig, Item, Run, http
 from headrace.fetch.cli import fetch as fetch_command
 from headrace.fetch.model import FINAL_STATES
-from headrace.fetch.service.sellers import SELLER_USE
+from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
@@ -124,7 +124,7 @@ def new_room(postgres, blobs, config: FetchConfig, *handlers) -> tuple[Fetch, Jo
     registry = Registry()
     jobs = Jobs(postgres, JOBS, registry)
     registry.bind(lambda: jobs)
-    fetch = Fetch(postgres, blobs, jobs, config, make_seller_key=seller_key)
+    fetch = Fetch(postgres, blobs, jobs, config, link_signing=LinkSigning(seller_key))
     fetch.register(registry)
     for handler in handlers:
         fetch.on_item(handler)

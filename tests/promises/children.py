@@ -11,7 +11,7 @@ from headrace.engines.blobs import Blobs
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.fetch import Fetch, FetchConfig
 from headrace.fetch.model import SentItem
-from headrace.fetch.service.sellers import SELLER_USE
+from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.leases import LeaseManager
@@ -27,7 +27,7 @@ async def run_fetch(url: str, folder: Path, what: str) -> None:
     jobs = Jobs(postgres, JobsConfig(), registry)
     registry.bind(lambda: jobs)
     blobs, key = Blobs((folder / "blobs").as_uri()), derive_key("seller" * 8, SELLER_USE)
-    fetch = Fetch(postgres, blobs, jobs, FetchConfig(), make_seller_key=lambda: key)
+    fetch = Fetch(postgres, blobs, jobs, FetchConfig(), link_signing=LinkSigning(lambda: key))
     fetch.register(registry)
     if what == "send":
         await fetch.send_items(SENT)

@@ -178,6 +178,7 @@ def _problem(line: ReportLine) -> Html:
 
 
 def table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
+    """A table with translated headings; all cells are escaped, except `Html`."""
     head = "".join(f"<th>{escape(texts.heading(name))}</th>" for name in names)
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>\n" for row in rows

@@ -65,6 +65,7 @@ def example_of(
     schema: Schema,
     mapping: NameMapping | None,
     known: Mapping[str, Value],
+    *,
     texts: Texts,
     policy: Policy,
 ) -> list[ExampleField]:
@@ -74,7 +75,8 @@ def example_of(
     for name, rule in rules.items():
         column = _column(name, mapping) or (name if rule.required else "")
         if column:
-            found.append(ExampleField(column, _value_of(name, rule, known, texts, policy), rule))
+            candidates = _candidates(name, rule, known, texts)
+            found.append(ExampleField(column, _value_of(name, rule, candidates, policy), rule))
     return found
 
 
@@ -86,16 +88,14 @@ def _column(name: str, mapping: NameMapping | None) -> str:
     return paths if isinstance(paths, str) else paths[0] if paths else ""
 
 
-def _value_of(
-    name: str, rule: FieldRule, known: Mapping[str, Value], texts: Texts, policy: Policy
-) -> str:
+def _value_of(name: str, rule: FieldRule, candidates: Iterable[str], policy: Policy) -> str:
     """The first candidate that the rule accepts; empty if none is, as with most patterns."""
     if name == "photos":
         count = max(1, min(rule.length_least or 1, 30))
         return "|".join(f"https://shop.example/{n}.jpg" for n in range(1, count + 1))
     checked = CompiledRule(name, rule, policy)
-    candidates = [one for one in _candidates(name, rule, known, texts) if one]
-    return next((one for one in candidates if not isinstance(checked.check(one), Fault)), "")
+    good = (one for one in candidates if one and not isinstance(checked.check(one), Fault))
+    return next(good, "")
 
 
 def _candidates(

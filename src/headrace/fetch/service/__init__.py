@@ -21,7 +21,7 @@ implemented only in the PostgreSQL functions `fetch_due_round_v1`, `fetch_is_due
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -56,7 +56,7 @@ from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
 from headrace.fetch.service.customers import Customers, Webhooks
 from headrace.fetch.service.items import Hosts, Items, ItemUpload, Links
-from headrace.fetch.service.sellers import Sellers
+from headrace.fetch.service.sellers import LinkSigning, Sellers
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
 from headrace.fetch.sql import SQL
@@ -66,7 +66,6 @@ from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, Web
 from headrace.jobs import Jobs, Registry, Task
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
-from headrace.kernel.signing import Key
 
 LINKS_FORMAT: Final = "links"
 LINKS_EVERY_S: Final = 900.0
@@ -182,8 +181,7 @@ class Fetch:
         jobs: Jobs,
         config: FetchConfig,
         *,
-        make_seller_key: Callable[[], Key],
-        origin: str = "",
+        link_signing: LinkSigning,
     ) -> None:
         self.config = config
         self._postgres = postgres
@@ -243,8 +241,7 @@ class Fetch:
             runs=self.runs,
             reports=self.reports,
             policy=self._downloader.policy,
-            make_key=make_seller_key,
-            origin=origin,
+            signing=link_signing,
         )
 
     def register(self, registry: Registry) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,13 @@ CUSTOMERS_MAX: Final = 10_000
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Value])
 
 
+class LinkSigning(NamedTuple):
+    """The key of links, and the scheme and host with which they begin by default."""
+
+    make_key: Callable[[], Key]
+    origin: str = ""
+
+
 class Sellers:
     """Links to the pages of sellers, and these pages: `fetch.sellers`."""
 
@@ -63,16 +70,14 @@ class Sellers:
         runs: Runs,
         reports: Reports,
         policy: Policy,
-        make_key: Callable[[], Key],
-        origin: str,
+        signing: LinkSigning,
     ) -> None:
         self._postgres = postgres
         self._config = config
         self._runs = runs
         self._reports = reports
         self._policy = policy
-        self._make_key = make_key
-        self._origin = origin
+        self._signing = signing
         self._full_at_s: dict[str, float] = {}
 
     async def link(
@@ -90,8 +95,8 @@ class Sellers:
             SQL.seller_link, customer=customer, lasts_s=days * DAY_S
         )
         position = [customer, row["seller_links"], row["expires_s"]]
-        start = self._config.seller_url or origin or self._origin
-        token = sign_cursor(self._make_key(), SELLER_USE, {}, position)
+        start = self._config.seller_url or origin or self._signing.origin
+        token = sign_cursor(self._signing.make_key(), SELLER_USE, {}, position)
         return SellerLink(
             customer=customer,
             url=f"{start.rstrip('/')}{PATH}{token}",
@@ -125,7 +130,7 @@ class Sellers:
             run=run,
             rows=[problem for _, problem in rows],
             photos=[photo for _, photo in photos],
-            example=example_of(schema, mapping, known, texts, self._policy),
+            example=example_of(schema, mapping, known, texts=texts, policy=self._policy),
             mapping=mapping,
         )
         return seller_page(view, texts)
@@ -133,7 +138,7 @@ class Sellers:
     async def _read(self, token: str) -> tuple[str, int]:
         """Customer and expiry of a link. Raises: SellerLinkUnknown, SellerLinkEnded."""
         try:
-            position = read_cursor(self._make_key(), SELLER_USE, {}, token)
+            position = read_cursor(self._signing.make_key(), SELLER_USE, {}, token)
         except CursorInvalid:
             raise SellerLinkUnknown(
                 "this link to a seller's page is not valid: check that it is complete, or request"
