@@ -7,6 +7,9 @@ import pytest
 from browser import WIDTHS
 from crawler import Page
 
+from headrace.console.model import FieldsInvalid
+from headrace.console.uploads import UploadTooLarge, receive_form
+
 pytestmark = pytest.mark.slow
 FORM = "/console/do/fetch-upload"
 HEAD = "id,name,price\n"
@@ -67,6 +70,39 @@ async def test_a_sellers_page_of_hostile_values_fits_a_phone(stack, chromium):
     finally:
         await context.close()
     assert faults == []
+
+
+class Sent:
+    """A request whose body arrives in blocks of `size` bytes."""
+
+    def __init__(self, body: bytes, size: int) -> None:
+        self.headers = {"content-type": "multipart/form-data; boundary=frontier"}
+        self._blocks = [body[at : at + size] for at in range(0, len(body), size)]
+
+    async def stream(self):
+        for block in self._blocks:
+            yield block
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_a_file_is_written_unchanged_up_to_its_limit(tmp_path, size):
+    content = b"id,name\r\n--frontie\r\n\x00\xff\r\n--" * 20
+    parts = {"customer": b"shop", 'file"; filename="a b.csv': content, "mapping": b""}
+    body = b"".join(
+        b'--frontier\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+        % (name.encode(), value)
+        for name, value in parts.items()
+    )
+    body += b"--frontier--\r\n"
+    path = tmp_path / "upload"
+    given = await receive_form(Sent(body, size), path, bytes_max=len(content))
+    assert given == {"customer": "shop", "file": "a b.csv", "mapping": ""}
+    assert path.read_bytes() == content
+    with pytest.raises(UploadTooLarge, match="split it, or compress it"):
+        await receive_form(Sent(body, size), path, bytes_max=len(content) - 1)
+    for cut in (body[:-20], body[:60], b""):
+        with pytest.raises(FieldsInvalid):
+            await receive_form(Sent(cut, size), path, bytes_max=len(content))
 
 
 def form_of(stack):

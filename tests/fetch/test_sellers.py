@@ -168,6 +168,7 @@ async def test_the_example_is_a_row_that_is_accepted(shop, client, is_mapped):
     [table] = re.findall(r"<pre[^>]*>(.*)</pre>", page, re.DOTALL)
     assert "required; a whole number such as 12; at least 1990; at most 2026" in plain(page)
     assert "[A-Z]{3}[0-9]{4}" in plain(page)
+    assert "required; links to photos, separated by |; length or number at least 2" in plain(page)
     sent = unescape(table).replace("https://shop.example/", shop.origin.url("/"))
     run = await shop.run(sent, mapping=mapping)
     assert (await shop.problems(run), run.new) == ([], 1)
@@ -210,7 +211,7 @@ async def test_an_upload_for_review_shows_its_changes_and_applies_them(shop, blo
     other = Process(shop, blobs, config)
     applied = await other.fetch.runs.confirm(held["run"])
     await other.fetch.close()
-    assert (applied.new, applied.changed, applied.gone) == (1, 1, 1)
+    assert (applied.new, applied.changed, applied.gone, applied.reason) == (1, 1, 1, None)
     assert (await shop.fetch.items.get("shop", "i001")).fields["name"] == "Other <name>"
     after = await shop.fetch.runs.changes(held["run"])
     assert {one.item: (one.kind, one.values) for one in after} == found

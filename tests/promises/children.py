@@ -21,7 +21,10 @@ SENT = [SentItem(customer="shop", item=f"i{n}", fields={"name": "Sent"}) for n i
 
 
 async def run_fetch(url: str, folder: Path, what: str) -> None:
-    """Send items, publish late ones, `undo:RUN`, or run the catalogue in the file `what`."""
+    """Send items, publish late ones, or run the catalogue in the file `what`.
+
+    `undo:RUN` and `confirm:RUN` act on a run; `review:FILE` uploads for review.
+    """
     postgres = Postgres(url, PostgresConfig())
     registry = Registry()
     jobs = Jobs(postgres, JobsConfig(), registry)
@@ -35,8 +38,11 @@ async def run_fetch(url: str, folder: Path, what: str) -> None:
         await fetch.upkeep.publish_late()
     elif what.startswith("undo:"):
         await fetch.runs.undo(int(what.removeprefix("undo:")))
+    elif what.startswith("confirm:"):
+        await fetch.runs.confirm(int(what.removeprefix("confirm:")))
     else:
-        await fetch.run_catalogue(folder / what, "shop")
+        file = folder / what.removeprefix("review:")
+        await fetch.run_catalogue(file, "shop", is_review=what.startswith("review:"))
 
 
 async def schedule(url: str, name: str, period_s: float) -> None:

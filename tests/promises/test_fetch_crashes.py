@@ -97,6 +97,19 @@ async def test_a_catalogue_is_applied_whole_or_not_at_all(postgres, shop):
     assert await facts(postgres) == undone
 
 
+async def test_an_upload_for_review_outlives_its_process_and_is_applied_whole(postgres, shop):
+    await require_unchanged(postgres, shop, "review:new.csv", "rows_staged:2")
+    assert await shop("review:new.csv") == 0
+    [held, abandoned, _] = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
+    assert (held["state"], abandoned["state"]) == ("held", "abandoned")
+    confirm = f"confirm:{held['id']}"
+    await require_unchanged(postgres, shop, confirm, "compared", "items_stored", "jobs_enqueued")
+    assert await shop(confirm, "run_applied") == -signal.SIGKILL
+    applied = await facts(postgres)
+    assert (applied["items"], applied["gone"], applied["runs"]) == (ROWS, 150, 2)
+    assert (await shop(confirm) != 0, await postgres.value(STAGED)) == (True, 0)
+
+
 async def test_a_catalogue_that_was_applied_stays_so(postgres, shop):
     assert await shop("new.csv", "run_applied") == -signal.SIGKILL
     after = await facts(postgres)

@@ -49,7 +49,7 @@ async def receive_form(request: Any, path: Path, *, bytes_max: int) -> dict[str,
     try:
         with (
             path.open("wb") as file,
-            PushMultipartParser(found[1], max_segment_count=FIELDS_MAX, strict=True) as parser,
+            PushMultipartParser(found[1], max_segment_count=FIELDS_MAX) as parser,
         ):
             async for block in request.stream():
                 for part in parser.parse(block):

@@ -40,11 +40,11 @@ _STANDARD: Final = ("name", "price", "category", "url", "photos")
 
 
 class ExampleField(NamedTuple):
-    """A field of the example row: its column, a correct value, and its rule."""
+    """A field of the example row: its column, a correct value, and what it accepts."""
 
     column: str
     value: str
-    rule: FieldRule
+    accepted: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,15 @@ def example_of(
 ) -> list[ExampleField]:
     """A correct row for `schema`, in the columns of `mapping`; `known` values are tried first."""
     rules = {name: FieldRule() for name in _STANDARD} | ALWAYS | schema.fields
-    found = [ExampleField(_column("id", mapping), "A-1001", FieldRule(required=True))]
+    required = _accepted("text", FieldRule(required=True), texts)
+    found = [ExampleField(_column("id", mapping), "A-1001", required)]
     for name, rule in rules.items():
         column = _column(name, mapping) or (name if rule.required else "")
         if column:
             candidates = _candidates(name, rule, known, texts)
-            found.append(ExampleField(column, _value_of(name, rule, candidates, policy), rule))
+            value = _value_of(name, rule, candidates, policy)
+            kind = "photos" if name == "photos" else rule.type
+            found.append(ExampleField(column, value, _accepted(kind, rule, texts)))
     return found
 
 
@@ -134,10 +137,9 @@ def seller_page(view: SellerView, texts: Texts) -> str:
     parts = [f"<nav>{links}</nav>\n", _tag("p", until), _runs(view, texts)]
     if view.run is not None:
         parts += _problems(view, view.run, texts)
-    rows = [(one.column, one.value, _accepted(one.rule, texts)) for one in view.example]
     parts += [
         _tag("h2", texts.heading("example")),
-        table(texts, ("field", "value", "accepted"), rows),
+        table(texts, ("field", "value", "accepted"), view.example),
     ]
     line = _line_of(view, next((one.format for one in view.runs if one.format), "csv"))
     if line:
@@ -215,10 +217,10 @@ def _shown(value: str | float | None) -> str:
     return "" if value is None else str(value)[:VALUE_CHARACTERS_MAX]
 
 
-def _accepted(rule: FieldRule, texts: Texts) -> str:
+def _accepted(kind: str, rule: FieldRule, texts: Texts) -> str:
     """What a field accepts, such as `required; a price; at least 1`."""
     parts = [texts.heading("required")] if rule.required else []
-    parts.append(texts.heading(f"type_{rule.type}"))
+    parts.append(texts.heading(f"type_{kind}"))
     for name in ("least", "most", "length_least", "length_most", "pattern", "values"):
         value = getattr(rule, name)
         if value is not None and value != []:

@@ -122,7 +122,7 @@ class FetchConfig:
     seller_url: str | None = setting(
         None,
         "Where sellers reach the API, such as https://api.example.com; links to their pages begin"
-        " with it; default: web.listen.",
+        " with it; default: the address of the request, for commands web.listen.",
         parse_url("http", "https", takes_user=False),
     )
     refresh_s: float = setting(

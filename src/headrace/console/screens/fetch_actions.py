@@ -253,12 +253,7 @@ ACTIONS: Final = (
         fields=(
             CUSTOMER,
             Field(name="file", label="File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
-            Field(
-                name="mapping",
-                label="Mapping",
-                required=False,
-                hint="Name of a mapping for foreign formats; over HTTP, &mapping=NAME.",
-            ),
+            Field(name="mapping", label="Mapping", required=False, hint="HTTP: &mapping=NAME."),
         ),
     ),
     Action(

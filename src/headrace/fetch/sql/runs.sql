@@ -310,8 +310,10 @@ UPDATE headrace.fetch_run SET new = :new, changed = :changed, gone = :gone,
 WHERE id = :run_id;
 
 -- name: note_applied
--- Mark the run applied after its jobs are enqueued; a run without changes is done.
+-- Mark the run applied after its jobs are enqueued; a run without changes is done. An upload for
+-- review waits no more.
 UPDATE headrace.fetch_run r SET
+    reason = CASE WHEN r.review_until IS NULL THEN r.reason END,
     items_pending = sums.changes,
     applied_at = now(),
     state = CASE WHEN sums.changes = 0 THEN 'done' ELSE 'applied' END,
