@@ -19,7 +19,6 @@ import msgspec
 
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
-from headrace.kernel.terminal import visible
 
 
 def policy_of(style: str) -> str:
@@ -189,7 +188,7 @@ def table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int 
 def _cell(value: str | int | None) -> str:
     if isinstance(value, Html):
         return value
-    return "" if value is None else escape(visible(str(value)))
+    return "" if value is None else escape(str(value))
 
 
 def _more(texts: Texts, shown: int, count: int) -> list[str]:

@@ -193,7 +193,7 @@ def _problems(view: SellerView, run: Run, texts: Texts) -> Iterator[str]:
         for one in view.rows
     ]
     yield _groups(texts, "row_problems", ("line", "item", "value", "problem"), rows)
-    photos = [(one.text, (one.item, one.url)) for one in view.photos]
+    photos = [(one.text, (one.item, visible(one.url))) for one in view.photos]
     yield _groups(texts, "photo_problems", ("item", "link"), photos)
 
 
@@ -214,7 +214,7 @@ def _groups(
 
 
 def _shown(value: str | float | None) -> str:
-    return "" if value is None else str(value)[:VALUE_CHARACTERS_MAX]
+    return "" if value is None else visible(str(value)[:VALUE_CHARACTERS_MAX])
 
 
 def _accepted(kind: str, rule: FieldRule, texts: Texts) -> str:
