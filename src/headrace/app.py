@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +61,7 @@ PACKAGES: Final = (
 """Packages with tables, in the order of their migrations."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+Check = TypeVar("Check", bound=Callable[..., Awaitable[Any]])
 OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
 
@@ -128,6 +129,7 @@ class Headrace:
         self._endpoints: Endpoints | None = None
         self._is_slot = False
         self._item_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._publish_checks: list[tuple[Callable[..., Awaitable[Any]], Collection[str]]] = []
         self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
         self._rankings: list[tuple[str, Callable[..., Any], int]] = []
 
@@ -262,6 +264,8 @@ class Headrace:
         fetch = Fetch(self.engines.postgres, self.engines.blobs, self.jobs, config)
         for handler in self._item_handlers:
             fetch.on_item(handler)
+        for check, changes in self._publish_checks:
+            fetch.before_publish(changes=changes)(check)
         fetch.register(self.registry)
         return fetch
 
@@ -370,6 +374,25 @@ class Headrace:
         self._require_unused("fetch", "on_item")
         self._item_handlers.append(handler)
         return handler
+
+    def before_publish(self, *, changes: Collection[str] = ()) -> Callable[[Check], Check]:
+        """Call the decorated `(item)` before an item is published or edited.
+
+        It returns None (publish), a dict of new values of fields in `changes`, or
+        `headrace.fetch.Hold("reason")` to hold the item for a moderator.
+        """
+        self._require_unused("fetch", "before_publish")
+        if self._publish_checks:
+            raise ConfiguredTooLate(
+                "before_publish() was called twice: one handler checks all items, and may call"
+                " others"
+            )
+
+        def register(check: Check) -> Check:
+            self._publish_checks.append((check, changes))
+            return check
+
+        return register
 
     def on_post_deleted(self, handler: Handler) -> Handler:
         """Call `handler(post)` at least once per deleted post, in its own queue."""

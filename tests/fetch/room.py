@@ -112,12 +112,17 @@ class Shop:
         return found
 
 
-def new_room(postgres, blobs, config: FetchConfig, *handlers) -> tuple[Fetch, Jobs]:
-    """A room with its own registry and these handlers of items."""
+def new_room(postgres, blobs, config: FetchConfig, *handlers, check=None) -> tuple[Fetch, Jobs]:
+    """A room with its own registry, these handlers of items, and a `before_publish` handler.
+
+    `check` is that handler and the fields that it may change.
+    """
     registry = Registry()
     jobs = Jobs(postgres, JOBS, registry)
     registry.bind(lambda: jobs)
     fetch = Fetch(postgres, blobs, jobs, config)
+    if check is not None:
+        fetch.before_publish(changes=check[1])(check[0])
     fetch.register(registry)
     for handler in handlers:
         fetch.on_item(handler)

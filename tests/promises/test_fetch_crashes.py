@@ -136,9 +136,9 @@ async def app(host, running_engines, database_url, tmp_path):
     await app.close()
 
 
-def crash(host, point):
+def crash(host, point, app="storm_app:app"):
     """Let an agent's slots die at a point, then kill the agent."""
-    doomed = host.start(app="storm_app:app", CRASH_AT=f"fetch.{point}")
+    doomed = host.start(app=app, CRASH_AT=f"fetch.{point}")
     wait_until(lambda: doomed.events("slot_died"), what=f"a slot died at {point}")
     host.kill(doomed)
 
@@ -154,6 +154,27 @@ async def test_a_slot_killed_between_bytes_and_row_leaves_no_photo_undecided(hos
         await wait_true(lambda: len(host.history.of("end", what="item")) >= 4)
         found = await app.fetch.runs.get(run.run)
     assert found.photos_by_outcome == {"stored": 4}
+
+
+async def test_a_slot_killed_at_its_check_publishes_and_holds_each_item_once(host, app, tmp_path):
+    """Before and after the transaction of the verdict; an agent without the check waits."""
+    await app.fetch.customers.set("shop", **LIMITS)
+    (tmp_path / "shop.csv").write_text(HEAD + "".join(f"i{n},Item,5,\n" for n in range(20)))
+    run = await app.fetch.run_catalogue(tmp_path / "shop.csv", "shop")
+    crash(host, "judged:5", "checked_app:app")
+    crash(host, "checked", "checked_app:app")
+    host.start(app="checked_app:app")
+
+    async def is_done():
+        return (await app.fetch.runs.get(run.run)).state == "done"
+
+    await wait_true(is_done, what="every item has a verdict")
+    results = await app.fetch.items.results(after=0)
+    assert sorted((r.id, r.version) for r in results) == sorted(
+        (f"i{n}", 1) for n in range(0, 20, 2)
+    )
+    held = await app.fetch.held.list()
+    assert {one.id for one in held} == {f"i{n}" for n in range(1, 20, 2)}
 
 
 async def test_a_sender_killed_after_its_message_was_accepted_sends_it_again(host, app, tmp_path):

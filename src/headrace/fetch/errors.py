@@ -158,6 +158,36 @@ class SchemaUnknown(NotFound):
         )
 
 
+class DuplicateUnknown(NotFound):
+    """No pair of near-duplicates has that number."""
+
+    code = "fetch.duplicate_unknown"
+
+    def __init__(self, pair: int) -> None:
+        super().__init__(
+            f"no pair of photos has the number {pair}: `headrace fetch duplicates ls` or"
+            " `GET /v1/fetch/duplicates` lists them"
+        )
+
+
+class NotHeld(NotFound):
+    """The item is not held, or it changed since."""
+
+    code = "fetch.not_held"
+
+    def __init__(self, customer: str, item: str) -> None:
+        super().__init__(
+            f"item {item[:200]!r} of customer {customer[:128]!r} is not held, or it changed since:"
+            " `headrace fetch held ls` or `GET /v1/fetch/held` lists held items"
+        )
+
+
+class InvalidVerdict(InvalidInput):
+    """A `before_publish` handler returned a value or changed a field that is not allowed."""
+
+    code = "fetch.invalid_verdict"
+
+
 class InvalidCustomer(InvalidInput):
     """A limit of a customer is out of range."""
 

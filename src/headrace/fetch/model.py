@@ -23,6 +23,7 @@ CATALOGUE_QUEUE: Final = "fetch.catalogue"
 WEBHOOK_QUEUE: Final = "fetch.webhook"
 DEADLINES_QUEUE: Final = "fetch.deadlines"
 LINKS_QUEUE: Final = "fetch.links"
+DUPLICATES_QUEUE: Final = "fetch.duplicates"
 PHOTO_RETRIES: Final = 3
 """Retries of a link in a run; a link that failed in its last run has none."""
 BIGINT_MAX: Final = 2**63 - 1

@@ -108,10 +108,12 @@ class BlobWriter:
         data = found.body.read()
         image = inspect_image(data)
         key = photo_key(found.sha256, image.format)
+        photo_hash = None
         if not await self._known.submit(found.sha256):
-            await self._decoder.check(data, image)
+            photo_hash = await self._decoder.check(data, image)
             await self._store.put(key, data)
-        return NewPhoto(found.sha256, key, image.format, len(data), image.width, image.height)
+        size = image.width, image.height
+        return NewPhoto(found.sha256, key, image.format, len(data), *size, photo_hash)
 
     async def _read_known(self, hashes: list[str]) -> list[bool]:
         known = await store.outcomes.known_photos(self._postgres, hashes)

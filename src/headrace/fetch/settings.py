@@ -86,7 +86,8 @@ class FetchConfig:
     photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
     decode_share: float = setting(
         "0.01",
-        "Share of photos, 0 to 1, decoded completely before storing; suspicious ones always are.",
+        "Share of photos, 0 to 1, decoded completely before storing; suspicious ones always are."
+        " Near-duplicates are found among decoded photos: 1 decodes all.",
         parse_share,
     )
     catalogue_max_bytes: int = setting(

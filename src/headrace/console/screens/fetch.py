@@ -15,6 +15,7 @@ from headrace.console.screens.fetch_photos import (
     view_wall,
     view_why,
 )
+from headrace.console.screens.fetch_review import REVIEW_ACTIONS, view_review
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
 from headrace.fetch.errors import SourceUnknown, WebhookUnknown
 from headrace.fetch.i18n import Texts, languages
@@ -387,6 +388,15 @@ ROOM: Final = Room(
             live=False,
         ),
         Screen(
+            path="/fetch/review",
+            title="Review",
+            tab="Review",
+            template="fetch/review.html",
+            scope=READ,
+            view=view_review,
+            live=False,
+        ),
+        Screen(
             path="/fetch/why",
             title="Photo status",
             tab="Photo status",
@@ -442,5 +452,5 @@ ROOM: Final = Room(
             live=False,
         ),
     ),
-    actions=ACTIONS,
+    actions=(*ACTIONS, *REVIEW_ACTIONS),
 )

@@ -17,6 +17,7 @@ from headrace.fetch.cli.items import (
     try_photo,
     why,
 )
+from headrace.fetch.cli.moderation import duplicates_group, held_group
 from headrace.fetch.cli.text import describe_run
 
 __all__ = ["COMMANDS", "describe_run", "fetch"]
@@ -35,6 +36,8 @@ for _command in (
     mapping_group,
     item_group,
     list_results,
+    held_group,
+    duplicates_group,
     consumer_group,
     webhook_group,
     host_group,

@@ -3,7 +3,7 @@
 **Photos.** The first photo starts the child, in a new interpreter and never by a fork. One photo is
 decoded at a time; others wait in a queue. If the child dies or times out, a new child decodes the
 photo once more: one crash may have another cause, two crashes are the fault of the photo. Randomly
-chosen photos are skipped while others wait.
+chosen photos are skipped while others wait, unless all are to be decoded (`fetch.decode_share` 1).
 
 **Spreadsheets.** Each one has a child of its own.
 """
@@ -14,6 +14,7 @@ import asyncio
 import io
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -47,6 +48,7 @@ DECODES: Final = metrics.counter(
 )
 _PHOTO_CHILD: Final = Path(__file__).with_name("photo_child.py")
 _HEAD: Final = struct.Struct("!4sI")
+_HASH: Final = re.compile("[0-9a-f]{16}", re.ASCII)
 _LOG: Final = logger(__name__)
 
 
@@ -109,7 +111,7 @@ class _Child:
         return self._process.pid
 
     def decode(self, data: bytes, kind: str) -> tuple[str, str]:
-        """Decode a photo; return (outcome, text), the outcome empty if it is sound.
+        """Decode a photo; return (outcome, text): of a sound one, an empty outcome and its hash.
 
         Raises: _ChildGone.
         """
@@ -161,16 +163,22 @@ class Decoder:
         """The process id of the child; None before the first photo."""
         return None if self._child is None else self._child.pid
 
-    async def check(self, data: bytes, image: ImageInfo) -> None:
-        """Decode `data` if it is suspicious or randomly chosen. Raises: NotAPhoto, DecoderDown."""
-        if not is_suspicious(image, len(data)):
+    async def check(self, data: bytes, image: ImageInfo) -> int | None:
+        """Decode `data` if it is suspicious or randomly chosen; return its perceptual hash.
+
+        Raises: NotAPhoto, DecoderDown.
+        """
+        if self._share < 1 and not is_suspicious(image, len(data)):
             is_drawn = self._share > 0 and random.random() < self._share
             if not is_drawn or self._in_line >= LOT_LINE_MAX:
-                return
-        await self.decode(data, image.format)
+                return None
+        return await self.decode(data, image.format)
 
-    async def decode(self, data: bytes, kind: str) -> None:
-        """Decode `data` completely as the format `kind`. Raises: NotAPhoto, DecoderDown."""
+    async def decode(self, data: bytes, kind: str) -> int | None:
+        """Decode `data` completely as the format `kind`; return its perceptual hash.
+
+        None: it is a plain picture. Raises: NotAPhoto, DecoderDown.
+        """
         self._in_line += 1
         loop = asyncio.get_running_loop()
         try:
@@ -179,6 +187,8 @@ class Decoder:
             self._in_line -= 1
         if outcome:
             raise NotAPhoto(outcome, f"the photo cannot be decoded: {text}")
+        # The child may be under an attacker's control: any other text is no hash.
+        return int.from_bytes(bytes.fromhex(text), signed=True) if _HASH.fullmatch(text) else None
 
     async def close(self) -> None:
         """Stop the child and the thread."""

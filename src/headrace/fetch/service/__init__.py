@@ -1,9 +1,9 @@
 """`app.fetch`: creates the services of fetch, registers its tasks, and has the everyday methods.
 
 The services are attributes: `customers`, `webhooks`, `sources`, `schemas`, `mappings`, `runs`,
-`reports`, `items`, `consumers`, `hosts`, `links`, `upkeep`.
+`reports`, `items`, `held`, `duplicates`, `consumers`, `hosts`, `links`, `upkeep`.
 
-Two crons: publish items at their deadline, and retry failed links.
+Three crons: publish items at their deadline, retry failed links, and compare photos (`duplicates`).
 
 **Deadlines**, every 5 minutes: a new or changed item whose photos take longer than
 `fetch.item_deadline` is published with the photos it has. Downloads continue; photos that arrive
@@ -21,7 +21,7 @@ implemented only in the PostgreSQL functions `fetch_due_round_v1`, `fetch_is_due
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -31,7 +31,9 @@ from headrace.engines.postgres import Postgres, PostgresBusy, Tx
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.catalogues import Catalogues, CurrentRules, Order
+from headrace.fetch.consumers import Consumers, Handler
 from headrace.fetch.download import Downloader
+from headrace.fetch.duplicates import Duplicates
 from headrace.fetch.host_stats import Classes, HostStats
 from headrace.fetch.i18n import Texts
 from headrace.fetch.limits import HostQuota, LaneClient
@@ -49,7 +51,8 @@ from headrace.fetch.model import (
     SentItem,
 )
 from headrace.fetch.photo_fetch import BlobWriter, PhotoFetcher, PhotoTask
-from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Consumers, Handler, Publishing
+from headrace.fetch.publish_check import CHECKS_AT_ONCE, Check, CheckedPublishing, HeldItems
+from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Publishing
 from headrace.fetch.robots import Robots
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
@@ -62,6 +65,7 @@ from headrace.fetch.store.outcomes import OutcomeStore
 from headrace.fetch.validation import Rules
 from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, WebhookSender
 from headrace.jobs import Jobs, Registry, Task
+from headrace.jobs.tasks import TaskOptions
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
 
@@ -154,6 +158,7 @@ CATALOGUE_SLACK_S: Final = 3600.0
 """Time to read and apply a fetched catalogue."""
 SLOTS_MAX: Final = 100_000
 H = TypeVar("H", bound=Handler)
+CheckHandler = TypeVar("CheckHandler", bound=Check)
 
 
 class Fetch:
@@ -162,6 +167,7 @@ class Fetch:
     def __init__(self, postgres: Postgres, blobs: Blobs, jobs: Jobs, config: FetchConfig) -> None:
         self.config = config
         self._postgres = postgres
+        self._jobs = jobs
         self._downloader = Downloader(config)
         self._classes = Classes(config.classes, config.former_classes)
         self._host_stats = HostStats(postgres, self._classes, half_life_s=config.speed_half_life_s)
@@ -188,6 +194,9 @@ class Fetch:
             self._webhook_sender,
             handler_timeout_s=config.handler_timeout_s,
         )
+        self._checked: CheckedPublishing | None = None
+        self.held = HeldItems(postgres, self._publishing)
+        self.duplicates = Duplicates(postgres)
         self.webhooks = Webhooks(postgres, jobs, self._webhook_client, self._webhook_sender)
         self.customers = Customers(postgres, jobs, self.webhooks)
         self.schemas = Schemas(postgres)
@@ -216,6 +225,7 @@ class Fetch:
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
         self.upkeep.register(registry)
+        self.duplicates.register(registry)
         # Each customer's lane has its own limits. A lane that was reset gets these slow ones.
         registry.limiter(LIMITER, rate="1/s", concurrency=1)
         for time_class in (*self._classes.listed, *self._classes.former):
@@ -232,16 +242,18 @@ class Fetch:
                     slots=(slots_min, SLOTS_MAX),
                 )
             )
-        registry.add(
-            Task(
-                queue=PUBLISH_QUEUE,
-                handler=self._publishing.publish,
-                batch=100,
-                timeout="5m",
-                retries=OWN_FAULT_RETRIES,
-                limiter=RESULTS_LIMITER,
-            )
-        )
+        # With a `before_publish` handler each item is a call of its own.
+        options: TaskOptions = {
+            "timeout": f"{self.config.handler_timeout_s + DELIVERY_SLACK_S:.0f}s",
+            "retries": OWN_FAULT_RETRIES,
+            "limiter": RESULTS_LIMITER,
+        }
+        publish: Callable[..., Awaitable[None]] = self._publishing.publish
+        if self._checked is None:
+            options["batch"] = 100
+        else:
+            publish, options["concurrency"] = self._checked.handle, CHECKS_AT_ONCE
+        registry.add(Task(queue=PUBLISH_QUEUE, handler=publish, **options))
         registry.add(
             Task(
                 queue=ITEM_QUEUE,
@@ -277,6 +289,30 @@ class Fetch:
         """
         self.consumers.add(handler)
         return handler
+
+    def before_publish(
+        self, *, changes: Collection[str] = ()
+    ) -> Callable[[CheckHandler], CheckHandler]:
+        """Register `async def check(item: Item) -> Hold | dict | None`, before `register`.
+
+        It is called at least once before a version of an item is published or edited, and accepts
+        it, holds it or changes the fields named in `changes`. The last one registered is called.
+        """
+
+        def register(check: CheckHandler) -> CheckHandler:
+            self.consumers.add_hook()
+            self._checked = CheckedPublishing(
+                self._postgres,
+                self._jobs,
+                self.consumers,
+                self._publishing,
+                check=check,
+                changes=frozenset(changes),
+                timeout_s=self.config.handler_timeout_s,
+            )
+            return check
+
+        return register
 
     async def declare_consumers(self) -> None:
         """Record the handlers of this process as consumers, and enqueue missing webhook jobs.

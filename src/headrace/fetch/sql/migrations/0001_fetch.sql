@@ -210,6 +210,43 @@ CREATE TABLE headrace.fetch_photo (
     stored_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- The perceptual hash of a content that was decoded, once per customer that has it, with the first
+-- item and link. The bands are 16 bits each, for `fetch_near_v1`. `is_compared`: the photo's
+-- near-duplicates are recorded.
+CREATE TABLE headrace.fetch_photo_hash (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sha256 text NOT NULL,
+    customer text NOT NULL,
+    item text NOT NULL,
+    url text NOT NULL,
+    hash bigint NOT NULL,
+    band_1 integer GENERATED ALWAYS AS ((hash >> 48 & 65535)::integer) STORED,
+    band_2 integer GENERATED ALWAYS AS ((hash >> 32 & 65535)::integer) STORED,
+    band_3 integer GENERATED ALWAYS AS ((hash >> 16 & 65535)::integer) STORED,
+    band_4 integer GENERATED ALWAYS AS ((hash & 65535)::integer) STORED,
+    is_compared boolean NOT NULL DEFAULT false,
+    UNIQUE (sha256, customer)
+);
+CREATE INDEX fetch_photo_hash_band_1 ON headrace.fetch_photo_hash (band_1);
+CREATE INDEX fetch_photo_hash_band_2 ON headrace.fetch_photo_hash (band_2);
+CREATE INDEX fetch_photo_hash_band_3 ON headrace.fetch_photo_hash (band_3);
+CREATE INDEX fetch_photo_hash_band_4 ON headrace.fetch_photo_hash (band_4);
+CREATE INDEX fetch_photo_hash_new ON headrace.fetch_photo_hash (id) WHERE NOT is_compared;
+
+-- Two photos that look alike, for moderators. `reviewed_at`: one of them has looked at the pair.
+CREATE TABLE headrace.fetch_near_duplicate (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    first bigint NOT NULL REFERENCES headrace.fetch_photo_hash,
+    second bigint NOT NULL REFERENCES headrace.fetch_photo_hash,
+    customers text[] NOT NULL,
+    distance integer NOT NULL,
+    found_at timestamptz NOT NULL DEFAULT now(),
+    reviewed_at timestamptz,
+    UNIQUE (first, second)
+);
+CREATE INDEX fetch_near_duplicate_open ON headrace.fetch_near_duplicate (id)
+    WHERE reviewed_at IS NULL;
+
 -- The last result of each URL of a customer.
 --   sha256      the last good copy, kept while later attempts fail; no foreign key, since its check
 --               locks and logs the content's row once more per photo: `fetch_decide_v1`, the only
@@ -300,8 +337,19 @@ CREATE TABLE headrace.fetch_result (
 );
 CREATE INDEX fetch_result_customer ON headrace.fetch_result (customer, seq);
 
+-- Items whose newest version a `before_publish` handler holds back, until a moderator releases it
+-- or the item changes.
+CREATE TABLE headrace.fetch_held (
+    customer text NOT NULL,
+    item text NOT NULL,
+    version bigint NOT NULL,
+    reason text NOT NULL,
+    held_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (customer, item)
+);
+
 -- `on_item` handlers that receive results. `id` distinguishes a consumer from a removed one of the
--- same name.
+-- same name. The row `before_publish` receives none: it records that such a handler exists.
 CREATE TABLE headrace.fetch_consumer (
     name text PRIMARY KEY,
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -367,6 +415,29 @@ CREATE FUNCTION headrace.fetch_is_due_v1(
 ) RETURNS boolean
 LANGUAGE sql STABLE RETURN p_due_round <= p_round OR coalesce(p_recheck_at <= now(), false);
 
+-- Photos whose hash differs from `p_hash` in at most `p_bits` bits (up to 7), among the first
+-- `p_candidates` of each band. Of hashes with 7 different bits one band has at most one of them.
+CREATE FUNCTION headrace.fetch_near_bands_v1(p_band integer) RETURNS integer[]
+LANGUAGE sql IMMUTABLE RETURN ARRAY(SELECT p_band # (1 << bit) FROM generate_series(0, 15) bit)
+    || p_band;
+
+CREATE FUNCTION headrace.fetch_near_v1(p_hash bigint, p_bits integer, p_candidates integer)
+RETURNS TABLE (id bigint, distance integer) LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT DISTINCT f.id, bit_count((f.hash # p_hash)::bit(64))::integer FROM (
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_1 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 48 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_2 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 32 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_3 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 16 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_4 = ANY(
+            headrace.fetch_near_bands_v1((p_hash & 65535)::integer)) LIMIT p_candidates)
+    ) f WHERE bit_count((f.hash # p_hash)::bit(64)) <= p_bits
+$$;
+
 -- Record photo contents, set the outcomes of links and needs, and count the needs decided by this
 -- call; one array entry per photo. A failure keeps the last good copy and its validators.
 -- `failed:lost` is a fault of this system: it counts as no failure and is due at once. Rows are
@@ -376,7 +447,7 @@ CREATE FUNCTION headrace.fetch_decide_v1(
     p_runs bigint[], p_customers text[], p_items text[], p_urls text[], p_outcomes text[],
     p_etags text[], p_last_modifieds text[], p_touch_links boolean[], p_hashes text[],
     p_keys text[], p_formats text[], p_sizes_bytes bigint[], p_widths integer[],
-    p_heights integer[]
+    p_heights integer[], p_photo_hashes bigint[]
 ) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -386,6 +457,17 @@ BEGIN
         AS g (sha256, key, format, size_bytes, width, height)
     WHERE sha256 IS NOT NULL ORDER BY sha256
     ON CONFLICT (sha256) DO NOTHING;
+
+    -- A content that is known already was not decoded again: it has the hash of its first customer.
+    INSERT INTO headrace.fetch_photo_hash (sha256, customer, item, url, hash)
+    SELECT DISTINCT ON (g.sha256, g.customer) g.sha256, g.customer, g.item, g.url, f.hash
+    FROM unnest(p_hashes, p_customers, p_items, p_urls, p_photo_hashes)
+        AS g (sha256, customer, item, url, hash)
+    CROSS JOIN LATERAL (SELECT coalesce(g.hash, (
+        SELECT h.hash FROM headrace.fetch_photo_hash h WHERE h.sha256 = g.sha256 LIMIT 1
+    )) AS hash) f
+    WHERE g.sha256 IS NOT NULL AND f.hash IS NOT NULL ORDER BY g.sha256, g.customer
+    ON CONFLICT (sha256, customer) DO NOTHING;
 
     INSERT INTO headrace.fetch_link AS l (
         customer, url, outcome, sha256, etag, last_modified, failures, run_id, due_round, recheck_at
