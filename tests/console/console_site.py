@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hostile import TEXT
+
 from headrace import Headrace
-from headrace.fetch import Item
+from headrace.fetch import Hold, Item
 from headrace.jobs import Batch, WorkflowContext
 
 app = Headrace()
@@ -42,6 +44,12 @@ async def plan_trip(ctx: WorkflowContext) -> None:
 @app.cron("0 4 * * *", name="nightly")
 async def tidy() -> None:
     """Run daily at 04:00."""
+
+
+@app.before_publish()
+async def check(item: Item) -> Hold | None:
+    """Hold the items that are named so."""
+    return Hold(f"to look at: {TEXT}") if item.id.startswith("look-") else None
 
 
 @app.on_item

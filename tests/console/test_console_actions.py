@@ -176,11 +176,19 @@ def fetch_rows(stack):
     assert hook in stack.browse.get("/console/fetch/deliveries").text
     yield "webhook-remove", made, "is deleted", "/v1/fetch/webhooks", lacks('"made"')
     yield "source-remove", made, "is removed", "/v1/fetch/sources", lacks('"made"')
+    item = {"customer": "copy-house", "id": "look-1"}
+    yield "release", item, "is published", "/v1/fetch/held", lacks("look-1")
+    yield "release", item, Refused("is not held")
+    at = "/v1/fetch/duplicates?customer=copy-house"
+    pair = stack.call("GET", at)["duplicates"][0]["id"]
+    yield "duplicate-review", {"pair": pair}, "is reviewed", at, lacks(f'"id": {pair},')
+    assert f'"id": {pair},' in json.dumps(stack.call("GET", f"{at}&reviewed=true"))
     all_of = "/v1/fetch/consumers"
-    [one] = stack.wait(all_of, lambda found: found["consumers"])["consumers"]
+    found = stack.wait(all_of, lambda found: len(found["consumers"]) > 1)["consumers"]
+    [one] = [one for one in found if one["name"] != "before_publish"]
     name = {"name": one["name"]}
     yield "consumer-replay", {**name, "customer": "bike-shop"}, "14 items are queued"
-    yield "consumer-remove", name, "is deleted", all_of, has(consumers=[])
+    yield "consumer-remove", name, "is deleted", all_of, lacks(name["name"])
     yield "consumer-remove", name, Refused("is not known")
 
 

@@ -57,7 +57,7 @@ TEXTS = {
     "/fetch/customers/{customer:str}": "Recent results",
     "/fetch/customers/{customer:str}/item": "City bike 1",
     "/fetch/photos": "why?",
-    "/fetch/review": "Held items",
+    "/fetch/review": "look-0",
     "/fetch/why": "Photo",
     "/fetch/hosts": "127.0.0.2",
     "/fetch/runs/{run:str}": "1 invalid",
