@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from room import HEAD, new_room, working
 from tests.kit.waiting import wait_true
 
 from headrace.app import ConfiguredTooLate, Headrace
-from headrace.fetch import Hold, SentItem
+from headrace.fetch import Hold, Item, SentItem
 from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown, NotHeld
 from headrace.fetch.model import RunState
 
@@ -214,6 +216,18 @@ async def test_a_verdict_holds_for_what_the_handler_saw(shop, checked):
 
     await wait_true(is_held, what="the new version is held")
     assert await results(shop) == []
+
+
+async def test_the_handler_of_the_guide_changes_a_name():
+    guide = Path(__file__).parents[2] / "docs" / "fetch.md"
+    found = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    (snippet,) = [one for one in found if "before_publish" in one]
+    names: dict = {}
+    exec(compile(snippet, str(guide), "exec"), names)
+    values = {"customer": "shop", "id": "a", "version": 1, "action": "publish", "photos": []}
+    item = Item(fields={"name": "a@b.example"}, **values)
+    assert await names["check"](item) == {"name": "a b.example"}
+    assert await names["check"](Item(fields={"name": "A"}, **values)) is None
 
 
 def test_an_application_has_one_handler():
