@@ -1,10 +1,11 @@
 """The child process that decodes photos, one request at a time over its socket.
 
-It runs by path in an isolated interpreter and imports only the imaging library. Its arguments are
-its limits. Plug-ins and codecs that load lazily are used once before opening files is forbidden.
+It runs by path in an isolated interpreter and imports little besides the imaging library. Its
+arguments are its limits. Plug-ins and codecs that load lazily are used once before opening files is
+forbidden.
 
     request:  format (4 bytes), length (4 bytes), the photo
-    response: a length as in `kernel.ipc`, outcome (empty if the photo is sound), a tab, the reason
+    response: a length as in `kernel.sandbox`, outcome (empty if it is sound), a tab, the reason
 
 CPU time is limited by a timer whose signal is not handled, so a decoder that loops in C is killed.
 """
@@ -13,9 +14,7 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import signal
-import socket
 import struct
 import sys
 import warnings
@@ -26,9 +25,10 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401 - a missing plug-in makes the library import all, in 25 ms
 )
 
+from headrace.kernel.sandbox import drop_privileges, open_link, receive
+
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "avif": "AVIF"}
 TEXT_BYTES_MAX = 300
-DESCRIPTORS_MAX = 3
 
 
 class _Refused(Exception):
@@ -38,13 +38,9 @@ class _Refused(Exception):
 def main(limits: list[str]) -> None:
     """Serve requests until the parent closes the socket."""
     memory_bytes_max, cpu_s, pixels_max, frames_max = (float(limit) for limit in limits)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Sent to the whole process group at shutdown; the parent closes the socket when it is done.
-        signal.signal(number, signal.SIG_IGN)
+    link = open_link()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    os.chdir("/")
     os.dup2(2, 1)
-    link = socket.socket(fileno=0)
     Image.MAX_IMAGE_PIXELS = int(pixels_max)
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     warnings.simplefilter("ignore")
@@ -69,30 +65,6 @@ def warm_up(frames_max: int) -> None:
         picture.save(out, name)
         decode(out.getvalue(), kind, frames_max)
         decode_safely(out.getvalue()[:40], kind, frames_max)
-
-
-def drop_privileges(memory_bytes_max: int) -> None:
-    """Limit memory, and forbid new descriptors, processes, file writes and core dumps."""
-    for limit, most in (
-        (resource.RLIMIT_AS, memory_bytes_max),
-        (resource.RLIMIT_NOFILE, DESCRIPTORS_MAX),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (most, most))
-
-
-def receive(link: socket.socket, length: int) -> bytes:
-    """Receive exactly `length` bytes; return nothing if the parent closed the socket."""
-    data = bytearray(length)
-    view, got = memoryview(data), 0
-    while got < length:
-        count = link.recv_into(view[got:])
-        if not count:
-            return b""
-        got += count
-    return bytes(data)
 
 
 def encode_response(outcome: str, text: str) -> bytes:
