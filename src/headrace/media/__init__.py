@@ -18,6 +18,7 @@ worker sends.
     answers      heads and problem documents as bytes (pure)
     signing      signed URLs
     id3          tags in front of tracks
+    variants     variants of images: queries, formats, keys
     tracing      follow one request through the cluster
     sources      shapes and blocks of files, the disk cache and the object store
     cache        the disk cache: shared-memory index, one writing process

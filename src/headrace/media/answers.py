@@ -39,6 +39,7 @@ REASONS: Final = {
     412: "Precondition Failed",
     414: "URI Too Long",
     416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",

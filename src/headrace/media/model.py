@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.kernel.config import (
     parse_count_between,
@@ -35,11 +35,15 @@ CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
 """More than any disk has. Its table would need 35 GB of memory."""
+SIDE_MAX: Final = 4096
+"""The most pixels of a side that a variant may request."""
+VARIANT_SIZES_MAX: Final = 32
 ANY_ORIGIN: Final = "*"
 _ORIGIN: Final = re.compile(
     r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
 )
 _WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+_VARIANT_SIZE: Final = re.compile(r"([1-9][0-9]{0,3})?(?:x([1-9][0-9]{0,3}))?")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTENT_ADDRESS: Final = re.compile(r"photos/([0-9a-f]{2})/(\1[0-9a-f]{62})\.[a-z0-9]+")
 
@@ -75,6 +79,7 @@ STATUSES: Final = (
     412,
     414,
     416,
+    422,
     431,
     500,
     501,
@@ -160,6 +165,34 @@ def parse_signed(text: str) -> str:
     return text.strip()
 
 
+class VariantSize(NamedTuple):
+    """The sides of a variant in pixels; 0 follows the other one."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        """Such as `400x300`, `400` or `x300`."""
+        return f"{self.width or ''}{f'x{self.height}' if self.height else ''}"
+
+
+def parse_variants(text: str) -> tuple[VariantSize, ...] | None:
+    """Parse `signed`, or sizes such as `320, x200, 640x480`; empty: None. Raises: ValueError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or parts == ["signed"]:
+        return () if parts else None
+    sizes = []
+    for match in map(_VARIANT_SIZE.fullmatch, parts):
+        sides = [int(side or 0) for side in match.groups()] if match else [0, 0]
+        if not 1 <= max(sides) <= SIDE_MAX or len(parts) > VARIANT_SIZES_MAX:
+            raise ValueError(
+                f"`signed`, or at most {VARIANT_SIZES_MAX} sizes of 1 to {SIDE_MAX} pixels such as"
+                " 320, x200, 640x480"
+            )
+        sizes.append(VariantSize(*sides))
+    return tuple(sizes)
+
+
 def parse_data_plane(text: str) -> str:
     """Parse `auto` or `python`. Raises: ValueError."""
     if text.strip() not in ("auto", "python"):
@@ -236,6 +269,12 @@ class MediaConfig:
         parse_origins,
     )
     url_ttl_s: float = setting("1h", "How long a signed URL is valid by default.", parse_time_s)
+    variants: tuple[VariantSize, ...] | None = setting(
+        "",
+        "Sizes of images that unsigned URLs may request with ?w= and ?h=, such as 320, x200,"
+        " 640x480; `signed`: only signed URLs may. Unset: no variants are made.",
+        parse_variants,
+    )
     workers: int = setting(
         "0",
         "Processes that serve; 0: one for each core, or more if the file limit requires it.",

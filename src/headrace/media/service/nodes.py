@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 
@@ -30,6 +30,7 @@ from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.model import BLOCK_BYTES, MediaConfig
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
+from headrace.media.variants import VariantOptions, formats_to_make
 
 SOCKET: Final = "filler.sock"
 OBJECTS_MAX: Final = ROWS_MAX
@@ -386,23 +387,29 @@ class Warming:
     """Has owners of keys read them. `target_of` returns a path and query that nodes accept."""
 
     def __init__(
-        self, blobs: Blobs, nodes: Nodes, config: MediaConfig, target_of: Callable[[str], str]
+        self, blobs: Blobs, nodes: Nodes, config: MediaConfig, target_of: Callable[..., str]
     ) -> None:
         self._blobs = blobs
         self._nodes = nodes
         self._config = config
         self._target_of = target_of
 
-    async def warm(self, keys: Sequence[str]) -> Warmed:
+    async def warm(self, keys: Sequence[str], **variant: Unpack[VariantOptions]) -> Warmed:
         """Have every owner of each key read all its blocks; cached blocks cost it nothing.
 
-        The result reports nodes that fail. Raises: ObjectUnknown, InvalidBlobKey, NoNodes,
-        BlobsDown.
+        With a `variant` that is made instead, unless `fm` names a format in all that are
+        negotiated. The result reports nodes that fail. Raises: ObjectUnknown, InvalidBlobKey,
+        InvalidVariant, VariantNotAllowed, NoNodes, BlobsDown.
         """
         requests: dict[tuple[str, str, int], list[_WarmRequest]] = {}
         addresses = await self._addresses()
         for key in keys:
             request = await self._request_for(key)
+            if any(variant.values()):
+                for fm in formats_to_make(variant.get("fm")):
+                    target = self._target_of(key, **variant | {"fm": fm})
+                    requests.setdefault(addresses(key)[0], []).append(_WarmRequest(target, 1))
+                continue
             for owner in addresses(key):
                 requests.setdefault(owner, []).append(request)
         results = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))

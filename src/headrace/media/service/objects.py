@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 from urllib.parse import quote
 
 from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, InvalidBlobKey, require_key
@@ -36,6 +36,13 @@ from headrace.media.model import (
     content_address,
     content_type,
 )
+from headrace.media.variants import (
+    Variant,
+    VariantOptions,
+    make_variant,
+    remove_variants,
+    require_allowed,
+)
 
 TTL_S_MAX: Final = 366 * 86_400.0
 GRID_S_MAX: Final = 7 * 86_400.0
@@ -52,7 +59,7 @@ class SignedUrl:
     expires_at: datetime
 
 
-class SignOptions(TypedDict, total=False):
+class SignOptions(VariantOptions, total=False):
     """Options of `Objects.sign`; None is the same as leaving one out."""
 
     ttl_s: float | None
@@ -91,11 +98,15 @@ class Objects:
     def url(self, key: str, **options: Unpack[SignOptions]) -> str:
         """The URL of `key`, signed if options are given or `media.signed` requires it.
 
-        Does no I/O. The options are those of `sign`; a `tag` is not looked up.
-        Raises: InvalidBlobKey, UnsignableUrl.
+        The URL of a variant is signed unless its size is in `media.variants`. Does no I/O. The
+        options are those of `sign`; a `tag` is not looked up. Raises: InvalidBlobKey,
+        UnsignableUrl, InvalidVariant, VariantNotAllowed.
         """
-        if not options and self._config.signed == "off":
-            return self._plain_url(key)
+        variant = self._variant(key, options)
+        others = options.keys() - {"w", "h", "fit", "fm"}
+        is_listed = variant is None or variant.size in (self._config.variants or ())
+        if is_listed and not others and self._config.signed == "off":
+            return self._plain_url(key) + (f"?{variant.query}" if variant is not None else "")
         return self._sign(key, **options).url
 
     async def sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
@@ -108,17 +119,19 @@ class Objects:
         - `rate`: at most this many bytes per second.
         - `tag`: the id of an ID3 tag (see `tags.put`) to send in front of the track.
         - `trace`: the user and request of the URL, such as `user=42,request=r7`.
+        - `w`, `h`, `fit`, `fm`: the variant of an image (`headrace.media.variants`).
 
-        Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, BlobsDown.
+        Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, InvalidVariant,
+        VariantNotAllowed, BlobsDown.
         """
         signed = self._sign(key, **options)
         if (tag := options.get("tag")) is not None:
             await self._tags.require(tag)
         return signed
 
-    def target(self, key: str) -> str:
+    def target(self, key: str, **options: Unpack[SignOptions]) -> str:
         """The path and query under which every node of the cluster serves `key`."""
-        return "/m/" + self.url(key).partition("/m/")[2]
+        return "/m/" + self.url(key, **options).partition("/m/")[2]
 
     async def put(self, key: str, data: bytes) -> MediaObject:
         """Store `data` durably, replacing an existing object.
@@ -167,12 +180,14 @@ class Objects:
         return found
 
     async def rm(self, key: str) -> None:
-        """Remove the object. Caches serve it until `purges.purge`, or for a minute at most.
+        """Remove the object and its variants. Caches serve them until `purges.purge`, or for a
+        minute at most.
 
         Raises: ObjectUnknown, BlobsDown.
         """
         await self.info(key)
         await self._blobs.delete(key)
+        await remove_variants(self._blobs, [key])
 
     def _plain_url(self, key: str) -> str:
         """The unsigned URL of `key`. Raises: InvalidBlobKey."""
@@ -181,8 +196,17 @@ class Objects:
         base = (self._config.public_url or own).rstrip("/")
         return f"{base}{signing.PATH_PREFIX}{quote(require_key(key), safe='/@~')}"
 
+    def _variant(self, key: str, options: SignOptions) -> Variant | None:
+        """The variant in `options`. Raises: InvalidVariant, VariantNotAllowed."""
+        given = (options.get("w"), options.get("h"), options.get("fit"), options.get("fm"))
+        if not any(given):
+            return None
+        variant = make_variant(*given)
+        require_allowed(variant, key, self._config, is_signed=True)
+        return variant
+
     def _sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
-        ttl_s, tag = options.get("ttl_s"), options.get("tag")
+        ttl_s, tag, variant = options.get("ttl_s"), options.get("tag"), self._variant(key, options)
         grid_s = options.get("grid_s", 1.0)
         kept_s = self._config.url_ttl_s if ttl_s is None else ttl_s
         faults = _faults(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
@@ -197,6 +221,7 @@ class Objects:
             rate=options.get("rate"),
             tag=tag,
             trace=options.get("trace"),
+            variant=variant.query if variant is not None else None,
         )
         return SignedUrl(
             key, f"{self._plain_url(key)}?{query}", datetime.fromtimestamp(expires_at, UTC)
@@ -352,15 +377,17 @@ class Purging:
     """Purges on all nodes of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
         self._purges = Purges(blobs)
 
     async def purge(
         self, keys: Sequence[str] = (), *, prefix: str | None = None, is_dry_run: bool = False
     ) -> Purged:
-        """Purge `keys`, or all keys that begin with `prefix`, from all caches.
+        """Purge `keys`, or all keys that begin with `prefix`, from all caches, with their variants.
 
         Nodes poll every 2 s; a node without access to the object store purges later. No blocks are
-        deleted: under the new generation objects are read again. Raises: InvalidPurge,
+        deleted: under the new generation objects are read again and variants made again. The stored
+        variants are removed. Raises: InvalidPurge,
         InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
@@ -372,6 +399,8 @@ class Purging:
             generation = 0
         elif prefix is not None:
             generation = await self._purges.purge_prefix(prefix)
+            await remove_variants(self._blobs, [prefix], is_prefix=True)
         else:
             generation = max([await self._purges.purge(key) for key in keys])
+            await remove_variants(self._blobs, keys)
         return Purged(tuple(keys), prefix, generation)

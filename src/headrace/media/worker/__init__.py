@@ -18,6 +18,7 @@ a `request_context`.
     native_library   its C library
     native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
+    variants         makes missing variants of images, in `variant_child`
     bodies           spans of files and blocks
     deadlines        deadlines and rate limits of clients
 """

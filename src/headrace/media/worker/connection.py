@@ -295,7 +295,7 @@ class Connection:
             self._rate_limit = RateLimit(admitted.rights.rate, self._worker.now_s())
         head = render_head(self._worker.context, request, admitted, answer, keeps_alive=keeps_alive)
         self._begin(decision.status, head, keeps_alive=keeps_alive)
-        if admitted.rights.tag is None:
+        if admitted.rights.tag is None and admitted.variant is None:
             self._worker.note_answer(admitted.key, shape, is_hop=admitted.hop is not None)
 
     def _answer_plain(self, request: Request) -> None:
