@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from headrace.engines.blobs import (
     InvalidBlobKey,
 )
 from headrace.engines.durable_files import write_durably
+from headrace.engines.joined_objects import BlobCorrupt
 
 KILLED_WRITER = """
 import asyncio, sys
@@ -322,3 +324,22 @@ async def test_the_timeout_grows_with_the_size_of_an_object(s3_server):
         left_s = limit.when() - asyncio.get_running_loop().time()
     assert 5.0 < left_s <= 8.0
     await store.close()
+
+
+async def test_parts_are_joined_to_one_object_or_nothing_changes(store):
+    parts = {f"join/{n}": bytes([n]) * 3_000_000 for n in range(4)}
+    for key, data in parts.items():
+        await store.put(key, data)
+    whole = b"".join(parts.values())
+    await store.put("tracks/a.mp3", b"before")
+    for wrong, keys in ((BlobCorrupt, [*parts]), ((BlobMissing, BlobsDown), [*parts, "join/none"])):
+        with pytest.raises(wrong):
+            await store.join("tracks/a.mp3", keys, size_bytes=len(whole), sha256="0" * 64)
+        assert await store.get("tracks/a.mp3") == b"before"
+    digest = hashlib.sha256(whole).hexdigest()
+    await store.join("tracks/a.mp3", [*parts], size_bytes=len(whole), sha256=digest)
+    assert await store.get("tracks/a.mp3") == whole
+    await store.join("tracks/empty.mp3", [], size_bytes=0)
+    assert await store.get("tracks/empty.mp3") == b""
+    await store.clear("join")
+    assert await keys_of(store, "join") == []
