@@ -380,7 +380,7 @@ def scheduler(line: CommandLine, application: str | None) -> None:
 @APP_ARGUMENT
 @click.pass_obj
 def flusher(line: CommandLine, application: str | None) -> None:
-    """Flush view counts to PostgreSQL and sweep missing changes into the feed index.
+    """Flush view counts to PostgreSQL, sweep missing changes into the feed index, end old uploads.
 
     Any number may run: they share the shards of views and take over from each other.
     """
@@ -392,7 +392,9 @@ def flusher(line: CommandLine, application: str | None) -> None:
         running = Flusher(engines, config, name=host_name())
         sweeper = Sweeper(app.feed)
         announce_ready()
-        await asyncio.gather(running.run(stop), sweeper.run(stop))
+        await asyncio.gather(
+            running.run(stop), sweeper.run(stop), app.media.uploads.run_sweeps(stop)
+        )
 
     run_role(line.app(application), line.packages, "flusher", body)
 

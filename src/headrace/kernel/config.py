@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -279,6 +280,8 @@ def _read_file(
             key = f"{section}.{name}" if name else section
             if key not in known:
                 problems.append(FieldProblem(f"{file}: {key}", "unknown", _unknown(key, known)))
+            elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+                found[key] = json.dumps(value, default=str)
             elif isinstance(value, list):
                 found[key] = ", ".join(str(item) for item in value)
             else:

@@ -19,6 +19,7 @@ from headrace.kernel.config import (
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
 from headrace.kernel.signing import ROOT_CHARACTERS_MIN
+from headrace.media.header_rules import HeaderRule, parse_header_rules
 
 BLOCK_BYTES: Final = 256 * 1024
 """The size of a frame, of a read of the origin, and of a check for cached pages."""
@@ -35,6 +36,7 @@ CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
 """More than any disk has. Its table would need 35 GB of memory."""
+UPLOAD_BYTES_LIMIT: Final = 64 * 2**30
 ANY_ORIGIN: Final = "*"
 _ORIGIN: Final = re.compile(
     r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
@@ -167,6 +169,13 @@ def parse_data_plane(text: str) -> str:
     return text.strip()
 
 
+def parse_access_log(text: str) -> str:
+    """Parse `off`, `json` or `combined`. Raises: ValueError."""
+    if text.strip() not in ("off", "json", "combined"):
+        raise ValueError("off, json or combined")
+    return text.strip()
+
+
 def parse_secrets(text: str) -> tuple[str, ...]:
     """Parse secrets separated by commas; empty: none. Raises: ValueError."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -196,6 +205,13 @@ def parse_time_s(text: str) -> float:
     if not (time_s := parse_duration_s(text)):
         raise ValueError("a duration above zero such as 10s")
     return time_s
+
+
+def parse_upload_max(text: str) -> int:
+    """Parse a size up to 64 GiB, whose parts a resumable upload can have. Raises: ValueError."""
+    if not 1 <= (size_bytes := parse_size_bytes(text)) <= UPLOAD_BYTES_LIMIT:
+        raise ValueError("a size from 1B to 64GiB")
+    return size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +251,23 @@ class MediaConfig:
         " none. Embedding with <audio> or <img> needs no permission.",
         parse_origins,
     )
+    upload_max_bytes: int = setting(
+        "16GiB",
+        "Largest resumable upload; at most 64GiB.",
+        parse_upload_max,
+    )
+    upload_ttl_s: float = setting(
+        "24h", "After this time an unfinished resumable upload is removed.", parse_time_s
+    )
+    uploads_max: int = setting(
+        "1000", "Maximum of unfinished resumable uploads.", parse_count_between(1, 100_000)
+    )
+    headers: tuple[HeaderRule, ...] = setting(
+        "",
+        "Rules [[media.headers]] by key prefix: Cache-Control of unsigned URLs, further header"
+        " fields. In the environment a JSON list.",
+        parse_header_rules,
+    )
     url_ttl_s: float = setting("1h", "How long a signed URL is valid by default.", parse_time_s)
     workers: int = setting(
         "0",
@@ -245,6 +278,12 @@ class MediaConfig:
         "auto",
         "`auto`: native code serves cached blocks if it can be compiled; `python`: never.",
         parse_data_plane,
+    )
+    access_log: str = setting(
+        "off", "Log each answer: `off`, `json` or `combined`.", parse_access_log
+    )
+    access_log_path: str | None = setting(
+        None, "File of the access log, rotated by renaming it; unset: standard output.", parse_text
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",

@@ -1,8 +1,9 @@
 """The services of media, by topic. `Media` gives each as an attribute.
 
 app.media.objects.url("tracks/a.mp3")   await app.media.objects.put(key, data)
-await app.media.purges.purge([key])     await app.media.warming.warm([key])
-await app.media.nodes.drain("n1")       await app.media.partitions.plan(lost=["n1"])
+await app.media.uploads.send(path, key) await app.media.purges.purge([key])
+await app.media.warming.warm([key])     await app.media.nodes.drain("n1")
+await app.media.partitions.plan(lost=["n1"])
 
 `disks` and `hottest` are about the node that uses this data folder:
 
@@ -19,6 +20,7 @@ from headrace.engines.blobs import Blobs
 from headrace.media.model import MediaConfig
 from headrace.media.service.nodes import Disks, HottestObjects, Nodes, Partitions, Warming
 from headrace.media.service.objects import Objects, Purging, TagStore
+from headrace.media.service.uploads import Uploads
 from headrace.media.tracing import Traces
 
 __all__ = ["Media"]
@@ -47,6 +49,7 @@ class Media:
         self.folder = folder
         self.tags = TagStore(blobs)
         self.objects = Objects(blobs, config, self.tags, secret=secret)
+        self.uploads = Uploads(blobs, config)
         self.purges = Purging(blobs)
         self.nodes = Nodes(blobs)
         self.partitions = Partitions(self.nodes)

@@ -13,6 +13,7 @@ a `request_context`.
     connection       one client: states, deadlines, bounds
     worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
+    access_log       one line for each answer, written by a thread
     request_context  admission (hop, signature, key) and sources
     native_plane     the control side of the native data plane
     native_library   its C library

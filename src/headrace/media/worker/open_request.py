@@ -18,6 +18,7 @@ from headrace.kernel.logs import onward
 from headrace.media import answers
 from headrace.media.answers import HIT, MISS, PEER
 from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.header_rules import rule_for
 from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision, decide
@@ -70,6 +71,7 @@ def render_head(
         cache_status=answer.cache_status,
         keeps_alive=keeps_alive,
         cors=context.cors.lines(request.fields),
+        rule=rule_for(context.config.headers, admitted.key),
         extra=context.proof(admitted.hop, shape.etag, decision.start, decision.length_bytes),
     )
 

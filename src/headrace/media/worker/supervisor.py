@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,7 @@ def require_servable(config: MediaConfig) -> None:
     """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
     problems = [
         *_problems_of_tls(config),
+        *_problems_of_log(config),
         *(problem for disk in config.disks for problem in _problems_of_disk(disk)),
     ]
     if problems:
@@ -96,6 +98,18 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
         needed = "a certificate and its private key, PEM without a password"
         text = f"expected {needed}, got {files}: {error.strerror or error}"
         return [FieldProblem("media.tls_cert", "invalid", text)]
+    return []
+
+
+def _problems_of_log(config: MediaConfig) -> list[FieldProblem]:
+    path = config.access_log_path
+    if config.access_log == "off" or path is None:
+        return []
+    try:
+        Path(path).open("ab").close()
+    except OSError as error:
+        text = f"expected a file that can be written, got {path}: {error.strerror}"
+        return [FieldProblem("media.access_log_path", "invalid", text)]
     return []
 
 
