@@ -9,7 +9,8 @@ import os
 import pytest
 from raw_clients import pattern
 
-from headrace.engines.blobs import BlobMissing
+from headrace.engines import joined_objects
+from headrace.engines.blobs import BlobMissing, BlobsDown
 from headrace.engines.joined_objects import BlobCorrupt
 from headrace.media.errors import InvalidObject, ReservedKey, WrongContentAddress
 from headrace.media.model import MediaConfig
@@ -158,6 +159,23 @@ async def test_a_crash_while_it_is_finished_leaves_an_upload_that_finishes(
             await uploads.append(upload.id, 0, pieces(DATA))
     again = await Uploads(blobs, MediaConfig()).get(upload.id)
     assert (again.is_done, await blobs.get(KEY) == DATA) == (True, True)
+
+
+async def test_a_process_that_is_killed_while_it_joins_leaves_no_file_behind(
+    uploads, blobs, monkeypatch
+):
+    upload = await uploads.create(KEY, len(DATA))
+    with monkeypatch.context() as patch:
+        patch.setattr(joined_objects, "rename_durably", _killed)
+        with pytest.raises(BlobsDown):
+            await uploads.append(upload.id, 0, pieces(DATA))
+    assert (await uploads.get(upload.id)).is_done
+    files = {path.name for path in blobs.folder.rglob("*") if path.is_file()}
+    assert files == {"long.mp3", upload.id, ".headrace-lock"}
+
+
+def _killed(*_, **__):
+    raise OSError("killed here")
 
 
 async def test_bounds(uploads, blobs):

@@ -71,6 +71,16 @@ def write_durably(
     known.update(_folders_of(key))
 
 
+def rename_durably(folder: Path, source: str, key: str, *, check: Check | None = None) -> None:
+    """Give the durable file `source` the name `key`. Raises: OSError."""
+    with ExitStack() as opened:
+        path, _, name = key.rpartition("/")
+        parent, changed = _walk(_open_root(folder, check, opened), path, set(), opened)
+        os.rename(folder / source, name, dst_dir_fd=parent)
+        for above in (parent, *changed):
+            os.fsync(above)
+
+
 def _open_root(folder: Path, check: Check | None, opened: ExitStack) -> int:
     root = os.open(folder, _FOLDER)
     opened.callback(os.close, root)

@@ -6,14 +6,17 @@ A folder gets one durable file, a bucket one multipart upload. Both appear compl
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import obstore
 
-from headrace.engines.durable_files import Check, write_durably
+from headrace.engines.durable_files import Check, rename_durably, write_durably
 from headrace.kernel.errors import InvalidInput
 
 CHUNK_BYTES_MIN: Final = 8 * 2**20
@@ -41,7 +44,20 @@ class JoinedObjects:
 
     def put_to_folder(self, folder: Path, key: str, check: Check | None) -> None:
         """Store the bytes as a file; blocks. Raises: BlobCorrupt, OSError."""
-        write_durably(folder, key, self._pieces(), check=check)
+        if not self._parts:
+            write_durably(folder, key, self._pieces(), check=check)
+            return
+        # Beside the parts, so that what a crash leaves is removed with them.
+        draft = f"{self._parts[0].rpartition('/')[0]}/.joined.{secrets.token_hex(4)}"
+        write_durably(folder, draft, self._pieces(), check=check)
+        try:
+            rename_durably(folder, draft, key, check=check)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with (folder / draft).open("rb") as file:
+                pieces = iter(partial(file.read, CHUNK_BYTES_MIN), b"")
+                write_durably(folder, key, pieces, check=check)
 
     async def put_to_bucket(self, key: str, size_bytes: int) -> None:
         """Store the bytes by a multipart upload. Raises: BlobCorrupt, the errors of obstore."""
