@@ -30,7 +30,7 @@ def encoded(**fields):
 @pytest.fixture
 async def headers(postgres):
     """A token for uploads."""
-    token = (await Tokens(postgres).create("uploads", ("media:write",))).text
+    token = (await Tokens(postgres).create("uploads", ("media:read", "media:write"))).text
     return {"authorization": f"Bearer {token}", "Tus-Resumable": "1.0.0"}
 
 

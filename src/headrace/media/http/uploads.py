@@ -92,7 +92,12 @@ async def create_media_upload(
     return Response(None, status_code=201, headers={**location, **_headers(upload)})
 
 
-@get("/v1/media/uploads/{id:str}", opt=TUS, guards=[require_tus], status_code=200)
+@get(
+    "/v1/media/uploads/{id:str}",
+    opt={**TUS, "scope": "media:read"},
+    guards=[require_tus],
+    status_code=200,
+)
 async def get_media_upload(
     media: NamedDependency[Media],
     id: FromPath[str],  # noqa: A002 - as it is called in the path
