@@ -24,6 +24,7 @@ from headrace.media.model import MediaConfig
 from headrace.media.requests import Request
 
 WRITE_EVERY_S: Final = 0.1
+CLOSE_S: Final = 2.0
 BUFFER_BYTES: Final = 2 * 2**20
 TEXT_CHARACTERS_MAX: Final = 1024
 """The characters of a target or a field that are kept, as in `native/access_log.h`."""
@@ -93,7 +94,9 @@ class AccessLog:
     def close(self) -> None:
         """Write what is left and close. The native plane has ended."""
         self._is_closing.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            return  # A pipe that nobody reads must not hold up the stop.
         if self._native is not None:
             self._native[0].access_log_close(self._native[1])
         if self._path is not None and self._file >= 0:
