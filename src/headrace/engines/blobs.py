@@ -222,17 +222,12 @@ class Blobs:
             _allow(limit, result.meta["size"])
             return bytes(await result.bytes_async())
 
-    async def read_range(self, key: str, start: int, length_bytes: int) -> bytes:
-        """`length_bytes` bytes from `start`; fewer at the end. Raises: BlobMissing, BlobsDown."""
-        async with self._use(key, size_bytes=length_bytes):
-            self._require_plain(key)
-            found = await obstore.get_range_async(
-                self._reader(), key, start=start, length=length_bytes
-            )
-            return bytes(found)
-
-    async def read_part(self, key: str, start: int, length_bytes: int) -> tuple[BlobInfo, bytes]:
+    async def read_part(
+        self, key: str, start: int, length_bytes: int, **_: str
+    ) -> tuple[BlobInfo, bytes]:
         """`length_bytes` bytes from `start`, with the metadata of the same version.
+
+        The expected `etag` of other readers is accepted and not used: the caller compares.
 
         Raises: BlobMissing, BlobsDown.
         """

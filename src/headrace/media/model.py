@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from headrace.kernel.config import (
     parse_count_between,
@@ -36,6 +37,7 @@ DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
 """More than any disk has. Its table would need 35 GB of memory."""
 ANY_ORIGIN: Final = "*"
+NAME_MARK: Final = "{name}"
 _ORIGIN: Final = re.compile(
     r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
 )
@@ -143,6 +145,27 @@ def parse_disks(text: str) -> tuple[DiskConfig, ...]:
     return tuple(disks)
 
 
+def parse_upstream(text: str) -> tuple[str, ...]:
+    """Parse URLs such as `https://media.example.com`; empty: none. Raises: ValueError."""
+    found = tuple(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
+    if not all(_ORIGIN.fullmatch(url) for url in found) or len(set(found)) < len(found):
+        raise ValueError(
+            "different URLs without a path such as https://n1.example.com,"
+            " https://n2.example.com:8443"
+        )
+    return found
+
+
+def parse_preferred_url(text: str) -> str:
+    """Parse a URL with `{name}` in its host. Raises: ValueError."""
+    url = text.strip().rstrip("/")
+    parts = urlsplit(url)
+    is_right = parts.scheme in ("http", "https") and url.count(NAME_MARK) == 1
+    if not is_right or NAME_MARK not in parts.netloc:
+        raise ValueError("a URL with {name} in its host such as https://{name}.media.example.com")
+    return url
+
+
 def parse_origins(text: str) -> tuple[str, ...]:
     """Parse `*`, or origins such as `https://a.example`; empty: none. Raises: ValueError."""
     found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
@@ -177,6 +200,13 @@ def parse_secrets(text: str) -> tuple[str, ...]:
     return found
 
 
+def parse_secret(text: str) -> str:
+    """Parse one secret. Raises: ValueError."""
+    if len(text.strip()) < ROOT_CHARACTERS_MIN:
+        raise ValueError(f"a secret of {ROOT_CHARACTERS_MIN} characters or more")
+    return text.strip()
+
+
 def parse_weight(text: str) -> float:
     """Parse a weight from 0.01 to 100, such as `0.5`. Raises: ValueError."""
     if not _WEIGHT.fullmatch(text.strip()) or not WEIGHT_MIN <= float(text) <= WEIGHT_MAX:
@@ -209,6 +239,12 @@ class MediaConfig:
         None,
         "The URL prefix in front of /m/; unset: the listen address.",
         parse_url("http", "https"),
+    )
+    preferred_url: str | None = setting(
+        None,
+        "The URL prefix of one node or data center, such as https://{name}.media.example.com; its"
+        " DNS names are those of `headrace media entry dns`.",
+        parse_preferred_url,
     )
     listen_tls: tuple[str, int] | None = setting(
         None, "Address and port that serve media over HTTPS.", parse_listen
@@ -261,6 +297,19 @@ class MediaConfig:
         parse_listen,
     )
     dc: str = setting("", "The data center of this node.", str.strip)
+    upstream: tuple[str, ...] = setting(
+        "",
+        "URLs of nodes or entries of another cluster, which objects are read from instead of the"
+        " object store: https://n1.example.com, https://n2.example.com.",
+        parse_upstream,
+    )
+    upstream_secret: str | None = setting(
+        None,
+        "The HEADRACE_SECRET of the upstream cluster, or one of its accepted secrets; unset: the"
+        " same as here.",
+        parse_secret,
+        secret=True,
+    )
     weight: float = setting(
         "1.0", "This node's share of the keys, relative to the weights of the others.", parse_weight
     )
@@ -268,6 +317,12 @@ class MediaConfig:
         "0",
         "How many nodes keep an object; 0: two in each data center, at most 8.",
         parse_count_between(0, REPLICAS_MAX),
+    )
+    copy_rate: int = setting(
+        "0",
+        "Requests per second of one process above which a node caches an object of other nodes;"
+        " 0: never.",
+        parse_count_between(0, CONNECTIONS_LIMIT),
     )
     connections_max: int = setting(
         "4096",

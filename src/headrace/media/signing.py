@@ -26,7 +26,7 @@ import hmac
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -37,6 +37,8 @@ from headrace.kernel.signing import Key, derive_key
 
 USE: Final = "media-url"
 """The purpose of the key: `derive_key(root, USE)`."""
+TIER_USE: Final = "media-tier"
+"""The purpose of the key by which another cluster reads this one."""
 PATH_PREFIX: Final = "/m/"
 EXPIRES_AT_MAX: Final = 99_999_999_999
 RATE_MAX: Final = 10**12 - 1
@@ -84,27 +86,37 @@ class UnsignableUrl(InvalidInput):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The key that signs, and all accepted keys by id."""
+    """The key that signs, all accepted keys by id, and the ids of those of other clusters."""
 
     signing: Key
     accepted: Mapping[str, Key]
+    tiers: Collection[str] = ()
 
     @classmethod
-    def derive(cls, root: str, others: Iterable[str] = ()) -> Keys:
-        """Sign with secret `root`; accept URLs of it and of `others`. Raises: WeakSecret."""
-        signing = derive_key(root, USE)
-        keys = [signing, *(derive_key(other, USE) for other in others)]
-        return cls(signing, {key.id: key for key in keys})
+    def derive(cls, root: str, others: Iterable[str] = (), *, use: str = USE) -> Keys:
+        """Sign for `use` with secret `root`; accept URLs of it and of `others`.
+
+        Raises: WeakSecret.
+        """
+        roots = [root, *others]
+        keys = [derive_key(one, USE) for one in roots]
+        tiers = [derive_key(one, TIER_USE) for one in roots]
+        accepted = {key.id: key for key in (*keys, *tiers)}
+        return cls(derive_key(root, use), accepted, {key.id for key in tiers})
 
 
 @dataclass(frozen=True, slots=True)
 class UrlRights:
-    """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag."""
+    """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag.
+
+    `is_tier`: another cluster requests it, which may read what the nodes of this one may read.
+    """
 
     expires_at: int | None = None
     rate: int | None = None
     tag: str | None = None
     trace: str | None = None
+    is_tier: bool = False
 
 
 OPEN: Final = UrlRights()
@@ -166,7 +178,8 @@ def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Url
     expires_at = int(expires)
     if not is_ours or now_s >= expires_at or not (place is None or _is_within(address, place)):
         raise SignatureInvalid
-    return UrlRights(expires_at, int(rate) if rate else None, tag, trace)
+    is_tier = key_id in keys.tiers
+    return UrlRights(expires_at, int(rate) if rate else None, tag, trace, is_tier)
 
 
 def is_signed(query: str) -> bool:

@@ -125,6 +125,8 @@ class Router:
         self.table: PartitionTable | None = None
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
+        self.copied: frozenset[str] = frozenset()
+        """Hot objects of other nodes that this node caches too."""
         self.shapes: dict[str, _CachedShape] = {}
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
@@ -143,12 +145,14 @@ class Router:
         return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
     def is_replica(self, key: str) -> bool:
-        """Whether this node is a replica of `key`."""
-        return self.table is None or self.name in self.table.owners(partition_of(key))
+        """Whether this node is a replica of `key`, or keeps a copy because it is hot."""
+        if self.table is None or key in self.copied:
+            return True
+        return self.name in self.table.owners(partition_of(key))
 
     def others(self, key: str) -> list[Peer]:
         """The usable replicas of `key` in the order of requests; none if this node is a replica."""
-        if self.table is None:
+        if self.table is None or key in self.copied:
             return []
         names = self.table.owners(partition_of(key))
         if self.name in names:

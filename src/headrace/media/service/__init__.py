@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from headrace.engines.blobs import Blobs
+from headrace.media import signing
+from headrace.media.cluster.upstream import Upstream
 from headrace.media.model import MediaConfig
 from headrace.media.service.nodes import Disks, HottestObjects, Nodes, Partitions, Warming
 from headrace.media.service.objects import Objects, Purging, TagStore
+from headrace.media.sources import ObjectReader
 from headrace.media.tracing import Traces
 
 __all__ = ["Media"]
@@ -45,12 +48,29 @@ class Media:
         self.config = config
         self.secret = secret
         self.folder = folder
+        self.upstream: Upstream | None = None
+        if config.upstream:
+            self.upstream = Upstream(
+                config.upstream, self._upstream_keys, timeout_s=config.origin_timeout_s
+            )
+        self.origin: ObjectReader = self.upstream or blobs
         self.tags = TagStore(blobs)
         self.objects = Objects(blobs, config, self.tags, secret=secret)
         self.purges = Purging(blobs)
         self.nodes = Nodes(blobs)
         self.partitions = Partitions(self.nodes)
-        self.warming = Warming(blobs, self.nodes, config, self.objects.target)
+        self.warming = Warming(self.origin, self.nodes, config, self.objects.target)
         self.traces = Traces(blobs)
         self.disks = Disks(folder)
         self.hottest = HottestObjects(folder)
+
+    async def close_upstream(self) -> None:
+        """Close the connections to the upstream cluster, if there is one."""
+        if self.upstream is not None:
+            await self.upstream.close()
+
+    def _upstream_keys(self) -> signing.Keys:
+        """The keys that sign requests to the upstream cluster. Raises: WeakSecret."""
+        assert self.secret is not None, "this Media has no secret"
+        root = self.config.upstream_secret or self.secret()
+        return signing.Keys.derive(root, use=signing.TIER_USE)

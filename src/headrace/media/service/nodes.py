@@ -30,6 +30,7 @@ from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.model import BLOCK_BYTES, MediaConfig
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
+from headrace.media.sources import ObjectReader
 
 SOCKET: Final = "filler.sock"
 OBJECTS_MAX: Final = ROWS_MAX
@@ -386,7 +387,11 @@ class Warming:
     """Has owners of keys read them. `target_of` returns a path and query that nodes accept."""
 
     def __init__(
-        self, blobs: Blobs, nodes: Nodes, config: MediaConfig, target_of: Callable[[str], str]
+        self,
+        blobs: ObjectReader,
+        nodes: Nodes,
+        config: MediaConfig,
+        target_of: Callable[[str], str],
     ) -> None:
         self._blobs = blobs
         self._nodes = nodes

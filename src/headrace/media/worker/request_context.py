@@ -45,6 +45,8 @@ class Admitted(NamedTuple):
     rights: signing.UrlRights
     hop: Hop | None
     trace: tracing.TraceTag | None
+    is_direct: bool = False
+    """Whether another cluster reads it, and needs the origin's present version of it."""
 
 
 class RequestContext:
@@ -71,6 +73,7 @@ class RequestContext:
             lambda: media.objects.url_keys, is_required=media.config.signed == "required"
         )
         self._own = own
+        self._origin = OriginSource(media.origin, timeout_s=media.config.origin_timeout_s)
         self._frames = own if isinstance(own, CacheSource) else None
         self._checked: dict[str, signing.UrlRights] = {}
         self._cluster = cluster
@@ -128,11 +131,12 @@ class RequestContext:
         if hop is None:
             rights = self._rights(request.target, channel)
         key = key_of(request.target)
-        if hop is None and is_reserved(key):
+        if hop is None and is_reserved(key) and not rights.is_tier:
             raise ObjectUnknown("no object of this key is stored")
         if hop is None:
             HOTTEST.note(key)
-        return Admitted(key, rights, hop, self._trace(request, key, rights))
+        is_direct = rights.is_tier and (is_reserved(key) or "if-match" in request.fields)
+        return Admitted(key, rights, hop, self._trace(request, key, rights), is_direct)
 
     def _rights(self, target: str, channel: Channel | None) -> signing.UrlRights:
         """The permissions of a target, cached because players repeat it for many ranges."""
@@ -151,6 +155,8 @@ class RequestContext:
 
     def source(self, key: str, admitted: Admitted) -> Source:
         """The source of `key` for an admitted request."""
+        if admitted.is_direct:
+            return self._origin
         if self._cluster is None:
             return self._own
         onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
@@ -222,13 +228,14 @@ async def open_request_context(
     Without `run` there are neither disks nor a cluster. Raises: OSError, WeakSecret.
     """
     config = media.config
-    own: Source = OriginSource(media.blobs, timeout_s=config.origin_timeout_s)
+    own: Source = OriginSource(media.origin, timeout_s=config.origin_timeout_s)
     if run is None:
         context = RequestContext(media, own)
         try:
             yield context
         finally:
             context.close()
+            await media.close_upstream()
         return
     generations, watched = Generations(), FollowedDocument(tracing.TRACE)
     store: BlockCache | None = None
@@ -249,6 +256,7 @@ async def open_request_context(
         folder=run,
         also=[watched],
         generations=generations,
+        upstream=media.upstream,
     )
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
     context = RequestContext(media, own, cluster=cluster, traces=traces, generations=generations)
@@ -262,11 +270,12 @@ async def open_request_context(
         if store is not None:
             await store.close()
         context.close()
+        await media.close_upstream()
 
 
 def served_folder(media: Media) -> Path | None:
-    """The folder whose files are sent directly; None with disks or a cluster, or a remote store."""
-    is_plain = not media.config.disks and media.config.node is None
+    """The folder whose files are sent directly; None with disks, a cluster or a remote origin."""
+    is_plain = not media.config.disks and media.config.node is None and media.upstream is None
     return media.blobs.folder if is_plain else None
 
 
