@@ -47,12 +47,13 @@ def show_info(terminal: Terminal, key: str) -> None:
 
 @click.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
+@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
 @click.pass_obj
-def show_url(terminal: Terminal, key: str) -> None:
+def show_url(terminal: Terminal, key: str, *, prefer: str | None) -> None:
     """Print the URL of KEY. KEY need not be stored."""
 
     async def find(media: Media) -> str:
-        return media.objects.url(key)
+        return media.objects.url(key, prefer=prefer)
 
     url = terminal.run(Media, find)
     terminal.show({"key": key, "url": url}, url)
@@ -171,6 +172,7 @@ SIZE = Written("size", parse_size_bytes)
 @click.option("--rate", type=SIZE, help="Maximum bytes per second, such as 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
 @click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
+@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
 @click.pass_obj
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print a URL that allows reading KEY for a while. KEY need not be stored."""

@@ -154,6 +154,7 @@ class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rate: int | None = None
     tag: str | None = None
     trace: str | None = None
+    prefer: str | None = None
 
 
 class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 app.media.objects.url("tracks/a.mp3")   await app.media.objects.put(key, data)
 await app.media.purges.purge([key])     await app.media.warming.warm([key])
 await app.media.nodes.drain("n1")       await app.media.partitions.plan(lost=["n1"])
+await app.media.entry.list()            await app.media.entry.render("haproxy")
 
 `disks` and `hottest` are about the node that uses this data folder:
 
@@ -19,6 +20,7 @@ from headrace.engines.blobs import Blobs
 from headrace.media import signing
 from headrace.media.cluster.upstream import Upstream
 from headrace.media.model import MediaConfig
+from headrace.media.service.entry import Entry
 from headrace.media.service.nodes import Disks, HottestObjects, Nodes, Partitions, Warming
 from headrace.media.service.objects import Objects, Purging, TagStore
 from headrace.media.sources import ObjectReader
@@ -59,6 +61,7 @@ class Media:
         self.purges = Purging(blobs)
         self.nodes = Nodes(blobs)
         self.partitions = Partitions(self.nodes)
+        self.entry = Entry(self.nodes)
         self.warming = Warming(self.origin, self.nodes, config, self.objects.target)
         self.traces = Traces(blobs)
         self.disks = Disks(folder)

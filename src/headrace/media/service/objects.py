@@ -31,6 +31,7 @@ from headrace.media.errors import (
 from headrace.media.id3 import TagCorrupt, Tags, read_tags, tag_bytes, tag_id, tag_key
 from headrace.media.model import (
     LIST_OBJECTS_MAX,
+    NAME_MARK,
     MediaConfig,
     MediaObject,
     content_address,
@@ -40,6 +41,7 @@ from headrace.media.model import (
 TTL_S_MAX: Final = 366 * 86_400.0
 GRID_S_MAX: Final = 7 * 86_400.0
 TAGGED_TYPE: Final = "audio/mpeg"
+_PREFERRED: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -61,6 +63,7 @@ class SignOptions(TypedDict, total=False):
     rate: int | None
     tag: str | None
     trace: str | None
+    prefer: str | None
 
 
 class Objects:
@@ -91,11 +94,11 @@ class Objects:
     def url(self, key: str, **options: Unpack[SignOptions]) -> str:
         """The URL of `key`, signed if options are given or `media.signed` requires it.
 
-        Does no I/O. The options are those of `sign`; a `tag` is not looked up.
-        Raises: InvalidBlobKey, UnsignableUrl.
+        Does no I/O. The options are those of `sign`; a `tag` is not looked up, and `prefer` alone
+        needs no signature. Raises: InvalidBlobKey, UnsignableUrl.
         """
-        if not options and self._config.signed == "off":
-            return self._plain_url(key)
+        if options.keys() <= {"prefer"} and self._config.signed == "off":
+            return self._plain_url(key, options.get("prefer"))
         return self._sign(key, **options).url
 
     async def sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
@@ -108,6 +111,7 @@ class Objects:
         - `rate`: at most this many bytes per second.
         - `tag`: the id of an ID3 tag (see `tags.put`) to send in front of the track.
         - `trace`: the user and request of the URL, such as `user=42,request=r7`.
+        - `prefer`: a node (see `entry.node_of`) or data center to name in `media.preferred_url`.
 
         Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, BlobsDown.
         """
@@ -174,12 +178,23 @@ class Objects:
         await self.info(key)
         await self._blobs.delete(key)
 
-    def _plain_url(self, key: str) -> str:
-        """The unsigned URL of `key`. Raises: InvalidBlobKey."""
+    def _plain_url(self, key: str, prefer: str | None = None) -> str:
+        """The unsigned URL of `key`. Raises: InvalidBlobKey, UnsignableUrl."""
+        path = signing.PATH_PREFIX + quote(require_key(key), safe="/@~")
+        if prefer is not None:
+            return self._preferred_base(prefer) + path
         host, port = self._config.listen
         own = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         base = (self._config.public_url or own).rstrip("/")
-        return f"{base}{signing.PATH_PREFIX}{quote(require_key(key), safe='/@~')}"
+        return base + path
+
+    def _preferred_base(self, name: str) -> str:
+        """The URL prefix that names a node or data center. Raises: UnsignableUrl."""
+        text = "expected the name of a node or data center, and media.preferred_url to be set"
+        template = self._config.preferred_url
+        if template is None or _PREFERRED.fullmatch(name) is None:
+            raise signing.UnsignableUrl.of([FieldProblem("prefer", "invalid", text)])
+        return template.replace(NAME_MARK, name)
 
     def _sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
         ttl_s, tag = options.get("ttl_s"), options.get("tag")
@@ -199,7 +214,9 @@ class Objects:
             trace=options.get("trace"),
         )
         return SignedUrl(
-            key, f"{self._plain_url(key)}?{query}", datetime.fromtimestamp(expires_at, UTC)
+            key,
+            f"{self._plain_url(key, options.get('prefer'))}?{query}",
+            datetime.fromtimestamp(expires_at, UTC),
         )
 
     def _seen(self, info: BlobInfo) -> MediaObject:
