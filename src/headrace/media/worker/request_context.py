@@ -95,8 +95,9 @@ class RequestContext:
 
     @property
     def placement(self) -> object:
-        """The partition table; another object after every change."""
-        return self._cluster.router.table if self._cluster is not None else None
+        """The partition table, another object after every change, and the hot objects."""
+        router = self.router
+        return (router.table, router.copied) if router is not None else None
 
     @property
     def purges_version(self) -> int:
