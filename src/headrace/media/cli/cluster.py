@@ -411,6 +411,7 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
 @click.pass_obj
 def entry(
     terminal: Terminal,
+    /,
     *,
     form: str,
     ttl_s: float,
