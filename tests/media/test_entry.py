@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
+import uvloop
 from tests.kit.processes import free_ports
 from tests.kit.waiting import wait_true
 
+from headrace.engines.blobs import Blobs
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media import Media, MediaConfig
 from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership, MembershipStore
@@ -151,3 +153,19 @@ async def test_a_url_names_the_node_that_keeps_its_object(blobs):
         Media(blobs, MediaConfig()).objects.url("tracks/a.mp3", prefer="n1")
     with pytest.raises(InvalidConfig, match=r"\{name\} in its host"):
         load_config({"media": MediaConfig}, env={}, flags={"media.preferred_url": "https://a.b"})
+
+
+def test_nodes_are_probed_on_the_loop_of_commands_too(tmp_path):
+    """Commands and the API run on uvloop, whose transports are no `asyncio.Transport`."""
+
+    async def listed() -> list[bool]:
+        ports = free_ports(2)
+        members = [Member(name=f"n{p}", address=f"127.0.0.1:{p}") for p in ports]
+        blobs = Blobs(f"file://{tmp_path}")
+        stored = Membership(version=1, members=tuple(members))
+        await blobs.put(MEMBERSHIP.key, msgspec.json.encode(stored))
+        async with answering(ports[0]):
+            return [one.is_alive for one in await Media(blobs, MediaConfig()).entry.list()]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(listed()) == [True, False]

@@ -21,7 +21,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from headrace.kernel.config import parse_listen
 from headrace.media.cluster.hop import (
@@ -157,8 +157,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         return host, port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop, which commands use, are no subclass.
+        self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the library's word
