@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench import media_cluster, media_ranges, media_slow, media_store, media_tls
+from bench import (
+    media_cluster,
+    media_devices,
+    media_ranges,
+    media_slow,
+    media_store,
+    media_tls,
+    media_variants,
+)
 from bench.harness import Measure
 from bench.peers import media_servers
 
@@ -16,7 +24,9 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "hop": media_cluster.measure_hop,
     "restart": media_store.measure_restart,
     "hits": media_store.measure_hits,
+    "devices": media_devices.measure,
     "spread": media_cluster.measure_spread,
+    "variants": media_variants.measure,
 }
 PACKAGES: Final = ["aiohttp", "granian", "uvloop"]
 SETTINGS: Final = {

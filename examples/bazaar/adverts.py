@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+MODERATED: Final = "bazaar.photos"
+"""The queue of new photos, which visitors decide."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS advert (
   shop TEXT, item TEXT, version INTEGER NOT NULL, is_shown INTEGER NOT NULL, title TEXT NOT NULL,
@@ -25,6 +27,8 @@ CREATE TABLE IF NOT EXISTS happening (
   version INTEGER NOT NULL, UNIQUE (shop, item, version));
 CREATE TABLE IF NOT EXISTS opened (one INTEGER PRIMARY KEY CHECK (one = 1), n INTEGER NOT NULL);
 INSERT OR IGNORE INTO opened VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS verdict (
+  shop TEXT, item TEXT, verdict TEXT NOT NULL, PRIMARY KEY (shop, item));
 """
 _SHOW: Final = """
 INSERT INTO advert (shop, item, version, is_shown, title, price, photos)
@@ -119,6 +123,18 @@ class Adverts:
         with self._connection() as connection:
             row = connection.execute(query, (shop, item)).fetchone()
         return None if row is None else _advert(row)
+
+    def judge(self, shop: str, item: str, verdict: str) -> None:
+        """Store what a visitor decided about the advert's photo; the last decision counts."""
+        with self._connection() as connection:
+            connection.execute("REPLACE INTO verdict VALUES (?, ?, ?)", (shop, item, verdict))
+
+    def verdict(self, shop: str, item: str) -> str:
+        """What a visitor decided about the advert's photo; empty if nobody did."""
+        query = "SELECT verdict FROM verdict WHERE shop = ? AND item = ?"
+        with self._connection() as connection:
+            row = connection.execute(query, (shop, item)).fetchone()
+        return "" if row is None else str(row[0])
 
     def note_opened(self) -> None:
         """Note that an advert's page is about to be shown and counted."""

@@ -12,7 +12,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from examples.bazaar.adverts import Advert, Adverts, Photo, field_text
+import msgspec
+from examples.bazaar.adverts import MODERATED, Advert, Adverts, Photo, field_text
 from examples.bazaar.followers import post_of
 
 from headrace import Headrace
@@ -21,6 +22,17 @@ from headrace.fetch import Item
 app = Headrace()
 adverts = Adverts(Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite")))
 adverts.create()
+new_photos = app.queue(MODERATED, decisions={"fine": "bazaar.fine", "report": "bazaar.report"})
+"""Visitors decide about the photo of a new advert, on the shop's page or in the console."""
+
+
+class NewPhoto(msgspec.Struct):
+    """The photo of a new advert, with what a moderator is shown beside it."""
+
+    photo: str
+    text: str
+    seller: str
+    item: str
 
 
 @app.on_item
@@ -33,6 +45,22 @@ async def publish(item: Item) -> None:
     else:
         # A post that is there already stays as it is: an edited item is no news.
         await app.feed.post(item.customer, post)
+        photo = next((photo.key for photo in item.photos if photo.key), None)
+        if item.action == "publish" and photo is not None:
+            title = field_text(item.fields, "title", "name")
+            await new_photos.enqueue(NewPhoto(photo, title, item.customer, item.id))
+
+
+@app.task("bazaar.fine")
+async def praise(new: NewPhoto) -> None:
+    """A visitor found the photo fine."""
+    await asyncio.to_thread(adverts.judge, new.seller, new.item, "fine")
+
+
+@app.task("bazaar.report")
+async def report(new: NewPhoto) -> None:
+    """A visitor reported the photo."""
+    await asyncio.to_thread(adverts.judge, new.seller, new.item, "reported")
 
 
 def apply(item: Item) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from examples.bazaar.adverts import Advert, Adverts
+from examples.bazaar.adverts import MODERATED, Advert, Adverts
 from examples.bazaar.followers import post_of
 from examples.bazaar.tracks import TRACKS, track_named
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -29,12 +29,14 @@ from litestar.params import FromPath, FromQuery
 from litestar.response import Redirect
 
 from headrace import Headrace
+from headrace.jobs import TakenOutcome
 from headrace.kernel.errors import HeadraceError
 
 PER_PAGE: Final = 24
 FEED_POSTS: Final = 48
 FOLLOWED_MAX: Final = 1_000
 BUYER_COOKIE: Final = "bazaar_buyer"
+MODERATION_S: Final = 120.0
 _BUYER: Final = re.compile(r"buyer-[0-9a-f]{16}")
 _FOLDER: Final = Path(__file__).parent
 _STYLES: Final = (_FOLDER / "assets" / "shop.css").read_bytes()
@@ -143,6 +145,7 @@ async def show_item(
         advert=advert,
         views=seen.total,
         is_followed=advert.shop in await shop.follows(request),
+        verdict=await asyncio.to_thread(shop.adverts.verdict, advert.shop, advert.item),
     )
 
 
@@ -166,9 +169,7 @@ async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Pag
 @post(["/sellers/{seller:str}/follow", "/sellers/{seller:str}/unfollow"], status_code=303)
 async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """Follow or unfollow the seller, and show the seller's page."""
-    origin = urlsplit(request.headers.get("origin", "")).netloc
-    if not origin or origin != request.headers.get("host"):
-        raise PermissionDeniedException("Only this site's own pages may change what you follow.")
+    require_own_page(request)
     if BUYER_COOKIE not in request.cookies:
         raise PermissionDeniedException(
             "Following needs a cookie: allow it, and open a page first."
@@ -179,6 +180,33 @@ async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> P
     else:
         await feed.unfollow(buyer, seller)
     return Redirect(f"/sellers/{segment(seller)}", status_code=303)
+
+
+@get("/moderate")
+async def show_moderation(
+    request: Asked, shop: Given, lease: FromQuery[str] = "0", job: FromQuery[str] = "0"
+) -> Page:
+    """The photo that this visitor took, while the lease lasts; else a button that takes one."""
+    jobs, found = shop.headrace.jobs, None
+    if number_of(job):
+        found = await jobs.job(number_of(job))
+    if found is None or found.queue != MODERATED or found.lease_id != number_of(lease):
+        return shop.page(request, "moderate.html", job=None, is_lost=found is not None)
+    return shop.page(request, "moderate.html", job=found, is_lost=False)
+
+
+@post("/moderate", status_code=303)
+async def decide(request: Asked, shop: Given) -> Page:
+    """Record this visitor's decision, if there is one, and take the next photo."""
+    require_own_page(request)
+    form, takes = await request.form(), shop.headrace.jobs.takes
+    if "decision" in form:
+        outcome = TakenOutcome(decision=str(form["decision"]), by=buyer_of(request))
+        lease, job = number_of(str(form.get("lease"))), number_of(str(form.get("job")))
+        await takes.ack(lease, {job: outcome})
+    taken = await takes.take(MODERATED, lease_s=MODERATION_S)
+    query = f"?lease={taken.lease_id}&job={taken.jobs[0].id}" if taken.jobs else ""
+    return Redirect(f"/moderate{query}", status_code=303)
 
 
 @get("/feed")
@@ -229,6 +257,8 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
             show_item,
             show_seller,
             change_follow,
+            show_moderation,
+            decide,
             show_feed,
             show_tracks,
             show_track,
@@ -252,6 +282,18 @@ def buyer_of(request: Asked) -> str:
         request.state.buyer = f"buyer-{secrets.token_hex(8)}"
     buyer: str = request.state.buyer
     return buyer
+
+
+def require_own_page(request: Asked) -> None:
+    """Refuse forms of other sites. Raises: PermissionDeniedException."""
+    origin = urlsplit(request.headers.get("origin", "")).netloc
+    if not origin or origin != request.headers.get("host"):
+        raise PermissionDeniedException("Only this site's own pages may change something here.")
+
+
+def number_of(text: str) -> int:
+    """The id in `text`; 0, which nothing has, for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
 def item_path(advert: Advert) -> str:

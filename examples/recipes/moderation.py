@@ -7,19 +7,19 @@ import asyncio
 from headrace import Headrace
 
 app = Headrace()
-moderation = app.queue("moderation", slots=(0, 0))
-"""No code works it: moderators take its jobs over HTTP or on the command line."""
+moderation = app.queue("moderation", decisions={"approve": "approved", "reject": "rejected"})
+"""No code works it: moderators decide in the console, over HTTP or on the command line."""
 
 
 @app.task("approved")
 async def show(photo: str, author: str) -> None:
-    """A moderator sent the job here."""
+    """A moderator decided to approve."""
     print(f"{photo} of {author} is public", flush=True)
 
 
 @app.task("rejected")
 async def tell_author(photo: str, author: str) -> None:
-    """A moderator sent the job here."""
+    """A moderator decided to reject."""
     print(f"notify {author}: {photo} was rejected", flush=True)
 
 

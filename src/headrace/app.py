@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +61,7 @@ PACKAGES: Final = (
 """Packages with tables, in the order of their migrations."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+Check = TypeVar("Check", bound=Callable[..., Awaitable[Any]])
 OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
 
@@ -128,6 +129,7 @@ class Headrace:
         self._endpoints: Endpoints | None = None
         self._is_slot = False
         self._item_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._publish_check: tuple[Callable[..., Awaitable[Any]], Collection[str]] | None = None
         self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
         self._rankings: list[tuple[str, Callable[..., Any], int]] = []
 
@@ -257,11 +259,20 @@ class Headrace:
         """The fetch room: catalogues and photos. Raises: ExtraMissing."""
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
+        from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
+        from headrace.kernel.config import http_origin
+        from headrace.kernel.signing import derive_key
+        from headrace.web.model import WebConfig
 
         config = self.config.section(FetchConfig)
-        fetch = Fetch(self.engines.postgres, self.engines.blobs, self.jobs, config)
+        origin = http_origin(self.config.section(WebConfig).listen)
+        links = LinkSigning(lambda: derive_key(self.secret, SELLER_USE), origin)
+        engines = self.engines
+        fetch = Fetch(engines.postgres, engines.blobs, self.jobs, config, link_signing=links)
         for handler in self._item_handlers:
             fetch.on_item(handler)
+        if (checked := self._publish_check) is not None:
+            fetch.before_publish(changes=checked[1])(checked[0])
         fetch.register(self.registry)
         return fetch
 
@@ -370,6 +381,21 @@ class Headrace:
         self._require_unused("fetch", "on_item")
         self._item_handlers.append(handler)
         return handler
+
+    def before_publish(self, *, changes: Collection[str] = ()) -> Callable[[Check], Check]:
+        """Call the decorated `(item)` before an item is published or edited.
+
+        It returns None, new values of fields in `changes`, or `headrace.fetch.Hold("reason")`.
+        """
+        self._require_unused("fetch", "before_publish")
+        if self._publish_check is not None:
+            raise ConfiguredTooLate("before_publish() was called twice: one handler checks items")
+
+        def register(check: Check) -> Check:
+            self._publish_check = (check, changes)
+            return check
+
+        return register
 
     def on_post_deleted(self, handler: Handler) -> Handler:
         """Call `handler(post)` at least once per deleted post, in its own queue."""

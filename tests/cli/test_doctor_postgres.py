@@ -13,6 +13,7 @@ from headrace.cli import doctor_engines
 from headrace.cli.doctor_engines import check_postgres
 from headrace.cli.roles import AGENT_CONNECTIONS
 from headrace.engines.postgres import PostgresConfig
+from headrace.jobs.agent.slot_statements import CONNECTIONS_MAX as SLOT_STATEMENTS
 
 NO_SYNCS = ("fsync is off", "full_page_writes is off")
 """Test engines run without fsync."""
@@ -84,7 +85,7 @@ async def test_the_fix_of_a_server_setting_works(look, running_engines):
         await execute(url, "ALTER SYSTEM RESET idle_session_timeout", "SELECT pg_reload_conf()")
 
 
-FEW = "20 connections available to this role; one machine with all roles may need 47"
+FEW = "20 connections available to this role; one machine with all roles may need 55"
 HARMS = {
     "collation": (
         "UPDATE pg_database SET datcollversion = '0.1' WHERE datname = '{}'",
@@ -97,7 +98,7 @@ HARMS = {
     ),
     "connections": (
         "ALTER DATABASE {} CONNECTION LIMIT 20",
-        ("connections", "warn", FEW, "set max_connections = 100"),
+        ("connections", "warn", FEW, "set max_connections = 110"),
     ),
     "commit": (
         "ALTER DATABASE {} SET synchronous_commit = off",
@@ -116,7 +117,8 @@ async def test_a_harm_to_the_database_is_found(look, database_url, harm):
     assert text in finding.text
     assert finding.fix.startswith(fix.format(name))
     if harm == "connections":
-        assert await look(**{"jobs.floats": "1", "postgres.connections_max": "2"}) == {}
+        few = {"postgres.connections_max": "2", "postgres.slot_connections_max": "1"}
+        assert await look(**{"jobs.floats": "1", **few}) == {}
 
 
 async def test_a_database_without_unicode_fails(look, running_engines):
@@ -145,5 +147,6 @@ async def test_used_up_connections_and_old_servers_are_found(look, monkeypatch, 
 
 
 def test_connection_defaults_match_the_agent():
-    assert int(AGENT_CONNECTIONS) + 1 == doctor_engines.AGENT_CONNECTIONS
+    pools = int(AGENT_CONNECTIONS) + SLOT_STATEMENTS
+    assert pools + 1 == doctor_engines.AGENT_CONNECTIONS
     assert PostgresConfig().connections_max == 10

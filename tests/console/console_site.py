@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from hostile import TEXT
+
 from headrace import Headrace
-from headrace.fetch import Item
+from headrace.fetch import Hold, Item
 from headrace.jobs import Batch, WorkflowContext
 
 app = Headrace()
 app.limiter("partners", rate="2/m", concurrency=1)
 app.queue("approve")
+app.queue("moderation", decisions={"approve": "thumbs", "reject": None}, keep_result=True)
 
 
 @app.task("mail", importance=2, retries=2, keep_done="1h")
@@ -42,6 +45,12 @@ async def plan_trip(ctx: WorkflowContext) -> None:
 @app.cron("0 4 * * *", name="nightly")
 async def tidy() -> None:
     """Run daily at 04:00."""
+
+
+@app.before_publish()
+async def check(item: Item) -> Hold | None:
+    """Hold the items that are named so."""
+    return Hold(f"to look at: {TEXT}") if item.id.startswith("look-") else None
 
 
 @app.on_item

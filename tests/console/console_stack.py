@@ -36,6 +36,7 @@ listen = "127.0.0.1:{media_port}"
 allow_networks = "127.0.0.0/8"
 allow_ports = "1024-65535"
 classes = "1s, 5s"
+decode_share = "1"
 [jobs]
 poll = "200ms"
 """
@@ -160,6 +161,10 @@ class ConsoleStack:
         await self.put(TRACK, tone())
         for run in runs:
             self.wait_run(run)
+        # The copies of photos that are stored now.
+        self.wait_run(self._seed_copies())
+        self.call("POST", "/v1/crons/fetch.duplicates/run")
+        self.wait("/v1/fetch/duplicates", lambda found: len(found["duplicates"]) > 1)
         self.wait("/v1/views/lag", lambda shards: not any(one["pending"] for one in shards))
 
     def _seed_jobs(self) -> None:
@@ -200,6 +205,13 @@ class ConsoleStack:
             self.catalogue("lamp-house", lamps, name=f"{CORPUS[0]}.csv"),
             self.catalogue("held-books", books[:1], name=f"{CORPUS[1]}.csv"),
         ]
+
+    def _seed_copies(self) -> int:
+        """Two held items with photos of another customer."""
+        photo = self.seller.url("/photo/", address="127.0.0.2")
+        self.customer("copy-house")
+        copies = [f"look-{n},Copy {n},5,Bicycles,,{photo}bike{n}.jpg" for n in range(2)]
+        return self.catalogue("copy-house", copies)
 
     def _seed_views(self) -> None:
         # The user agent of this client counts as a bot, so the class is given.

@@ -19,8 +19,11 @@ from headrace.console.screens import ROOMS
 from headrace.kernel.terminal import visible
 
 pytestmark = pytest.mark.slow
+UPLOAD = "id,name,price\nu-1,Uploaded,5\n"
 BACK = "/console/audit"
 """Return URL of forms: a page that needs no room."""
+MODERATION = "/console/jobs/queues/moderation/moderate"
+"""The page to which actions of moderators lead."""
 
 
 class Refused(str):
@@ -42,16 +45,25 @@ def lacks(text):
 def submit(stack, action, values, *, is_refused=False):
     """Open and submit a form; return the message of the next page."""
     place, values = f"/console/do/{action}", {name: str(value) for name, value in values.items()}
+    file = values.pop("upload", "").encode()
     page = Page(place, stack.browse.get(place, params={**values, "back": BACK}).text)
     [command] = [text for text in page.codes if text.startswith("headrace ")]
-    assert is_refused or " /v1/" in page.codes[-1], action
-    form = page.form(place)
+    assert is_refused or file or " /v1/" in page.codes[-1], action
+    form = page.form(f"{place}/file" if file else place)
     assert form.fields["form_id"], action
-    answer = stack.browse.post(place, data=form.fields, headers={"origin": stack.api})
+    sent = {"files": {"file": ("up.csv", file)}} if file else {}
+    command = command.replace("FILE", "up.csv") if file else command
+    answer = stack.browse.post(form.action, data=form.fields, headers={"origin": stack.api}, **sent)
     if not is_refused:
-        assert (answer.status_code, answer.headers["location"]) == (303, BACK), answer.text
-        answer = stack.browse.get(BACK)
-        assert visible(command) in " ".join(Page(BACK, answer.text).text.split()), action
+        following = answer.headers.get("location", answer.text)
+        assert answer.status_code == 303, answer.text
+        if following != BACK:
+            assert file or following.startswith(MODERATION), action
+            answer = stack.browse.get(following) if not file else stack.browse.get(BACK)
+        else:
+            answer = stack.browse.get(BACK)
+        log = Page(BACK, stack.browse.get(BACK).text).text
+        assert visible(command) in " ".join(log.split()), action
     assert answer.status_code == (422 if is_refused else 200), action
     found = Page(place, answer.text)
     assert page.faults + found.faults == [], action
@@ -99,6 +111,7 @@ def job_rows(stack):
     yield "bulk_delete", {**bulky, "state": "ready"}, "25 jobs are", one, has(state="gone")
     yield "bulk_delete", {}, Refused("every job")
     yield from lane_rows(stack)
+    yield from people_rows(stack)
     named, at = {"name": "by-hand"}, "/v1/crons/by-hand"
     cron = {**named, "spec": "0 4 * * *", "queue": queue}
     yield "add_cron", cron, "runs first at", at, has(source="api")
@@ -112,6 +125,22 @@ def job_rows(stack):
     host = {"host": host["name"]}
     yield "drain_host", host, "draining", fleet, lambda found: found["hosts"][0]["is_draining"]
     yield "undrain_host", host, "accepts jobs", fleet, lacks('"is_draining": true')
+
+
+def people_rows(stack):
+    people, ids = {"queue": "moderation"}, stack.enqueue("moderation", {"n": 1}, {"n": 2})
+    paths = [f"/v1/jobs/{job}" for job in ids]
+
+    def held(number):
+        lease = stack.call("GET", paths[number])["lease_id"]
+        return {**people, "job": ids[number], "lease": lease}
+
+    yield "take_job", people, f"job {ids[0]} is taken", paths[0], has(state="leased")
+    text, result = f"job {ids[0]}: reject; job {ids[1]} is taken", {"decision": "reject"}
+    ended = lambda found: result.items() <= found["result"].items()  # noqa: E731
+    yield "decide", {**held(0), "decision": "reject"}, text, paths[0], ended
+    text = f"job {ids[1]}: skipped; no job of queue moderation is due"
+    yield "skip_job", held(1), text, paths[1], has(state="scheduled")
 
 
 def lane_rows(stack):
@@ -146,6 +175,13 @@ def run_rows(stack):
     assert f"Undone by run {undone_by}" in text
     assert "Undo run" not in text
     stack.wait_run(undone_by)
+    newest, given = "/v1/fetch/runs?customer=fragile", {"customer": "fragile", "upload": UPLOAD}
+    is_held = newest, lambda found: found["runs"][0]["state"] == "held"
+    yield "upload", given, "would change: 1 new, 0 changed, 30 removed", *is_held
+    yield "upload", {**given, "upload": "%PDF-1.7"}, Refused("PDF document")
+    yield "seller-link", {"customer": "fragile", "days": 2}, f"{stack.api}/v1/fetch/sellers/"
+    assert "/sellers/" not in json.dumps(stack.call("GET", "/v1/audit"))
+    yield "seller-revoke", {"customer": "fragile"}, "are revoked"
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
     at = f"/v1/fetch/runs/{held}"
@@ -176,11 +212,19 @@ def fetch_rows(stack):
     assert hook in stack.browse.get("/console/fetch/deliveries").text
     yield "webhook-remove", made, "is deleted", "/v1/fetch/webhooks", lacks('"made"')
     yield "source-remove", made, "is removed", "/v1/fetch/sources", lacks('"made"')
+    item = {"customer": "copy-house", "id": "look-1"}
+    yield "release", item, "is published", "/v1/fetch/held", lacks("look-1")
+    yield "release", item, Refused("is not held")
+    at = "/v1/fetch/duplicates?customer=copy-house"
+    pair = stack.call("GET", at)["duplicates"][0]["id"]
+    yield "duplicate-review", {"pair": pair}, "is reviewed", at, lacks(f'"id": {pair},')
+    assert f'"id": {pair},' in json.dumps(stack.call("GET", f"{at}&reviewed=true"))
     all_of = "/v1/fetch/consumers"
-    [one] = stack.wait(all_of, lambda found: found["consumers"])["consumers"]
+    found = stack.wait(all_of, lambda found: len(found["consumers"]) > 1)["consumers"]
+    [one] = [one for one in found if one["name"] != "before_publish"]
     name = {"name": one["name"]}
     yield "consumer-replay", {**name, "customer": "bike-shop"}, "14 items are queued"
-    yield "consumer-remove", name, "is deleted", all_of, has(consumers=[])
+    yield "consumer-remove", name, "is deleted", all_of, lacks(name["name"])
     yield "consumer-remove", name, Refused("is not known")
 
 

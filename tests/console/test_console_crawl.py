@@ -28,6 +28,7 @@ SEEDS = (
     "/console/jobs/jobs?queue=broken",
     "/console/jobs/lanes/partners",
     "/console/jobs/queues/mail",
+    "/console/jobs/queues/moderation/moderate",
     "/console/fetch/customers/bike-shop",
     "/console/fetch/customers/bike-shop/item?id=bike-1",
     "/console/fetch/photos?customer=bike-shop",
@@ -52,13 +53,16 @@ TEXTS = {
     "/jobs/crons": "nightly",
     "/jobs/alerts": "Alerts",
     "/jobs/queues/{queue:str}": "By minute",
+    "/jobs/queues/{queue:str}/moderate": "Take the next job",
     "/fetch": "bike-shop",
     "/fetch/customers": "lamp-house",
     "/fetch/customers/{customer:str}": "Recent results",
     "/fetch/customers/{customer:str}/item": "City bike 1",
     "/fetch/photos": "why?",
+    "/fetch/review": "look-0",
     "/fetch/why": "Photo",
     "/fetch/hosts": "127.0.0.2",
+    "/fetch/study": "Reserved time per photo",
     "/fetch/runs/{run:str}": "1 invalid",
     "/fetch/sources": "Sources",
     "/fetch/deliveries": "Consumers",
@@ -261,6 +265,8 @@ async def test_photos_tracks_and_charts_are_drawn(screen):
     assert await photo.evaluate(loaded) == 320
     await screen.open("/console/views/entity?id=ad%3A39&span=2d")
     await screen.page.locator("[data-chart=series].drawn canvas").wait_for()
+    await screen.open("/console/fetch/study")
+    await screen.page.locator("[data-chart=times].drawn canvas").wait_for()
     await screen.open(f"/console/media/object?{urlencode({'key': TRACK})}")
     player = screen.page.locator("audio")
 

@@ -18,7 +18,13 @@ from headrace.web.server import describe_api
 
 ACTIONS = {action.name: action for room in ROOMS for action in room.actions}
 SAMPLES = {"number": "7", "decimal": "0.5", "json": "{}", "check": "1"}
-NAMED = {"rate": "10/s", "from": "2026-11-21T10:00Z", "to": "2026-11-21T11:00Z", "job": "7"}
+NAMED = {
+    "rate": "10/s",
+    "from": "2026-11-21T10:00Z",
+    "to": "2026-11-21T11:00Z",
+    "job": "7",
+    "lease": "7",
+}
 """Values of fields that need a certain format."""
 pytestmark = pytest.mark.slow
 

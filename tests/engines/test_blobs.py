@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from headrace.engines.blobs import (
     InvalidBlobKey,
 )
 from headrace.engines.durable_files import write_durably
+from headrace.engines.joined_objects import BlobCorrupt
 
 KILLED_WRITER = """
 import asyncio, sys
@@ -102,7 +104,7 @@ async def test_objects_are_put_replaced_read_listed_and_deleted(store):
     for data in (b"old", b"0123456789"):
         await store.put("photos/ab/one.jpg", data)
         assert await store.get("photos/ab/one.jpg") == data
-    assert await store.read_range("photos/ab/one.jpg", 3, 4) == b"3456"
+    assert (await store.read_part("photos/ab/one.jpg", 3, 4))[1] == b"3456"
     info = await store.info("photos/ab/one.jpg")
     assert (info.size_bytes, bool(info.etag)) == (10, True)
     for call in (store.get("gone.bin"), store.info("gone.bin"), store.read("gone.bin")):
@@ -286,7 +288,6 @@ USES = {
     "put_if": lambda store: store.put_if("photos/two.jpg", b"2", etag=None),
     "get": lambda store: store.get("photos/old.jpg"),
     "read": lambda store: store.read("photos/old.jpg"),
-    "range": lambda store: store.read_range("photos/old.jpg", 0, 1),
     "part": lambda store: store.read_part("photos/old.jpg", 0, 1),
     "info": lambda store: store.info("photos/old.jpg"),
     "delete": lambda store: store.delete("photos/old.jpg"),
@@ -322,3 +323,22 @@ async def test_the_timeout_grows_with_the_size_of_an_object(s3_server):
         left_s = limit.when() - asyncio.get_running_loop().time()
     assert 5.0 < left_s <= 8.0
     await store.close()
+
+
+async def test_parts_are_joined_to_one_object_or_nothing_changes(store):
+    parts = {f"join/{n}": bytes([n]) * 3_000_000 for n in range(4)}
+    for key, data in parts.items():
+        await store.put(key, data)
+    whole = b"".join(parts.values())
+    await store.put("tracks/a.mp3", b"before")
+    for wrong, keys in ((BlobCorrupt, [*parts]), ((BlobMissing, BlobsDown), [*parts, "join/none"])):
+        with pytest.raises(wrong):
+            await store.join("tracks/a.mp3", keys, size_bytes=len(whole), sha256="0" * 64)
+        assert await store.get("tracks/a.mp3") == b"before"
+    digest = hashlib.sha256(whole).hexdigest()
+    await store.join("tracks/a.mp3", [*parts], size_bytes=len(whole), sha256=digest)
+    assert await store.get("tracks/a.mp3") == whole
+    await store.join("tracks/empty.mp3", [], size_bytes=0)
+    assert await store.get("tracks/empty.mp3") == b""
+    await store.clear("join")
+    assert await keys_of(store, "join") == []

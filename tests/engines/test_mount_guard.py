@@ -83,7 +83,6 @@ def every_use(blobs: Blobs):
         "put_if": lambda: blobs.put_if("t/new.bin", b"x", etag=None),
         "get": lambda: blobs.get("t/old.bin"),
         "read": lambda: blobs.read("t/old.bin"),
-        "read_range": lambda: blobs.read_range("t/old.bin", 0, 1),
         "read_part": lambda: blobs.read_part("t/old.bin", 0, 1),
         "info": lambda: blobs.info("t/old.bin"),
         "delete": lambda: blobs.delete("t/old.bin"),

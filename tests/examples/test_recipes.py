@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import importlib
 import json
 import re
@@ -124,8 +126,8 @@ async def test_moderation(recipe, capsys):
     assert [job.payload["author"] for job in taken.jobs] == ["carol", "ann", "bob"]
     carol, ann, bob = (job.id for job in taken.jobs)
     outcomes = {
-        carol: TakenOutcome(outcome="send_to", queue="rejected"),
-        ann: TakenOutcome(outcome="send_to", queue="approved"),
+        carol: TakenOutcome(decision="reject"),
+        ann: TakenOutcome(decision="approve"),
         bob: TakenOutcome(outcome="return"),
     }
     await shop.app.jobs.takes.ack(taken.lease_id, outcomes)
@@ -135,6 +137,37 @@ async def test_moderation(recipe, capsys):
     assert "cat.jpg of ann is public" in reported
     assert "notify carol: fish.jpg was rejected" in reported
     await assert_enqueued(shop.app, "moderation", payload={"author": "bob"})
+
+
+async def test_convert(recipe, capsys, monkeypatch):
+    def started():
+        walk = recipe("convert")
+        monkeypatch.setattr(walk, "PAGE", 3)
+        monkeypatch.setattr(walk, "FOLDERS", ["photos/00", "photos/ab"])
+        return walk
+
+    walk = started()
+    named = {hashlib.sha256(b"%d" % n).hexdigest(): b"%d" % n for n in range(2_000)}
+    photos = {f"photos/ab/{name}.jpg": data for name, data in named.items() if name[:2] == "ab"}
+    damaged = f"photos/ab/ab{'f' * 62}.jpg"
+    blobs = walk.app.engines.blobs
+    for key, data in {**photos, damaged: b"other bytes"}.items():
+        await blobs.put(key, data)
+    first = walk.convert_page.job(folder="photos/ab", after="", lane="store")
+    await walk.convert_page.enqueue_many([first])
+    assert await drain(walk.app) == {"done": 1}, "the walk was killed before its record"
+    assert capsys.readouterr().out.count("converted:") == 3
+    for _ in range(2):
+        await walk.main()
+        walk = started()
+    assert (await walk.app.jobs.queues.get("workflow.convert")).ready == 2, "one walk a folder"
+    ended = await drain(walk.app)
+    pages = -(-(len(photos) + 1) // 3)
+    assert ended["done"] == 2 + 1 + pages, "folders, a page of the empty one, pages"
+    out = capsys.readouterr().out
+    assert (out.count("converted:"), out.count(f"damaged: {damaged}")) == (len(photos) - 3, 1)
+    for key, data in photos.items():
+        assert gzip.decompress(await walk.app.engines.blobs.get(f"converted/{key}.gz")) == data
 
 
 async def test_buffer(recipe, capsys, monkeypatch):

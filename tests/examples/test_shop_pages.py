@@ -19,6 +19,7 @@ from examples.bazaar.visitors import Crowd
 from tests.kit.waiting import wait_true
 
 from headrace import Headrace
+from headrace.jobs import NewJob
 from headrace.media.worker import serve
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -114,6 +115,31 @@ async def test_missing_and_forbidden_pages_have_a_status(tab):
     foreign = await tab.post("/sellers/shop-01/follow", headers={"origin": "http://elsewhere"})
     assert foreign.status_code == 403
     assert "You follow nobody yet" in (await tab.get("/feed")).text
+
+
+@pytest.mark.slow
+async def test_a_visitor_moderates_new_photos(tab, headrace):
+    jobs, decisions = headrace.jobs, {"fine": None, "report": "bazaar.report"}
+    for name, given in (("bazaar.photos", decisions), ("bazaar.report", {})):
+        await jobs.queues.set(name, create=True, decisions=given)
+    payload = {"photo": "photos/a.jpg", "text": HOSTILE, "seller": "shop-01", "item": "sofa"}
+    ids = await jobs.enqueue_many([NewJob(queue="bazaar.photos", payload=payload)] * 2)
+    assert "Show me a photo" in (await tab.get("/moderate")).text
+    assert (await tab.post("/moderate", headers={"origin": "http://elsewhere"})).status_code == 403
+    taken = await tab.post("/moderate")
+    page = (await tab.get(taken.headers["location"])).text
+    assert headrace.media.objects.url("photos/a.jpg") in page
+    assert "<script" not in page
+    lease = (await jobs.job(ids[0])).lease_id
+    given = {"lease": lease, "job": ids[0], "decision": "report"}
+    wrong = await tab.post("/moderate", data={**given, "decision": "delete"})
+    assert (wrong.status_code, (await jobs.job(ids[0])).lease_id) == (422, lease)
+    decided = await tab.post("/moderate", data=given)
+    assert decided.headers["location"].endswith(f"&job={ids[1]}")
+    assert (await jobs.job(ids[0])).queue == "bazaar.report"
+    again = await tab.post("/moderate", data=given)
+    assert (again.status_code, "is over" in again.text) == (409, True)
+    assert "no longer yours" in (await tab.get(taken.headers["location"])).text
 
 
 @pytest.fixture

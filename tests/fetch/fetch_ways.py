@@ -91,6 +91,26 @@ VERBS = {
         "GET hosts >hosts",
         "host ls --customer {customer}",
     ),
+    "held": Verb(
+        lambda f, customer: f.held.list(customer),
+        "GET held >items",
+        "held ls --customer {customer}",
+    ),
+    "release": Verb(
+        lambda f, customer, item: f.held.release(customer, item),
+        "POST customers/{customer}/held/release?id={item}",
+        "held release -- {customer} {item}",
+    ),
+    "duplicates": Verb(
+        lambda f, customer=None, across=None: f.duplicates.list(customer, across=across),
+        "GET duplicates >duplicates",
+        "duplicates ls [--customer {customer}]",
+    ),
+    "review": Verb(
+        lambda f, pair: f.duplicates.review(pair),
+        "POST duplicates/{pair}/review",
+        "duplicates review {pair}",
+    ),
     "consumers": Verb(lambda f: f.consumers.all(), "GET consumers >consumers", "consumer ls"),
     "replay": Verb(
         lambda f, name: f.consumers.replay(name),

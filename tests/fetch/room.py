@@ -19,9 +19,11 @@ from headrace.engines.sql import compile_query
 from headrace.fetch import Fetch, FetchConfig, Item, Run, http
 from headrace.fetch.cli import fetch as fetch_command
 from headrace.fetch.model import FINAL_STATES
+from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
+from headrace.kernel.signing import Key, derive_key
 from headrace.web.model import WebConfig
 from headrace.web.server import create_api
 from headrace.web.tokens import Tokens
@@ -112,12 +114,22 @@ class Shop:
         return found
 
 
-def new_room(postgres, blobs, config: FetchConfig, *handlers) -> tuple[Fetch, Jobs]:
-    """A room with its own registry and these handlers of items."""
+def seller_key() -> Key:
+    """The key of links to sellers' pages."""
+    return derive_key("seller" * 8, SELLER_USE)
+
+
+def new_room(postgres, blobs, config: FetchConfig, *handlers, check=None) -> tuple[Fetch, Jobs]:
+    """A room with its own registry, these handlers of items, and a `before_publish` handler.
+
+    `check` is that handler and the fields that it may change.
+    """
     registry = Registry()
     jobs = Jobs(postgres, JOBS, registry)
     registry.bind(lambda: jobs)
-    fetch = Fetch(postgres, blobs, jobs, config)
+    fetch = Fetch(postgres, blobs, jobs, config, link_signing=LinkSigning(seller_key))
+    if check is not None:
+        fetch.before_publish(changes=check[1])(check[0])
     fetch.register(registry)
     for handler in handlers:
         fetch.on_item(handler)

@@ -9,9 +9,10 @@ import pytest
 from room import HEAD, LIMITS
 from tests.kit.waiting import wait_true
 
+from headrace.fetch.consumers import Consumers, deliveries
 from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown
 from headrace.fetch.model import RunState
-from headrace.fetch.publishing import Consumers, absent_wait_s, deliveries
+from headrace.fetch.publishing import absent_wait_s
 
 
 class Consumer:

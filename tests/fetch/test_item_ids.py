@@ -75,7 +75,7 @@ async def test_pages_of_changes_continue_after_any_id(shop, client, command):
     for _ in range(len(HOSTILE_IDS)):
         code, text = await command(*words)
         assert code == 0
-        shown += re.findall(r"^  new      (.*)$", text, re.MULTILINE)
+        shown += re.findall(r"^  new      (.*): name 'Item \d+', price '5'$", text, re.MULTILINE)
         more = re.search(r"^more: `headrace fetch (.*)`$", text, re.MULTILINE | re.DOTALL)
         if more is None:
             break

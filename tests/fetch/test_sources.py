@@ -216,7 +216,7 @@ async def test_a_file_is_never_fetched_twice_at_once(shop, source, database_url,
     shop.origin.answers["/shop.csv"] = [Answer(200, TEXT)]
     other = Postgres(database_url, PostgresConfig())
     async with other.session() as session, process():
-        assert await session.value(SQL.try_lock_source, customer="shop")
+        assert await session.value(SQL.try_lock_source, customer="shop", is_supplemental=False)
         once = await shop.fetch.bring_catalogue("shop", shop.origin.url("/shop.csv"))
         await shop.fetch.sources.bring("shop")
 
@@ -253,7 +253,7 @@ async def test_settings_of_a_source(shop):
     assert (changed.next_at, await sources.all()) == (None, [changed])
     (cron,) = await shop.jobs.crons.all()
     assert (cron.spec, cron.tz, cron.paused) == ("*/5 * * * *", "Europe/Moscow", True)
-    assert cron.payload == {"customer": "shop"}
+    assert cron.payload == {"customer": "shop", "is_supplemental": False}
     await sources.bring("shop")
     await sources.remove("shop")
     with pytest.raises(CronUnknown):

@@ -47,7 +47,11 @@ def test_the_reference_is_generated_from_the_code():
     ran = run("tools.reference", "--check")
     assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}: run `make reference`"
     page = (ROOT / "docs" / "reference" / "http.md").read_text()
-    assert set(re.findall(r"`GET ([^`]+)` \| open", page)) == {"/healthz", "/readyz"}
+    assert set(re.findall(r"`GET ([^`]+)` \| open", page)) == {
+        "/healthz",
+        "/readyz",
+        "/v1/fetch/sellers/{token}",
+    }
 
 
 def test_no_term_is_defined_twice():

@@ -40,7 +40,6 @@ SMALL = {
     "headrace/__main__.py": "the command; Python gives the name",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",
-    "headrace/media/worker/worker_api.py": "what a connection needs of its worker",
 }
 """Modules under the minimum, with the reason."""
 

@@ -135,6 +135,8 @@ TAKES = [
             ({"outcome": "send_to", "queue": "nobody"}, QUEUE_UNKNOWN),
             ({"outcome": "retry", "after_s": -1}, INVALID_TAKE),
             ({"outcome": "retry", "after_s": 4e7}, INVALID_TAKE),
+            ({"decision": "approve"}, {**NOT_AS_WORDS, "else": INVALID_TAKE}),
+            ({"by": "ann"}, {**NOT_AS_WORDS, "else": INVALID_TAKE}),
             (
                 {"outcome": "done", "result": "x" * 70_000},
                 {**NOT_AS_WORDS, "else": INVALID_TAKE},
@@ -161,6 +163,15 @@ QUEUES = [
         "set_queue",
         {"queue": "mail", "retries": 1.5},
         {"http": "422 web.invalid_input", "else": INVALID_SETTING},
+    ),
+    *(
+        ("set_queue", {"queue": "mail", "decisions": given}, {**NOT_AS_WORDS, "else": refusal})
+        for given, refusal in (
+            ({"-no": None}, INVALID_SETTING),
+            ({"a b": None}, INVALID_SETTING),
+            ({"yes": ""}, INVALID_SETTING),
+            (dict.fromkeys(map(str, range(10))), INVALID_SETTING),
+        )
     ),
 ]
 HERE = {"limiter": "mail", "lane": "x"}
@@ -309,6 +320,9 @@ COMMANDS = [
     (("jobs", "ack", "$lease", "--done", "$leased", "--fail", "$leased"), INVALID_TAKE),
     (("jobs", "ack", "$lease", "--why", "because"), INVALID_TAKE),
     (("jobs", "ack", "$lease", "--done", "x"), "422 usage"),
+    (("jobs", "ack", "$lease", "--by", "ann"), INVALID_TAKE),
+    (("jobs", "ack", "$lease", "--decide", "$leased", "approve"), INVALID_TAKE),
+    (("queues", "set", "mail", "--decisions", "a b"), INVALID_SETTING),
     (("queues", "set", "nobody", "--importance", "1"), QUEUE_UNKNOWN),
     (("queues", "set", "mail", "--importance", "high"), INVALID_SETTING),
     (("lanes", "set", "mail", "x", "--rate", "fast"), INVALID_JOB),

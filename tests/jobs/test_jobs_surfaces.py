@@ -326,6 +326,35 @@ async def test_every_outcome_can_be_typed(jobs, queue):
     assert await shown_by(jobs, "jobs", "take", "q") == "nothing is due"
 
 
+async def test_a_decision_moves_the_job_or_is_its_result(client, jobs, queue):
+    path, decisions = "/v1/queues/people", {"ok": "q", "no": None}
+    put = await client.put(f"{path}?create=true", json={"decisions": {"later": None}})
+    assert put.json()["decisions"] == {"later": None}
+    shown = await shown_by(jobs, "queues", "set", "people", "--decisions", "ok=q,no")
+    assert "decisions   ok=q, no" in shown
+    status = (await client.get(path)).json()
+    assert list(status["decisions"].items()) == list(decisions.items()), "in their order"
+    assert status["overridden"] == {"decisions": decisions}
+    callback = NewJob(queue="q", payload={})
+    async with jobs.group(on_done=callback, keep_results=True) as group:
+        jobs_of_people = [NewJob(queue="people", payload={"n": n}) for n in range(3)]
+        ids = await jobs.enqueue_many(jobs_of_people, group=group)
+    lease = (await jobs.takes.take("people", 3)).lease_id
+    ack, wrong = f"/v1/leases/{lease}/ack", {str(ids[0]): {"decision": "perhaps"}}
+    refused = (await client.post(ack, json={"outcomes": wrong})).json()
+    assert refused["code"] == "jobs.invalid_take"
+    assert "expected one of ok, no, got 'perhaps'" in refused["detail"]
+    decided = {str(ids[0]): {"decision": "ok"}, str(ids[1]): {"decision": "no", "by": "ann"}}
+    assert (await client.post(ack, json={"outcomes": decided})).status_code == 204
+    typed = ["jobs", "ack", str(lease), "--decide", str(ids[2]), "no", "--by", "bob"]
+    assert await shown_by(jobs, *typed) == f"job {ids[2]}: no"
+    moved = await jobs.job(ids[0])
+    assert (moved.state.value, moved.queue, moved.payload) == ("ready", "q", {"n": 0})
+    results = [one.result for one in await jobs.group_results(group.id)]
+    assert results == [{"decision": "no", "by": by} for by in ("ann", "bob")]
+    assert (await client.put(path, json={"decisions": None})).json()["decisions"] == {}
+
+
 async def test_a_queue_shows_its_settings_slots_and_bounded_counts(client, jobs, sql, monkeypatch):
     put = await client.put("/v1/queues/q", json={"importance": 9, "retries": 0})
     assert put.json()["overridden"] == {"importance": 9, "retries": 0}

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
+from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
 from headrace.jobs.handle import JobRef
-from headrace.jobs.model import JobColumns
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.tasks import CronDeclared, LimiterDeclared
@@ -140,6 +140,16 @@ def test_a_name_belongs_to_one_queue(registry):
             registry.queue(name, aliases=aliases)
 
 
+def test_people_decide_only_jobs_of_a_queue_without_code(registry):
+    people = registry.queue("people", decisions=("approve", "reject"))
+    assert people.declared.decisions == {"approve": None, "reject": None}
+    with pytest.raises(InvalidTask, match="without a handler"):
+        registry.task("q", decisions=("approve",))(handle)
+    for decisions in ("approve", 3, ["a b"], {"approve": 3}, {"approve": ""}, [None, {}]):
+        with pytest.raises(InvalidTask, match="decisions: expected up to 9 names"):
+            registry.queue("other", decisions=decisions)
+
+
 async def test_declarations_are_stored_and_follow_the_code(jobs, registry, postgres, config):
     registry.task(
         "q",
@@ -152,8 +162,9 @@ async def test_declarations_are_stored_and_follow_the_code(jobs, registry, postg
         keep_done="24h",
         keep_result=True,
     )(_batch)
-    registry.queue("people", importance=1)
+    registry.queue("people", importance=1, decisions={"yes": "q", "no": None})
     await jobs.queues.declare()
+    assert (await jobs.queues.settings("people")).decisions == {"yes": "q", "no": None}
     settings = await jobs.queues.settings("q")
     assert msgspec.structs.asdict(settings) == {
         "queue": "q",
@@ -170,6 +181,7 @@ async def test_declarations_are_stored_and_follow_the_code(jobs, registry, postg
         "keep_result": True,
         "needs_lane": False,
         "aliases": [],
+        "decisions": {},
         "overridden": {},
     }
     assert (await jobs.queues.settings("people")).importance == 1

@@ -33,6 +33,10 @@ def config_of(**settings: str) -> MediaConfig:
         ("replicas", "9", "from 0 to 8"),
         ("weight", "0", "from 0.01 to 100"),
         ("node", "a b", "A-Z a-z 0-9 . _ -"),
+        ("upstream", "https://a.example/m", "without a path"),
+        ("upstream", "http://a.example, http://A.example/", "different URLs"),
+        ("upstream_secret", "short", "32 characters"),
+        ("preferred_url", "https://media.example.com/{name}", "in its host"),
         ("disks", "/var/cache/a:1KiB", "from 16MiB to 256TiB"),
         ("disks", "/var/cache/a:900TiB", "from 16MiB to 256TiB"),
     ],
@@ -98,6 +102,14 @@ def test_a_disk_is_a_folder_or_a_device_and_a_missing_one_is_no_fault(tmp_path: 
         require_servable(config_of(disks="/etc/passwd:16MiB, /dev/null:16MiB"))
     assert "/etc/passwd" in refused.value.text
     assert "/dev/null" in refused.value.text
+
+
+def test_a_site_of_another_cluster_makes_no_variants():
+    require_servable(config_of(upstream="http://127.0.0.1:1"))
+    with pytest.raises(
+        InvalidConfig, match=r"media\.variants: expected unset, since media.upstream"
+    ):
+        require_servable(config_of(upstream="http://127.0.0.1:1", variants="320"))
 
 
 def test_a_node_that_others_could_not_reach_is_refused():

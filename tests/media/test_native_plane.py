@@ -43,7 +43,7 @@ class Head(Structure):
         ("has_range", c_int),
         ("first", c_int64),
         ("last", c_int64),
-        ("texts", c_size_t * 6),
+        ("texts", c_size_t * 10),
     ]
 
 

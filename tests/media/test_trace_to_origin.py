@@ -25,13 +25,12 @@ async def remote(monkeypatch):
 
 
 async def heads_of_reads(blobs, bucket, fields=()) -> list[dict[str, str]]:
-    """The heads of three reads, made in their own task as those of a request are."""
+    """The heads of two reads, made in their own task as those of a request are."""
 
     async def read() -> list[dict[str, str]]:
         onward.set(fields)
         heads = []
         for work in (
-            blobs.read_range(KEY, 0, 3),
             blobs.read_part(KEY, 0, 3),
             blobs.info(KEY),
         ):
@@ -55,4 +54,4 @@ async def test_the_origin_receives_the_tag_of_a_watched_read_and_of_no_other(rem
 
 async def test_a_folder_is_read_without_a_tag(blobs):
     await blobs.put(KEY, b"abc")
-    assert await heads_of_reads(blobs, None, onward_fields(TAG)) == [{}] * 3
+    assert await heads_of_reads(blobs, None, onward_fields(TAG)) == [{}] * 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import Counter
 from contextlib import suppress
 from email.utils import formatdate
@@ -77,6 +78,8 @@ class Bucket:
         key = unquote(parts.path).removeprefix(f"/{NAME}").removeprefix("/")
         if method == "GET" and not key:
             return 200, {}, self._listed(parse_qs(parts.query).get("prefix", [""])[0])
+        if method == "POST" and not key:
+            return 200, {}, self._deleted(re.findall("<Key>(.*?)</Key>", body.decode()))
         data = self.objects.get(key)
         if _is_prevented(data, fields):
             is_read = method != "PUT" and "if-none-match" in fields
@@ -102,6 +105,12 @@ class Bucket:
         self.reads[key, int(start)] += 1
         span = f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"
         return 206, {**answer, "Content-Range": span}, part
+
+    def _deleted(self, keys: list[str]) -> bytes:
+        for key in keys:
+            self.objects.pop(key, None)
+        rows = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        return f"<DeleteResult>{rows}</DeleteResult>".encode()
 
     def _listed(self, prefix: str) -> bytes:
         rows = "".join(

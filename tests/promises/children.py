@@ -11,20 +11,26 @@ from headrace.engines.blobs import Blobs
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.fetch import Fetch, FetchConfig
 from headrace.fetch.model import SentItem
+from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.leases import LeaseManager
+from headrace.kernel.signing import derive_key
 
 SENT = [SentItem(customer="shop", item=f"i{n}", fields={"name": "Sent"}) for n in range(50)]
 
 
 async def run_fetch(url: str, folder: Path, what: str) -> None:
-    """Send items, publish late ones, `undo:RUN`, or run the catalogue in the file `what`."""
+    """Send items, publish late ones, or run the catalogue in the file `what`.
+
+    `undo:RUN` and `confirm:RUN` act on a run; `review:FILE` uploads for review.
+    """
     postgres = Postgres(url, PostgresConfig())
     registry = Registry()
     jobs = Jobs(postgres, JobsConfig(), registry)
     registry.bind(lambda: jobs)
-    fetch = Fetch(postgres, Blobs((folder / "blobs").as_uri()), jobs, FetchConfig())
+    blobs, key = Blobs((folder / "blobs").as_uri()), derive_key("seller" * 8, SELLER_USE)
+    fetch = Fetch(postgres, blobs, jobs, FetchConfig(), link_signing=LinkSigning(lambda: key))
     fetch.register(registry)
     if what == "send":
         await fetch.send_items(SENT)
@@ -32,8 +38,16 @@ async def run_fetch(url: str, folder: Path, what: str) -> None:
         await fetch.upkeep.publish_late()
     elif what.startswith("undo:"):
         await fetch.runs.undo(int(what.removeprefix("undo:")))
+    elif what.startswith("confirm:"):
+        await fetch.runs.confirm(int(what.removeprefix("confirm:")))
     else:
-        await fetch.run_catalogue(folder / what, "shop")
+        file = folder / what.removeprefix("review:")
+        await fetch.run_catalogue(
+            file,
+            "shop",
+            is_review=what.startswith("review:"),
+            is_supplemental=what.startswith("supplement"),
+        )
 
 
 async def schedule(url: str, name: str, period_s: float) -> None:

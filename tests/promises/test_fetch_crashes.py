@@ -44,6 +44,7 @@ FACTS = compile_query(
     " (SELECT count(*) FROM headrace.fetch_run WHERE state IN ('applied', 'done')) AS runs",
 )
 STAGED = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM headrace.fetch_staged")
+OVERLAYS = compile_query("overlays", "-- All.\nSELECT count(*) FROM headrace.fetch_overlay")
 AGE = compile_query(
     "age",
     "-- A day passes.\nUPDATE headrace.fetch_run SET applied_at = applied_at - interval '1 day'",
@@ -97,6 +98,19 @@ async def test_a_catalogue_is_applied_whole_or_not_at_all(postgres, shop):
     assert await facts(postgres) == undone
 
 
+async def test_an_upload_for_review_outlives_its_process_and_is_applied_whole(postgres, shop):
+    await require_unchanged(postgres, shop, "review:new.csv", "rows_staged:2")
+    assert await shop("review:new.csv") == 0
+    [held, abandoned, _] = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
+    assert (held["state"], abandoned["state"]) == ("held", "abandoned")
+    confirm = f"confirm:{held['id']}"
+    await require_unchanged(postgres, shop, confirm, "compared", "items_stored", "jobs_enqueued")
+    assert await shop(confirm, "run_applied") == -signal.SIGKILL
+    applied = await facts(postgres)
+    assert (applied["items"], applied["gone"], applied["runs"]) == (ROWS, 150, 2)
+    assert (await shop(confirm) != 0, await postgres.value(STAGED)) == (True, 0)
+
+
 async def test_a_catalogue_that_was_applied_stays_so(postgres, shop):
     assert await shop("new.csv", "run_applied") == -signal.SIGKILL
     after = await facts(postgres)
@@ -106,6 +120,20 @@ async def test_a_catalogue_that_was_applied_stays_so(postgres, shop):
     assert after["jobs"] == after["needs"] + 150
     assert await shop("new.csv") == 0
     assert (await facts(postgres))["changes"] == after["changes"]
+
+
+async def test_a_supplemental_feed_is_applied_whole_or_not_at_all(postgres, shop, tmp_path):
+    rows = "".join(f"i{n},7\n" for n in range(200))
+    (tmp_path / "supplement.csv").write_text("id,price\n" + rows)
+    points = ("rows_staged", "overlays_stored")
+    before = await require_unchanged(postgres, shop, "supplement.csv", *points)
+    assert await postgres.value(OVERLAYS) == 0
+    assert await shop("supplement.csv", "run_applied") == -signal.SIGKILL
+    after = await facts(postgres)
+    assert (after["changes"], after["runs"]) == (before["changes"] + 200, before["runs"] + 1)
+    assert (after["items"], await postgres.value(OVERLAYS)) == (300, 200)
+    assert await shop("supplement.csv") == 0
+    assert (await facts(postgres))["changes"] == after["changes"], "the same file has no effect"
 
 
 async def test_sent_items_are_taken_all_or_none_and_late_ones_are_published_once(postgres, shop):
@@ -136,9 +164,9 @@ async def app(host, running_engines, database_url, tmp_path):
     await app.close()
 
 
-def crash(host, point):
+def crash(host, point, app="storm_app:app"):
     """Let an agent's slots die at a point, then kill the agent."""
-    doomed = host.start(app="storm_app:app", CRASH_AT=f"fetch.{point}")
+    doomed = host.start(app=app, CRASH_AT=f"fetch.{point}")
     wait_until(lambda: doomed.events("slot_died"), what=f"a slot died at {point}")
     host.kill(doomed)
 
@@ -154,6 +182,27 @@ async def test_a_slot_killed_between_bytes_and_row_leaves_no_photo_undecided(hos
         await wait_true(lambda: len(host.history.of("end", what="item")) >= 4)
         found = await app.fetch.runs.get(run.run)
     assert found.photos_by_outcome == {"stored": 4}
+
+
+async def test_a_slot_killed_at_its_check_publishes_and_holds_each_item_once(host, app, tmp_path):
+    """Before and after the transaction of the verdict; an agent without the check waits."""
+    await app.fetch.customers.set("shop", **LIMITS)
+    (tmp_path / "shop.csv").write_text(HEAD + "".join(f"i{n},Item,5,\n" for n in range(20)))
+    run = await app.fetch.run_catalogue(tmp_path / "shop.csv", "shop")
+    crash(host, "judged:5", "checked_app:app")
+    crash(host, "checked", "checked_app:app")
+    host.start(app="checked_app:app")
+
+    async def is_done():
+        return (await app.fetch.runs.get(run.run)).state == "done"
+
+    await wait_true(is_done, what="every item has a verdict")
+    results = await app.fetch.items.results(after=0)
+    assert sorted((r.id, r.version) for r in results) == sorted(
+        (f"i{n}", 1) for n in range(0, 20, 2)
+    )
+    held = await app.fetch.held.list()
+    assert {one.id for one in held} == {f"i{n}" for n in range(1, 20, 2)}
 
 
 async def test_a_sender_killed_after_its_message_was_accepted_sends_it_again(host, app, tmp_path):

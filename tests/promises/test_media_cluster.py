@@ -270,6 +270,22 @@ async def test_a_bought_track_is_the_same_from_every_node_also_while_one_is_dead
     await cluster.wait_routing()
 
 
+async def test_a_hot_object_is_copied_by_a_node_that_does_not_keep_it(tmp_path):
+    async with running_cluster(tmp_path, keys=2, COPY_RATE="1") as cluster:
+        key = cluster.keys[0]
+        asked = next(node for node in cluster.nodes if node.name not in cluster.owners(key))
+
+        async def is_copied() -> bool:
+            answers = [await cluster.get(asked, key) for _ in range(20)]
+            assert {answer.content for answer in answers} == {content(key)}
+            return "detail=peer" not in answers[-1].headers["cache-status"]
+
+        await wait_true(is_copied, what="the node has its own copy")
+        cluster.bucket.reads.clear()
+        assert await is_copied()
+        assert not cluster.bucket.reads
+
+
 @pytest.mark.soak
 async def test_a_trace_continues_at_the_owner_and_the_object_store(tmp_path, monkeypatch):
     async with running_cluster(tmp_path) as cluster:

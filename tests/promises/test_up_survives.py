@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from examples.recipes import spool
 from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_until
 from tests.kit.site import Site, photo, photo_host
 
@@ -63,6 +64,34 @@ def test_killed_postgres_is_restarted_and_no_role_ends(running):
     running.run("jobs", "add", "notes", '{"text": "after PostgreSQL"}')
     wait_until(lambda: "after PostgreSQL" in running.lines("notes.txt"), what="the job ran")
     assert len(process.events("role_died")) == died
+
+
+def test_packs_of_a_spool_are_applied_once_and_in_order_through_kill_9(running, monkeypatch):
+    """The recipe `spool.py`: what it accepted while PostgreSQL is down is applied afterwards."""
+    monkeypatch.setattr(spool, "SPOOL", running.folder / "spool")
+    monkeypatch.setattr(spool, "API", running.facts["api"])
+    monkeypatch.setattr(spool, "TOKEN", Path(running.facts["token_file"]).read_text().strip())
+    running.run("fetch", "customer", "set", "packs", "--rate", "6000/m")
+    packs = 40
+
+    def items(number: int) -> list[dict]:
+        changing = {"customer": "packs", "item": "a", "fields": {"name": "A", "price": number}}
+        return [changing, {**changing, "item": f"p{number}"}]
+
+    for number in range(1, packs + 1):
+        path = spool.put(items(number))
+        if number in (10, 25):
+            os.kill(pid_of(running.process.pid, b"postgres"), signal.SIGKILL)
+        if number < 25:
+            spool.send(path)
+    refused = spool.put([{"customer": "nobody", "item": "a"}])
+    for path in sorted(spool.SPOOL.glob("*.json")):
+        spool.send(path)
+    assert [path.stem for path in spool.SPOOL.iterdir()] == [refused.stem]
+    runs = running.document("GET", "/v1/fetch/runs?customer=packs&limit=1000")["runs"]
+    assert len(runs) == packs, "each pack is one run"
+    item = running.document("GET", "/v1/fetch/customers/packs/item?id=a")
+    assert (item["fields"]["price"], item["version"]) == (str(packs), packs)
 
 
 def test_a_killed_role_is_restarted_and_reported(running):

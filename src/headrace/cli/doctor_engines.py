@@ -61,8 +61,8 @@ POSTGRES_OLDEST: Final = 150000
 POOLS: Final = ("api", "scheduler", "flusher")
 """Roles with a pool of `postgres.connections_max`."""
 CONNECTIONS_USED_MAX: Final = 0.8
-AGENT_CONNECTIONS: Final = 5
-"""The pool of an agent plus its LISTEN connection."""
+AGENT_CONNECTIONS: Final = 13
+"""The pool of an agent, the pool for its slots' statements, and its LISTEN connection."""
 FLOATS_PER_CORE: Final = 2
 """Slots of an agent per core if `jobs.floats` is 0."""
 IDLE_TX_S_MIN: Final = 10.0

@@ -35,6 +35,7 @@ from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
+    from headrace.jobs.service.inserts import AgentStatements
     from headrace.media.worker.ipc_reports import ChildConfig
 
 
@@ -323,6 +324,10 @@ class LoadedApp:
         """Register the declared queues and consumers; return queue ids by name."""
         return await declare(self._app)
 
+    def use_agent(self, agent: AgentStatements) -> None:
+        """Run statements of jobs through the agent of this slot."""
+        self._app.jobs.use_agent(agent)
+
     async def close(self) -> None:
         """Close the app."""
         await self._app.close()
@@ -380,7 +385,7 @@ def scheduler(line: CommandLine, application: str | None) -> None:
 @APP_ARGUMENT
 @click.pass_obj
 def flusher(line: CommandLine, application: str | None) -> None:
-    """Flush view counts to PostgreSQL and sweep missing changes into the feed index.
+    """Flush view counts to PostgreSQL, sweep missing changes into the feed index, end old uploads.
 
     Any number may run: they share the shards of views and take over from each other.
     """
@@ -392,7 +397,9 @@ def flusher(line: CommandLine, application: str | None) -> None:
         running = Flusher(engines, config, name=host_name())
         sweeper = Sweeper(app.feed)
         announce_ready()
-        await asyncio.gather(running.run(stop), sweeper.run(stop))
+        await asyncio.gather(
+            running.run(stop), sweeper.run(stop), app.media.uploads.run_sweeps(stop)
+        )
 
     run_role(line.app(application), line.packages, "flusher", body)
 

@@ -123,6 +123,15 @@ _PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an action, text that is not logged, and the page that follows if any."""
+
+    text: str
+    url: str = ""
+    unlogged: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """An operation with its form, command and HTTP call.
@@ -140,11 +149,13 @@ class Action:
     command: str
     http: str
     """Method and path with placeholders, such as `DELETE /v1/jobs/{job}`."""
-    run: Callable[[Any, dict[str, Any]], Awaitable[str]]
+    run: Callable[[Any, dict[str, Any]], Awaitable[str | Done]]
     body: Callable[[dict[str, Any]], Any] | None = None
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
     preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
+    is_direct: bool = False
+    """A page sends it without this form, so a refusal is shown on that page."""
 
     @property
     def method(self) -> str:

@@ -10,7 +10,10 @@ scripts it is a page.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -20,7 +23,7 @@ from litestar.params import FromPath
 from litestar.response import Redirect, ServerSentEvent
 from litestar.response.sse import ServerSentEventMessage
 
-from headrace.console.actions import Action, has_invalid, is_complete
+from headrace.console.actions import Action, Done, has_invalid, is_complete
 from headrace.console.live import ClientState, LiveEvent, WatchedPage
 from headrace.console.model import (
     BODY_BYTES_MAX,
@@ -43,7 +46,9 @@ from headrace.console.security import (
     session_of,
     theme_cookie,
 )
+from headrace.console.uploads import receive_form
 from headrace.console.views import ViewContext
+from headrace.fetch.settings import FetchConfig
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.routes import ENDLESS
@@ -90,7 +95,19 @@ class ActionRoutes:
             session = await self._session(request, given)
             return await self._submit(request, session, self._action(name), given)
 
-        return [get_form, get_calls, post_action]
+        @post(f"{PREFIX}/do/{{name:str}}/file", status_code=200, request_max_body_size=None)
+        async def post_file(request: HttpRequest, name: FromPath[str]) -> Response[Any]:
+            session = await self._session(request, {})
+            action = self._action(name)
+            # The body is read only for a caller that may run the action.
+            require_scope(session.caller, action.scope)
+            with tempfile.TemporaryDirectory(prefix="headrace-upload-") as folder:
+                path = Path(folder) / "upload"
+                bytes_max = self._pages.house.config.section(FetchConfig).catalogue_max_bytes
+                given = await receive_form(request, path, bytes_max=bytes_max)
+                return await self._submit(request, session, action, given, path=path)
+
+        return [get_form, get_calls, post_action, post_file]
 
     async def _submit(
         self,
@@ -98,6 +115,8 @@ class ActionRoutes:
         session: ConsoleSession,
         action: Action,
         given: Mapping[str, str],
+        *,
+        path: Path | None = None,
     ) -> Response[Any]:
         try:
             self._auth.require_csrf_token(request, session, given)
@@ -112,13 +131,16 @@ class ActionRoutes:
             return await self._form(request, session, action, given, faults=faults)
         back = safe_return_url(given.get("back", ""))
         context = self._pages.view_context(session.caller, path=back, params={}, query={})
+        context = replace(context, origin=request.headers["origin"])
         entry_id = await self._begin_audit(request, session, action, values)
-        tone, text = await self._run(
+        if path is not None:
+            values["path"] = path
+        tone, done = await self._run(
             context, action, values, entry_id=entry_id, form_id=given.get("form_id", "")
         )
-        if tone == "bad":
-            return await self._form(request, session, action, given, refusal=text)
-        return self._redirect(request, back, tone, text)
+        if tone == "bad" and not action.is_direct:
+            return await self._form(request, session, action, given, refusal=done.text)
+        return self._redirect(request, done.url or back, tone, done.text)
 
     async def _session(self, request: HttpRequest, given: Mapping[str, str]) -> ConsoleSession:
         """The session; a login leads back to the form as it was filled in."""
@@ -148,21 +170,23 @@ class ActionRoutes:
         *,
         entry_id: int,
         form_id: str,
-    ) -> tuple[str, str]:
-        """Run the action; return tone and text of its result."""
+    ) -> tuple[str, Done]:
+        """Run the action; return tone and result."""
         audit = self._pages.audit
         try:
             self._auth.require_first_submission(form_id)
-            text = visible(await action.run(context, values))
+            result = await action.run(context, values)
         except HeadraceError as refusal:
             await audit.end(entry_id, "refused", refusal.public_text)
-            return "bad", refusal.public_text
+            return "bad", Done(refusal.public_text)
         except BaseException:
             await audit.end(entry_id, "failed", "internal error of the server")
             raise
+        done = result if isinstance(result, Done) else Done(result)
+        text = visible(done.text)
         await audit.end(entry_id, "done", text)
         _log.info("action_done", action=action.name, actor=context.caller.name, audit_id=entry_id)
-        return "good", text
+        return "good", replace(done, text=text + done.unlogged)
 
     async def _form(
         self,
@@ -232,7 +256,7 @@ def _query(request: HttpRequest) -> dict[str, str]:
 
 def _form_url(request: HttpRequest, given: Mapping[str, str]) -> str:
     """URL of a form with the values that were sent to it."""
-    path = urlsplit(url_of(request)).path.removesuffix("/calls")
+    path = urlsplit(url_of(request)).path.removesuffix("/calls").removesuffix("/file")
     kept = {
         key: value
         for key, value in given.items()

@@ -217,6 +217,8 @@ class ViewContext:
     rates: Rates
     house: Application
     media_origin: str = ""
+    origin: str = ""
+    """Scheme and host of the console, in an action."""
 
     @property
     def jobs(self) -> Jobs:
@@ -340,12 +342,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series over time: `xs` are seconds since 1970."""
+    """Series over time: `xs` are seconds since 1970; with `labels`, positions in this list."""
 
     xs: Sequence[float]
     lines: Sequence[Line]
     unit: str = ""
     kind: str = "line"
+    labels: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
         """The data that the page's script draws."""
@@ -353,6 +356,7 @@ class Chart:
             "xs": list(self.xs),
             "unit": self.unit,
             "kind": self.kind,
+            "labels": list(self.labels),
             "lines": [
                 {"label": line.label, "tone": line.tone, "values": list(line.values)}
                 for line in self.lines

@@ -3,6 +3,7 @@
 postgres             the source of truth: connection pool, transactions, named queries (asyncpg)
 replica              reads on a standby that may lag, else on the primary
 sql                  named SQL statements from files
+remote               rows and errors of statements that another process runs
 migrate              schema migrations and the check for a pooler in transaction mode
 caller_transaction   our queries on a connection of the caller's own driver
 valkey               pools of connections to one server or a cluster (valkey-py); data may be lost

@@ -12,9 +12,10 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ import obstore
 from obstore.store import LocalStore, from_url
 
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
+from headrace.engines.joined_objects import JoinedObjects
 from headrace.engines.mount_guard import MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -188,6 +190,14 @@ class Blobs:
 
     def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
         check = self._guard.check if self._guard is not None else None
+        naming = self._locked_if(folder, key, etag, check)
+        write_durably(folder, key, data, check=check, naming=naming)
+
+    @contextmanager
+    def _locked_if(
+        self, folder: Path, key: str, etag: str | None, check: Check | None
+    ) -> Iterator[None]:
+        """Hold the folder's lock if the object has `etag`. Raises: PreconditionError."""
         with _open_lock(folder, check) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -196,7 +206,24 @@ class Blobs:
                 found = None
             if found != etag:
                 raise obstore.exceptions.PreconditionError(key)
-            write_durably(folder, key, data, check=check)
+            yield
+
+    async def join(
+        self, key: str, parts: Sequence[str], *, size_bytes: int, sha256: str | None = None
+    ) -> None:
+        """Store the concatenation of the objects `parts` durably, replacing `key` atomically.
+
+        Raises: BlobCorrupt if `sha256` is given and is not that of the bytes; BlobMissing,
+        BlobsDown.
+        """
+        require_key(key)
+        joined = JoinedObjects(self._store, parts, sha256)
+        async with self._use(key, size_bytes=2 * size_bytes):
+            if self.folder is None:
+                await joined.put_to_bucket(key, size_bytes)
+            else:
+                check = self._guard.check if self._guard is not None else None
+                await asyncio.to_thread(joined.put_to_folder, self.folder, key, check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
         """All bytes and their etag, or None if the etag is `unless`.
@@ -222,17 +249,12 @@ class Blobs:
             _allow(limit, result.meta["size"])
             return bytes(await result.bytes_async())
 
-    async def read_range(self, key: str, start: int, length_bytes: int) -> bytes:
-        """`length_bytes` bytes from `start`; fewer at the end. Raises: BlobMissing, BlobsDown."""
-        async with self._use(key, size_bytes=length_bytes):
-            self._require_plain(key)
-            found = await obstore.get_range_async(
-                self._reader(), key, start=start, length=length_bytes
-            )
-            return bytes(found)
-
-    async def read_part(self, key: str, start: int, length_bytes: int) -> tuple[BlobInfo, bytes]:
+    async def read_part(
+        self, key: str, start: int, length_bytes: int, **_: str
+    ) -> tuple[BlobInfo, bytes]:
         """`length_bytes` bytes from `start`, with the metadata of the same version.
+
+        The expected `etag` of other readers is accepted and not used: the caller compares.
 
         Raises: BlobMissing, BlobsDown.
         """
@@ -258,6 +280,17 @@ class Blobs:
                 await obstore.delete_async(self._store, key)
         except BlobMissing:
             return
+
+    async def clear(self, folder: str) -> None:
+        """Delete every object of `folder`, and the folder itself. Raises: BlobsDown."""
+        require_key(folder)
+        async with self._use(folder):
+            self.require_mounted()
+        if self.folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self.folder / folder, ignore_errors=True)
+            return
+        async for info in self.list(folder):
+            await self.delete(info.key)
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """Every object below `prefix`, in no defined order. Raises: BlobsDown.

@@ -32,6 +32,7 @@ from headrace.engines.postgres import (
     SchemaBehind,
     Tx,
 )
+from headrace.engines.remote import Record
 from headrace.engines.sql import Query, percent_text
 from headrace.kernel.errors import Conflict, Forbidden, HeadraceError, InvalidInput
 
@@ -157,23 +158,6 @@ _IDLE: Final = 0
 _SQLALCHEMY_DRIVERS: Final = ("asyncpg", "psycopg", "psycopg_async", "psycopg2")
 
 
-class _Record:
-    """A row with fields by name and by position."""
-
-    __slots__ = ("_names", "_values")
-
-    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        self._names = names
-        self._values = values
-
-    def __getitem__(self, key: str | int) -> Any:
-        return self._values[self._names.index(key) if isinstance(key, str) else key]
-
-    def keys(self) -> Sequence[str]:
-        """The names of the fields."""
-        return self._names
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of a statement."""
@@ -184,7 +168,7 @@ class Result:
     @classmethod
     def of(cls, names: Sequence[str], rows: Sequence[Any], rowcount: int) -> Result:
         """A result from tuples; a driver's row count of -1 means unknown."""
-        return cls([_Record(names, row) for row in rows], max(0, rowcount))
+        return cls([Record(names, row) for row in rows], max(0, rowcount))
 
 
 class AsyncpgRunner(Tx):

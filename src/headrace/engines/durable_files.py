@@ -15,9 +15,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,16 +35,18 @@ Check = Callable[[int], None]
 def write_durably(
     folder: Path,
     key: str,
-    data: bytes,
+    data: bytes | Iterable[bytes],
     known: set[str] | None = None,
     *,
     check: Check | None = None,
+    naming: AbstractContextManager[None] | None = None,
 ) -> None:
     """Write `data` under `key` so that it survives a power cut. Raises: OSError.
 
     Missing folders below `folder` are created, `folder` itself is not. `known` holds the folders
     whose names this process has synced, and grows. A folder of another process may not be synced
-    yet, so its name is synced once here.
+    yet, so its name is synced once here. `naming` is entered while the file gets its name, and may
+    raise instead.
     """
     known = set() if known is None else known
     with ExitStack() as opened:
@@ -54,11 +56,12 @@ def write_durably(
         descriptor = os.open(draft, _DRAFT, 0o644, dir_fd=parent)
         try:
             try:
-                _write(descriptor, data)
+                _write(descriptor, [data] if isinstance(data, bytes) else data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
+            with naming or nullcontext():
+                os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=parent)
@@ -66,6 +69,16 @@ def write_durably(
         for above in (parent, *changed):
             os.fsync(above)
     known.update(_folders_of(key))
+
+
+def rename_durably(folder: Path, source: str, key: str, *, check: Check | None = None) -> None:
+    """Give the durable file `source` the name `key`. Raises: OSError."""
+    with ExitStack() as opened:
+        path, _, name = key.rpartition("/")
+        parent, changed = _walk(_open_root(folder, check, opened), path, set(), opened)
+        os.rename(folder / source, name, dst_dir_fd=parent)
+        for above in (parent, *changed):
+            os.fsync(above)
 
 
 def _open_root(folder: Path, check: Check | None, opened: ExitStack) -> int:
@@ -97,10 +110,11 @@ def _folders_of(key: str) -> list[str]:
     return ["/" + "/".join(steps[:count]) for count in range(1, len(steps) + 1)]
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
+def _write(descriptor: int, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(descriptor, left) :]
     # The kernel's time stamp has a resolution of 4 ms, which would give two versions one etag.
     now_ns = time.time_ns()
     os.utime(descriptor, ns=(now_ns, now_ns))
@@ -210,7 +224,7 @@ def _write_draft(root: int, put: _Put, known: set[str]) -> bool:
     put.draft = f".{name}.{secrets.token_hex(4)}"
     descriptor = os.open(put.draft, _DRAFT, 0o644, dir_fd=put.parent)
     try:
-        _write(descriptor, put.data)
+        _write(descriptor, [put.data])
     finally:
         os.close(descriptor)
     return True

@@ -11,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import asyncpg
@@ -29,6 +29,7 @@ from headrace.kernel.config import parse_count, parse_duration_s, parse_url, set
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
 
 if TYPE_CHECKING:
+    from headrace.engines.remote import RemoteStatements
     from headrace.engines.replica import Replica
 
 Row: TypeAlias = Any
@@ -235,6 +236,8 @@ class Postgres(_Statements):
         self._server, self._direct_server = map(_server_of, (url, self._direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self.remote: RemoteStatements | None = None
+        """In a slot: its agent, which runs statements of jobs outside of a transaction."""
         self.replica: Replica | None = None
         self.reads: Runner = self
         """Runs reads that may lag: on `postgres.replica_url` if it is set."""
@@ -259,6 +262,22 @@ class Postgres(_Statements):
             await asyncio.wait_for(pool.close(), 5)
         except (TimeoutError, *DOWN):
             pool.opened.terminate()
+
+    def with_own_pool(self, connections_max: int) -> Postgres:
+        """The same server with connections of its own."""
+        config = replace(self._config, connections_max=connections_max, replica_url=None)
+        return Postgres(self._url, config)
+
+    @property
+    def remote_timeout_s(self) -> float:
+        """Longest wait for `remote`, whose own limits are half of it."""
+        return 2 * (self._longest_wait_s() + self._config.statement_timeout_s + ANSWER_GRACE_S)
+
+    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        if self.remote is not None and self.remote.takes(query, parameters):
+            timeout_s = self.remote_timeout_s
+            return await self.remote.call(method, query, parameters, timeout_s=timeout_s)
+        return await super()._call(method, query, parameters)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:

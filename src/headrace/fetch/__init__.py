@@ -30,11 +30,15 @@ A photo's life, from its row in a catalogue to the published item:
 | 3. the job checks limits and fetches | `photo_fetch.py`, `limits.py`, `robots.py` |
 | 4. the download | `download.py`, `guard.py`, `dns.py`, `curl.py` |
 | 5. the bytes are checked and stored | `photo_fetch.py`, `images.py`, `decoding/` |
-| 6. the item is published and delivered | `publishing.py`, `webhook_delivery.py` |
+| 6. the item is checked | `publish_check.py` |
+| 7. it is published and delivered | `publishing.py`, `consumers.py`, `webhook_delivery.py` |
+
+Photos that look alike: `duplicates.py`.
 
 Catalogues: `readers/`, `validation.py`, `schemas.py`, `catalogues.py`, `applying.py`,
-`sources.py`. Then `model.py`, `outcomes.py`, `settings.py`, `errors.py`, and by topic `store/` with
-`sql/`, `service/`, `http/`, `cli/`.
+`supplements.py`, `sources.py`. For sellers: `reports.py`, `seller_page.py`, `i18n/`. Download
+times: `study.py`. Then `model.py`, `outcomes.py`,
+`settings.py`, `errors.py`, and by topic `store/` with `sql/`, `service/`, `http/`, `cli/`.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ from headrace.fetch.model import (
     Run,
     RunState,
     Sample,
+    SellerLink,
     SentItem,
     Source,
     StoredItem,
@@ -67,6 +72,7 @@ from headrace.fetch.settings import FetchConfig
 
 if TYPE_CHECKING:
     from headrace.fetch.mappings import Mapping as Mapping
+    from headrace.fetch.publish_check import Hold as Hold
     from headrace.fetch.schemas import FieldRule as FieldRule
     from headrace.fetch.schemas import Schema as Schema
     from headrace.fetch.service import Fetch as Fetch
@@ -79,6 +85,7 @@ __all__ = [
     "Fetch",
     "FetchConfig",
     "FieldRule",
+    "Hold",
     "Item",
     "ItemPhoto",
     "Link",
@@ -91,6 +98,7 @@ __all__ = [
     "RunState",
     "Sample",
     "Schema",
+    "SellerLink",
     "SentItem",
     "Source",
     "StoredItem",
@@ -101,6 +109,7 @@ __all__ = [
 
 _LAZY: Final = {
     "Fetch": "headrace.fetch.service",
+    "Hold": "headrace.fetch.publish_check",
     "FieldRule": "headrace.fetch.schemas",
     "Mapping": "headrace.fetch.mappings",
     "Schema": "headrace.fetch.schemas",

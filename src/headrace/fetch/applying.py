@@ -102,6 +102,30 @@ class Applying:
         crash_point("fetch.items_stored")
         await self.request_photos(tx, run_id, customer, is_whole=is_whole)
 
+    async def compare_overlays(self, tx: Tx, run_id: int, customer: str) -> Changes:
+        """Store the changes of a supplemental feed whose rows are staged, and their counts."""
+        await tx.allow_long_statements(APPLY_S_MAX)
+        found: Row = await tx.one(SQL.overlay_diff, run_id=run_id, customer=customer)
+        return await self._note_counts(tx, run_id, found)
+
+    async def overlay(self, tx: Tx, run_id: int, customer: str) -> None:
+        """Apply a supplemental feed whose rows are staged.
+
+        Changed items are staged again as stored: they get their new versions like others, and this
+        run requests their photos that an earlier run still waits for.
+        """
+        changes = await self.compare_overlays(tx, run_id, customer)
+        await tx.run(SQL.store_overlays, run_id=run_id, customer=customer)
+        await tx.run(SQL.clear_run, run_id=run_id)
+        after = ""
+        while page := await tx.all(SQL.changed_page, run_id=run_id, customer=customer, after=after):
+            after = page[-1]["item"]
+            await self.stage_stored(tx, run_id, page)
+        await self._store(tx, run_id, customer, Changes(0, changes.count, 0))
+        crash_point("fetch.overlays_stored")
+        await tx.run(SQL.refuse_links, run_id=run_id, customer=customer)
+        await self.request_links(tx, run_id, customer, refresh_s=0.0)
+
     async def stage_stored(self, tx: Tx, run_id: int, rows: Sequence[Row]) -> None:
         """Stage items from their stored content; their links are checked again."""
         staged = []
@@ -146,6 +170,9 @@ class Applying:
         if is_whole:
             await tx.allow_long_statements(APPLY_S_MAX)
         found: Row = await tx.one(SQL.diff, run_id=run_id, customer=customer, is_whole=is_whole)
+        return await self._note_counts(tx, run_id, found)
+
+    async def _note_counts(self, tx: Tx, run_id: int, found: Row) -> Changes:
         changes = Changes(found["new"], found["changed"], found["gone"])
         await tx.run(
             SQL.note_counts,
@@ -260,28 +287,50 @@ class SafetyHold:
         self._postgres = postgres
         self._config = config
 
-    async def find_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
+    async def find_reason(
+        self, run_id: int, customer: str, reading: Reading, *, is_supplemental: bool
+    ) -> str | None:
         """Return the reason why a run is held, or None.
 
         Sets the fault of `reading` if the file seems truncated.
         """
+        if is_supplemental:
+            return await self._overlay_reason(run_id, customer, reading)
         await self._check_line_break(run_id, customer, reading)
         run = {"run_id": run_id, "customer": customer}
         postgres = self._postgres
         before = reading.unreadable and await slow_value(postgres, SQL.unreadable_before, **run)
-        [limits] = await store.runs.find_customers(postgres, customer)
-        share, items = limits.hold_share, limits.hold_items
         return hold_reason(
-            HoldLimits(
-                share=self._config.hold_share if share is None else share,
-                items=self._config.hold_items if items is None else items,
-            ),
+            await self._limits(customer),
             rows_valid=await slow_value(postgres, SQL.staged_count, run_id=run_id),
             published=await slow_value(postgres, SQL.published_count, customer=customer),
             missing=await slow_value(postgres, SQL.missing_count, **run),
             truncated=reading.truncated,
             has_more_unreadable=reading.unreadable > before,
             unreadable=reading.unreadable,
+        )
+
+    async def _overlay_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
+        async with self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            found: Row = await tx.one(SQL.overlay_counts, run_id=run_id, customer=customer)
+        overlays, missing = found["overlays"], found["missing"]
+        limits = await self._limits(customer)
+        if reading.truncated:
+            return f"truncated: {reading.truncated}"
+        if overlays and not found["valid"]:
+            return "empty: no valid row"
+        is_over = missing > limits.items and missing > limits.share * overlays
+        if (is_over and limits.share < 1) or (reading.unreadable and missing):
+            return f"dropped: {missing} of {overlays} items are in no row"
+        return None
+
+    async def _limits(self, customer: str) -> HoldLimits:
+        [own] = await store.runs.find_customers(self._postgres, customer)
+        share, items = own.hold_share, own.hold_items
+        return HoldLimits(
+            share=self._config.hold_share if share is None else share,
+            items=self._config.hold_items if items is None else items,
         )
 
     async def _check_line_break(self, run_id: int, customer: str, reading: Reading) -> None:

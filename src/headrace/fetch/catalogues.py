@@ -40,11 +40,12 @@ from headrace.fetch.errors import (
     UnknownFormat,
 )
 from headrace.fetch.mappings import Mapping, NamedMapping
-from headrace.fetch.model import DRY_RUNS_KEPT, UNDOABLE_RUNS, RunState
+from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, RunState
 from headrace.fetch.readers import Catalogue, open_catalogue, require_format
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
+from headrace.fetch.supplements import SupplementalStaging, supplemental_rows, supplemental_rules
 from headrace.fetch.validation import Reading, Rules, Staging
 from headrace.kernel.resilience import crash_point
 
@@ -60,6 +61,8 @@ WAIT_S_MAX: Final = 20.0
 """Longest wait for permission to read a catalogue."""
 SAME_FORMAT: Final = "same"
 """The format of a run whose file did not change."""
+REVIEW: Final = "review: the upload was compared and waits for its confirmation"
+"""Why a run is held that would be applied without a review."""
 UNDO_FORMAT: Final = "undo"
 """The format of a run that undoes another run."""
 Value = TypeVar("Value")
@@ -74,8 +77,12 @@ class Order:
     format_name: str | None = None
     mapping: str | None = None
     is_dry_run: bool = False
+    is_review: bool = False
+    """Whether the run is held until it is confirmed, whatever the file contains."""
     is_sampled: bool = True
     """Whether a dry run downloads a sample of its photos."""
+    is_supplemental: bool = False
+    """Whether the file overlays fields of items, instead of listing all items."""
     run_id: int | None = None
     """A run that already waits for this file; None creates a run."""
 
@@ -122,9 +129,13 @@ class Catalogues:
             rules = await self._current_rules.rules()
             catalogue = await self._open(path, order)
             run_id = await self._begin(order, catalogue)
-            staging = Staging(self._postgres, run_id, order.customer, rules)
+            rows, kind = catalogue.rows, Staging
+            if order.is_supplemental:
+                rows, kind = supplemental_rows(rows), SupplementalStaging
+                rules = supplemental_rules(rules.policy)
+            staging = kind(self._postgres, run_id, order.customer, rules)
             try:
-                reading = await staging.read(catalogue.rows)
+                reading = await staging.read(rows)
             except (CatalogueBroken, CatalogueTooLarge) as error:
                 await self._end(run_id, RunState.REFUSED, error.text, fault=error.fault)
                 raise
@@ -242,6 +253,7 @@ class Catalogues:
     async def _begin(self, order: Order, catalogue: Catalogue) -> int:
         """Start the run of a file; return its id. Raises: RunUnknown if it was deleted."""
         customer = order.customer
+        format_name = SUPPLEMENTAL if order.is_supplemental else catalogue.format
         await self._postgres.run(SQL.abandon_runs, customer=customer, but=order.run_id)
         await slow_value(self._postgres, SQL.clear_staged, customer=customer)
         if order.run_id is None:
@@ -249,12 +261,12 @@ class Catalogues:
                 SQL.insert_run,
                 customer=customer,
                 file_name=order.file_name,
-                format=catalogue.format,
-                is_whole=True,
+                format=format_name,
+                is_whole=not order.is_supplemental,
             )
             return begun
         found = await self._postgres.value(
-            SQL.begin_ordered, run_id=order.run_id, customer=customer, format=catalogue.format
+            SQL.begin_ordered, run_id=order.run_id, customer=customer, format=format_name
         )
         if found is None:
             raise RunUnknown(order.run_id)
@@ -306,17 +318,25 @@ class Catalogues:
         customer = order.customer
         if reading.rows > ROWS_TO_ANALYZE:
             await slow_value(self._postgres, SQL.analyze_staged)
-        reason = await self._safety_hold.find_reason(run_id, customer, reading)
+        reason = await self._safety_hold.find_reason(
+            run_id, customer, reading, is_supplemental=order.is_supplemental
+        )
+        if order.is_review and reason is None:
+            reason = REVIEW
         if order.is_dry_run:
-            await self._compare(run_id, customer)
-            await self._finish_dry_run(run_id, customer, is_sampled=order.is_sampled)
+            await self._compare(run_id, order)
+            is_sampled = order.is_sampled and not order.is_supplemental
+            await self._finish_dry_run(run_id, customer, is_sampled=is_sampled)
             held = reason and f"would be held, {reason}"
             await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
-            await self._compare(run_id, customer)
+            await self._compare(run_id, order)
             await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
                 await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
+                if order.is_review:
+                    review_s = self._config.review_s
+                    await own.run(SQL.await_review, run_id=run_id, review_s=review_s)
                 # Keep only the latest held run, or an hourly broken file would add up.
                 await own.run(SQL.supersede_held, run_id=run_id, customer=customer)
                 await own.run(SQL.clear_staged, customer=customer)
@@ -329,10 +349,13 @@ class Catalogues:
                 caller_tx=tx,
             )
 
-    async def _compare(self, run_id: int, customer: str) -> None:
+    async def _compare(self, run_id: int, order: Order) -> None:
         """Store what a run would change, without applying it."""
         async with self._postgres.transaction() as tx:
-            await self._applying.compare(tx, run_id, customer, is_whole=True)
+            if order.is_supplemental:
+                await self._applying.compare_overlays(tx, run_id, order.customer)
+            else:
+                await self._applying.compare(tx, run_id, order.customer, is_whole=True)
 
     async def _finish_dry_run(self, run_id: int, customer: str, *, is_sampled: bool) -> None:
         """Sample photos of a dry run, and delete old dry runs."""
@@ -403,7 +426,10 @@ class Catalogues:
         await tx.allow_long_statements(APPLY_S_MAX)
         await tx.one(SQL.lock_items, customer=customer)
         run: Row = await tx.one(SQL.lock_run, run_id=run_id)
-        newer = await tx.value(SQL.newer_run, customer=customer, run_id=run_id)
+        is_supplemental = run["format"] == SUPPLEMENTAL
+        newer = await tx.value(
+            SQL.newer_run, customer=customer, run_id=run_id, is_supplemental=is_supplemental
+        )
         if run["state"] != expected or newer is not None:
             reason = f"it is {run['state']}"
             if newer is not None:
@@ -411,10 +437,22 @@ class Catalogues:
             elif run["state"] == RunState.SUPERSEDED:
                 reason = "a later run replaced it"
             raise RunNotHeld(f"run {run_id} cannot be applied: {reason}; run the catalogue again")
+        shown = None
         if expected is RunState.HELD:
+            if run["review_until"] is not None:
+                shown = await tx.value(SQL.changes_digest, run_id=run_id)
             # Items may have changed since the comparison: compare again.
             await store.runs.forget_comparison(tx, run_id)
+        if is_supplemental:
+            await self._applying.overlay(tx, run_id, customer)
+            await tx.run(SQL.supersede_held, run_id=run_id, customer=customer)
+            return
         await self._applying.apply(tx, run_id, customer, validated=validated)
+        if shown is not None and shown != await tx.value(SQL.changes_digest, run_id=run_id):
+            raise RunNotHeld(
+                f"run {run_id} cannot be applied: items changed since its comparison; upload the"
+                " catalogue again"
+            )
 
 
 def _require_undoable(run: Row) -> None:
@@ -426,6 +464,8 @@ def _require_undoable(run: Row) -> None:
         reason = f"it is {run['state']}, so it made no changes"
     elif run["format"] == UNDO_FORMAT:
         reason = "it undoes another run; run the catalogue again"
+    elif run["format"] == SUPPLEMENTAL:
+        reason = "it is a supplemental feed; run the previous file again"
     elif not run["is_whole"] or run["format"] == SAME_FORMAT:
         reason = "only a run of a whole catalogue can be undone; send the items as they were"
     elif run["later"]:

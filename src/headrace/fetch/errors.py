@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from headrace.kernel.errors import (
+    Conflict,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
 
 
 class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,6 +165,36 @@ class SchemaUnknown(NotFound):
         )
 
 
+class DuplicateUnknown(NotFound):
+    """No pair of near-duplicates has that number."""
+
+    code = "fetch.duplicate_unknown"
+
+    def __init__(self, pair: int) -> None:
+        super().__init__(
+            f"no pair of photos has the number {pair}: `headrace fetch duplicates ls` or"
+            " `GET /v1/fetch/duplicates` lists them"
+        )
+
+
+class NotHeld(NotFound):
+    """The item is not held, or it changed since."""
+
+    code = "fetch.not_held"
+
+    def __init__(self, customer: str, item: str) -> None:
+        super().__init__(
+            f"item {item[:200]!r} of customer {customer[:128]!r} is not held, or it changed since:"
+            " `headrace fetch held ls` or `GET /v1/fetch/held` lists held items"
+        )
+
+
+class InvalidVerdict(InvalidInput):
+    """A `before_publish` handler returned a value or changed a field that is not allowed."""
+
+    code = "fetch.invalid_verdict"
+
+
 class InvalidCustomer(InvalidInput):
     """A limit of a customer is out of range."""
 
@@ -223,6 +260,24 @@ class LanguageUnknown(InvalidInput):
 
     def __init__(self, lang: str, languages: list[str]) -> None:
         super().__init__(f"language {lang[:40]!r} is not known: use one of {', '.join(languages)}")
+
+
+class SellerLinkUnknown(NotFound):
+    """The link to a seller's page was changed, or names a run that the page does not list."""
+
+    code = "fetch.seller_link_unknown"
+
+
+class SellerLinkEnded(NotFound):
+    """The link to a seller's page has expired or was revoked."""
+
+    code, status = "fetch.seller_link_ended", 410
+
+
+class SellerPageBusy(LimitExceeded):
+    """The page of one seller was requested too often."""
+
+    code = "fetch.seller_page_busy"
 
 
 class HostUnknown(NotFound):

@@ -35,7 +35,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -155,6 +155,11 @@ STALE_S: Final = 30.0
 HOSTS_MAX: Final = 20_000
 FORGET_EVERY_S: Final = 3600.0
 HOST_KEPT_S: Final = 90 * 86_400.0
+COUNTS_EVERY_S: Final = 10.0
+"""All slots add to the same counts of attempts, so each writes them less often than its hosts."""
+COUNT_DAYS_KEPT: Final = 400
+AttemptKey: TypeAlias = tuple[float, str, int]
+"""Length of the class, outcome, bucket of the download time: see `study.py`."""
 _LOG: Final = logger(__name__)
 
 
@@ -193,6 +198,8 @@ class HostStats:
         self._postgres = postgres
         self._half_life_s = half_life_s
         self._measured: dict[tuple[str, str], Measurements] = {}
+        self._attempts: Counter[AttemptKey] = Counter()
+        self._attempts_due_s = 0.0
         self._known: OrderedDict[tuple[str, str], HostState] = OrderedDict()
         self._reading: Batcher[tuple[str, str], HostState] = Batcher(self._read)
         self._renewing: dict[tuple[str, str], asyncio.Task[HostState]] = {}
@@ -239,6 +246,10 @@ class HostStats:
     def first_class(self, known: HostState) -> TimeClass:
         """The class in which a photo of the host starts."""
         return self.classes.starting(known.weights)
+
+    def count_attempt(self, key: AttemptKey) -> None:
+        """Count an attempt for the study of download times; `record` follows."""
+        self._attempts[key] += 1
 
     def record(
         self,
@@ -288,11 +299,17 @@ class HostStats:
         Raises: PostgresDown, PostgresBusy.
         """
         measured, self._measured = self._measured, {}
-        if not measured:
+        attempts: Counter[AttemptKey] = Counter()
+        if time.monotonic() >= self._attempts_due_s:
+            attempts, self._attempts = self._attempts, attempts
+        if not measured and not attempts:
             return
         try:
-            await note_hosts(self._postgres, measured, half_life_s=self._half_life_s)
+            await note_hosts(self._postgres, measured, attempts, half_life_s=self._half_life_s)
+            if attempts:
+                self._attempts_due_s = time.monotonic() + COUNTS_EVERY_S
         except BaseException:
+            self._attempts += attempts
             for key, one in self._measured.items():
                 measured[key] = _sum(measured[key], one) if key in measured else one
             self._measured = measured
@@ -304,6 +321,7 @@ class HostStats:
         if self._flushing is not None:
             self._flushing.cancel()
             await asyncio.gather(self._flushing, return_exceptions=True)
+        self._attempts_due_s = 0.0
         try:
             await self.flush()
         except HeadraceError as error:
@@ -311,7 +329,7 @@ class HostStats:
 
     async def _flush_soon(self) -> None:
         try:
-            while self._measured:
+            while self._measured or self._attempts:
                 await asyncio.sleep(FLUSH_S)
                 try:
                     await self.flush()
@@ -326,6 +344,7 @@ class HostStats:
         if time.monotonic() - self._forgot_s > FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             await forget_hosts(self._postgres, kept_s=HOST_KEPT_S)
+            await self._postgres.run(SQL.forget_attempts, days_kept=COUNT_DAYS_KEPT)
 
     async def _read(self, keys: list[tuple[str, str]]) -> list[HostState]:
         unique = list(dict.fromkeys(keys))
@@ -372,9 +391,13 @@ def _sum(one: Measurements, other: Measurements) -> Measurements:
 
 
 async def note_hosts(
-    runner: Runner, measured: Mapping[tuple[str, str], Measurements], *, half_life_s: float
+    runner: Runner,
+    measured: Mapping[tuple[str, str], Measurements],
+    attempts: Mapping[AttemptKey, int],
+    *,
+    half_life_s: float,
 ) -> None:
-    """Add the measurements per (customer, host), in one statement."""
+    """Add the measurements per (customer, host) and the counts of attempts, in one statement."""
     needs = [(*key, s, n) for key, one in measured.items() for s, n in one.needed.items()]
     outcomes = [(*key, o, n) for key, one in measured.items() for o, n in one.outcomes.items()]
     await runner.run(
@@ -393,6 +416,10 @@ async def note_hosts(
         outcome_hosts=[row[1] for row in outcomes],
         outcomes=[row[2] for row in outcomes],
         outcome_photos=[row[3] for row in outcomes],
+        attempt_classes_s=[key[0] for key in attempts],
+        attempt_outcomes=[key[1] for key in attempts],
+        attempt_buckets=[key[2] for key in attempts],
+        attempts=list(attempts.values()),
         half_life_s=half_life_s,
         recent=float(RECENT),
     )

@@ -177,7 +177,7 @@ def _field_of(name: str) -> tuple[str, int] | None:
     return None
 
 
-KNOWN: Final = frozenset({"name", "price", "category", "url"})
+KNOWN: Final = frozenset({"name", "price", "category", "url", "availability", "stock"})
 _BETWEEN_PHOTOS: Final = re.compile(r"\s*[|\n\r]\s*|[,;\s]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _UNUSUAL: Final = re.compile(r"[ ,;]")
 """Characters that need the general split, which is ten times slower than `str.split`."""

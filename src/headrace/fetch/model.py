@@ -23,6 +23,7 @@ CATALOGUE_QUEUE: Final = "fetch.catalogue"
 WEBHOOK_QUEUE: Final = "fetch.webhook"
 DEADLINES_QUEUE: Final = "fetch.deadlines"
 LINKS_QUEUE: Final = "fetch.links"
+DUPLICATES_QUEUE: Final = "fetch.duplicates"
 PHOTO_RETRIES: Final = 3
 """Retries of a link in a run; a link that failed in its last run has none."""
 BIGINT_MAX: Final = 2**63 - 1
@@ -37,9 +38,13 @@ RUNS_KEPT: Final = 20
 SENT_RUNS_KEPT: Final = 100
 """Kept runs of uploaded items."""
 DRY_RUNS_KEPT: Final = 5
+CHANGE_CHARACTERS_MAX: Final = 300
+"""Longest old or new value that a change shows."""
 UNDOABLE_RUNS: Final = 5
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
+SUPPLEMENTAL: Final = "supplemental"
+"""The format of a run of a supplemental feed."""
 
 WEBHOOK_POSTS: Final = metrics.counter(
     "fetch_webhook_posts_total",
@@ -127,7 +132,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     counts of a dry or held run are what it would change; `photos_pending` would be requested.
     Special formats: `items`: uploaded items, where gone ones have a row too; `same`: an unchanged
     file, whose due links are requested; `undo`: undoes another run; `links`: requests failed links
-    and old photos again.
+    and old photos again; `supplemental`: overlays fields, where gone counts the items whose overlay
+    ended with a change.
     """
 
     run: int
@@ -161,6 +167,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Items published at their deadline without all of their photos."""
     fault: FileFault | None = None
     """Fault of the whole file; reports show it in the chosen language."""
+    review_until: datetime | None = None
+    """Until when an upload for review can be confirmed; null: it was not for review."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +179,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     fields: list[str]
     """Fields of a changed item that differ, including `photos`."""
+    values: dict[str, list[str | None]] = msgspec.field(default_factory=dict)
+    """Old and new value of each such field, name and price of other items; cut at 300 characters.
+
+    Stored for a held run and for the last applied ones.
+    """
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +206,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of this source."""
     failures: int
     """Consecutive attempts without a readable file."""
+    is_supplemental: bool = False
+    """Whether it is the source of the supplemental feed."""
+
+
+class SellerLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link to a seller's page; who has it can read the page."""
+
+    customer: str
+    url: str
+    expires_at: datetime
 
 
 class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -336,7 +359,10 @@ class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
     is_gone: bool
     run: int
     fields: dict[str, Any]
+    """As published: with those of the supplemental feed."""
     photos: list[ItemPhoto]
+    supplemental: dict[str, Any] = {}
+    """Fields that the supplemental feed sets."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

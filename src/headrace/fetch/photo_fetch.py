@@ -53,6 +53,7 @@ from headrace.fetch.model import PHOTO_RETRIES, photo_key
 from headrace.fetch.outcomes import is_temporary
 from headrace.fetch.robots import Robots
 from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
+from headrace.fetch.study import attempt_of
 from headrace.jobs import JobContext, Snooze
 from headrace.jobs.errors import LaneExhausted
 from headrace.kernel.batching import Batcher
@@ -108,10 +109,12 @@ class BlobWriter:
         data = found.body.read()
         image = inspect_image(data)
         key = photo_key(found.sha256, image.format)
+        photo_hash = None
         if not await self._known.submit(found.sha256):
-            await self._decoder.check(data, image)
+            photo_hash = await self._decoder.check(data, image)
             await self._store.put(key, data)
-        return NewPhoto(found.sha256, key, image.format, len(data), image.width, image.height)
+        size = image.width, image.height
+        return NewPhoto(found.sha256, key, image.format, len(data), *size, photo_hash)
 
     async def _read_known(self, hashes: list[str]) -> list[bool]:
         known = await store.outcomes.known_photos(self._postgres, hashes)
@@ -352,11 +355,14 @@ class PhotoFetcher:
         if isinstance(found, Requeue):
             return found
         fetched = await self._stored(found, link["sha256"])
+        following = self._classes.after(here) if found.outcome == "failed:timeout" else None
+        has_body = found.outcome == "received"
+        attempt = attempt_of(
+            here, fetched.outcome, found.took_s, has_body=has_body, is_moved=following is not None
+        )
+        self._host_stats.count_attempt(attempt)
         self._record(customer, host, found, fetched, here=here)
-        following = self._classes.after(here)
-        if found.outcome == "failed:timeout" and following is not None:
-            return Requeue(queue=following.queue)
-        return fetched
+        return fetched if following is None else Requeue(queue=following.queue)
 
     async def _download(
         self, job: JobContext[Any], url: str, host: str, link: Any

@@ -16,33 +16,22 @@ Each delivery is a job of its own: a call that hangs occupies one place, and any
 handler costs its own job an attempt. Their reads and writes of PostgreSQL are batched, as those of
 photos are (`DeliveryStore`). That includes SystemExit, which would end the process if it
 left the task.
-
-**Consumers** are `on_item` handlers, recorded in PostgreSQL so that an absence loses no result. A
-process whose application has `on_item` handlers records them when it starts to work. From then on
-every result is enqueued for each recorded consumer, whichever process publishes it. A delivery
-whose consumer is not in this process waits for a worker that has it, with growing delays, and is
-enqueued again when such a worker starts. So a restart without the application, a renamed function
-or a fleet of several applications delays deliveries and drops none. Only a person removes a
-consumer (`remove`): deliveries carry its id, and those with an unknown id are dropped when they
-run.
-
-Recording takes the same lock as publishing. A result is either delivered to a new consumer or
-older than it, which is logged; `replay` delivers the older ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Runner, Tx
+from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
-from headrace.fetch.errors import ConsumerUnknown
-from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item, Result
+from headrace.fetch.consumers import HOOK, Consumers, Handler, ItemJob, deliveries
+from headrace.fetch.errors import NotHeld
+from headrace.fetch.model import PUBLISH_QUEUE, Item, Result
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import DeliveryRequest, DeliveryStore, NewResult
@@ -53,167 +42,7 @@ from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
 
-Handler: TypeAlias = Callable[[Item], Awaitable[None]]
-ITEMS_OF_PAGE: Final = 5000
-WARN_EVERY_S: Final = 60.0
 _LOG: Final = logger(__name__)
-
-
-class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload: a result of an item for a consumer."""
-
-    seq: int
-    consumer: str
-    consumer_id: int
-
-
-class Consumers:
-    """Recorded consumers, and the handlers of this process: `fetch.consumers`."""
-
-    def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
-        self._postgres = postgres
-        self._jobs = jobs
-        self._handlers: dict[str, Handler] = {}
-        self._is_declared = True
-        self._warned_s: dict[str, float] = {}
-
-    def add(self, handler: Handler) -> None:
-        """Register a handler of this process by its module and name."""
-        name = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__name__)}"
-        self._handlers[name] = handler
-        self._is_declared = False
-
-    def handler(self, name: str) -> Handler | None:
-        """The handler of a consumer; logs a warning once a minute if this process has none."""
-        found = self._handlers.get(name)
-        now_s = time.monotonic()
-        if found is None and now_s - self._warned_s.get(name, -WARN_EVERY_S) >= WARN_EVERY_S:
-            self._warned_s[name] = now_s
-            _LOG.warning(
-                "item_consumer_not_here",
-                consumer=name,
-                text="deliveries wait for a worker whose application has this on_item handler;"
-                f" to drop them: headrace fetch consumer rm '{name}'",
-            )
-        return found
-
-    async def declare(self) -> None:
-        """Record the handlers of this process, once until another is added."""
-        if self._is_declared:
-            return
-        async with self._postgres.transaction() as tx:
-            await tx.run(SQL.lock_result_order)
-            new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
-            has_results = bool(new) and await tx.value(SQL.has_results)
-        self._is_declared = True
-        await self._enqueue_waiting()
-        for name in new:
-            _LOG.info("item_consumer_added", consumer=name)
-            if has_results:
-                _LOG.warning(
-                    "item_consumer_came_late",
-                    consumer=name,
-                    text="items published before it are not delivered: replay them with"
-                    f" headrace fetch consumer replay '{name}'",
-                )
-
-    async def _enqueue_waiting(self) -> None:
-        """Enqueue the deliveries that waited for handlers of this process.
-
-        Their old jobs find them done.
-        """
-        count = ITEMS_OF_PAGE
-        while count == ITEMS_OF_PAGE:
-            async with self._postgres.transaction() as tx:
-                rows = await tx.all(
-                    SQL.take_absent, names=list(self._handlers), rows_max=ITEMS_OF_PAGE
-                )
-                ids = await self.ids(tx)
-                jobs = [
-                    job
-                    for name in self._handlers.keys() & ids.keys()
-                    for job in deliveries(
-                        [(r["seq"], r["customer"]) for r in rows if r["consumer"] == name],
-                        {name: ids[name]},
-                    )
-                ]
-                await self._jobs.enqueue_many(jobs, tx=tx)
-            count = len(rows)
-
-    async def ids(self, runner: Runner | None = None) -> dict[str, int]:
-        """The id of each recorded consumer, by name."""
-        rows = await (runner or self._postgres).all(SQL.consumer_ids)
-        return {row["name"]: row["id"] for row in rows}
-
-    async def all(self) -> list[Consumer]:
-        """Every consumer, by name."""
-        rows = await self._postgres.all(SQL.consumers)
-        return [Consumer(**dict(row)) for row in rows]
-
-    async def remove(self, name: str) -> None:
-        """Remove a consumer and drop its deliveries; a worker with its handler records it again.
-
-        Raises: ConsumerUnknown.
-        """
-        if not _is_name(name) or not await self._postgres.run(SQL.remove_consumer, name=name):
-            raise ConsumerUnknown(name)
-
-    async def replay(self, name: str, *, customer: str | None = None) -> int:
-        """Redeliver the newest version of every item to a consumer; return the number of items.
-
-        Each page of items is a transaction, so an interrupted replay can be repeated safely.
-        Raises: ConsumerUnknown, CustomerUnknown.
-        """
-        if customer is not None:
-            await store.runs.get_customer(self._postgres, customer)
-        items, page_items, place = 0, ITEMS_OF_PAGE, ("", "")
-        while page_items == ITEMS_OF_PAGE:
-            async with self._postgres.transaction() as tx:
-                consumer_id = (
-                    await tx.value(SQL.lock_consumer, name=name) if _is_name(name) else None
-                )
-                if consumer_id is None:
-                    raise ConsumerUnknown(name)
-                rows = await tx.all(
-                    SQL.replay_page,
-                    name=name,
-                    customer=customer,
-                    after_customer=place[0],
-                    after_item=place[1],
-                    rows_max=ITEMS_OF_PAGE,
-                )
-                await tx.run(
-                    SQL.rewind_deliveries,
-                    name=name,
-                    customers=[row["customer"] for row in rows],
-                    items=[row["item"] for row in rows],
-                )
-                results = [(row["seq"], row["customer"]) for row in rows]
-                jobs = deliveries(results, {name: consumer_id})
-                await self._jobs.enqueue_many(jobs, tx=tx)
-            page_items = len(rows)
-            items += page_items
-            place = (rows[-1]["customer"], rows[-1]["item"]) if rows else place
-        return items
-
-
-def deliveries(results: list[tuple[int, str]], consumers: dict[str, int]) -> list[NewJob]:
-    """One job per result (its `seq` and customer) and consumer."""
-    return [
-        NewJob(
-            queue=ITEM_QUEUE,
-            payload=ItemJob(seq=seq, consumer=name, consumer_id=consumer_id),
-            lane=customer,
-        )
-        for seq, customer in results
-        for name, consumer_id in consumers.items()
-    ]
-
-
-def _is_name(text: str) -> bool:
-    return text.isprintable() and 0 < len(text) <= CONSUMER_CHARACTERS_MAX
-
-
 DELIVERIES_AT_ONCE: Final = 50
 """Concurrent handler calls of a worker."""
 LATE_ITEMS_AT_ONCE: Final = 200
@@ -222,6 +51,8 @@ LATE: Final = "failed:late"
 BUSY_SLACK_S: Final = 30.0
 """Margin of an item's claim over the time limit of the call."""
 BUSY_AGAIN_S: Final = 1.0
+HOOK_ABSENT_S: Final = 15.0
+"""Delay of a publication in a process without the `before_publish` handler."""
 ABSENT_SHARE: Final = 0.5
 ABSENT_S: Final = (1.0, 300.0)
 """Limits of the retry delay of a delivery without a handler in this process.
@@ -237,6 +68,21 @@ class PublishJob(msgspec.Struct, frozen=True, kw_only=True):
 
     run: int
     item: str
+    late: bool = False
+    """The item is past its deadline: it is published with the photos it has, and again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An open change of an item, locked, and what it publishes now."""
+
+    key: tuple[int, str]
+    """Run and item."""
+    customer: str
+    result: NewResult | None
+    is_photo_edit: bool
+    is_gone: bool
+    is_late: bool
 
 
 class Publishing:
@@ -266,26 +112,49 @@ class Publishing:
             await self._consumers.declare()
             async with self._postgres.transaction() as tx:
                 await self._jobs.lock_lease(tx, batch.lease_id)
-                await self._publish(tx, [job.payload for job in batch])
+                prepared = await self.prepare(tx, [job.payload for job in batch])
+                if HOOK in await self.store(tx, prepared):
+                    self._consumers.handler(HOOK)
+                    raise Snooze(HOOK_ABSENT_S)
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _publish(self, tx: Tx, payloads: list[PublishJob]) -> None:
+    async def prepare(self, tx: Tx, payloads: Sequence[PublishJob]) -> list[Prepared]:
+        """Lock the open changes of `payloads` and return what each publishes now."""
+        ended = {(p.run, p.item) for p in payloads if not p.late}
         keys = sorted({(p.run, p.item) for p in payloads})
-        runs, items = [k[0] for k in keys], [k[1] for k in keys]
-        changes = await tx.all(SQL.lock_changes, runs=runs, items=items)
+        changes = [
+            dict(row, is_late=row["is_late"] and (row["run_id"], row["item"]) in ended)
+            for row in await tx.all(
+                SQL.lock_changes, runs=[k[0] for k in keys], items=[k[1] for k in keys]
+            )
+        ]
+        over = [row for row in changes if (row["run_id"], row["item"]) in ended]
+        late = [row for row in changes if (row["run_id"], row["item"]) not in ended]
+        await self._settle_undecided(tx, over)
+        found = await self._prepared(tx, over, is_late=False)
+        return [*found, *await self._mark_missing(tx, await self._prepared(tx, late, is_late=True))]
+
+    async def store(self, tx: Tx, prepared: list[Prepared]) -> dict[str, int]:
+        """Publish results and close their changes; return the ids of all consumers, by name."""
+        edits = [one.key for one in prepared if one.is_photo_edit]
+        if edits:
+            runs, items = [k[0] for k in edits], [k[1] for k in edits]
+            await tx.run(SQL.note_photo_edits, runs=runs, items=items)
         await tx.run(SQL.lock_result_order)
-        await self._settle_undecided(tx, changes)
-        results = await self._results_of(
-            tx, [row for row in changes if row["version"] == row["item_version"]]
-        )
-        await self._insert(tx, results)
-        await tx.run(SQL.note_published, runs=runs, items=items)
+        seen = [one for one in prepared if one.result is not None or one.is_gone]
+        customers, items = [one.customer for one in seen], [one.key[1] for one in seen]
+        await tx.run(SQL.forget_held, customers=customers, items=items)
+        ids = await self._insert(tx, [one.result for one in prepared if one.result is not None])
+        closed = [one.key for one in prepared if not one.is_late]
+        await tx.run(SQL.note_published, runs=[k[0] for k in closed], items=[k[1] for k in closed])
+        return ids
 
     async def publish_late(self, run_id: int) -> int:
         """Publish the items of a run that still wait for photos; return the number.
 
-        Each item once. Its change stays open, and later photos make a further version.
+        Each item once. Its change stays open, and later photos make a further version. If there is
+        a `before_publish` handler, jobs of the publish queue call it.
         """
         after, count = "", 0
         while True:
@@ -297,36 +166,50 @@ class Publishing:
                     return count
                 after = rows[-1]["item"]
                 changes = [row for row in rows if row["version"] == row["item_version"]]
-                await tx.run(SQL.lock_result_order)
-                await self._insert(tx, await self._late_results(tx, changes))
                 items = [row["item"] for row in changes]
+                await tx.run(SQL.lock_result_order)
+                if HOOK in await self._consumers.ids(tx):
+                    await self._jobs.enqueue_many([_late_job(row) for row in changes], tx=tx)
+                else:
+                    late = await self._prepared(tx, changes, is_late=True)
+                    await self.store(tx, await self._mark_missing(tx, late))
                 await tx.run(SQL.note_late, runs=[run_id] * len(items), items=items)
             crash_point("fetch.published_late")
             count += len(changes)
 
-    async def _late_results(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
-        runs, items = [r["run_id"] for r in changes], [r["item"] for r in changes]
-        missing = {
-            (row["item"], row["url"])
-            for row in await tx.all(SQL.undecided_needs, runs=runs, items=items)
-        }
-        results = await self._results_of(tx, changes)
-        for result in results:
-            result.photos[:] = [
-                msgspec.structs.replace(photo, outcome=LATE)
-                if photo.key is None and (result.item, photo.url) in missing
-                else photo
-                for photo in result.photos
-            ]
-        return results
+    async def _mark_missing(self, tx: Tx, late: list[Prepared]) -> list[Prepared]:
+        """Set the outcome of photos that are missing at the deadline."""
+        runs, items = [one.key[0] for one in late], [one.key[1] for one in late]
+        rows = await tx.all(SQL.undecided_needs, runs=runs, items=items) if late else []
+        missing = {(row["run_id"], row["item"], row["url"]) for row in rows}
+        for one in late:
+            if one.result is not None:
+                one.result.photos[:] = [
+                    msgspec.structs.replace(photo, outcome=LATE)
+                    if photo.key is None and (*one.key, photo.url) in missing
+                    else photo
+                    for photo in one.result.photos
+                ]
+        return late
 
-    async def _insert(self, tx: Tx, results: list[NewResult]) -> None:
-        """Insert results and enqueue the jobs of their receivers."""
+    async def release(self, customer: str, item: str) -> None:
+        """Publish a held item as it is. Raises: NotHeld."""
+        async with self._postgres.transaction() as tx:
+            row = await tx.one(SQL.lock_held, customer=customer, item=item)
+            if row is None:
+                raise NotHeld(customer, item)
+            [one] = await self._prepared(tx, [row], is_late=True)
+            await self.store(tx, [one])
+
+    async def _insert(self, tx: Tx, results: list[NewResult]) -> dict[str, int]:
+        """Insert results and enqueue the jobs of their receivers; return the consumers."""
+        ids = await self._consumers.ids(tx)
         if results:
             published = await store.results.insert_results(tx, results)
-            jobs = deliveries(published, await self._consumers.ids(tx))
-            await self._jobs.enqueue_many(jobs, tx=tx)
+            receivers = {name: id_ for name, id_ in ids.items() if name != HOOK}
+            await self._jobs.enqueue_many(deliveries(published, receivers), tx=tx)
             await self._webhooks.notify(tx, {result.customer for result in results})
+        return ids
 
     async def _settle_undecided(self, tx: Tx, changes: list[Any]) -> None:
         """Set the outcome of photos whose jobs ended without one (quarantined, cancelled)."""
@@ -346,30 +229,27 @@ class Publishing:
             ]
             await store.outcomes.decide(tx, lost)
 
-    async def _results_of(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
+    async def _prepared(self, tx: Tx, changes: list[Any], *, is_late: bool) -> list[Prepared]:
+        """What each change publishes now; nothing if a later version replaced it."""
         keys = [(row["customer"], row["item"]) for row in changes]
-        photos = await store.outcomes.item_photos(tx, keys)
-        last = await store.results.last_results(tx, keys)
-        results = []
-        photo_edits = []
+        photos = await store.outcomes.item_photos(tx, keys) if keys else {}
+        last = await store.results.last_results(tx, keys) if keys else {}
+        found = []
         for key, row in zip(keys, changes, strict=True):
             last_action, last_photos = last.get(key, ("unpublish", "[]"))
-            version = row["version"]
-            if row["kind"] == "retry" or row["is_late"]:
-                if store.results.has_same_photos(last_photos, photos[key]):
-                    continue
-                photo_edits.append(row)
-                version += 1
+            is_newest = row["version"] == row["item_version"]
+            is_again = row["kind"] == "retry" or row["is_late"]
+            is_same = is_again and store.results.has_same_photos(last_photos, photos[key])
+            is_edit = is_newest and is_again and not is_same
             action = next_action(is_gone=row["is_gone"], is_shown=last_action != "unpublish")
-            if action is not None:
-                results.append(NewResult(*key, version, action, row["fields"], photos[key]))
-        if photo_edits:
-            await tx.run(
-                SQL.note_photo_edits,
-                runs=[row["run_id"] for row in photo_edits],
-                items=[row["item"] for row in photo_edits],
-            )
-        return results
+            result = None
+            if action is not None and is_newest and not is_same:
+                version = row["version"] + is_edit
+                result = NewResult(*key, version, action, row["fields"], photos[key])
+            place = (row["run_id"], row["item"])
+            is_gone = row["is_gone"] and is_newest
+            found.append(Prepared(place, key[0], result, is_edit, is_gone, is_late))
+        return found
 
     async def deliver(self, job: JobContext[ItemJob]) -> None:
         """Call the consumer of a job; an error of the handler retries the job."""
@@ -426,30 +306,36 @@ class Publishing:
         action = next_action(is_gone=result.action == "unpublish", is_shown=is_shown)
         if action is None:
             return None
-        return await self._failure_of(handler, store.results.item_of(result, action))
+        item = store.results.item_of(result, action)
+        return (await call_handler(handler, item, timeout_s=self._handler_timeout_s))[1]
 
-    async def _failure_of(self, handler: Handler, item: Item) -> BaseException | None:
-        """Call `handler`; return its exception or None.
 
-        Raises: CancelledError if the worker stops.
-        """
-        limit = asyncio.timeout(self._handler_timeout_s)
-        try:
-            async with limit:
-                await handler(item)
-        except BaseException as error:
-            # A handler may raise anything; only its own job fails.
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
-            if not limit.expired():
-                return error
-            late = TimeoutError(
-                f"the handler exceeded fetch.handler_timeout ({self._handler_timeout_s:g} s)"
-            )
-            late.__cause__ = error
-            return late
-        return None
+async def call_handler(
+    handler: Callable[[Item], Awaitable[Any]], item: Item, *, timeout_s: float
+) -> tuple[Any, BaseException | None]:
+    """Call `handler`; return its result, or its exception.
+
+    Raises: CancelledError if the worker stops.
+    """
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await handler(item), None
+    except BaseException as error:
+        # A handler may raise anything; only its own job fails.
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        if not limit.expired():
+            return None, error
+        late = TimeoutError(f"the handler exceeded fetch.handler_timeout ({timeout_s:g} s)")
+        late.__cause__ = error
+        return None, late
+
+
+def _late_job(row: Any) -> NewJob:
+    payload = PublishJob(run=row["run_id"], item=row["item"], late=True)
+    return NewJob(queue=PUBLISH_QUEUE, payload=payload, lane=row["customer"])
 
 
 def absent_wait_s(away_s: float) -> float:

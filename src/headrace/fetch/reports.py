@@ -20,23 +20,29 @@ import msgspec
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
 
+
+def policy_of(style: str) -> str:
+    """The Content-Security-Policy of a page that has this style and no other content to load."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+
+
 COLUMNS: Final = ("row", "line", "item", "field", "code", "text", "link")
 BOM: Final = "\ufeff"
 """The byte order mark, by which spreadsheets recognize UTF-8."""
 _FORMULA: Final = tuple("=+-@\t\r\n|%\uff1d\uff0b\uff0d\uff20")
 _ROW_HEADS: Final = ("row", "line", "item", "field", "problem")
 _PHOTO_HEADS: Final = ("item", "link", "problem")
-_STYLE: Final = (
+STYLE: Final = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%;margin:1rem 0 2rem}"
     "th,td{border-bottom:1px solid #ddd;padding:.4rem .6rem;text-align:left;vertical-align:top;"
     "overflow-wrap:anywhere}th{white-space:nowrap}code{color:#666}"
 )
-_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-POLICY: Final = (
-    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'"
-)
+POLICY: Final = policy_of(STYLE)
 """The Content-Security-Policy of the page, which allows only its own style."""
 
 
@@ -120,7 +126,7 @@ def page_of(
         parts.append(f"<p>{escape(texts.heading('no_problems'))}</p>")
     if rows:
         cells = [(line.row, line.line, line.item, line.field, _problem(line)) for line in rows]
-        parts += [_heading(texts, "row_problems"), _table(texts, _ROW_HEADS, cells)]
+        parts += [_heading(texts, "row_problems"), table(texts, _ROW_HEADS, cells)]
         parts += _more(texts, len(rows), run.problems)
     if photos:
         listed = [(line.item, line.link, _problem(line)) for line in photos]
@@ -129,16 +135,16 @@ def page_of(
             for outcome, count in run.photos_by_outcome.items()
             if outcome.startswith(("failed:", "refused:"))
         )
-        parts += [_heading(texts, "photo_problems"), _table(texts, _PHOTO_HEADS, listed)]
+        parts += [_heading(texts, "photo_problems"), table(texts, _PHOTO_HEADS, listed)]
         parts += _more(texts, len(photos), bad)
     return (
         f'<!DOCTYPE html>\n<html lang="{escape(texts.lang)}">\n<head><meta charset="utf-8">'
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head>\n"
         f"<body><h1>{title}</h1>\n{''.join(parts)}</body></html>\n"
     )
 
 
-class _Html(str):
+class Html(str):
     """Text that is already HTML."""
 
     __slots__ = ()
@@ -166,11 +172,12 @@ def _heading(texts: Texts, name: str) -> str:
     return f"<h2>{escape(texts.heading(name))}</h2>\n"
 
 
-def _problem(line: ReportLine) -> _Html:
-    return _Html(f"{escape(line.text)} <code>{escape(line.code)}</code>")
+def _problem(line: ReportLine) -> Html:
+    return Html(f"{escape(line.text)} <code>{escape(line.code)}</code>")
 
 
-def _table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
+def table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
+    """A table with translated headings; all cells are escaped, except `Html`."""
     head = "".join(f"<th>{escape(texts.heading(name))}</th>" for name in names)
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>\n" for row in rows
@@ -179,7 +186,7 @@ def _table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int
 
 
 def _cell(value: str | int | None) -> str:
-    if isinstance(value, _Html):
+    if isinstance(value, Html):
         return value
     return "" if value is None else escape(str(value))
 

@@ -137,7 +137,7 @@ class _CompiledSchema:
         self._policy = policy
         rules = {**ALWAYS, **schema.fields}
         self._photos = rules.pop("photos", None)
-        self._rules = [_CompiledRule(name, rule, policy) for name, rule in rules.items()]
+        self._rules = [CompiledRule(name, rule, policy) for name, rule in rules.items()]
         self._kept = None if schema.others == "keep" else {*rules, *schema.category_fields}
 
     def validate(self, values: dict[str, Value], photos: list[str]) -> Iterator[Fault]:
@@ -158,7 +158,7 @@ class _CompiledSchema:
                 del values[name]
 
 
-class _CompiledRule:
+class CompiledRule:
     """The rule of one field, prepared to check values."""
 
     def __init__(self, name: str, rule: FieldRule, policy: Policy) -> None:

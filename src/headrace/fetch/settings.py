@@ -13,6 +13,7 @@ from headrace.kernel.config import (
     parse_share,
     parse_size_bytes,
     parse_text,
+    parse_url,
     setting,
 )
 
@@ -86,7 +87,8 @@ class FetchConfig:
     photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
     decode_share: float = setting(
         "0.01",
-        "Share of photos, 0 to 1, decoded completely before storing; suspicious ones always are.",
+        "Share of photos, 0 to 1, decoded completely before storing; suspicious ones always are."
+        " Near-duplicates are found among decoded photos: 1 decodes all.",
         parse_share,
     )
     catalogue_max_bytes: int = setting(
@@ -114,6 +116,15 @@ class FetchConfig:
         "20",
         "A catalogue that removes at most this number of items is never held for it.",
         parse_count,
+    )
+    review_s: float = setting(
+        "24h", "How long an upload for review waits for its confirmation.", parse_duration_s
+    )
+    seller_url: str | None = setting(
+        None,
+        "Where sellers reach the API, such as https://api.example.com; links to their pages begin"
+        " with it; default: the address of the request, for commands web.listen.",
+        parse_url("http", "https", takes_user=False),
     )
     refresh_s: float = setting(
         "off",

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, Row, Tx
+from headrace.engines.postgres import Postgres, Row, Tx, from_row
 from headrace.fetch import store
 from headrace.fetch.catalogues import UNREADABLE, Catalogues, Order
 from headrace.fetch.curl import Bounds, Validators
@@ -54,6 +54,7 @@ BUSY_AGAIN_S: Final = 15.0
 START_WAIT_S: Final = 60.0
 ACCEPT: Final = "*/*"
 CRON_PREFIX: Final = "fetch:"
+SUPPLEMENTAL_PREFIX: Final = "fetch.supplemental:"
 GOOD_STATES: Final = (RunState.APPLIED, RunState.DONE)
 
 
@@ -66,6 +67,12 @@ class CatalogueJob(msgspec.Struct, frozen=True, kw_only=True):
     format: str | None = None
     mapping: str | None = None
     dry_run: bool = False
+    is_supplemental: bool = False
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The key of the source."""
+        return {"customer": self.customer, "is_supplemental": self.is_supplemental}
 
 
 class Sources:
@@ -101,30 +108,23 @@ class Sources:
         tz: str = "UTC",
         format_name: str | None = None,
         mapping: str | None = None,
+        is_supplemental: bool = False,
     ) -> Source:
         """Download the catalogue of a customer on a schedule, in place of the previous source.
 
-        A paused schedule remains paused. Raises: CustomerUnknown, MappingUnknown, UnknownFormat,
-        UrlRefused, InvalidCron.
+        The supplemental feed has a source of its own. A paused schedule remains paused. Raises:
+        CustomerUnknown, MappingUnknown, UnknownFormat, UrlRefused, InvalidCron.
         """
         if not await store.runs.find_customers(self._postgres, customer):
             raise CustomerUnknown(customer)
         await self._catalogues.require_readable(format_name, mapping)
         judge_url(url, self._downloader.policy)
-        name = cron_name(customer)
-        new = NewCron(
-            name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload={"customer": customer}
-        )
+        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
+        name = cron_name(**key)
+        new = NewCron(name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload=key)
+        values = {"url": url, "cron": cron, "tz": tz, "format": format_name, "mapping": mapping}
         async with self._postgres.transaction() as tx:
-            await store.runs.set_source(
-                tx,
-                customer,
-                url=url,
-                cron=cron,
-                tz=tz,
-                format_name=format_name,
-                mapping=mapping,
-            )
+            await tx.run(SQL.set_source, **key, **values)
             try:
                 await self._jobs.crons.add(new, tx=tx)
                 is_new = True
@@ -132,7 +132,7 @@ class Sources:
                 is_new = False
         if not is_new:
             await self._jobs.crons.change(name, spec=cron, tz=tz)
-        return await self.get(customer)
+        return await self.get(**key)
 
     async def order(self, order: Order, url: str, *, tx: Tx | None = None) -> int:
         """Download a file once, now; return the id of the run that waits for it.
@@ -154,6 +154,7 @@ class Sources:
             format=order.format_name,
             mapping=order.mapping,
             dry_run=order.is_dry_run,
+            is_supplemental=order.is_supplemental,
         )
         job = NewJob(queue=CATALOGUE_QUEUE, payload=msgspec.to_builtins(payload))
         await self._jobs.enqueue(job, tx=tx)
@@ -161,40 +162,45 @@ class Sources:
 
     async def all(self) -> list[Source]:
         """All sources, by customer."""
-        rows = await store.runs.find_sources(self._postgres)
+        rows = await self._postgres.all(SQL.sources, customer=None, is_supplemental=None)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
-        return [_source(row, crons.get(cron_name(row["customer"]))) for row in rows]
+        return [
+            _source(row, crons.get(cron_name(row["customer"], row["is_supplemental"])))
+            for row in rows
+        ]
 
-    async def get(self, customer: str) -> Source:
+    async def get(self, customer: str, *, is_supplemental: bool = False) -> Source:
         """The source of a customer. Raises: SourceUnknown."""
-        rows = await store.runs.find_sources(self._postgres, customer)
-        if not rows:
+        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
+        row = await self._postgres.one(SQL.sources, **key)
+        if row is None:
             raise SourceUnknown(customer)
         cron = None
         with suppress(CronUnknown):
-            cron = await self._jobs.crons.get(cron_name(customer))
-        return _source(rows[0], cron)
+            cron = await self._jobs.crons.get(cron_name(**key))
+        return _source(row, cron)
 
-    async def bring(self, customer: str) -> int:
-        """Download the catalogue of a customer now, off schedule; return the id of the job.
+    async def bring(self, customer: str, *, is_supplemental: bool = False) -> int:
+        """Download the file of a source now, off schedule; return the id of the job.
 
         Raises: SourceUnknown.
         """
-        await self.get(customer)
-        job = NewJob(queue=CATALOGUE_QUEUE, payload={"customer": customer})
-        return await self._jobs.enqueue(job)
+        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
+        await self.get(**key)
+        return await self._jobs.enqueue(NewJob(queue=CATALOGUE_QUEUE, payload=key))
 
-    async def remove(self, customer: str) -> None:
-        """Delete the source of a customer; its items remain. Raises: SourceUnknown."""
-        if not await store.runs.drop_source(self._postgres, customer):
+    async def remove(self, customer: str, *, is_supplemental: bool = False) -> None:
+        """Delete a source; items and overlays remain. Raises: SourceUnknown."""
+        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
+        if await self._postgres.one(SQL.drop_source, **key) is None:
             raise SourceUnknown(customer)
-        await self._drop_cron(customer)
+        await self._drop_cron(key)
 
     async def handle(self, job: JobContext[CatalogueJob]) -> None:
         """Run one job: download a file and run it."""
         payload = job.payload
         try:
-            async with self._lock(payload.customer) as is_locked:
+            async with self._lock(payload) as is_locked:
                 if is_locked:
                     await self._download(job)
                 elif payload.run is not None:
@@ -205,11 +211,11 @@ class Sources:
             raise Snooze(getattr(error, "retry_after_s", None) or BUSY_AGAIN_S) from error
 
     @asynccontextmanager
-    async def _lock(self, customer: str) -> AsyncIterator[bool]:
+    async def _lock(self, payload: CatalogueJob) -> AsyncIterator[bool]:
         """Try to lock the downloads of a customer until the block ends; yield the success."""
         connection = await self._postgres.connect_unpooled()
         try:
-            yield bool(await Tx(connection).value(SQL.try_lock_source, customer=customer))
+            yield bool(await Tx(connection).value(SQL.try_lock_source, **payload.key))
         finally:
             with suppress(OSError, TimeoutError):
                 await connection.close(timeout=5)
@@ -218,7 +224,7 @@ class Sources:
         payload = job.payload
         source = await self._source_of(payload)
         if source is None:
-            await self._drop_cron(payload.customer)
+            await self._drop_cron(payload.key)
             return
         tokens = await self._lanes.tokens(payload.customer, wait_max_s=START_WAIT_S)
         download = await self._downloader.download(
@@ -232,7 +238,7 @@ class Sources:
             return
         with download.body:
             if download.sha256 == source.sha256:
-                await self._repeat(payload.customer, source)
+                await self._repeat(payload, source)
             else:
                 await self._run(payload, source, download)
 
@@ -240,9 +246,10 @@ class Sources:
         """The URL to download and its validators; None if the source was deleted."""
         if payload.url is not None:
             return SourceToBring(payload.url, payload.format, payload.mapping)
-        found = await store.runs.find_to_bring(self._postgres, payload.customer)
-        if found is None:
+        row = await self._postgres.one(SQL.source_to_bring, **payload.key)
+        if row is None:
             return None
+        found = SourceToBring(*row)
         try:
             rules = await self._catalogues.require_readable(found.format_name, found.mapping)
         except UNREADABLE:
@@ -256,7 +263,7 @@ class Sources:
         """Handle a download without a body: the file is unchanged, or the download failed."""
         payload = job.payload
         if download.outcome == "unchanged":
-            await self._repeat(payload.customer, source)
+            await self._repeat(payload, source)
             return
         outcome, text = download.outcome, download.text
         await self._note_failure(payload, source, outcome, text)
@@ -270,11 +277,12 @@ class Sources:
             reason = f"{outcome}: {text}"
             await self._postgres.run(SQL.refuse_ordered, run_id=payload.run, reason=reason)
 
-    async def _repeat(self, customer: str, source: SourceToBring) -> None:
-        run_id = await self._catalogues.repeat(customer, file_name=shown_name(source.url))
-        await self._postgres.run(
-            SQL.note_unchanged, customer=customer, url=source.url, run_id=run_id
-        )
+    async def _repeat(self, payload: CatalogueJob, source: SourceToBring) -> None:
+        run_id = None
+        if not payload.is_supplemental:
+            name = shown_name(source.url)
+            run_id = await self._catalogues.repeat(payload.customer, file_name=name)
+        await self._postgres.run(SQL.note_unchanged, **payload.key, url=source.url, run_id=run_id)
 
     async def _run(self, payload: CatalogueJob, source: SourceToBring, download: Download) -> None:
         """Run a downloaded file and store the result with the source."""
@@ -285,6 +293,7 @@ class Sources:
             format_name=source.format_name,
             mapping=source.mapping,
             is_dry_run=payload.dry_run,
+            is_supplemental=payload.is_supplemental,
             run_id=payload.run,
         )
         with tempfile.TemporaryDirectory(prefix="headrace-catalogue-") as folder:
@@ -299,16 +308,16 @@ class Sources:
             except RunUnknown:
                 return
         if payload.url is None:
-            await self._note_run(payload.customer, source, download, run_id)
+            await self._note_run(payload, source, download, run_id)
 
     async def _note_run(
-        self, customer: str, source: SourceToBring, download: Download, run_id: int
+        self, payload: CatalogueJob, source: SourceToBring, download: Download, run_id: int
     ) -> None:
         run = (await store.runs.find_runs(self._postgres, run_id=run_id))[0]
         is_good = run.state in GOOD_STATES
         await self._postgres.run(
             SQL.note_brought,
-            customer=customer,
+            **payload.key,
             url=source.url,
             outcome=run.state.value,
             problem=run.reason,
@@ -325,24 +334,21 @@ class Sources:
     ) -> None:
         if payload.url is None:
             await self._postgres.run(
-                SQL.note_not_brought,
-                customer=payload.customer,
-                url=source.url,
-                outcome=outcome,
-                problem=text,
+                SQL.note_not_brought, **payload.key, url=source.url, outcome=outcome, problem=text
             )
 
-    async def _drop_cron(self, customer: str) -> None:
+    async def _drop_cron(self, key: dict[str, Any]) -> None:
         with suppress(CronUnknown):
-            await self._jobs.crons.remove(cron_name(customer))
+            await self._jobs.crons.remove(cron_name(**key))
 
 
-def cron_name(customer: str) -> str:
-    """The name of the cron that downloads the catalogue of a customer."""
-    name = f"{CRON_PREFIX}{customer}"
+def cron_name(customer: str, is_supplemental: bool = False) -> str:  # noqa: FBT001, FBT002
+    """The name of the cron that downloads the catalogue or supplemental feed of a customer."""
+    prefix = SUPPLEMENTAL_PREFIX if is_supplemental else CRON_PREFIX
+    name = f"{prefix}{customer}"
     if len(name) <= 128:
         return name
-    return f"{CRON_PREFIX}{hashlib.sha256(customer.encode()).hexdigest()}"
+    return f"{prefix}{hashlib.sha256(customer.encode()).hexdigest()}"
 
 
 def shown_name(url: str) -> str:
@@ -353,14 +359,5 @@ def shown_name(url: str) -> str:
 
 
 def _source(row: Row, cron: Cron | None) -> Source:
-    values: dict[str, Any] = {
-        name: row[name]
-        for name in ("customer", "url", "cron", "tz", "format", "mapping", "outcome", "failures")
-    }
-    return Source(
-        next_at=None if cron is None or cron.paused else cron.next_at,
-        tried_at=row["tried_at"],
-        text=row["problem"],
-        run=row["run_id"],
-        **values,
-    )
+    next_at = None if cron is None or cron.paused else cron.next_at
+    return from_row(Source, row, next_at=next_at, text=row["problem"], run=row["run_id"])

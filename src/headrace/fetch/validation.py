@@ -403,7 +403,7 @@ class Staging:
         valid = sum(row.hash is not None for row in chunk.rows)
         valid -= sum(row.hash is not None for row in duplicates)
         reading.invalid += chunk.rows_count - valid
-        problems = chunk.problems + [_duplicate_id(row) for row in duplicates]
+        problems = chunk.problems + [id_problem(row, "duplicate_id") for row in duplicates]
         room = max(0, PROBLEMS_KEPT_MAX - reading.problems)
         reading.problems += len(problems)
         if problems[:room]:
@@ -411,12 +411,13 @@ class Staging:
             await store.runs.insert_problems(tx, self._run_id, ordered)
 
 
-def _duplicate_id(row: ValidatedRow) -> RowProblem:
+def id_problem(row: ValidatedRow, code: str) -> RowProblem:
+    """A problem with the id of a row."""
     return RowProblem(
         row=row.number,
         line=row.line,
         item=row.item,
         field="id",
-        code="duplicate_id",
+        code=code,
         values={"value": row.item},
     )

@@ -344,3 +344,16 @@ class InvalidSetting(InvalidInput):
     """A setting of a queue is invalid; nothing was changed."""
 
     code = "jobs.invalid_setting"
+
+
+class AgentSilent(Unavailable):
+    """The slot's agent did not answer; the outcome of the call is unknown."""
+
+    code = "jobs.agent_silent"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the agent of this slot has ended or does not respond, so the outcome of this call is"
+            " unknown: let the job end with this error, and its next run repeats the call",
+            retry_after_s=1,
+        )

@@ -1,8 +1,9 @@
 """Messages between agent and slot (`kernel.ipc`).
 
-The agent never decodes a payload and the slot has no database connection, so PostgreSQL
-connections grow with hosts and not with slots. In `headrace work` the same values pass by plain
-calls. Payloads pass as the driver returned them.
+The agent never decodes a payload. Claims, acks and most statements of handlers (`Insert`,
+`Statement`) use the agent's connections, so PostgreSQL connections grow with hosts and not with
+slots. In `headrace work` the same values pass by plain calls, and handlers use the process's own
+connections. Payloads pass as the driver returned them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.engines.remote import PackedError
+from headrace.jobs.columns import JobColumns
 from headrace.kernel.metrics import Delta
 
 
@@ -54,6 +57,20 @@ class SpendAnswer(msgspec.Struct, frozen=True, array_like=True, tag="spent"):
     wait_s: float | None
     sent_s: float | None = None
     """CLOCK_MONOTONIC when the statement was sent; the wait and the slack count from it."""
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True, tag="result"):
+    """The result of `Insert` or `Statement` with the same `call`."""
+
+    call: int
+    value: Any
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """The error of `Insert` or `Statement` with the same `call`."""
+
+    call: int
+    error: PackedError
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -100,6 +117,31 @@ class Spend(msgspec.Struct, frozen=True, array_like=True, tag="spend"):
     wait_max_s: float
 
 
+class Insert(msgspec.Struct, frozen=True, array_like=True, tag="insert"):
+    """Insert jobs that wait for no lock, with others of this host; `Result` has their ids."""
+
+    call: int
+    rows: JobColumns
+    queue_ids: list[int]
+    headers: list[str]
+    """One for all jobs, or one per job."""
+
+
+class Statement(msgspec.Struct, frozen=True, array_like=True, tag="statement"):
+    """Run a query of jobs by the driver's `method`."""
+
+    call: int
+    method: str
+    query: str
+    parameters: dict[str, Any]
+
+
+class Abandon(msgspec.Struct, frozen=True, array_like=True, tag="abandon"):
+    """Nobody waits for the result of `call` any more: cancel it."""
+
+    call: int
+
+
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
     """The growth of the slot's counters since the last report: see `kernel.metrics.Delta`."""
 
@@ -134,8 +176,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_on
 
 DECLARING: Final = -1
 """The slot number of the process that declares the code's queues and exits; it runs no jobs."""
-ToSlot = Work | Stop | CancelJob | SpendAnswer
-FromSlot = Ready | Ack | Progress | Spend | Measured | Recycle | Left
+Answer = SpendAnswer | Result | Failure
+ToSlot = Work | Stop | CancelJob | Answer
+FromSlot = Ready | Ack | Progress | Spend | Insert | Statement | Abandon | Measured | Recycle | Left
 decode_to_slot: Final[Callable[[Any], ToSlot]] = msgspec.msgpack.Decoder(ToSlot).decode
 """Decode a message to a slot. Raises: msgspec.DecodeError."""
 decode_from_slot: Final[Callable[[Any], FromSlot]] = msgspec.msgpack.Decoder(FromSlot).decode

@@ -6,15 +6,13 @@ job's state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
-from headrace.jobs.headers import OwnOptions, with_options
 from headrace.kernel.config import (
     parse_count,
     parse_duration_s,
@@ -106,69 +104,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """With `unique`: keep the key for this time, also when the job is done."""
     chain: str | None = None
     """It starts when the jobs of its queue that were enqueued before with this chain have ended."""
-
-
-class JobsAlike(Sequence[NewJob]):
-    """Jobs that differ only in payload. `job` has their options."""
-
-    def __init__(self, job: NewJob, payloads: Sequence[Any]) -> None:
-        self.job = job
-        self.payloads = payloads
-
-    def __len__(self) -> int:
-        return len(self.payloads)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return JobsAlike(self.job, self.payloads[index])
-        return msgspec.structs.replace(self.job, payload=self.payloads[index])
-
-
-@dataclass(slots=True)
-class JobColumns:
-    """Checked jobs as columns, in the order of the call, ready for one statement."""
-
-    queues: list[str] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    run_ats: list[datetime | None] = field(default_factory=list)
-    delays_s: list[float | None] = field(default_factory=list)
-    lanes: list[str | None] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    options: list[OwnOptions] | None = None
-    """None: all as their tasks."""
-    key_times_s: list[float | None] | None = None
-    """How long keys stay taken at least; None: while their jobs are unfinished."""
-    chains: list[str | None] | None = None
-    size_bytes: int = 0
-
-    def __len__(self) -> int:
-        return len(self.queues)
-
-    def part(self, cut: slice) -> JobColumns:
-        """Some of the jobs."""
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
-        del columns["size_bytes"]
-        return JobColumns(**{name: column and column[cut] for name, column in columns.items()})
-
-    def headers(self, traceparent: str) -> list[str]:
-        """Headers of the jobs: one for all, or one per job."""
-        if self.options is None:
-            return [traceparent]
-        return [with_options(traceparent, options) for options in self.options]
-
-    @classmethod
-    def joined(cls, parts: Sequence[JobColumns]) -> JobColumns:
-        """The jobs of `parts` in order, which have neither keys nor chains."""
-        columns = {
-            name: [value for part in parts for value in getattr(part, name)] for name in SHARED
-        }
-        return cls(**columns, size_bytes=sum(part.size_bytes for part in parts))
-
-
-SHARED: Final = tuple(one.name for one in fields(JobColumns) if one.default_factory is list)
-"""Columns of jobs that share a statement; their headers are written one by one."""
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +219,9 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     needs_lane: bool
     """A job without a lane is refused."""
     aliases: list[str]
-    overridden: dict[str, int]
+    decisions: dict[str, str | None]
+    """What people decide about its jobs, with the target queue; null: the job is done."""
+    overridden: dict[str, Any]
 
 
 class QueueStatus(QueueSettings, frozen=True, kw_only=True):
@@ -373,6 +310,11 @@ class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Target queue of `send_to`."""
     result: Any = None
     """Result of `done`, if the queue keeps results."""
+    decision: str | None = None
+    """A decision that the queue declares, in place of a result: the job moves to its queue, or is
+    done with the result `{"decision": ..., "by": ...}`."""
+    by: str = ""
+    """Who decided."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.jobs.columns import JobColumns, JobsAlike
 from headrace.jobs.errors import (
     BatchTooLarge,
     InvalidFilter,
@@ -33,8 +34,6 @@ from headrace.jobs.model import (
     VERSION_LAST,
     WEIGHT_MAX,
     WINDOW_S_MAX,
-    JobColumns,
-    JobsAlike,
     NewGroup,
     NewJob,
 )

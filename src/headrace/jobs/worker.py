@@ -18,7 +18,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import Ack, FromSlot, Left, Ready, Spend, SpendAnswer, Work
+from headrace.jobs.messages import Ack, Answer, FromSlot, Left, Ready, Spend, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.service import Jobs
 from headrace.jobs.slots.runner import SlotRunner
@@ -167,6 +167,6 @@ class LocalChannel:
         """See `WorkerChannel`."""
         self._runner.cancel(job_id)
 
-    def answer(self, answer: SpendAnswer) -> None:
+    def answer(self, answer: Answer) -> None:
         """See `WorkerChannel`."""
         self._runner.answer(answer)

@@ -23,7 +23,8 @@ from headrace.jobs.job_context import current_job
 from headrace.jobs.model import VERSION_LAST
 from headrace.jobs.outcomes import Fail, Outcome
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX, TaskOptions, require_within
-from headrace.jobs.tasks.task import Payloads, Task
+from headrace.jobs.tasks.payloads import Payloads
+from headrace.jobs.tasks.task import Task
 from headrace.jobs.workflow_context import (
     BlockingWorkflowContext,
     Parked,

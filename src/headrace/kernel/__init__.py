@@ -7,5 +7,6 @@ resilience  backoff, cancellation, crash points    metrics   bounded Prometheus 
 routes      limits, idempotency and fast paths     terminal  the interface of CLI commands
 batching    concurrent calls in one statement      ipc       framed messages between processes
 single_flight  concurrent identical calls share one execution
+sandbox     child processes without privileges
 faults      every fault of a document              storable  values that PostgreSQL can store
 """

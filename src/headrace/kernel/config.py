@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -117,6 +118,12 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError("an address and a port such as 127.0.0.1:8080")
     return host, int(port)
+
+
+def http_origin(listen: tuple[str, int]) -> str:
+    """The URL of a listener without TLS, without a slash at its end."""
+    host, port = listen
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 _WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redis", "rediss"})
@@ -279,6 +286,8 @@ def _read_file(
             key = f"{section}.{name}" if name else section
             if key not in known:
                 problems.append(FieldProblem(f"{file}: {key}", "unknown", _unknown(key, known)))
+            elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+                found[key] = json.dumps(value, default=str)
             elif isinstance(value, list):
                 found[key] = ", ".join(str(item) for item in value)
             else:

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 LENGTH_BYTES: Final = 4
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
-_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """The value of a subclass of a plain type, such as a job's id. Raises: TypeError."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, datetime):
+        return datetime.combine(value, value.timetz())
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode_message(message: Any) -> bytearray:
@@ -36,23 +48,20 @@ async def read_message(reader: asyncio.StreamReader, *, bytes_max: int = BODY_BY
     return await reader.readexactly(length)
 
 
-def receive_message(link: socket.socket, *, until_s: float | None = None) -> bytes:
+def receive_message(link: socket.socket) -> bytes:
     """The body of the next message of a blocking socket.
 
-    Raises: EOFError, OSError, TimeoutError at `until_s` by `time.monotonic`, ValueError if it is
-    too long.
+    Raises: EOFError, OSError, ValueError if it is too long.
     """
-    length = int.from_bytes(_receive_exactly(link, LENGTH_BYTES, until_s), "little")
+    length = int.from_bytes(_receive_exactly(link, LENGTH_BYTES), "little")
     if length > BODY_BYTES_MAX:
         raise _too_long(length, BODY_BYTES_MAX)
-    return _receive_exactly(link, length, until_s)
+    return _receive_exactly(link, length)
 
 
-def _receive_exactly(link: socket.socket, length: int, until_s: float | None) -> bytes:
+def _receive_exactly(link: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
-        if until_s is not None:
-            link.settimeout(max(0.001, until_s - time.monotonic()))
         block = link.recv(length - len(data))
         if not block:
             raise EOFError(f"the other side closed the socket after {len(data)} of {length} bytes")

@@ -1,7 +1,7 @@
 """What the rooms' HTTP routes and the web server agree on: limits, idempotency and fast paths.
 
 A room's `http` module uses these types, and the web server implements them. Neither imports the
-other. Two of them are keys in the `opt` of a Litestar handler:
+other. Some of them are keys in the `opt` of a Litestar handler:
 
     @post("/v1/things", opt={"items_max": ItemsMax(100, too_many)})
     @get("/v1/things/{name:str}", opt={FAST_PATH: read_fast})
@@ -25,6 +25,10 @@ ENDLESS: Final = "headrace.endless"
 
 A stopping server closes these connections at once instead of waiting for their requests.
 """
+RESPONSE_FIELDS: Final = "headrace.response_fields"
+"""Key in an ASGI scope: header fields, as pairs of bytes, of the response and of any error."""
+OPTIONS_FIELDS: Final = "options_fields"
+"""Key in a handler's `opt`: header fields, as pairs of bytes, of the answer to OPTIONS."""
 FAST_PATH: Final = "fast_path"
 """Key in a handler's `opt`, with a `FastPath` as its value."""
 Response = TypeVar("Response")

@@ -17,7 +17,9 @@ worker sends.
     requests     parse heads of HTTP/1.1: strict and bounded (pure)
     answers      heads and problem documents as bytes (pure)
     signing      signed URLs
+    header_rules header fields by key prefix (pure)
     id3          tags in front of tracks
+    variants     variants of images: queries, formats, keys
     tracing      follow one request through the cluster
     sources      shapes and blocks of files, the disk cache and the object store
     cache        the disk cache: shared-memory index, one writing process

@@ -20,6 +20,7 @@ import msgspec
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import PreconditionFailed, RangeUnsatisfiable
+from headrace.media.header_rules import HeaderRule
 from headrace.media.model import ANY_ORIGIN, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
@@ -39,6 +40,7 @@ REASONS: Final = {
     412: "Precondition Failed",
     414: "URI Too Long",
     416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
@@ -74,6 +76,7 @@ def object_head(
     cache_status: str,
     keeps_alive: bool,
     cors: str = "",
+    rule: HeaderRule | None = None,
     extra: Fields = (),
 ) -> bytes:
     """The head of a 200, 206 or 304 answer. `cors` holds lines of `Cors`."""
@@ -84,6 +87,7 @@ def object_head(
         rights=rights,
         cache_status=cache_status,
         cors=cors,
+        rule=rule,
         now_s=int(time.time()),
     )
     if decision.status != 304:
@@ -104,24 +108,28 @@ def steady_lines(
     rights: UrlRights,
     cache_status: str,
     cors: str,
+    rule: HeaderRule | None,
     now_s: int,
 ) -> str:
     """The first lines of an object's head, which are the same for a second for all ranges."""
     freshness = cache_control(rights, is_immutable=shape.is_immutable, now_s=now_s)
+    if rule is not None and rule.cache_control is not None and rights.expires_at is None:
+        freshness = rule.cache_control
     lines = (
         f"{_first_lines(status, now_s)}{version_lines(shape.etag, shape.modified_s)}"
         f"Cache-Control: {freshness}\r\n"
     )
     if status == 304:
-        return f"{lines}Cache-Status: {cache_status}\r\n{cors}"
-    return lines + content_lines(key, cache_status=cache_status, cors=cors)
+        return f"{lines}Cache-Status: {cache_status}\r\n{cors}{rule.lines if rule else ''}"
+    return lines + content_lines(key, cache_status=cache_status, cors=cors, rule=rule)
 
 
-def content_lines(key: str, *, cache_status: str, cors: str) -> str:
-    """The lines from Cache-Status to those of the content."""
+def content_lines(key: str, *, cache_status: str, cors: str, rule: HeaderRule | None) -> str:
+    """The lines from Cache-Status to those of the content and of a rule."""
     return (
         f"Cache-Status: {cache_status}\r\n{cors}"
         f"Content-Type: {content_type(key)}\r\nX-Content-Type-Options: nosniff\r\n"
+        f"{rule.lines if rule else ''}"
     )
 
 

@@ -105,7 +105,7 @@ def _fill(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
     async def body(stop: asyncio.Event) -> None:
         assert media.folder is not None, "a node with disks has a folder"
         keeping = Filler(
-            media.blobs,
+            media.origin,
             media.config.disks,
             run=media.folder,
             boot=config.boot,
@@ -117,6 +117,7 @@ def _fill(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
             await keeping.run(stop, sender.report_ready)
         finally:
             telling.cancel()
+            await media.close_upstream()
             await sender.close()
 
     return body

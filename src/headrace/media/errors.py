@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from headrace.kernel.errors import (
     Conflict,
+    Forbidden,
     InvalidInput,
     Malformed,
     NotFound,
@@ -56,6 +57,38 @@ class RangeUnsatisfiable(InvalidInput):
     """The range begins after the object's end."""
 
     code, status = "media.range_unsatisfiable", 416
+
+
+class InvalidVariant(Malformed):
+    """The query names no variant of an image."""
+
+    code = "media.invalid_variant"
+
+    @classmethod
+    def of(cls, fault: str) -> InvalidVariant:
+        """The error for `fault`, with the allowed values."""
+        return cls(
+            f"no variant of an image: {fault}; allowed are w and h (1 to 4096 pixels), fit (inside,"
+            " cover, contain; the last two need w and h) and fm (auto, avif, webp, jpeg, png)"
+        )
+
+
+class VariantNotAllowed(Forbidden):
+    """The size of a variant is not in the list of the node, and the URL is not signed."""
+
+    code = "media.variant_not_allowed"
+
+
+class VariantRefused(InvalidInput):
+    """The original cannot be made into a variant: it is damaged, no image, or over a limit."""
+
+    code = "media.variant_refused"
+
+
+class VariantsBusy(Unavailable):
+    """The node cannot make variants now."""
+
+    code = "media.variants_busy"
 
 
 class HeadTooLarge(TooLarge):

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from headrace.kernel.config import (
     parse_count_between,
@@ -19,6 +20,7 @@ from headrace.kernel.config import (
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
 from headrace.kernel.signing import ROOT_CHARACTERS_MIN
+from headrace.media.header_rules import HeaderRule, parse_header_rules
 
 BLOCK_BYTES: Final = 256 * 1024
 """The size of a frame, of a read of the origin, and of a check for cached pages."""
@@ -35,11 +37,17 @@ CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
 """More than any disk has. Its table would need 35 GB of memory."""
+UPLOAD_BYTES_LIMIT: Final = 64 * 2**30
+SIDE_MAX: Final = 4096
+"""The most pixels of a side that a variant may request."""
+VARIANT_SIZES_MAX: Final = 32
 ANY_ORIGIN: Final = "*"
+NAME_MARK: Final = "{name}"
 _ORIGIN: Final = re.compile(
     r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
 )
 _WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+_VARIANT_SIZE: Final = re.compile(r"([1-9][0-9]{0,3})?(?:x([1-9][0-9]{0,3}))?")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTENT_ADDRESS: Final = re.compile(r"photos/([0-9a-f]{2})/(\1[0-9a-f]{62})\.[a-z0-9]+")
 
@@ -75,6 +83,7 @@ STATUSES: Final = (
     412,
     414,
     416,
+    422,
     431,
     500,
     501,
@@ -143,6 +152,27 @@ def parse_disks(text: str) -> tuple[DiskConfig, ...]:
     return tuple(disks)
 
 
+def parse_upstream(text: str) -> tuple[str, ...]:
+    """Parse URLs such as `https://media.example.com`; empty: none. Raises: ValueError."""
+    found = tuple(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
+    if not all(_ORIGIN.fullmatch(url) for url in found) or len(set(found)) < len(found):
+        raise ValueError(
+            "different URLs without a path such as https://n1.example.com,"
+            " https://n2.example.com:8443"
+        )
+    return found
+
+
+def parse_preferred_url(text: str) -> str:
+    """Parse a URL with `{name}` in its host. Raises: ValueError."""
+    url = text.strip().rstrip("/")
+    parts = urlsplit(url)
+    is_right = parts.scheme in ("http", "https") and url.count(NAME_MARK) == 1
+    if not is_right or NAME_MARK not in parts.netloc:
+        raise ValueError("a URL with {name} in its host such as https://{name}.media.example.com")
+    return url
+
+
 def parse_origins(text: str) -> tuple[str, ...]:
     """Parse `*`, or origins such as `https://a.example`; empty: none. Raises: ValueError."""
     found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
@@ -160,10 +190,45 @@ def parse_signed(text: str) -> str:
     return text.strip()
 
 
+class VariantSize(NamedTuple):
+    """The sides of a variant in pixels; 0 follows the other one."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        """Such as `400x300`, `400` or `x300`."""
+        return f"{self.width or ''}{f'x{self.height}' if self.height else ''}"
+
+
+def parse_variants(text: str) -> tuple[VariantSize, ...] | None:
+    """Parse `signed`, or sizes such as `320, x200, 640x480`; empty: None. Raises: ValueError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or parts == ["signed"]:
+        return () if parts else None
+    sizes = []
+    for match in map(_VARIANT_SIZE.fullmatch, parts):
+        sides = [int(side or 0) for side in match.groups()] if match else [0, 0]
+        if not 1 <= max(sides) <= SIDE_MAX or len(parts) > VARIANT_SIZES_MAX:
+            raise ValueError(
+                f"`signed`, or at most {VARIANT_SIZES_MAX} sizes of 1 to {SIDE_MAX} pixels such as"
+                " 320, x200, 640x480"
+            )
+        sizes.append(VariantSize(*sides))
+    return tuple(sizes)
+
+
 def parse_data_plane(text: str) -> str:
     """Parse `auto` or `python`. Raises: ValueError."""
     if text.strip() not in ("auto", "python"):
         raise ValueError("auto or python")
+    return text.strip()
+
+
+def parse_access_log(text: str) -> str:
+    """Parse `off`, `json` or `combined`. Raises: ValueError."""
+    if text.strip() not in ("off", "json", "combined"):
+        raise ValueError("off, json or combined")
     return text.strip()
 
 
@@ -175,6 +240,13 @@ def parse_secrets(text: str) -> tuple[str, ...]:
             f"secrets of {ROOT_CHARACTERS_MIN} characters or more, separated by commas"
         )
     return found
+
+
+def parse_secret(text: str) -> str:
+    """Parse one secret. Raises: ValueError."""
+    if len(text.strip()) < ROOT_CHARACTERS_MIN:
+        raise ValueError(f"a secret of {ROOT_CHARACTERS_MIN} characters or more")
+    return text.strip()
 
 
 def parse_weight(text: str) -> float:
@@ -198,6 +270,13 @@ def parse_time_s(text: str) -> float:
     return time_s
 
 
+def parse_upload_max(text: str) -> int:
+    """Parse a size up to 64 GiB, whose parts a resumable upload can have. Raises: ValueError."""
+    if not 1 <= (size_bytes := parse_size_bytes(text)) <= UPLOAD_BYTES_LIMIT:
+        raise ValueError("a size from 1B to 64GiB")
+    return size_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
     """Section `media`."""
@@ -209,6 +288,12 @@ class MediaConfig:
         None,
         "The URL prefix in front of /m/; unset: the listen address.",
         parse_url("http", "https"),
+    )
+    preferred_url: str | None = setting(
+        None,
+        "The URL prefix of one node or data center, such as https://{name}.media.example.com; its"
+        " DNS names are those of `headrace media entry dns`.",
+        parse_preferred_url,
     )
     listen_tls: tuple[str, int] | None = setting(
         None, "Address and port that serve media over HTTPS.", parse_listen
@@ -235,7 +320,30 @@ class MediaConfig:
         " none. Embedding with <audio> or <img> needs no permission.",
         parse_origins,
     )
+    upload_max_bytes: int = setting(
+        "16GiB",
+        "Largest resumable upload; at most 64GiB.",
+        parse_upload_max,
+    )
+    upload_ttl_s: float = setting(
+        "24h", "After this time an unfinished resumable upload is removed.", parse_time_s
+    )
+    uploads_max: int = setting(
+        "1000", "Maximum of unfinished resumable uploads.", parse_count_between(1, 100_000)
+    )
+    headers: tuple[HeaderRule, ...] = setting(
+        "",
+        "Rules [[media.headers]] by key prefix: Cache-Control of unsigned URLs, further header"
+        " fields. In the environment a JSON list.",
+        parse_header_rules,
+    )
     url_ttl_s: float = setting("1h", "How long a signed URL is valid by default.", parse_time_s)
+    variants: tuple[VariantSize, ...] | None = setting(
+        "",
+        "Sizes of images that unsigned URLs may request with ?w= and ?h=, such as 320, x200,"
+        " 640x480; `signed`: only signed URLs may. Unset: no variants are made.",
+        parse_variants,
+    )
     workers: int = setting(
         "0",
         "Processes that serve; 0: one for each core, or more if the file limit requires it.",
@@ -245,6 +353,12 @@ class MediaConfig:
         "auto",
         "`auto`: native code serves cached blocks if it can be compiled; `python`: never.",
         parse_data_plane,
+    )
+    access_log: str = setting(
+        "off", "Log each answer: `off`, `json` or `combined`.", parse_access_log
+    )
+    access_log_path: str | None = setting(
+        None, "File of the access log, rotated by renaming it; unset: standard output.", parse_text
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",
@@ -261,6 +375,19 @@ class MediaConfig:
         parse_listen,
     )
     dc: str = setting("", "The data center of this node.", str.strip)
+    upstream: tuple[str, ...] = setting(
+        "",
+        "URLs of nodes or entries of another cluster, which objects are read from instead of the"
+        " object store: https://n1.example.com, https://n2.example.com.",
+        parse_upstream,
+    )
+    upstream_secret: str | None = setting(
+        None,
+        "The HEADRACE_SECRET of the upstream cluster, or one of its accepted secrets; unset: the"
+        " same as here.",
+        parse_secret,
+        secret=True,
+    )
     weight: float = setting(
         "1.0", "This node's share of the keys, relative to the weights of the others.", parse_weight
     )
@@ -268,6 +395,12 @@ class MediaConfig:
         "0",
         "How many nodes keep an object; 0: two in each data center, at most 8.",
         parse_count_between(0, REPLICAS_MAX),
+    )
+    copy_rate: int = setting(
+        "0",
+        "Requests per second of one process above which a node caches an object of other nodes;"
+        " 0: never.",
+        parse_count_between(0, CONNECTIONS_LIMIT),
     )
     connections_max: int = setting(
         "4096",

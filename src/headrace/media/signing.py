@@ -1,11 +1,13 @@
 """Signed URLs: the holder may read one object until the URL expires.
 
     /m/tracks/a.mp3?e=1795302000&k=3f2a9c10&a=203.0.113.7&r=65536&t=<64 hex>&c=user=42&s=<43 chars>
+    /m/photos/a.jpg?e=1795302000&k=3f2a9c10&w=400&h=300&fit=cover&fm=webp&s=<43 chars>
 
     e  expiry, whole seconds since 1970      a  only for this address or network
     k  id of the key that signed             r  at most this many bytes per second
     s  the signature                         t  id of the ID3 tag to put in front
                                              c  trace tags: user and request of the URL
+    w, h, fit, fm  the variant of an image (media.variants)
 
 The signature is HMAC-SHA256 over the path and the query before `&s=`, as received. So nothing is
 decoded, sorted or joined before the check, and a URL has one notation: fields in this order, none
@@ -26,7 +28,7 @@ import hmac
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -37,6 +39,8 @@ from headrace.kernel.signing import Key, derive_key
 
 USE: Final = "media-url"
 """The purpose of the key: `derive_key(root, USE)`."""
+TIER_USE: Final = "media-tier"
+"""The purpose of the key by which another cluster reads this one."""
 PATH_PREFIX: Final = "/m/"
 EXPIRES_AT_MAX: Final = 99_999_999_999
 RATE_MAX: Final = 10**12 - 1
@@ -51,7 +55,9 @@ _TRACE: Final = re.compile(
 _QUERY: Final = re.compile(
     r"e=([1-9][0-9]{0,10})&k=([0-9a-f]{8})"
     r"(?:&a=([0-9a-f.:/]{2,49}))?(?:&r=([1-9][0-9]{0,11}))?(?:&t=([0-9a-f]{64}))?"
-    r"(?:&c=([A-Za-z0-9._:@~/=,-]{1,280}))?&s=([A-Za-z0-9_-]{43})"
+    r"(?:&c=([A-Za-z0-9._:@~/=,-]{1,280}))?"
+    r"(?:&((?:w|h)=[1-9][0-9]{0,3}(?:&h=[1-9][0-9]{0,3})?(?:&fit=[a-z]{1,9})?(?:&fm=[a-z]{1,5})?))?"
+    r"&s=([A-Za-z0-9_-]{43})"
 )
 
 
@@ -84,27 +90,39 @@ class UnsignableUrl(InvalidInput):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The key that signs, and all accepted keys by id."""
+    """The key that signs, all accepted keys by id, and the ids of those of other clusters."""
 
     signing: Key
     accepted: Mapping[str, Key]
+    tiers: Collection[str] = ()
 
     @classmethod
-    def derive(cls, root: str, others: Iterable[str] = ()) -> Keys:
-        """Sign with secret `root`; accept URLs of it and of `others`. Raises: WeakSecret."""
-        signing = derive_key(root, USE)
-        keys = [signing, *(derive_key(other, USE) for other in others)]
-        return cls(signing, {key.id: key for key in keys})
+    def derive(cls, root: str, others: Iterable[str] = (), *, use: str = USE) -> Keys:
+        """Sign for `use` with secret `root`; accept URLs of it and of `others`.
+
+        Raises: WeakSecret.
+        """
+        roots = [root, *others]
+        keys = [derive_key(one, USE) for one in roots]
+        tiers = [derive_key(one, TIER_USE) for one in roots]
+        accepted = {key.id: key for key in (*keys, *tiers)}
+        return cls(derive_key(root, use), accepted, {key.id for key in tiers})
 
 
 @dataclass(frozen=True, slots=True)
 class UrlRights:
-    """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag."""
+    """The permissions of a request. `rate` is in bytes per second, `tag` the id of an ID3 tag.
+
+    `variant` is the query of a variant of an image, as `media.variants` writes it. `is_tier`:
+    another cluster requests it, which may read what the nodes of this one may read.
+    """
 
     expires_at: int | None = None
     rate: int | None = None
     tag: str | None = None
     trace: str | None = None
+    variant: str | None = None
+    is_tier: bool = False
 
 
 OPEN: Final = UrlRights()
@@ -120,11 +138,13 @@ def sign(
     rate: int | None = None,
     tag: str | None = None,
     trace: str | None = None,
+    variant: str | None = None,
 ) -> str:
     """The query that allows `path` until `expires_at` (seconds since 1970).
 
     `address` is an address or network, `rate` in bytes per second, `tag` the id of an ID3 tag,
-    `trace` such as `user=42,request=r7`. Raises: UnsignableUrl with every problem, InvalidBlobKey.
+    `trace` such as `user=42,request=r7`, `variant` such as `w=400&fm=webp`. Raises: UnsignableUrl
+    with every problem, InvalidBlobKey.
     """
     require_key(path.removeprefix(PATH_PREFIX))
     problems: list[FieldProblem] = []
@@ -149,6 +169,7 @@ def sign(
         raise UnsignableUrl.of(problems)
     fields = {"a": place, "r": rate, "t": tag, "c": trace}
     rest = "".join(f"&{name}={value}" for name, value in fields.items() if value is not None)
+    rest += f"&{variant}" if variant else ""
     query = f"e={expires_at}&k={keys.signing.id}{rest}"
     return f"{query}{_MARK}{_signature(keys.signing, path, query)}"
 
@@ -158,15 +179,16 @@ def check(keys: Keys, path: str, query: str, *, now_s: int, address: str) -> Url
     match = _QUERY.fullmatch(query)
     if match is None or not path.isascii():
         raise SignatureInvalid
-    expires, key_id, place, rate, tag, trace, signature = match.groups()
+    expires, key_id, place, rate, tag, trace, variant, signature = match.groups()
     # A key never signs another key's id, so a wrong key fails at the cost of the right one.
     key = keys.accepted.get(key_id, keys.signing)
-    signed = query[: match.start(7) - len(_MARK)]
+    signed = query[: match.start(8) - len(_MARK)]
     is_ours = hmac.compare_digest(_signature(key, path, signed), signature)
     expires_at = int(expires)
     if not is_ours or now_s >= expires_at or not (place is None or _is_within(address, place)):
         raise SignatureInvalid
-    return UrlRights(expires_at, int(rate) if rate else None, tag, trace)
+    is_tier = key_id in keys.tiers
+    return UrlRights(expires_at, int(rate) if rate else None, tag, trace, variant, is_tier)
 
 
 def is_signed(query: str) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
-from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown, file_etag
+from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing, BlobsDown, file_etag
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
 from headrace.media.model import BLOCK_BYTES, Shape, content_address
@@ -117,6 +117,23 @@ class PartialBlock:
             call()
 
 
+class ObjectReader(Protocol):
+    """Where blocks come from: the object store, or another cluster (`cluster.upstream`)."""
+
+    async def info(self, key: str) -> BlobInfo:
+        """Size, ETag and time. Raises: BlobMissing, BlobsDown."""
+        ...
+
+    async def read_part(
+        self, key: str, start: int, length_bytes: int, *, etag: str = ""
+    ) -> tuple[BlobInfo, bytes]:
+        """`length_bytes` bytes from `start`, with the metadata of the same version.
+
+        `etag` is the expected version. Raises: BlobMissing, BlobChanged, BlobsDown.
+        """
+        ...
+
+
 class Source(Protocol):
     """Gives shapes and bytes of objects; one for each worker, shared by its clients."""
 
@@ -165,27 +182,27 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
         descriptor = os.open(name, _FILE, dir_fd=at)
     except OSError as error:
         if error.errno in _NO_OBJECT:
-            raise _unknown() from error
+            raise object_unknown() from error
         raise store_down(error) from error
     finally:
         os.close(at)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
-        raise _unknown()
+        raise object_unknown()
     address = content_address(key)
     # The ETag that `Blobs.info` returns, without a second look at a file that may be replaced.
     etag = address or file_etag(found.st_mtime_ns // 1000, found.st_size)
     return descriptor, Shape(found.st_size, etag, found.st_mtime_ns // 10**9, address is not None)
 
 
-async def find_object(blobs: Blobs, key: str, *, timeout_s: float) -> Shape:
+async def find_object(blobs: ObjectReader, key: str, *, timeout_s: float) -> Shape:
     """The shape of an object in the store. Raises: ObjectUnknown, StoreUnavailable."""
     try:
         async with asyncio.timeout(timeout_s):
             info = await blobs.info(key)
     except BlobMissing as error:
-        raise _unknown() from error
+        raise object_unknown() from error
     except (BlobsDown, TimeoutError) as error:
         raise store_down(error) from error
     return shape_of(info)
@@ -242,7 +259,7 @@ class OriginSource:
 
     name: ClassVar[str] = "origin"
 
-    def __init__(self, blobs: Blobs, *, timeout_s: float) -> None:
+    def __init__(self, blobs: ObjectReader, *, timeout_s: float) -> None:
         self._blobs = blobs
         self._timeout_s = timeout_s
 
@@ -259,14 +276,14 @@ class OriginSource:
         count = span.end - span.start
         try:
             async with asyncio.timeout(self._timeout_s):
-                data = await self._blobs.read_range(key, number * BLOCK_BYTES + span.start, count)
-                # Unchanged after the read, as before: the bytes are of that version.
-                if not shape.is_immutable and shape_of(await self._blobs.info(key)) != shape:
-                    raise SourceCut("the object was replaced while it was sent")
-        except BlobMissing as error:
-            raise SourceCut("the object was removed while it was sent") from error
+                start = number * BLOCK_BYTES + span.start
+                info, data = await self._blobs.read_part(key, start, count, etag=shape.etag)
+        except (BlobMissing, BlobChanged) as error:
+            raise SourceCut("the object was replaced or removed while it was sent") from error
         except (BlobsDown, TimeoutError) as error:
             raise store_down(error) from error
+        if (info.size_bytes, shape_of(info).etag) != (shape.size_bytes, shape.etag):
+            raise SourceCut("the object was replaced while it was sent")
         if len(data) != count:
             raise SourceCut("the object store gave fewer bytes than the object has")
         return data
@@ -281,7 +298,8 @@ def _end_wait(wait: asyncio.Future[None]) -> None:
         wait.set_result(None)
 
 
-def _unknown() -> ObjectUnknown:
+def object_unknown() -> ObjectUnknown:
+    """The error for a key without an object."""
     return ObjectUnknown("no object of this key is stored")
 
 

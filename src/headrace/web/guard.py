@@ -28,6 +28,7 @@ from headrace.kernel import metrics
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import new_request_id
 from headrace.kernel.logs import SparseLogger, child_traceparent, current_traceparent, logger
+from headrace.kernel.routes import RESPONSE_FIELDS
 from headrace.web.auth import FOR_PAGES, KEY_IN_QUERY, Callers
 from headrace.web.exchange import stopped
 from headrace.web.limits import end_charge, headers_of_charge
@@ -281,6 +282,7 @@ class _Response:
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             headers += self.cors
             headers += headers_of_charge(self._scope)
+            headers += self._scope.get(RESPONSE_FIELDS, ())
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
             message = {**message, "headers": headers}

@@ -24,6 +24,7 @@ from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 
 from headrace.kernel.errors import FieldProblem, mismatch
+from headrace.kernel.routes import OPTIONS_FIELDS
 from headrace.web.auth import FOR_PAGES, scope_of
 from headrace.web.model import ANY_SCOPE, SCOPES, BodyInvalid, ParameterRepeated, RouteUnknown
 from headrace.web.problems import MEDIA_TYPE, Problem, expected_of, parameter_name
@@ -93,28 +94,38 @@ class Methods:
     def __init__(self, inner: Any, app: Litestar) -> None:
         self._inner = inner
         found: dict[str, set[str]] = {}
+        fields: dict[str, dict[bytes, bytes]] = {}
         for route in app.routes:
             if isinstance(route, HTTPRoute):
-                methods = found.setdefault(shape_of(route.path_format), set())
+                shape = shape_of(route.path_format)
+                methods = found.setdefault(shape, set())
                 methods.update(route.methods, {"HEAD"} if "GET" in route.methods else ())
+                for handler, _ in route.route_handler_map.values():
+                    fields.setdefault(shape, {}).update(handler.opt.get(OPTIONS_FIELDS, ()))
         # A fixed path takes precedence over one with a parameter, as in Litestar's routing.
         self._paths = [
-            (path_pattern(shape), ", ".join(sorted(found[shape])).encode())
+            (
+                path_pattern(shape),
+                [
+                    (b"allow", ", ".join(sorted(found[shape])).encode()),
+                    (b"content-length", b"0"),
+                    *fields[shape].items(),
+                ],
+            )
             for shape in sorted(found, key=lambda shape: shape.count("{}"))
         ]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer an OPTIONS request, or pass the request on."""
-        allow = self._allow_of(scope["path"]) if scope["method"] == "OPTIONS" else None
-        if allow is None:
+        headers = self._headers_of(scope["path"]) if scope["method"] == "OPTIONS" else None
+        if headers is None:
             await self._inner(scope, receive, send)
             return
-        headers = [(b"allow", allow), (b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _allow_of(self, path: str) -> bytes | None:
-        return next((allow for pattern, allow in self._paths if pattern.fullmatch(path)), None)
+    def _headers_of(self, path: str) -> list[tuple[bytes, bytes]] | None:
+        return next((headers for pattern, headers in self._paths if pattern.fullmatch(path)), None)
 
 
 def path_pattern(template: str) -> re.Pattern[str]:

@@ -53,17 +53,19 @@ const headraceCharts = (() => {
   };
 
   const options = (data, width) => {
-    const isLong = data.xs.length > 1 && data.xs[data.xs.length - 1] - data.xs[0] > 90000;
+    const hasLabels = data.labels.length > 0;
+    const isLong = !hasLabels && data.xs.length > 1 && data.xs[data.xs.length - 1] - data.xs[0] > 90000;
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const along = (x, isWhole) => (hasLabels ? data.labels[x] ?? "" : clock(x, isWhole));
     return {
       width,
       height: 176,
       cursor: { y: false, points: { size: 6 } },
       legend: { live: true },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, values: (_, ticks) => ticks.map((tick) => clock(tick, isLong)) }, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
-      series: [{ label: "UTC", value: (_, at) => (at === null ? "latest" : clock(at, true)) }, ...data.lines.map((line, index) => series(line, index, data.kind))],
+      scales: { x: { time: !hasLabels }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+      axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, values: (_, ticks) => ticks.map((tick) => along(tick, isLong)) }, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
+      series: [{ label: hasLabels ? "Range" : "UTC", value: (_, at) => (at === null ? (hasLabels ? "last" : "latest") : along(at, true)) }, ...data.lines.map((line, index) => series(line, index, data.kind))],
     };
   };
 

@@ -381,6 +381,16 @@
     if (isChanged(field) && "defaultValue" in field) field.value = field.defaultValue;
     field.blur();
   };
+  // Moderation: a key presses its button. One form is sent once, and a held key decides one job.
+  let isSent = false;
+  addEventListener("pageshow", () => {
+    isSent = false;
+  });
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches(".moderation")) return;
+    if (isSent) event.preventDefault();
+    isSent = true;
+  });
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (event.key === "Escape" && event.target.closest(".filters")) leave(event);
@@ -399,6 +409,12 @@
       wentAt = event.timeStamp;
       root.classList.add("keys-shown");
       setTimeout(() => root.classList.remove("keys-shown"), GO_MS);
+      return;
+    }
+    const button = main().querySelector(`[data-press="${CSS.escape(event.key)}"]`);
+    if (button) {
+      event.preventDefault();
+      if (!event.repeat) button.click();
       return;
     }
     const inRows = main().querySelector("tr.at, [data-row].at");

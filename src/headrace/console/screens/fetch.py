@@ -12,10 +12,13 @@ from headrace.console.screens.fetch_photos import (
     view_deliveries,
     view_hosts,
     view_sources,
+    view_study,
     view_wall,
     view_why,
 )
+from headrace.console.screens.fetch_review import REVIEW_ACTIONS, view_review
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
+from headrace.fetch.catalogues import REVIEW as REVIEW_REASON
 from headrace.fetch.errors import SourceUnknown, WebhookUnknown
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import (
@@ -39,7 +42,7 @@ from headrace.jobs.model import Lane
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
-NOT_UNDOABLE: Final = ("same", "items", "undo", "links")
+NOT_UNDOABLE: Final = ("same", "items", "undo", "links", "supplemental")
 """Formats of runs without a catalogue file."""
 GROUPS: Final[dict[str, frozenset[RunState]]] = {
     "active": frozenset(RunState) - FINAL_STATES,
@@ -58,6 +61,7 @@ WORDS: Final[dict[RunState, str]] = {
     RunState.APPLIED: "Applied. Photos and deliveries are in progress.",
     RunState.DONE: "Applied. All photos are processed and all results delivered.",
 }
+REVIEW: Final = "The catalogue was read and compared. No items were changed. Apply or discard it."
 TONES: Final[dict[RunState, str]] = {
     RunState.BRINGING: "warn",
     RunState.READING: "warn",
@@ -184,7 +188,7 @@ async def view_run(context: ViewContext) -> RunView:
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
     return RunView(
         line=line_of(run),
-        words=WORDS[run.state],
+        words=REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
         reason=texts.of_run(run),
         board=board,
         boards=BOARDS,
@@ -387,6 +391,15 @@ ROOM: Final = Room(
             live=False,
         ),
         Screen(
+            path="/fetch/review",
+            title="Review",
+            tab="Review",
+            template="fetch/review.html",
+            scope=READ,
+            view=view_review,
+            live=False,
+        ),
+        Screen(
             path="/fetch/why",
             title="Photo status",
             tab="Photo status",
@@ -402,6 +415,15 @@ ROOM: Final = Room(
             template="fetch/hosts.html",
             scope=READ,
             view=view_hosts,
+        ),
+        Screen(
+            path="/fetch/study",
+            title="Download times",
+            tab="Download times",
+            template="fetch/study.html",
+            scope=READ,
+            view=view_study,
+            live=False,
         ),
         Screen(
             path="/fetch/sources",
@@ -442,5 +464,5 @@ ROOM: Final = Room(
             live=False,
         ),
     ),
-    actions=ACTIONS,
+    actions=(*ACTIONS, *REVIEW_ACTIONS),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.console.actions import Action, Field
+from headrace.console.actions import Action, Done, Field
+from headrace.console.model import PREFIX
 from headrace.console.views import ViewContext
 from headrace.fetch.errors import InvalidCustomer, InvalidRate
 from headrace.fetch.model import parse_rate
 from headrace.fetch.service.customers import CONNECTIONS_MAX
+from headrace.fetch.service.sellers import DAYS, DAYS_MAX
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
 from headrace.kernel.terminal import pluralize
@@ -37,7 +39,8 @@ async def preview_confirm(context: ViewContext, given: dict[str, Any]) -> str:
     run = await context.fetch.runs.get(given["run"])
     return (
         f"Run {run.run} of {run.customer} is {run.state}. It adds {run.new} items, changes"
-        f" {run.changed} and removes {run.gone}. It is compared again before it is applied."
+        f" {run.changed} and removes {run.gone}. It is compared again before it is applied"
+        + ("; if the changes differ, it is refused." if run.review_until else ".")
     )
 
 
@@ -45,6 +48,39 @@ async def discard_run(context: ViewContext, given: dict[str, Any]) -> str:
     """Discard a held run."""
     run = await context.fetch.runs.discard(given["run"])
     return f"run {run.run} is discarded; no items were changed"
+
+
+async def upload_catalogue(context: ViewContext, given: dict[str, Any]) -> Done:
+    """Read an uploaded catalogue, and hold its run for review."""
+    run = await context.fetch.run_catalogue(
+        given["path"],
+        given["customer"],
+        file_name=given["file"],
+        mapping=given["mapping"],
+        is_review=True,
+    )
+    counts = f"{run.new} new, {run.changed} changed, {run.gone} removed, {run.invalid} invalid"
+    return Done(
+        f"run {run.run} would change: {counts}; apply or discard it",
+        url=f"{PREFIX}/fetch/runs/{run.run}",
+    )
+
+
+async def create_seller_link(context: ViewContext, given: dict[str, Any]) -> Done:
+    """Create a link to the page of a seller; the audit log does not contain it."""
+    link = await context.fetch.sellers.link(
+        given["customer"], days=given["days"], origin=context.origin
+    )
+    until = f"{link.expires_at:%Y-%m-%d %H:%M} UTC"
+    return Done(
+        f"link to the page of {link.customer}, valid until {until}", unlogged=f": `{link.url}`"
+    )
+
+
+async def revoke_seller_links(context: ViewContext, given: dict[str, Any]) -> str:
+    """Revoke the links to the page of a seller."""
+    await context.fetch.sellers.revoke(given["customer"])
+    return f"all links to the page of {given['customer']} are revoked"
 
 
 async def undo_run(context: ViewContext, given: dict[str, Any]) -> str:
@@ -186,7 +222,7 @@ ACTIONS: Final = (
         name="fetch-confirm",
         title="Apply held run",
         scope=WRITE,
-        what="Applies run {run}, which was held because its catalogue looks wrong.",
+        what="Applies run {run}, which was held for a confirmation.",
         command="headrace fetch catalogue confirm {run}",
         http="POST /v1/fetch/runs/{run}/confirm",
         run=confirm_run,
@@ -203,6 +239,50 @@ ACTIONS: Final = (
         http="POST /v1/fetch/runs/{run}/discard",
         run=discard_run,
         fields=(RUN,),
+    ),
+    Action(
+        name="fetch-upload",
+        title="Upload catalogue",
+        scope=WRITE,
+        what="Reads a catalogue of {customer} and shows what it would change. Nothing is changed"
+        " until you apply the run.",
+        command="headrace fetch catalogue run {file} --customer {customer}"
+        " [--mapping {mapping}] --review",
+        http="POST /v1/fetch/customers/{customer}/catalogues?review=true&file_name={file}",
+        run=upload_catalogue,
+        fields=(
+            CUSTOMER,
+            Field(name="file", label="File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
+            Field(name="mapping", label="Mapping", required=False, hint="HTTP: &mapping=NAME."),
+        ),
+    ),
+    Action(
+        name="fetch-seller-link",
+        title="Create seller link",
+        scope=WRITE,
+        what="Creates a link to a page with the runs and errors of {customer}. Who has the link can"
+        " read the page without an account.",
+        command="headrace fetch seller-link {customer} --days {days}",
+        http="POST /v1/fetch/customers/{customer}/seller-link",
+        run=create_seller_link,
+        body=lambda given: {"days": given["days"]},
+        fields=(
+            CUSTOMER,
+            Field(
+                name="days", label="Days", kind="number", default=str(DAYS), numbers=(1, DAYS_MAX)
+            ),
+        ),
+    ),
+    Action(
+        name="fetch-seller-revoke",
+        title="Revoke seller links",
+        scope=WRITE,
+        what="Revokes all links to the page of {customer} at once.",
+        command="headrace fetch seller-link {customer} --revoke",
+        http="DELETE /v1/fetch/customers/{customer}/seller-link",
+        run=revoke_seller_links,
+        fields=(CUSTOMER,),
+        is_danger=True,
     ),
     Action(
         name="fetch-undo",

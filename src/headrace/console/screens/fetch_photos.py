@@ -6,12 +6,13 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, time
 from typing import Final
 
-from headrace.console.views import PanelData, ViewContext, attempt, choices
+from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Consumer, Host, ItemPhoto, Source, UrlReport, Webhook
+from headrace.fetch.study import DOWNLOADS_MIN, Study
 
 RESULTS_LOOKED_AT: Final = 60
 HOSTS_SHOWN: Final = 100
@@ -150,6 +151,55 @@ def host_line(host: Host) -> HostLine:
         host=host,
         share_bad=bad / photos if photos else None,
         classes=[(name, share) for name, share in host.needs.items() if share > 0],
+    )
+
+
+SPANS: Final = ("4", "12", "26", "57")
+"""Weeks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyView:
+    """Download times with their charts."""
+
+    study: PanelData[Study]
+    weeks: str
+    times: Chart
+    errors: Chart
+    spans: Sequence[str] = SPANS
+    downloads_min: int = DOWNLOADS_MIN
+
+
+async def view_study(context: ViewContext) -> StudyView:
+    """Download times of all hosts, errors per class and week, and a proposal of classes."""
+    weeks = context.query.choice("weeks", SPANS, SPANS[0])
+    found = await attempt(context.fetch.study(weeks=int(weeks)))
+    study = found.value
+    times = study.times if study else []
+    return StudyView(
+        study=found,
+        weeks=weeks,
+        times=Chart(
+            xs=list(range(len(times))),
+            unit="downloads by time",
+            lines=[Line("downloads", [one.downloads for one in times])],
+            kind="bars",
+            labels=[f"{one.up_to_s:g} s" for one in times],
+        ),
+        errors=errors_chart(study) if study else Chart(xs=[], lines=[]),
+    )
+
+
+def errors_chart(study: Study) -> Chart:
+    """Percentage of failed and refused attempts by week, a line per class."""
+    weeks = sorted({one.week for one in study.weeks})
+    by_class: dict[str, dict[object, float]] = {}
+    for one in study.weeks:
+        by_class.setdefault(one.time_class, {})[one.week] = 100 * one.errors / one.attempts
+    return Chart(
+        xs=[datetime.combine(week, time(), UTC).timestamp() for week in weeks],
+        unit="% of attempts",
+        lines=[Line(name, [of.get(week) for week in weeks]) for name, of in by_class.items()],
     )
 
 

@@ -48,7 +48,7 @@ class QueueRow:
         if queue.paused:
             return "paused"
         if not queue.is_known:
-            return "no code"
+            return "for people" if queue.decisions else "no code"
         if self.is_behind:
             return "behind"
         if queue.leased or (queue.ready and self.done_per_s):

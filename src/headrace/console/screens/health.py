@@ -165,7 +165,7 @@ def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
                 text=waiting,
                 fix="Resume the queue when its jobs may run.",
             )
-        elif not queue.is_known:
+        elif not queue.is_known and not queue.decisions:
             yield Issue(
                 tone="warn",
                 subject=f"queue {queue.queue}",

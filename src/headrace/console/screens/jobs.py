@@ -18,6 +18,7 @@ from headrace.console.screens.fleet import (
 )
 from headrace.console.screens.job_actions import JOB_ACTIONS, QUEUE_ACTIONS, job_number
 from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
+from headrace.console.screens.moderation import MODERATION_ACTIONS, view_moderation
 from headrace.console.views import PanelData, Room, Screen, ViewContext, attempt
 from headrace.jobs.crons import Cron
 from headrace.jobs.model import STATES_BY_ENDING, Job, JobPage, JobState, Lane, Limiter, Why
@@ -293,6 +294,14 @@ ROOM: Final = Room(
             view=view_queue,
         ),
         Screen(
+            path="/jobs/queues/{queue:str}/moderate",
+            title="Moderation",
+            template="jobs/moderate.html",
+            scope="jobs:write",
+            view=view_moderation,
+            live=False,
+        ),
+        Screen(
             path="/jobs/jobs/{job:str}",
             title="Job",
             template="jobs/job.html",
@@ -307,5 +316,5 @@ ROOM: Final = Room(
             view=view_limiter,
         ),
     ),
-    actions=(*QUEUE_ACTIONS, *JOB_ACTIONS, *LANE_ACTIONS, *CRON_ACTIONS),
+    actions=(*QUEUE_ACTIONS, *JOB_ACTIONS, *LANE_ACTIONS, *CRON_ACTIONS, *MODERATION_ACTIONS),
 )

@@ -42,11 +42,20 @@ def catalogue_group() -> None:
     """Catalogue files and their runs."""
 
 
+_supplemental_option: Final = click.option(
+    "--supplemental",
+    "is_supplemental",
+    is_flag=True,
+    help="The supplemental feed, which overlays price and stock of items by id.",
+)
+
+
 def _reading_options(command: Any) -> Any:
     """Add the options that determine how a file is read."""
     for option in (
         click.option("--mapping", help="Mapping of its column names."),
         click.option("--format", "format_name", help="Its format; default: detected."),
+        _supplemental_option,
         click.option("--customer", required=True, help="Owner of the catalogue."),
     ):
         command = option(command)
@@ -57,6 +66,7 @@ def _reading_options(command: Any) -> Any:
 @click.argument("file")
 @_reading_options
 @click.option("--dry-run", is_flag=True, help="Only report changes, and download sample photos.")
+@click.option("--review", is_flag=True, help="Hold the run until `catalogue confirm RUN`.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
@@ -72,10 +82,16 @@ def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
     finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
 
 
-async def _run(fetch: Fetch, file: str, *, customer: str, dry_run: bool, **options: Any) -> Run:
+async def _run(
+    fetch: Fetch, file: str, *, customer: str, dry_run: bool, review: bool, **options: Any
+) -> Run:
     if file.startswith(_URLS):
+        if review:
+            raise InvalidSource("--review needs a file, not a URL: download the file first")
         return await fetch.bring_catalogue(customer, file, is_dry_run=dry_run, **options)
-    return await fetch.run_catalogue(_require_file(file), customer, is_dry_run=dry_run, **options)
+    return await fetch.run_catalogue(
+        _require_file(file), customer, is_dry_run=dry_run, is_review=review, **options
+    )
 
 
 def _require_file(name: str) -> Path:
@@ -90,6 +106,7 @@ def _require_file(name: str) -> Path:
 @click.option("--customer", help="Owner of FILE.")
 @click.option("--format", "format_name", help="Format of FILE; default: detected.")
 @click.option("--mapping", help="Mapping of FILE's column names.")
+@_supplemental_option
 @click.option("--after", default="", help="Continue after this item.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
@@ -152,17 +169,23 @@ def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -
 
 @catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
-def bring_source(terminal: Terminal, customer: str) -> None:
+@_supplemental_option
+def bring_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
     """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
-    job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
+    job = terminal.run(
+        Fetch, lambda fetch: fetch.sources.bring(customer, is_supplemental=is_supplemental)
+    )
     terminal.show({"customer": customer, "job": job}, f"job {job} fetches it")
 
 
 @catalogue_group.command("rm", short_help="Remove a customer's source.")
 @click.argument("customer")
-def remove_source(terminal: Terminal, customer: str) -> None:
+@_supplemental_option
+def remove_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
     """Stop fetching CUSTOMER's catalogue; its items stay."""
-    terminal.run(Fetch, lambda fetch: fetch.sources.remove(customer))
+    terminal.run(
+        Fetch, lambda fetch: fetch.sources.remove(customer, is_supplemental=is_supplemental)
+    )
     terminal.show({"removed": customer}, f"the source of {customer} is removed; its items stay")
 
 
@@ -300,7 +323,7 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
 def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None:
     """Show the run; a held or unfinished one ends with its exit code."""
     terminal.show(run, describe_run(run))
-    if run.state is RunState.HELD:
+    if run.state is RunState.HELD and not (run.reason or "").startswith("review:"):
         raise RunHeld(
             f"run {run.run} is held ({run.reason}): check the file, then"
             f" `headrace fetch catalogue confirm {run.run}` or run a correct one"

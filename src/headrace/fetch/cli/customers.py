@@ -12,6 +12,7 @@ from headrace.fetch.cli.text import describe_customer, describe_webhook
 from headrace.fetch.errors import CustomerUnknown, InvalidCustomer
 from headrace.fetch.model import Customer, CustomerSet, parse_rate
 from headrace.fetch.service import Fetch
+from headrace.fetch.service.sellers import DAYS, DAYS_MAX
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
 from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
@@ -119,6 +120,30 @@ def _show_customers(terminal: Terminal) -> None:
     everyone = terminal.run(Fetch, lambda fetch: fetch.customers.all())
     text = "\n".join(describe_customer(found) for found in everyone)
     terminal.show(everyone, text or "no customers")
+
+
+@click.command("seller-link", short_help="Create a link to a seller's page.")
+@click.argument("customer")
+@click.option(
+    "--days",
+    default=DAYS,
+    show_default=True,
+    type=click.IntRange(1, DAYS_MAX),
+    help="How long the link is valid.",
+)
+@click.option("--revoke", is_flag=True, help="Revoke all links of CUSTOMER instead.")
+@click.pass_obj
+def seller_link(terminal: Terminal, customer: str, *, days: int, revoke: bool) -> None:
+    """Create a link to the page of CUSTOMER: runs, errors, and an example of a correct row.
+
+    Who has the link can read the page, without an account. Nothing else can be read or changed.
+    """
+    if revoke:
+        terminal.run(Fetch, lambda fetch: fetch.sellers.revoke(customer))
+        terminal.show({"revoked": customer}, f"all links to the page of {customer} are revoked")
+        return
+    found = terminal.run(Fetch, lambda fetch: fetch.sellers.link(customer, days=days))
+    terminal.show(found, f"{found.url}\nvalid until {found.expires_at:%Y-%m-%d %H:%M} UTC")
 
 
 @click.group("webhook", cls=CommandGroup)

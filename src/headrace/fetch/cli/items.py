@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import click
@@ -14,6 +15,7 @@ from headrace.fetch.cli.text import (
     describe_item,
     describe_photo,
     describe_run,
+    describe_study,
     describe_url,
     host_line,
     step_line,
@@ -23,6 +25,7 @@ from headrace.fetch.mappings import NamedMapping, parse_mapping
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
+from headrace.fetch.study import WEEKS_MAX, csv_of_study
 from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
 
@@ -113,6 +116,25 @@ def show_host(terminal: Terminal, host: str) -> None:
     """Show HOST (a name as in the links, or a link) per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
     terminal.show(found, "\n".join(describe_host(one) for one in found))
+
+
+@click.command("study", short_help="Study download times and propose timeout classes.")
+@click.option("--weeks", default=4, show_default=True, type=click.IntRange(1, WEEKS_MAX))
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the counts by week, class, outcome and download time to this CSV file.",
+)
+@click.pass_obj
+def show_study(terminal: Terminal, *, weeks: int, csv_file: Path | None) -> None:
+    """Show download times of all hosts, errors per class and week, and classes that would fit."""
+    found = terminal.run(Fetch, lambda fetch: fetch.study(weeks=weeks))
+    if csv_file is None:
+        terminal.show(found, describe_study(found))
+        return
+    size = csv_file.write_text(csv_of_study(found.attempts), encoding="utf-8", newline="")
+    terminal.show({"file": str(csv_file), "bytes": size}, f"{csv_file}: {size:,} bytes")
 
 
 @click.command("photo", short_help="Download one photo now.")

@@ -19,8 +19,9 @@ from headrace.fetch.model import (
     Webhook,
 )
 from headrace.fetch.outcomes import is_bad
+from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
-from headrace.kernel.terminal import pluralize
+from headrace.kernel.terminal import pluralize, table, visible
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -67,14 +68,18 @@ def run_line(run: Run) -> str:
 
 def describe_change(change: Change) -> str:
     """A change of an item in one line."""
-    fields = f": {', '.join(change.fields)}" if change.fields else ""
-    return f"  {change.kind:<8} {change.item}{fields}"
+    texts = [
+        f"{name} {' -> '.join(repr(visible(one)) for one in pair if one is not None)}"
+        for name, pair in change.values.items()
+    ] or change.fields
+    return f"  {change.kind:<8} {change.item}" + (f": {', '.join(texts)}" if texts else "")
 
 
 def describe_source(found: Source) -> str:
     """A source with its schedule and last result."""
     ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never: its cron is paused"
-    lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
+    kind = " (supplemental)" if found.is_supplemental else ""
+    lines = [f"{found.customer}{kind}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
         failed = f", {pluralize(found.failures, 'failure')} in a row" if found.failures else ""
@@ -115,6 +120,12 @@ def describe_run(run: Run) -> str:
         *_sample_lines(run),
     ]
     lines += [f"    {count:>8} {outcome}" for outcome, count in run.photos_by_outcome.items()]
+    if run.state is RunState.HELD and run.review_until is not None:
+        lines.append(
+            f"  `headrace fetch catalogue diff {run.run}` lists the changes;"
+            f" `headrace fetch catalogue confirm {run.run}` applies them until"
+            f" {run.review_until:%Y-%m-%d %H:%M} UTC"
+        )
     if run.undone_by is not None:
         lines.append(f"  undone by run {run.undone_by}")
     if run.items_late:
@@ -159,7 +170,10 @@ def describe_item(found: StoredItem) -> str:
     """Current state of an item with the outcome of each photo."""
     state = "gone" if found.is_gone else f"version {found.version}"
     lines = [f"{found.id} of {found.customer}: {state}, run {found.run}"]
-    lines += [f"  {name}: {value}" for name, value in found.fields.items()]
+    lines += [
+        f"  {name}: {value}" + (" (supplemental feed)" if name in found.supplemental else "")
+        for name, value in found.fields.items()
+    ]
     lines += [
         f"  photo {photo.url}: {photo.outcome}" + (f", stored as {photo.key}" if photo.key else "")
         for photo in found.photos
@@ -249,6 +263,38 @@ def host_line(host: Host) -> str:
         f" {pluralize(host.requests, 'request')}, {bad} failed or refused,"
         f" last {host.last_seen_at:%Y-%m-%d %H:%M:%S}"
     )
+
+
+def describe_study(study: Study) -> str:
+    """Distribution of download times, errors per class and week, and plans of classes."""
+    if not study.weeks:
+        return "no photo was requested in these weeks"
+    quantiles = ", ".join(f"{name} {time_s:g} s" for name, time_s in study.quantiles.items())
+    rows = [
+        (
+            *(one.week, one.time_class, one.attempts, f"{one.errors / one.attempts:.1%}"),
+            ", ".join(f"{count} {outcome}" for outcome, count in one.by_outcome.items()),
+        )
+        for one in study.weeks
+    ]
+    head = f"{pluralize(study.downloads, 'download')}: {quantiles or 'none ended'}"
+    lines = [
+        f"{head}; {study.unfinished} failed with a timeout in the last class",
+        table(("week from", "class", "attempts", "errors", "outcomes"), rows),
+        _plan_line("now", study.current),
+        *(_plan_line(f"best {len(plan.classes)}", plan) for plan in study.options),
+    ]
+    if study.proposed is None:
+        return "\n".join([*lines, f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads"])
+    return "\n".join([*lines, f'proposed: classes = "{", ".join(study.proposed.classes)}"'])
+
+
+def _plan_line(name: str, plan: ClassPlan) -> str:
+    """Classes with the share of photos that end in each, and their expected effect."""
+    pairs = zip(plan.classes, plan.shares, strict=True)
+    shares = ", ".join(f"{limit} {share:.1%}" for limit, share in pairs)
+    cut = f"; {plan.cut:.2%} of the downloads would be cut" if plan.cut else ""
+    return f"{name}: {shares}; {plan.reserved_s:.2f} s reserved per photo{cut}"
 
 
 def describe_host(host: Host) -> str:

@@ -3,7 +3,7 @@
 **Photos.** The first photo starts the child, in a new interpreter and never by a fork. One photo is
 decoded at a time; others wait in a queue. If the child dies or times out, a new child decodes the
 photo once more: one crash may have another cause, two crashes are the fault of the photo. Randomly
-chosen photos are skipped while others wait.
+chosen photos are skipped while others wait, unless all are to be decoded (`fetch.decode_share` 1).
 
 **Spreadsheets.** Each one has a child of its own.
 """
@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import random
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
@@ -32,12 +30,11 @@ import msgspec
 from headrace.fetch.images import PIXELS_MAX, ImageInfo, NotAPhoto, is_suspicious
 from headrace.kernel import metrics
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.ipc import receive_message
 from headrace.kernel.logs import logger
+from headrace.kernel.sandbox import Child, ChildGone, start_child
 
 PHOTO_S_MAX: Final = 60.0
 """Wall-clock limit; on a busy machine 10 s of CPU time take longer than 10 s."""
-START_S_MAX: Final = 30.0
 LOT_LINE_MAX: Final = 2
 """A randomly chosen photo is skipped while this many photos are decoded or wait."""
 DECODES: Final = metrics.counter(
@@ -47,6 +44,7 @@ DECODES: Final = metrics.counter(
 )
 _PHOTO_CHILD: Final = Path(__file__).with_name("photo_child.py")
 _HEAD: Final = struct.Struct("!4sI")
+_HASH: Final = re.compile("[0-9a-f]{16}", re.ASCII)
 _LOG: Final = logger(__name__)
 
 
@@ -67,82 +65,6 @@ class DecoderDown(Unavailable):
     code = "fetch.decoder_unavailable"
 
 
-class _ChildGone(Exception):
-    """The child exited or timed out; the text has the reason."""
-
-
-def _start_child(
-    python: str, script: Path, limits: tuple[float, ...]
-) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a decoder in a new, isolated interpreter; return its socket and its process."""
-    link, childs_end = socket.socketpair()
-    try:
-        with childs_end:
-            process = subprocess.Popen(
-                [python, "-I", "-B", str(script), *map(str, limits)],
-                stdin=childs_end.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
-            )
-    except OSError:
-        link.close()
-        raise
-    return link, process
-
-
-class _Child:
-    """One child process that decodes photos; every call blocks."""
-
-    def __init__(self, python: str, limits: DecodeLimits) -> None:
-        self._link, self._process = _start_child(python, _PHOTO_CHILD, astuple(limits))
-        try:
-            self._receive_answer(time.monotonic() + START_S_MAX)
-        except (OSError, EOFError) as error:
-            gone = _ChildGone(self._how(error))
-            self.end()
-            raise gone from error
-
-    @property
-    def pid(self) -> int:
-        """The process id of the child."""
-        return self._process.pid
-
-    def decode(self, data: bytes, kind: str) -> tuple[str, str]:
-        """Decode a photo; return (outcome, text), the outcome empty if it is sound.
-
-        Raises: _ChildGone.
-        """
-        ends_s = time.monotonic() + PHOTO_S_MAX
-        try:
-            self._link.settimeout(PHOTO_S_MAX)
-            self._link.sendall(_HEAD.pack(kind.encode().ljust(4), len(data)))
-            self._link.sendall(data)
-            return self._receive_answer(ends_s)
-        except (OSError, EOFError) as error:
-            raise _ChildGone(self._how(error)) from error
-
-    def end(self) -> None:
-        """Kill the child."""
-        self._link.close()
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-
-    def _receive_answer(self, ends_s: float) -> tuple[str, str]:
-        answer = receive_message(self._link, until_s=ends_s).decode(errors="replace")
-        outcome, _, text = answer.partition("\t")
-        return outcome, text
-
-    def _how(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return "the decoder timed out"
-        try:
-            return f"the decoder exited with status {self._process.wait(1)}"
-        except subprocess.TimeoutExpired:
-            return "the decoder closed its socket"
-
-
 class Decoder:
     """Decodes suspicious photos and a random share of the others in a child process."""
 
@@ -152,7 +74,7 @@ class Decoder:
         self._share = share
         self._limits = limits or DecodeLimits()
         self._python = python
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._in_line = 0
 
@@ -161,16 +83,22 @@ class Decoder:
         """The process id of the child; None before the first photo."""
         return None if self._child is None else self._child.pid
 
-    async def check(self, data: bytes, image: ImageInfo) -> None:
-        """Decode `data` if it is suspicious or randomly chosen. Raises: NotAPhoto, DecoderDown."""
-        if not is_suspicious(image, len(data)):
+    async def check(self, data: bytes, image: ImageInfo) -> int | None:
+        """Decode `data` if it is suspicious or randomly chosen; return its perceptual hash.
+
+        Raises: NotAPhoto, DecoderDown.
+        """
+        if self._share < 1 and not is_suspicious(image, len(data)):
             is_drawn = self._share > 0 and random.random() < self._share
             if not is_drawn or self._in_line >= LOT_LINE_MAX:
-                return
-        await self.decode(data, image.format)
+                return None
+        return await self.decode(data, image.format)
 
-    async def decode(self, data: bytes, kind: str) -> None:
-        """Decode `data` completely as the format `kind`. Raises: NotAPhoto, DecoderDown."""
+    async def decode(self, data: bytes, kind: str) -> int | None:
+        """Decode `data` completely as the format `kind`; return its perceptual hash.
+
+        None: it is a plain picture. Raises: NotAPhoto, DecoderDown.
+        """
         self._in_line += 1
         loop = asyncio.get_running_loop()
         try:
@@ -179,6 +107,8 @@ class Decoder:
             self._in_line -= 1
         if outcome:
             raise NotAPhoto(outcome, f"the photo cannot be decoded: {text}")
+        # The child may be under an attacker's control: any other text is no hash.
+        return int.from_bytes(bytes.fromhex(text), signed=True) if _HASH.fullmatch(text) else None
 
     async def close(self) -> None:
         """Stop the child and the thread."""
@@ -192,23 +122,25 @@ class Decoder:
         how = ""
         for _ in range(2):
             try:
-                outcome, text = self._running_child().decode(data, kind)
-            except _ChildGone as gone:
+                head = _HEAD.pack(kind.encode().ljust(4), len(data))
+                answer = self._running_child().request(head, data, timeout_s=PHOTO_S_MAX)
+            except ChildGone as gone:
                 self._drop()
                 how = str(gone)
                 _LOG.warning("decoder_died", kind=kind, size_bytes=len(data), how=how)
                 metrics.bound(DECODES, "fetch_decodes_total", result="died").inc()
             else:
+                outcome, _, text = answer.decode(errors="replace").partition("\t")
                 result = "refused" if outcome else "sound"
                 metrics.bound(DECODES, "fetch_decodes_total", result=result).inc()
                 return outcome, text
         return "refused:undecodable", how
 
-    def _running_child(self) -> _Child:
+    def _running_child(self) -> Child:
         if self._child is None:
             try:
-                self._child = _Child(self._python, self._limits)
-            except (OSError, _ChildGone) as error:
+                self._child = Child(self._python, _PHOTO_CHILD, astuple(self._limits))
+            except (OSError, ChildGone) as error:
                 raise DecoderDown(
                     f"the process that decodes photos cannot be started ({error}): check free"
                     " memory, and that the extra `fetch` is installed",
@@ -281,7 +213,7 @@ def sheet_rows(
     The child ends with the iterator. Raises: SheetUnreadable, and any error of reading `stream`.
     """
     limits = memory_bytes_max, cpu_s_max, unpacked_bytes_max
-    link, process = _start_child(sys.executable, _SHEET_CHILD, limits)
+    link, process = start_child(sys.executable, _SHEET_CHILD, limits)
     with link:
         try:
             link.settimeout(SHEET_ROW_S_MAX)

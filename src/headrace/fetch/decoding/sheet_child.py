@@ -17,10 +17,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import os
 import resource
-import signal
-import socket
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -30,7 +27,8 @@ from typing import IO, Any
 
 from python_calamine import CalamineError, PasswordError, SheetVisibleEnum, load_workbook
 
-DESCRIPTORS_MAX = 3
+from headrace.kernel.sandbox import drop_privileges, open_link
+
 BLOCK_BYTES = 256 * 1024
 EXACT_DIGITS = ".15g"  # the precision of spreadsheets
 
@@ -38,22 +36,11 @@ EXACT_DIGITS = ".15g"  # the precision of spreadsheets
 def main(limits: list[str]) -> None:
     """Receive one file, decode it and send its rows."""
     memory_bytes_max, cpu_s, unpacked_bytes_max = map(int, limits)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Sent to the whole process group at shutdown; the parent kills this process.
-        signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")
+    link = open_link()
     # Load the codec of file names in ZIP archives while files can still be opened.
     codecs.lookup("cp437")
-    link = socket.socket(fileno=0)
-    for limit, most in (
-        (resource.RLIMIT_AS, memory_bytes_max),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_NOFILE, DESCRIPTORS_MAX),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    drop_privileges(memory_bytes_max)
     with link.makefile("rb") as source, link.makefile("wb", BLOCK_BYTES) as out:
         for answer in answers(source, unpacked_bytes_max):
             out.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.fetch.http import catalogues, customers, runs
+from headrace.fetch.http import catalogues, customers, moderation, runs, sellers
 from headrace.kernel.routes import routes_in
 
-ROUTES: Final[list[Any]] = routes_in(vars(customers), vars(catalogues), vars(runs))
+ROUTES: Final[list[Any]] = routes_in(
+    vars(customers), vars(catalogues), vars(runs), vars(sellers), vars(moderation)
+)

@@ -7,11 +7,12 @@ import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from litestar import Request, delete, get, post
+from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -38,6 +39,7 @@ from headrace.fetch.model import (
 from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
 from headrace.fetch.service.items import wrong_count
+from headrace.fetch.study import WEEKS_MAX, Study, csv_of_study
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 
 _WRITE_BYTES: Final = 2**20
@@ -107,21 +109,27 @@ async def run_fetch_catalogue(
     idempotency: NamedDependency[Idempotency],
     customer: FromPath[str],
     dry_run: FromQuery[bool] = False,
+    review: FromQuery[bool] = False,
     file_name: FromQuery[str] = "upload",
     format_name: Annotated[str | None, QueryParameter(name="format")] = None,
     mapping: FromQuery[str | None] = None,
     lang: FromQuery[str | None] = None,
+    supplemental: FromQuery[bool] = False,
 ) -> Run | Source:
     """Read the body as the customer's catalogue, or fetch it from a URL.
+
+    With `supplemental` the file overlays price and stock of items by id. It neither adds nor
+    removes items, and an overlay stays until a file without the id is applied.
 
     An unreadable file is refused with the line, its content and a remedy, in the language of
     `lang`, else of `Accept-Language`. In a language other than English the `reason` of a held run
     is translated too.
 
     The response to an upload follows once the run is applied, held or dry. Its photos follow
-    later; `GET /v1/fetch/runs/{run}` shows the progress. Without a response, either nothing or the
-    whole run was applied. The response to a URL is the run that waits for the file, or with `cron`
-    the source.
+    later; `GET /v1/fetch/runs/{run}` shows the progress. With `review` the run is held until it is
+    confirmed, and then changes what it shows. Without a response, either nothing or the whole run
+    was applied. The response to a URL is the run that waits for the file, or with `cron` the
+    source.
     """
     await fetch.customers.get(customer)
     texts = texts_for(request, lang)
@@ -129,19 +137,23 @@ async def run_fetch_catalogue(
         path = Path(folder) / "catalogue"
         digest = await _receive(request, path, bytes_max=fetch.config.catalogue_max_bytes)
         source = _source_in(path)
+        kind = {"is_dry_run": dry_run, "is_supplemental": supplemental}
 
         async def take(tx: Any) -> Run | Source:
             if source is not None:
-                return await _bring(fetch, customer, source, is_dry_run=dry_run, tx=tx)
+                if review:
+                    raise InvalidSource("review: supported with a file only, not with a URL")
+                return await _bring(fetch, customer, source, tx=tx, **kind)
             run = await fetch.run_catalogue(
                 path,
                 customer,
                 file_name=file_name,
-                is_dry_run=dry_run,
+                is_review=review,
                 format_name=format_name,
                 mapping=mapping,
                 has_permit=True,
                 tx=tx,
+                **kind,
             )
             if run.reason is None or texts.lang == DEFAULT:
                 return run
@@ -154,27 +166,16 @@ async def run_fetch_catalogue(
 
 
 async def _bring(
-    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any
+    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any, **kind: bool
 ) -> Run | Source:
+    how: dict[str, Any] = {"format_name": source.format, "mapping": source.mapping, **kind}
     if source.cron is None:
         return await fetch.bring_catalogue(
-            customer,
-            source.url,
-            format_name=source.format,
-            mapping=source.mapping,
-            is_dry_run=is_dry_run,
-            tx=tx,
+            customer, source.url, is_dry_run=is_dry_run, tx=tx, **how
         )
     if is_dry_run:
         raise InvalidSource("dry_run: not supported with a cron: omit `cron` to test the source")
-    return await fetch.sources.set(
-        customer,
-        url=source.url,
-        cron=source.cron,
-        tz=source.tz,
-        format_name=source.format,
-        mapping=source.mapping,
-    )
+    return await fetch.sources.set(customer, url=source.url, cron=source.cron, tz=source.tz, **how)
 
 
 def _source_in(path: Path) -> SourceToAdd | None:
@@ -230,20 +231,25 @@ async def list_fetch_sources(fetch: NamedDependency[Fetch]) -> SourcesAnswer:
 
 @get("/v1/fetch/customers/{customer:str}/source", opt=READ)
 async def get_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> Source:
-    """The customer's source with its next run and last result."""
+    """The source of the customer's catalogue, with its next run and last result."""
     return await fetch.sources.get(customer)
 
 
 @delete("/v1/fetch/customers/{customer:str}/source", opt=WRITE)
-async def remove_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
-    """Stop fetching the customer's catalogue; its items stay as they are."""
-    await fetch.sources.remove(customer)
+async def remove_fetch_source(
+    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
+) -> None:
+    """Stop fetching the customer's file; its items stay as they are."""
+    await fetch.sources.remove(customer, is_supplemental=supplemental)
 
 
 @post("/v1/fetch/customers/{customer:str}/source/bring", opt=WRITE, status_code=202)
-async def bring_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
+async def bring_fetch_source(
+    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
+) -> BringAnswer:
     """Fetch the file of the customer's source now, in addition to its schedule."""
-    return BringAnswer(customer=customer, job=await fetch.sources.bring(customer))
+    job = await fetch.sources.bring(customer, is_supplemental=supplemental)
+    return BringAnswer(customer=customer, job=job)
 
 
 class SentAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,6 +359,28 @@ async def list_fetch_hosts(
 async def get_fetch_host(fetch: NamedDependency[Fetch], host: FromPath[str]) -> HostsAnswer:
     """One host, per customer."""
     return HostsAnswer(hosts=await fetch.hosts.get(host))
+
+
+@get(
+    "/v1/fetch/study",
+    opt=READ,
+    responses={200: ResponseSpec(Study, description="The study, or its counts as CSV.")},
+)
+async def get_fetch_study(
+    fetch: NamedDependency[Fetch],
+    weeks: Annotated[int, QueryParameter(ge=1, le=WEEKS_MAX)] = 4,
+    format: FromQuery[Literal["json", "csv"]] = "json",  # noqa: A002 - the parameter's name
+) -> Response[Any]:
+    """Download times of all hosts, errors per class and week, and timeout classes that would fit.
+
+    With `format=csv` the response has the counts: week, class, outcome, download time up to,
+    attempts.
+    """
+    found = await fetch.study(weeks=weeks)
+    if format == "json":
+        return Response(found)
+    headers = {"content-disposition": 'attachment; filename="download-times.csv"'}
+    return Response(csv_of_study(found.attempts), media_type="text/csv", headers=headers)
 
 
 @get("/v1/fetch/why", opt=READ)

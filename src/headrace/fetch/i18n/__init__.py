@@ -110,7 +110,7 @@ class Texts:
         if template is None:
             return reason
         numbers = _NUMBER.findall(detail)
-        names = ("removed" if code == "removed" else "rows", "published")
+        names = ("removed" if code in ("removed", "dropped") else "rows", "published")
         values = dict(zip(names, numbers, strict=False))
         return self._filled(template, {"detail": detail, **values}) or reason
 

@@ -1,9 +1,9 @@
 """`app.fetch`: creates the services of fetch, registers its tasks, and has the everyday methods.
 
 The services are attributes: `customers`, `webhooks`, `sources`, `schemas`, `mappings`, `runs`,
-`reports`, `items`, `consumers`, `hosts`, `links`, `upkeep`.
+`reports`, `items`, `held`, `duplicates`, `consumers`, `hosts`, `links`, `upkeep`.
 
-Two crons: publish items at their deadline, and retry failed links.
+Three crons: publish items at their deadline, retry failed links, and compare photos (`duplicates`).
 
 **Deadlines**, every 5 minutes: a new or changed item whose photos take longer than
 `fetch.item_deadline` is published with the photos it has. Downloads continue; photos that arrive
@@ -21,7 +21,7 @@ implemented only in the PostgreSQL functions `fetch_due_round_v1`, `fetch_is_due
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -31,7 +31,10 @@ from headrace.engines.postgres import Postgres, PostgresBusy, Tx
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.catalogues import Catalogues, CurrentRules, Order
+from headrace.fetch.consumers import Consumers, Handler
 from headrace.fetch.download import Downloader
+from headrace.fetch.duplicates import Duplicates
+from headrace.fetch.errors import InvalidSource
 from headrace.fetch.host_stats import Classes, HostStats
 from headrace.fetch.i18n import Texts
 from headrace.fetch.limits import HostQuota, LaneClient
@@ -49,19 +52,23 @@ from headrace.fetch.model import (
     SentItem,
 )
 from headrace.fetch.photo_fetch import BlobWriter, PhotoFetcher, PhotoTask
-from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Consumers, Handler, Publishing
+from headrace.fetch.publish_check import CHECKS_AT_ONCE, Check, CheckedPublishing, HeldItems
+from headrace.fetch.publishing import DELIVERIES_AT_ONCE, Publishing
 from headrace.fetch.robots import Robots
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
 from headrace.fetch.service.customers import Customers, Webhooks
 from headrace.fetch.service.items import Hosts, Items, ItemUpload, Links
+from headrace.fetch.service.sellers import LinkSigning, Sellers
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import OutcomeStore
+from headrace.fetch.study import Study, find_study
 from headrace.fetch.validation import Rules
 from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, WebhookSender
 from headrace.jobs import Jobs, Registry, Task
+from headrace.jobs.tasks import TaskOptions
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
 
@@ -86,8 +93,13 @@ class Upkeep:
 
     def register(self, registry: Registry) -> None:
         """Register the crons."""
-        registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.publish_late)
+        registry.cron("*/5 * * * *", name=DEADLINES_QUEUE, timeout="1h")(self.enforce_deadlines)
         registry.cron("*/15 * * * *", name=LINKS_QUEUE, timeout="1h")(self.recheck_links)
+
+    async def enforce_deadlines(self) -> None:
+        """Publish items past their deadline; discard uploads that were not confirmed in time."""
+        await self.discard_unreviewed()
+        await self.publish_late()
 
     async def publish_late(self) -> None:
         """Publish each item past its deadline once, with the photos it has."""
@@ -96,6 +108,14 @@ class Upkeep:
             items = await self._publishing.publish_late(row["id"])
             if items:
                 _LOG.info("items_published_late", run=row["id"], items=items)
+
+    async def discard_unreviewed(self) -> None:
+        """Discard uploads for review that were not confirmed in time, with their rows."""
+        async with self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            for row in await tx.all(SQL.discard_unreviewed):
+                await tx.run(SQL.clear_run, run_id=row["id"])
+                _LOG.info("upload_discarded", run=row["id"])
 
     async def recheck_links(self) -> None:
         """Request due failed links again, and stored photos that are old enough."""
@@ -154,14 +174,24 @@ CATALOGUE_SLACK_S: Final = 3600.0
 """Time to read and apply a fetched catalogue."""
 SLOTS_MAX: Final = 100_000
 H = TypeVar("H", bound=Handler)
+CheckHandler = TypeVar("CheckHandler", bound=Check)
 
 
 class Fetch:
     """Entry point of the room; opens no connection when it is created."""
 
-    def __init__(self, postgres: Postgres, blobs: Blobs, jobs: Jobs, config: FetchConfig) -> None:
+    def __init__(
+        self,
+        postgres: Postgres,
+        blobs: Blobs,
+        jobs: Jobs,
+        config: FetchConfig,
+        *,
+        link_signing: LinkSigning,
+    ) -> None:
         self.config = config
         self._postgres = postgres
+        self._jobs = jobs
         self._downloader = Downloader(config)
         self._classes = Classes(config.classes, config.former_classes)
         self._host_stats = HostStats(postgres, self._classes, half_life_s=config.speed_half_life_s)
@@ -181,13 +211,13 @@ class Fetch:
         self._webhook_client = WebhookClient(config)
         self._webhook_sender = WebhookSender(postgres, jobs, self._webhook_client)
         self.consumers = Consumers(postgres, jobs)
+        call_s = config.handler_timeout_s
         self._publishing = Publishing(
-            postgres,
-            jobs,
-            self.consumers,
-            self._webhook_sender,
-            handler_timeout_s=config.handler_timeout_s,
+            postgres, jobs, self.consumers, self._webhook_sender, handler_timeout_s=call_s
         )
+        self._checked: CheckedPublishing | None = None
+        self.held = HeldItems(postgres, self._publishing)
+        self.duplicates = Duplicates(postgres)
         self.webhooks = Webhooks(postgres, jobs, self._webhook_client, self._webhook_sender)
         self.customers = Customers(postgres, jobs, self.webhooks)
         self.schemas = Schemas(postgres)
@@ -212,10 +242,20 @@ class Fetch:
         )
         self.runs = Runs(postgres, self._catalogues)
         self.reports = Reports(postgres, self.runs, config)
+        sites = self._downloader.policy
+        self.sellers = Sellers(
+            postgres,
+            config,
+            runs=self.runs,
+            reports=self.reports,
+            policy=sites,
+            signing=link_signing,
+        )
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
         self.upkeep.register(registry)
+        self.duplicates.register(registry)
         # Each customer's lane has its own limits. A lane that was reset gets these slow ones.
         registry.limiter(LIMITER, rate="1/s", concurrency=1)
         for time_class in (*self._classes.listed, *self._classes.former):
@@ -232,16 +272,18 @@ class Fetch:
                     slots=(slots_min, SLOTS_MAX),
                 )
             )
-        registry.add(
-            Task(
-                queue=PUBLISH_QUEUE,
-                handler=self._publishing.publish,
-                batch=100,
-                timeout="5m",
-                retries=OWN_FAULT_RETRIES,
-                limiter=RESULTS_LIMITER,
-            )
-        )
+        # With a `before_publish` handler each item is a call of its own.
+        options: TaskOptions = {
+            "timeout": f"{self.config.handler_timeout_s + DELIVERY_SLACK_S:.0f}s",
+            "retries": OWN_FAULT_RETRIES,
+            "limiter": RESULTS_LIMITER,
+        }
+        publish: Callable[..., Awaitable[None]] = self._publishing.publish
+        if self._checked is None:
+            options["batch"] = 100
+        else:
+            publish, options["concurrency"] = self._checked.handle, CHECKS_AT_ONCE
+        registry.add(Task(queue=PUBLISH_QUEUE, handler=publish, **options))
         registry.add(
             Task(
                 queue=ITEM_QUEUE,
@@ -278,6 +320,30 @@ class Fetch:
         self.consumers.add(handler)
         return handler
 
+    def before_publish(
+        self, *, changes: Collection[str] = ()
+    ) -> Callable[[CheckHandler], CheckHandler]:
+        """Register `async def check(item: Item) -> Hold | dict | None`, before `register`.
+
+        It is called at least once before a version of an item is published or edited, and accepts
+        it, holds it or changes the fields named in `changes`. The last one registered is called.
+        """
+
+        def register(check: CheckHandler) -> CheckHandler:
+            self.consumers.add_hook()
+            self._checked = CheckedPublishing(
+                self._postgres,
+                self._jobs,
+                self.consumers,
+                self._publishing,
+                check=check,
+                changes=frozenset(changes),
+                timeout_s=self.config.handler_timeout_s,
+            )
+            return check
+
+        return register
+
     async def declare_consumers(self) -> None:
         """Record the handlers of this process as consumers, and enqueue missing webhook jobs.
 
@@ -295,7 +361,9 @@ class Fetch:
         format_name: str | None = None,
         mapping: str | None = None,
         is_dry_run: bool = False,
+        is_review: bool = False,
         is_sampled: bool = True,
+        is_supplemental: bool = False,
         has_permit: bool = False,
         tx: Tx | None = None,
     ) -> Run:
@@ -303,10 +371,14 @@ class Fetch:
 
         All or nothing: when this returns, the run is `applied` (or `done`, `held`, `dry`) durably.
         When it raises or its process dies, nothing was changed. A dry run downloads some of its
-        photos if `is_sampled`. `has_permit`: the caller is inside `catalogue_permit`. Raises:
-        CustomerUnknown, MappingUnknown, UnknownFormat, NotACatalogue, CatalogueBroken,
-        CatalogueTooLarge, RunUnderWay, RunsBusy.
+        photos if `is_sampled`. `is_review` holds the run until `runs.confirm`, which applies the
+        changes that `runs.changes` shows, or is refused. With `is_supplemental` the file only
+        overlays price and stock of items: see `supplements.py`. `has_permit`: the caller is inside
+        `catalogue_permit`. Raises: InvalidSource, CustomerUnknown, MappingUnknown, UnknownFormat,
+        NotACatalogue, CatalogueBroken, CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
+        if is_review and (is_dry_run or is_supplemental):
+            raise InvalidSource("review: supported without dry_run and supplemental only")
         await self.customers.get(customer)
         name = "".join(c if c.isprintable() else "?" for c in file_name or path.name)[:200]
         order = Order(
@@ -315,7 +387,9 @@ class Fetch:
             format_name=format_name,
             mapping=mapping,
             is_dry_run=is_dry_run,
+            is_review=is_review,
             is_sampled=is_sampled,
+            is_supplemental=is_supplemental,
         )
         run_id = await self._catalogues.run(path, order, has_permit=has_permit, tx=tx)
         return await self.runs.get(run_id, tx=tx)
@@ -336,6 +410,7 @@ class Fetch:
         format_name: str | None = None,
         mapping: str | None = None,
         is_dry_run: bool = False,
+        is_supplemental: bool = False,
         tx: Tx | None = None,
     ) -> Run:
         """Fetch a catalogue from `url` once, by a job, and run it; return the waiting run.
@@ -349,6 +424,7 @@ class Fetch:
             format_name=format_name,
             mapping=mapping,
             is_dry_run=is_dry_run,
+            is_supplemental=is_supplemental,
         )
         run_id = await self.sources.order(order, url, tx=tx)
         return await self.runs.get(run_id, tx=tx)
@@ -360,6 +436,13 @@ class Fetch:
         """
         run_ids = await self._upload.send(items, tx=tx)
         return [await self.runs.get(run_id, tx=tx) for run_id in run_ids]
+
+    async def study(self, *, weeks: int = 4) -> Study:
+        """Download times and errors of the last weeks, and timeout classes that would fit them.
+
+        Weeks begin on Monday, UTC; this one is included. Counts are kept for 57 weeks.
+        """
+        return await find_study(self._postgres.reads, self._classes, weeks=weeks)
 
     async def close(self) -> None:
         """Close connections to hosts and the resolver; stop the decoder process."""

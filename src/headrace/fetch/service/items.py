@@ -84,14 +84,16 @@ class Items:
             )
         key = (customer, row["item"])
         photos = await store.outcomes.item_photos(self._postgres, [key])
+        supplemental = msgspec.json.decode(row["supplemental"])
         return StoredItem(
             customer=customer,
             id=row["item"],
             version=row["version"],
             is_gone=row["is_gone"],
             run=row["run_id"],
-            fields=msgspec.json.decode(row["fields"]),
+            fields=msgspec.json.decode(row["fields"]) | supplemental,
             photos=photos[key],
+            supplemental=supplemental,
         )
 
     async def results(

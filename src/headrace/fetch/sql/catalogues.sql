@@ -19,56 +19,84 @@ FROM headrace.fetch_customer
 WHERE :customer::text IS NULL OR customer = :customer
 ORDER BY customer;
 
+-- name: seller_link
+-- Data of a new seller link: the number of revocations, and when the link expires.
+SELECT seller_links, extract(epoch FROM now())::bigint + :lasts_s::bigint AS expires_s
+FROM headrace.fetch_customer WHERE customer = :customer;
+
+-- name: is_seller_link
+-- Whether a seller link has neither expired nor been revoked.
+SELECT EXISTS (SELECT FROM headrace.fetch_customer
+    WHERE customer = :customer AND seller_links = :seller_links
+        AND now() < to_timestamp(:expires_s::bigint));
+
+-- name: revoke_seller_links
+-- Revoke all seller links of a customer.
+UPDATE headrace.fetch_customer SET seller_links = seller_links + 1 WHERE customer = :customer
+RETURNING customer;
+
+-- name: sample_item
+-- The content of one published item of a customer.
+SELECT fields FROM headrace.fetch_item WHERE customer = :customer AND NOT is_gone LIMIT 1;
+
 -- name: set_source
 -- Create or replace a customer's source; discard the validators of an earlier file.
-INSERT INTO headrace.fetch_source (customer, url, cron, tz, format, mapping)
-VALUES (:customer, :url, :cron, :tz, :format, :mapping)
-ON CONFLICT (customer) DO UPDATE SET
+INSERT INTO headrace.fetch_source (customer, is_supplemental, url, cron, tz, format, mapping)
+VALUES (:customer, :is_supplemental, :url, :cron, :tz, :format, :mapping)
+ON CONFLICT (customer, is_supplemental) DO UPDATE SET
     url = excluded.url, cron = excluded.cron, tz = excluded.tz, format = excluded.format,
     mapping = excluded.mapping, etag = NULL, last_modified = NULL, sha256 = NULL, rules = NULL,
     good_run = NULL, failures = 0;
 
 -- name: sources
--- Every source by customer, or the one of :customer.
-SELECT customer, url, cron, tz, format, mapping, outcome, problem, run_id, tried_at, failures
-FROM headrace.fetch_source WHERE :customer::text IS NULL OR customer = :customer ORDER BY customer;
+-- Every source by customer, or one.
+SELECT customer, url, cron, tz, format, mapping, outcome, problem, run_id, tried_at, failures,
+    is_supplemental
+FROM headrace.fetch_source
+WHERE :customer::text IS NULL
+    OR customer = :customer AND is_supplemental = :is_supplemental::boolean
+ORDER BY customer, is_supplemental;
 
 -- name: drop_source
 -- Delete a customer's source.
-DELETE FROM headrace.fetch_source WHERE customer = :customer RETURNING customer;
+DELETE FROM headrace.fetch_source
+WHERE customer = :customer AND is_supplemental = :is_supplemental::boolean RETURNING customer;
 
 -- name: source_to_bring
--- A source with its validators, which are NULL once another catalogue was applied.
+-- A source with its validators, which are NULL once another file of its kind was applied.
 SELECT s.url, s.format, s.mapping, known.etag, known.last_modified, known.sha256, known.rules
 FROM headrace.fetch_source s
-LEFT JOIN headrace.fetch_source known ON known.customer = s.customer AND known.good_run = (
-    SELECT max(r.id) FROM headrace.fetch_run r
-    WHERE r.customer = s.customer AND r.is_whole AND r.state IN ('applied', 'done')
-)
-WHERE s.customer = :customer;
+LEFT JOIN headrace.fetch_source known ON known.customer = s.customer
+    AND known.is_supplemental = s.is_supplemental AND known.good_run = (
+        SELECT max(r.id) FROM headrace.fetch_run r
+        WHERE r.customer = s.customer AND r.state IN ('applied', 'done')
+            AND CASE WHEN s.is_supplemental THEN r.format = 'supplemental' ELSE r.is_whole END
+    )
+WHERE s.customer = :customer AND s.is_supplemental = :is_supplemental;
 
 -- name: note_brought
 -- Store the result of a fetched file; :good_run is the run that applied it.
 UPDATE headrace.fetch_source SET outcome = :outcome, problem = :problem, run_id = :run_id::bigint,
     tried_at = now(), failures = 0, etag = :etag, last_modified = :last_modified, sha256 = :sha256,
     rules = :rules, good_run = :good_run
-WHERE customer = :customer AND url = :url;
+WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
 
 -- name: note_unchanged
--- Record that the file is the applied one; the run of its links becomes the applied run.
-UPDATE headrace.fetch_source SET outcome = 'unchanged', problem = NULL, run_id = :run_id::bigint,
-    tried_at = now(), failures = 0, good_run = :run_id
-WHERE customer = :customer AND url = :url;
+-- Record that the file is the applied one; the run of its links, if any, becomes the applied run.
+UPDATE headrace.fetch_source SET outcome = 'unchanged', problem = NULL, tried_at = now(),
+    failures = 0, run_id = coalesce(:run_id::bigint, run_id), good_run = coalesce(:run_id, good_run)
+WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
 
 -- name: note_not_brought
 -- Store why the file was not fetched or not readable.
 UPDATE headrace.fetch_source SET outcome = :outcome, problem = :problem, tried_at = now(),
     failures = failures + 1
-WHERE customer = :customer AND url = :url;
+WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
 
 -- name: try_lock_source
 -- Keep other fetches of this customer's file out until the session ends.
-SELECT pg_try_advisory_lock(hashtextextended('headrace.fetch.source:' || :customer::text, 0));
+SELECT pg_try_advisory_lock(hashtextextended(
+    'headrace.fetch.source:' || :customer::text, :is_supplemental::boolean::integer));
 
 -- name: order_run
 -- Start a run whose file is fetched later.

@@ -7,6 +7,8 @@ SELECT headrace.fetch_note_hosts_v1(
     :speed_photos::integer[],
     :outcome_customers::text[], :outcome_hosts::text[], :outcomes::text[],
     :outcome_photos::integer[],
+    :attempt_classes_s::double precision[], :attempt_outcomes::text[],
+    :attempt_buckets::smallint[], :attempts::integer[],
     :half_life_s::double precision, :recent::double precision);
 
 -- name: host_states
@@ -56,6 +58,19 @@ WITH old AS (
     WHERE o.customer = old.customer AND o.host = old.host
 )
 SELECT customer, host FROM old;
+
+-- name: attempts_by_week
+-- Attempts of the last weeks, this one included, by week, class, outcome and bucket.
+SELECT date_trunc('week', day::timestamp)::date AS week, class_s, outcome, bucket,
+    sum(attempts)::bigint AS attempts
+FROM headrace.fetch_attempt
+WHERE day >= date_trunc('week', now() AT TIME ZONE 'UTC')::date - 7 * (:weeks::integer - 1)
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
+
+-- name: forget_attempts
+-- Delete the counts of old days.
+DELETE FROM headrace.fetch_attempt
+WHERE day < (now() AT TIME ZONE 'UTC')::date - :days_kept::integer;
 
 -- name: begin_robots
 -- Claim the reading of a host's robots.txt; no row if it was read recently or another process reads

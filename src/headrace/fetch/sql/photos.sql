@@ -205,7 +205,7 @@ CROSS JOIN LATERAL (
 SELECT headrace.fetch_decide_v1(:runs::bigint[], :customers::text[], :items::text[], :urls::text[],
     :outcomes::text[], :etags::text[], :last_modifieds::text[], :touch_links::boolean[],
     :hashes::text[], :keys::text[], :formats::text[], :sizes_bytes::bigint[], :widths::integer[],
-    :heights::integer[]);
+    :heights::integer[], :photo_hashes::bigint[]);
 
 -- name: links_of_url
 -- Every customer's record of a URL, with the whole runs left until its next request.

@@ -1,7 +1,10 @@
 -- name: lock_changes
 -- Unpublished changes of a batch, with their items locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, c.late_at IS NOT NULL AS is_late, i.customer,
-    i.version AS item_version, i.is_gone, i.fields, i.photos
+    i.version AS item_version, i.is_gone, coalesce((
+        SELECT (i.fields::jsonb || o.fields)::text FROM headrace.fetch_overlay o
+        WHERE o.customer = i.customer AND o.item = i.item
+    ), i.fields) AS fields, i.photos
 FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 JOIN headrace.fetch_run r ON r.id = g.run_id
 JOIN headrace.fetch_change c ON c.run_id = g.run_id AND c.item = g.item AND c.published_at IS NULL
@@ -18,7 +21,10 @@ WHERE state = 'applied'
 -- name: lock_late
 -- New and changed items of a run with undecided photos, locked in order.
 SELECT c.run_id, c.item, c.kind, c.version, false AS is_late, i.customer,
-    i.version AS item_version, i.is_gone, i.fields, i.photos
+    i.version AS item_version, i.is_gone, coalesce((
+        SELECT (i.fields::jsonb || o.fields)::text FROM headrace.fetch_overlay o
+        WHERE o.customer = i.customer AND o.item = i.item
+    ), i.fields) AS fields, i.photos
 FROM headrace.fetch_run r
 JOIN headrace.fetch_change c ON c.run_id = r.id
 JOIN headrace.fetch_item i ON i.customer = r.customer AND i.item = c.item
@@ -139,9 +145,11 @@ WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq DESC LIMIT :rows_max;
 
 -- name: item
--- Current state of an item.
-SELECT customer, item, version, is_gone, run_id, fields FROM headrace.fetch_item
-WHERE customer = :customer AND item = :item;
+-- Current state of an item, with the fields that the supplemental feed sets.
+SELECT i.customer, i.item, i.version, i.is_gone, i.run_id, i.fields,
+    coalesce(o.fields, '{}')::text AS supplemental
+FROM headrace.fetch_item i LEFT JOIN headrace.fetch_overlay o USING (customer, item)
+WHERE i.customer = :customer AND i.item = :item;
 
 -- name: begin_deliveries
 -- Claim the items of some results for their consumers, one entry per job: the newest version of
@@ -383,3 +391,34 @@ UPDATE headrace.fetch_webhook SET disabled_at = now(), turn = turn + 1, next_at 
     failures = failures + 1, failing_since = coalesce(failing_since, now()),
     last_at = now(), last_status = :status, last_error = :error
 WHERE customer = :customer AND turn = :turn;
+
+-- name: hold_items
+-- Hold versions of items back; a newer one replaces the one before.
+INSERT INTO headrace.fetch_held AS h (customer, item, version, reason)
+SELECT * FROM unnest(:customers::text[], :items::text[], :versions::bigint[], :reasons::text[])
+    AS g (customer, item, version, reason) ORDER BY customer, item
+ON CONFLICT (customer, item) DO UPDATE SET version = excluded.version, reason = excluded.reason,
+    held_at = CASE WHEN h.version = excluded.version THEN h.held_at ELSE now() END;
+
+-- name: forget_held
+-- Items that are published or gone are held no more.
+DELETE FROM headrace.fetch_held h
+USING unnest(:customers::text[], :items::text[]) g (customer, item)
+WHERE h.customer = g.customer AND h.item = g.item;
+
+-- name: lock_held
+-- A held item whose held version is its newest, locked, as `lock_changes` returns it.
+SELECT 0::bigint AS run_id, i.item, 'changed' AS kind, i.version, false AS is_late, i.customer,
+    i.version AS item_version, i.is_gone, i.fields, i.photos
+FROM headrace.fetch_item i
+JOIN headrace.fetch_held h ON h.customer = i.customer AND h.item = i.item AND h.version = i.version
+WHERE i.customer = :customer AND i.item = :item
+FOR UPDATE OF i;
+
+-- name: held_items
+-- A page of held items.
+SELECT h.customer, h.item, h.version, h.reason, h.held_at, i.fields
+FROM headrace.fetch_held h JOIN headrace.fetch_item i USING (customer, item)
+WHERE (h.customer, h.item) > (:after_customer::text, :after_item::text)
+    AND (:customer::text IS NULL OR h.customer = :customer)
+ORDER BY h.customer, h.item LIMIT :rows_max;

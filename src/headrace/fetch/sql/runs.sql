@@ -21,7 +21,8 @@ RETURNING id;
 
 -- name: begin_ordered
 -- Start reading the file that a run waited for.
-UPDATE headrace.fetch_run SET state = 'reading', format = :format, reason = NULL
+UPDATE headrace.fetch_run SET state = 'reading', format = :format, reason = NULL,
+    is_whole = :format <> 'supplemental'
 WHERE id = :run_id AND customer = :customer AND state IN ('bringing', 'reading') RETURNING id;
 
 -- name: clear_problems
@@ -306,12 +307,15 @@ ORDER BY c.item LIMIT :rows_max;
 -- name: note_counts
 -- Store the counts of the diff; removed items of an upload have a row each.
 UPDATE headrace.fetch_run SET new = :new, changed = :changed, gone = :gone,
-    unchanged = rows_read - invalid - :new - :changed - CASE WHEN is_whole THEN 0 ELSE :gone END
+    unchanged = rows_read - invalid - :new - :changed
+        - CASE WHEN is_whole OR format = 'supplemental' THEN 0 ELSE :gone END
 WHERE id = :run_id;
 
 -- name: note_applied
--- Mark the run applied after its jobs are enqueued; a run without changes is done.
+-- Mark the run applied after its jobs are enqueued; a run without changes is done. An upload for
+-- review waits no more.
 UPDATE headrace.fetch_run r SET
+    reason = CASE WHEN r.review_until IS NULL THEN r.reason END,
     items_pending = sums.changes,
     applied_at = now(),
     state = CASE WHEN sums.changes = 0 THEN 'done' ELSE 'applied' END,
@@ -334,19 +338,40 @@ UPDATE headrace.fetch_run SET fault = :fault WHERE id = :run_id;
 
 -- name: lock_run
 -- Lock a run until the transaction ends.
-SELECT id, customer, state FROM headrace.fetch_run WHERE id = :run_id FOR UPDATE;
+SELECT id, customer, state, format, review_until FROM headrace.fetch_run
+WHERE id = :run_id FOR UPDATE;
+
+-- name: await_review
+-- Let a held run wait for the confirmation of its upload.
+UPDATE headrace.fetch_run
+SET review_until = now() + make_interval(secs => :review_s::double precision) WHERE id = :run_id;
+
+-- name: discard_unreviewed
+-- Discard the uploads that were not confirmed in time.
+UPDATE headrace.fetch_run SET state = 'superseded', ended_at = now(),
+    reason = 'expired: it was not confirmed in time'
+WHERE state = 'held' AND review_until < now() RETURNING id;
+
+-- name: changes_digest
+-- A digest of the changes that a run makes, to detect that they differ from those shown.
+SELECT count(*) || ':' || coalesce(sum(hashtextextended(
+    ROW(item, kind, has_other_photos, fields)::text, 0)), 0)
+FROM headrace.fetch_change WHERE run_id = :run_id AND kind <> 'retry';
 
 -- name: newer_run
--- A later applied catalogue of the customer.
+-- A later applied catalogue of the customer, or a later supplemental feed.
 SELECT id FROM headrace.fetch_run
-WHERE customer = :customer AND id > :run_id AND is_whole AND state IN ('applied', 'done')
+WHERE customer = :customer AND id > :run_id AND state IN ('applied', 'done')
+    AND CASE WHEN :is_supplemental::boolean THEN format = 'supplemental' ELSE is_whole END
 ORDER BY id DESC LIMIT 1;
 
 -- name: supersede_held
--- Close held runs once a later run is applied or held. Rows equal to their items are staged without
--- content, and those items may have changed since.
+-- Close held runs once a later run of the same kind is applied or held. Rows equal to their items
+-- are staged without content, and those items may have changed since.
 UPDATE headrace.fetch_run SET state = 'superseded', ended_at = now()
-WHERE customer = :customer AND id <> :run_id AND state = 'held';
+WHERE customer = :customer AND id <> :run_id AND state = 'held' AND (format = 'supplemental') = (
+    SELECT r.format = 'supplemental' FROM headrace.fetch_run r WHERE r.id = :run_id
+);
 
 -- name: discard_held
 -- Discard a held run; return its id, or no row if it is not held.
@@ -408,10 +433,29 @@ DELETE FROM headrace.fetch_staged WHERE run_id = ANY(:runs::bigint[]);
 DELETE FROM headrace.fetch_pace WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: changes
--- A page of a run's changes, by item.
-SELECT item, kind, version, has_other_photos, fields FROM headrace.fetch_change
-WHERE run_id = :run_id AND item > :after AND kind <> 'retry'
-ORDER BY item LIMIT :rows_max;
+-- A page of a run's changes, by item, each with the old and new values that are still stored: those
+-- of a held run, and of the last applied ones.
+SELECT c.item, c.kind, c.version, c.has_other_photos, c.fields, (
+    SELECT json_object_agg(f.name, ARRAY[left(old.fields ->> f.name, :characters_max),
+        left(new.fields ->> f.name, :characters_max)])::text
+    FROM unnest(CASE WHEN c.kind <> 'changed' THEN '{name,price}'::text[]
+        WHEN c.has_other_photos THEN c.fields || 'photos'::text ELSE c.fields END) AS f (name)
+    WHERE coalesce(old.fields, '{}') ? f.name OR coalesce(new.fields, '{}') ? f.name
+) AS values
+FROM headrace.fetch_change c
+JOIN headrace.fetch_run r ON r.id = c.run_id
+LEFT JOIN headrace.fetch_staged s ON s.run_id = c.run_id AND s.item = c.item AND s.fields <> ''
+LEFT JOIN headrace.fetch_before b ON b.run_id = c.run_id AND b.item = c.item
+LEFT JOIN headrace.fetch_item i ON i.customer = r.customer AND i.item = c.item
+CROSS JOIN LATERAL (SELECT CASE WHEN r.state = 'held' AND c.kind <> 'new'
+    THEN i.fields::jsonb || jsonb_build_object('photos', i.photos)
+    ELSE b.fields::jsonb || jsonb_build_object('photos', b.photos) END AS fields) old
+CROSS JOIN LATERAL (SELECT CASE WHEN r.state = 'held'
+    THEN s.fields::jsonb || jsonb_build_object('photos', s.photos)
+    WHEN i.run_id = c.run_id AND NOT i.is_gone
+    THEN i.fields::jsonb || jsonb_build_object('photos', i.photos) END AS fields) new
+WHERE c.run_id = :run_id AND c.item > :after AND c.kind <> 'retry'
+ORDER BY c.item LIMIT :rows_max;
 
 -- name: sampled_links
 -- Random URLs that a run would request.
@@ -429,6 +473,64 @@ UPDATE headrace.fetch_run SET sample = :sample WHERE id = :run_id;
 -- Current fields of items.
 SELECT item, fields FROM headrace.fetch_item
 WHERE customer = :customer AND item = ANY(:items::text[]) AND NOT is_gone;
+
+-- name: overlay_counts
+-- Number of a customer's overlays, of those without a row in a run, and of the run's valid rows.
+SELECT count(o.item) AS overlays, count(o.item) FILTER (WHERE s.item IS NULL) AS missing,
+    count(s.hash) AS valid
+FROM (SELECT item FROM headrace.fetch_overlay WHERE customer = :customer) o
+FULL JOIN (SELECT item, hash FROM headrace.fetch_staged WHERE run_id = :run_id) s USING (item);
+
+-- name: overlay_diff
+-- Compare published items under the stored overlays with those under the staged rows. An invalid
+-- row keeps the overlay; an item without a row loses it, and counts as gone.
+WITH overlays AS (
+    SELECT item, s.item IS NOT NULL AS is_listed, coalesce(o.fields, '{}') AS before,
+        CASE WHEN s.hash IS NOT NULL THEN s.fields::jsonb WHEN s.item IS NULL THEN '{}'
+            ELSE coalesce(o.fields, '{}') END AS after
+    FROM (SELECT item, fields FROM headrace.fetch_overlay WHERE customer = :customer) o
+    FULL JOIN (
+        SELECT item, hash, fields FROM headrace.fetch_staged WHERE run_id = :run_id
+    ) s USING (item)
+), items AS (
+    SELECT i.item, i.version, v.is_listed, i.fields::jsonb || v.before AS before,
+        i.fields::jsonb || v.after AS after
+    FROM overlays v
+    JOIN headrace.fetch_item i ON i.customer = :customer AND i.item = v.item AND NOT i.is_gone
+    WHERE v.before <> v.after
+), changes AS (
+    INSERT INTO headrace.fetch_change (run_id, item, kind, version, has_other_photos, fields)
+    SELECT :run_id::bigint, item, 'changed', version + 1, false, ARRAY(
+        SELECT key FROM jsonb_each(before) a FULL JOIN jsonb_each(after) b USING (key)
+        WHERE a.value IS DISTINCT FROM b.value ORDER BY key
+    )
+    FROM items WHERE before <> after
+    RETURNING item
+)
+SELECT 0 AS new, count(*) FILTER (WHERE is_listed) AS changed,
+    count(*) FILTER (WHERE NOT is_listed) AS gone
+FROM changes JOIN items USING (item);
+
+-- name: store_overlays
+-- Replace the overlays of a customer by the valid staged rows.
+WITH dropped AS (
+    DELETE FROM headrace.fetch_overlay o WHERE customer = :customer AND NOT EXISTS (
+        SELECT FROM headrace.fetch_staged s WHERE s.run_id = :run_id AND s.item = o.item
+    )
+)
+INSERT INTO headrace.fetch_overlay AS o (customer, item, fields)
+SELECT :customer, item, fields::jsonb FROM headrace.fetch_staged
+WHERE run_id = :run_id AND hash IS NOT NULL
+ON CONFLICT (customer, item) DO UPDATE SET fields = excluded.fields
+WHERE o.fields <> excluded.fields;
+
+-- name: changed_page
+-- Stored content of the items that a run changes.
+SELECT i.item, i.hash, i.raw_hash, i.fields, i.photos
+FROM headrace.fetch_change c
+JOIN headrace.fetch_item i ON i.customer = :customer AND i.item = c.item
+WHERE c.run_id = :run_id AND c.item > :after
+ORDER BY c.item LIMIT 1000;
 
 -- name: analyze_items
 -- Update statistics after a large number of new items.

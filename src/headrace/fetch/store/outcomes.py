@@ -34,6 +34,8 @@ class NewPhoto:
     size_bytes: int
     width: int
     height: int
+    hash: int | None = None
+    """Perceptual hash, if the photo was decoded now."""
 
 
 _NO_PHOTO: Final = NewPhoto("", "", "", 0, 0, 0)
@@ -91,6 +93,7 @@ async def decide(runner: Runner, decisions: Sequence[Decision]) -> None:
         sizes_bytes=[p.size_bytes for p in photos],
         widths=[p.width for p in photos],
         heights=[p.height for p in photos],
+        photo_hashes=[p.hash for p in photos],
     )
 
 

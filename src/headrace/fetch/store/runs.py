@@ -11,6 +11,7 @@ from headrace.engines.postgres import Row, Runner, from_row
 from headrace.fetch.errors import CustomerUnknown, FileFault
 from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import (
+    CHANGE_CHARACTERS_MAX,
     RUNS_KEPT,
     SENT_RUNS_KEPT,
     UNDOABLE_RUNS,
@@ -45,44 +46,6 @@ class SourceToBring:
         if self.rules == rules:
             return self
         return SourceToBring(self.url, self.format_name, self.mapping, rules=rules)
-
-
-async def set_source(
-    runner: Runner,
-    customer: str,
-    *,
-    url: str,
-    cron: str,
-    tz: str,
-    format_name: str | None,
-    mapping: str | None,
-) -> None:
-    """Create or replace a customer's source; discard the validators of an earlier file."""
-    await runner.run(
-        SQL.set_source,
-        customer=customer,
-        url=url,
-        cron=cron,
-        tz=tz,
-        format=format_name,
-        mapping=mapping,
-    )
-
-
-async def find_sources(runner: Runner, customer: str | None = None) -> list[Row]:
-    """Every source by customer, or the one of that customer."""
-    return await runner.all(SQL.sources, customer=customer)
-
-
-async def drop_source(runner: Runner, customer: str) -> bool:
-    """Delete the source. Return whether it existed."""
-    return await runner.one(SQL.drop_source, customer=customer) is not None
-
-
-async def find_to_bring(runner: Runner, customer: str) -> SourceToBring | None:
-    """The customer's source, with validators if its last file is the applied one."""
-    row = await runner.one(SQL.source_to_bring, customer=customer)
-    return None if row is None else SourceToBring(*row)
 
 
 async def find_schemas(runner: Runner, plain: str | None = None) -> list[CategorySchema]:
@@ -160,6 +123,7 @@ SENT_WAIT_S: Final = 3600.0
 """A failed link of an uploaded item is due again after this time."""
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
 _FAULTS: Final = msgspec.json.Decoder(FileFault)
+_PAIRS: Final = msgspec.json.Decoder(dict[str, list[str | None]])
 _VALUES: Final = msgspec.json.Decoder(dict[str, str | int | float])
 
 
@@ -212,8 +176,22 @@ async def find_runs(
 
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
     """A page of a run's changes behind item `after`, by item."""
-    rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
-    return [from_row(Change, row, fields=_changed_fields(row)) for row in rows]
+    rows = await runner.all(
+        SQL.changes,
+        run_id=run_id,
+        after=after,
+        rows_max=rows_max,
+        characters_max=CHANGE_CHARACTERS_MAX,
+    )
+    return [
+        from_row(
+            Change,
+            row,
+            fields=_changed_fields(row),
+            values=_PAIRS.decode(row["values"] or "{}"),
+        )
+        for row in rows
+    ]
 
 
 def _changed_fields(row: Row) -> list[str]:

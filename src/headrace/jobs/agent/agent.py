@@ -15,6 +15,7 @@ from headrace.engines.children import end_children
 from headrace.jobs import store
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.host_loop import HostLoop
+from headrace.jobs.agent.slot_statements import SlotStatements
 from headrace.jobs.agent.worker_pool import ForkedWorkerPool
 from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.service import Jobs
@@ -76,13 +77,20 @@ class Agent:
                 app = await self._open_app(loaded.settings)
                 await _return_leases(app, host_lock)
                 postgres, config = app.engines.postgres, app.jobs.config
+                statements = SlotStatements(postgres)
                 pool = ForkedWorkerPool(
-                    zygote, board, host_lock, config, name=self._name, tags=self._tags
+                    *(zygote, board, host_lock, config),
+                    name=self._name,
+                    statements=statements,
+                    tags=self._tags,
                 )
                 host = HostLoop(
                     postgres, config, name=self._name, pool=pool, on_ready=self._on_ready
                 )
-                await host.run(stop)
+                try:
+                    await host.run(stop)
+                finally:
+                    await statements.close()
                 keeping.cancel()
         except ExceptionGroup as group_of:
             raise _first_expected(group_of) from None

@@ -22,11 +22,22 @@ from headrace.jobs.agent import capacity, zygote_protocol
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.queue_state import TaskFacts
+from headrace.jobs.agent.slot_statements import SlotStatements
 from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.state import Planned
-from headrace.jobs.messages import Ack, FromSlot, Left, Measured, Ready, Recycle
+from headrace.jobs.messages import (
+    Abandon,
+    Ack,
+    FromSlot,
+    Insert,
+    Left,
+    Measured,
+    Ready,
+    Recycle,
+    Statement,
+)
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.logs import logger
@@ -57,9 +68,11 @@ class ForkedWorkerPool:
         config: JobsConfig,
         *,
         name: str,
+        statements: SlotStatements,
         tags: Sequence[str] = (),
     ) -> None:
         self.tags = tags
+        self._statements = statements
         self._zygote = zygote
         self._board = board
         self._host_lock = host_lock
@@ -236,6 +249,9 @@ class ForkedWorkerPool:
         match message:
             case Ack():
                 pass
+            case Insert() | Statement() | Abandon():
+                self._statements.receive(slot.connection, message)
+                return
             case Ready():
                 self._on_ready(slot, message)
                 if slot.is_leaving:
@@ -316,6 +332,7 @@ class ForkedWorkerPool:
         del self._slots[slot.number]
         self._pss.pop(slot.number, None)
         slot.connection.close()
+        self._statements.drop(slot.connection)
         if slot.exit_status is None:
             self._unreaped.add(slot.pid)
         if slot.pidfd >= 0:

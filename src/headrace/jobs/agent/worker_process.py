@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.engines.children import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import CancelJob, FromSlot, SpendAnswer, Stop, Work, decode_from_slot
+from headrace.jobs.messages import Answer, CancelJob, FromSlot, Stop, Work, decode_from_slot
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.kernel.ipc import MessageConnection
 
@@ -33,7 +33,7 @@ class WorkerConnection(MessageConnection):
         """See `WorkerChannel`."""
         self.send(CancelJob(job_id))
 
-    def answer(self, answer: SpendAnswer) -> None:
+    def answer(self, answer: Answer) -> None:
         """See `WorkerChannel`."""
         self.send(answer)
 

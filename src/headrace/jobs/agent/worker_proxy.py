@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from headrace.jobs.agent.queue_state import QueueState
-from headrace.jobs.messages import SpendAnswer, Work
+from headrace.jobs.messages import Answer, Work
 from headrace.jobs.outcomes import InFlightLease
 
 QUEUE_SHARE_S: Final = 1.0
@@ -22,8 +22,8 @@ class WorkerChannel(Protocol):
     def cancel(self, job_id: int) -> None:
         """Cancel the call of a job."""
 
-    def answer(self, answer: SpendAnswer) -> None:
-        """Deliver the answer to a request for lane tokens."""
+    def answer(self, answer: Answer) -> None:
+        """Deliver the answer to a request of a handler."""
 
 
 @dataclass(slots=True, eq=False)

@@ -185,6 +185,7 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
 
 
 SEND_TO: Final = "A job and the queue to move it to."
+DECIDE: Final = "A job and a decision that its queue declares."
 
 
 @jobs.command("take", short_help="Take jobs of a queue.")
@@ -212,6 +213,8 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
 @click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
+@click.option("--decide", multiple=True, type=(int, str), metavar="JOB DECISION", help=DECIDE)
+@click.option("--by", default="", help="Who decided, for --decide.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
@@ -230,6 +233,12 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
         (job_id, TakenOutcome(outcome="send_to", queue=queue))
         for job_id, queue in options["send_to"]
     ]
+    named += [
+        (job_id, TakenOutcome(decision=decision, by=options["by"]))
+        for job_id, decision in options["decide"]
+    ]
+    if options["by"] and not options["decide"]:
+        raise InvalidTake("--by goes with --decide JOB DECISION")
     outcomes = dict(named)
     if len(outcomes) < len(named):
         raise InvalidTake("a job is named twice: give one outcome per job")
@@ -237,7 +246,7 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
         raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
     rest = None if named else TakenOutcome(outcome="done")
     terminal.run(Jobs, lambda jobs: jobs.takes.ack(lease_id, outcomes, rest=rest))
-    shown = {str(job_id): outcome.outcome for job_id, outcome in outcomes.items()}
+    shown = {str(job_id): one.decision or one.outcome for job_id, one in outcomes.items()}
     text = ", ".join(f"job {job_id}: {word}" for job_id, word in shown.items()) or "all done"
     terminal.show({"lease_id": lease_id, "outcomes": shown or "done"}, text)
 
@@ -297,7 +306,7 @@ def queue_row(status: QueueStatus) -> tuple[Any, ...]:
     """A queue as a row of the table."""
     age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
     notes = ["paused"] if status.paused else []
-    notes += [] if status.is_known else ["no code runs"]
+    notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
     counts = (
         _count(status.ready, is_capped=status.ready_is_capped),
         _count(status.scheduled, is_capped=status.scheduled_is_capped),
@@ -341,6 +350,9 @@ def describe_queue(status: QueueStatus) -> str:
     ]
     if status.tag is not None:
         lines.append(f"tag         {status.tag}")
+    if status.decisions:
+        shown = [f"{name}={queue}" if queue else name for name, queue in status.decisions.items()]
+        lines.append(f"decisions   {', '.join(shown)}")
     if status.aliases:
         lines.append(f"aliases     {' '.join(status.aliases)}")
     return "\n".join(lines)

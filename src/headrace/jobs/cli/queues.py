@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -21,6 +21,8 @@ from headrace.kernel import config
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import mismatch
 from headrace.kernel.terminal import CommandGroup, Terminal, table
+
+DECISIONS: Final = "What people decide, with the queue that a decided job moves to."
 
 
 @click.group("queues", cls=CommandGroup)
@@ -65,10 +67,19 @@ def resume(terminal: Terminal, queue: str) -> None:
 @click.option("--slots-min", default=None, help="Minimum of slots in the fleet.")
 @click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
 @click.option("--retries", default=None, help="Retries of a failed job.")
+@click.option("--decisions", default=None, metavar="DECISION[=QUEUE],...", help=DECISIONS)
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
-def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
+def set_queue(
+    terminal: Terminal, /, queue: str, *, create: bool, decisions: str | None, **options: Any
+) -> None:
     """Override settings of QUEUE; `none` restores what its code declares."""
-    changes = {name: _setting(name, text) for name, text in options.items() if text is not None}
+    changes: dict[str, Any] = {
+        name: _setting(name, text) for name, text in options.items() if text is not None
+    }
+    if decisions is not None:
+        pairs = [one.partition("=") for one in decisions.split(",")]
+        given = {decision: target or None for decision, _, target in pairs}
+        changes["decisions"] = None if decisions == "none" else given
 
     async def change(jobs: Jobs) -> QueueStatus:
         await jobs.queues.set(queue, create=create, **changes)

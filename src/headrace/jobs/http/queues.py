@@ -26,6 +26,8 @@ class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots_min: int | UnsetType | None = UNSET
     slots_max: int | UnsetType | None = UNSET
     retries: int | UnsetType | None = UNSET
+    decisions: dict[str, str | None] | UnsetType | None = UNSET
+    """Target queue, or null, by decision."""
 
 
 @get("/v1/queues", opt=READ)

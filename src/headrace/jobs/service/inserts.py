@@ -4,31 +4,50 @@ Single jobs that are enqueued at the same time share a statement and its commit.
 at once; those that arrive while a statement runs go together into the next one. Only jobs that wait
 for no lock share: a unique key, a chain or a group can be locked by another transaction, even by
 one that its own caller holds open, and would delay its neighbours until that ends.
+
+In a slot such jobs go to the agent, where those of all slots share statements.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from headrace.engines.postgres import Postgres, Runner
+from headrace.engines.remote import RemoteStatements
 from headrace.jobs import store
+from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import GroupClosed
-from headrace.jobs.model import JobColumns, jobs_enqueued
+from headrace.jobs.model import (
+    jobs_enqueued,
+)
 from headrace.jobs.store.jobs import Notifier
-from headrace.kernel.batching import Batcher
+from headrace.kernel.batching import BATCH_MAX, Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import child_traceparent, current_traceparent
 
 
-class _Single(NamedTuple):
-    """A single job that shares a statement."""
+class AgentStatements(RemoteStatements, Protocol):
+    """A slot's agent, which runs statements and inserts for it."""
+
+    def takes_insert(self, rows: JobColumns) -> bool:
+        """Whether the agent inserts these jobs."""
+
+    async def insert(
+        self, rows: JobColumns, queue_ids: list[int], headers: list[str], *, timeout_s: float
+    ) -> list[int]:
+        """Insert jobs; return their ids in order. Raises: errors of the statement."""
+
+
+class _Part(NamedTuple):
+    """Jobs that share a statement with others: a single one, or those of one slot."""
 
     rows: JobColumns
-    queue_id: int
-    headers: str
+    queue_ids: list[int]
+    headers: list[str]
 
 
 class Inserts:
@@ -37,7 +56,9 @@ class Inserts:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
         self._notifier = Notifier(postgres)
-        self._singles: WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher[_Single, int]] = (
+        self.agent: AgentStatements | None = None
+        """In a slot."""
+        self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher[_Part, list[int]]] = (
             WeakKeyDictionary()
         )
 
@@ -51,8 +72,21 @@ class Inserts:
         """Insert `rows` in one round trip, all or none; return their ids in order."""
         headers = rows.headers(child_traceparent(current_traceparent.get()))
         if tx is None and len(rows) == 1 and rows.keys[0] is None and rows.chains is None:
-            return [await self._shared().submit(_Single(rows, queue_ids[0], headers[0]))]
+            return await self.insert_shared(rows, queue_ids, headers)
         return await self._add(rows, queue_ids, headers, tx=tx)
+
+    async def insert_shared(
+        self, rows: JobColumns, queue_ids: list[int], headers: list[str]
+    ) -> list[int]:
+        """Insert jobs that wait for no lock; a few share a statement with others of that time."""
+        if len(rows) > BATCH_MAX:
+            return await self._add(rows, queue_ids, headers)
+        loop = asyncio.get_running_loop()
+        shared = self._shared.get(loop)
+        if shared is None:
+            # By event loop, since connections belong to one.
+            shared = self._shared[loop] = Batcher(self._add_parts, wait_s=0, runs_at_once=1)
+        return await shared.submit(_Part(rows, queue_ids, headers))
 
     async def insert_members(
         self,
@@ -93,6 +127,10 @@ class Inserts:
         tx: Runner | None = None,
         group_ids: list[int] | None = None,
     ) -> list[int]:
+        agent = self.agent if tx is None and group_ids is None else None
+        if agent is not None and agent.takes_insert(rows):
+            timeout_s = self._postgres.remote_timeout_s
+            return await agent.insert(rows, queue_ids, headers, timeout_s=timeout_s)
         is_hinted = self._is_hinted(tx, queue_ids)
         ids = await store.jobs.enqueue(
             tx or self._postgres,
@@ -117,34 +155,27 @@ class Inserts:
             self._notifier.notify_later(set(queue_ids))
         jobs_enqueued.inc(len(ids))
 
-    def _shared(self) -> Batcher[_Single, int]:
-        """The single jobs of this event loop: connections belong to one loop."""
-        loop = asyncio.get_running_loop()
-        singles = self._singles.get(loop)
-        if singles is None:
-            singles = Batcher(self._add_singles, wait_s=0, runs_at_once=1)
-            self._singles[loop] = singles
-        return singles
-
-    async def _add_singles(self, singles: list[_Single]) -> Sequence[int | Exception]:
-        """Insert single jobs in one statement; return the id or the error of each."""
-        if len(singles) == 1:
-            [(only, queue_id, headers)] = singles
-            return await self._add(only, [queue_id], [headers])
-        rows = JobColumns.joined([single.rows for single in singles])
-        queue_ids = [single.queue_id for single in singles]
+    async def _add_parts(self, parts: list[_Part]) -> Sequence[list[int] | Exception]:
+        """Insert jobs in one statement; return the ids or the error of each part."""
+        if len(parts) == 1:
+            return [await self._add(*parts[0])]
+        rows = JobColumns.joined([part.rows for part in parts])
+        queue_ids = [queue_id for part in parts for queue_id in part.queue_ids]
+        headers = [
+            one for part in parts for one in part.headers * (len(part.rows) // len(part.headers))
+        ]
         try:
-            return await self._add(rows, queue_ids, [single.headers for single in singles])
+            ids = iter(await self._add(rows, queue_ids, headers))
         except Unavailable:
             # A lost connection may have committed: nobody repeats the statement here.
             raise
-        except Exception:  # noqa: BLE001 - each job finds out its own
+        except Exception:  # noqa: BLE001 - each part finds out its own
             # PostgreSQL refused one of the rows, so the statement had no effect. Find out which.
-            return [await self._add_alone(single) for single in singles]
+            return [await self._add_alone(part) for part in parts]
+        return [list(islice(ids, len(part.rows))) for part in parts]
 
-    async def _add_alone(self, single: _Single) -> int | Exception:
+    async def _add_alone(self, part: _Part) -> list[int] | Exception:
         try:
-            ids = await self._add(single.rows, [single.queue_id], [single.headers])
+            return await self._add(*part)
         except Exception as error:  # noqa: BLE001 - raised again to its caller
             return error
-        return ids[0]

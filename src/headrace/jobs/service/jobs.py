@@ -26,6 +26,7 @@ import msgspec
 from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres, Runner
 from headrace.jobs import store
+from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import (
     BatchTooLarge,
     GroupClosed,
@@ -45,7 +46,6 @@ from headrace.jobs.model import (
     JOBS_PER_CALL_MAX,
     BulkDone,
     Job,
-    JobColumns,
     JobFilter,
     JobPage,
     JobsConfig,
@@ -58,7 +58,7 @@ from headrace.jobs.model import (
 from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet, Sweeper
-from headrace.jobs.service.inserts import Inserts
+from headrace.jobs.service.inserts import AgentStatements, Inserts
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
@@ -110,6 +110,10 @@ class Jobs:
             inserts=self._inserts,
             jobs=self,
         )
+
+    def use_agent(self, agent: AgentStatements) -> None:
+        """Run statements through the agent of this slot."""
+        self._postgres.remote = self._inserts.agent = agent
 
     async def close(self) -> None:
         """Send the notifications that are still pending."""

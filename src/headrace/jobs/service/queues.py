@@ -14,13 +14,18 @@ from typing import Any, Final
 
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.jobs import store
+from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
 from headrace.jobs.fleet.state import QueueHour, QueueMinute
-from headrace.jobs.model import IMPORTANCE_LAST, JobColumns, QueueSettings, QueueStatus
+from headrace.jobs.model import (
+    IMPORTANCE_LAST,
+    QueueSettings,
+    QueueStatus,
+)
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
-from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX, checked_decisions
 from headrace.jobs.validation import is_storable, refuse
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.ids import USER_ID
@@ -33,6 +38,8 @@ BOUNDS: Final = {
     "retries": RETRIES_MAX,
 }
 """Settings that an operator can override, with their maximum."""
+DECISIONS: Final = "decisions"
+"""The further setting that an operator can override."""
 COUNT_MAX: Final = 100_000
 """Jobs of one state are counted up to this."""
 COUNT_MAX_OF_ALL: Final = 10_000
@@ -123,8 +130,8 @@ class Queues:
     async def set(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
         """Override settings of a queue; return the settings in force.
 
-        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`: None restores what the code
-        declares. `create` makes a queue without code if none has the name.
+        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`, `decisions`: None restores
+        what the code declares. `create` makes a queue without code if none has the name.
         Raises: QueueUnknown, InvalidSetting.
         """
         if create:
@@ -133,7 +140,7 @@ class Queues:
         is_paused = changes.pop("paused", before.paused)
         _require_valid(before, changes, is_paused=is_paused)
         if changes:
-            wanted = {**dict.fromkeys(BOUNDS), **before.overridden, **changes}
+            wanted = {**dict.fromkeys((*BOUNDS, DECISIONS)), **before.overridden, **changes}
             await store.queues.override_queue(self._postgres, before.queue, **wanted)
         if is_paused != before.paused:
             await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
@@ -222,12 +229,17 @@ class Queues:
 
 
 def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused: Any) -> None:
-    """Raises: InvalidSetting, with every fault."""
+    """Check `changes`, a list of decisions becomes a mapping. Raises: InvalidSetting."""
     found = [
-        (name, f"expected one of {', '.join(sorted([*BOUNDS, 'paused']))}")
+        (name, f"expected one of {', '.join(sorted([*BOUNDS, DECISIONS, 'paused']))}")
         for name in changes
-        if name not in BOUNDS
+        if name not in (*BOUNDS, DECISIONS)
     ]
+    if changes.get(DECISIONS) is not None:
+        try:
+            changes[DECISIONS] = checked_decisions(changes[DECISIONS])
+        except ValueError as error:
+            found.append((DECISIONS, mismatch(str(error), changes[DECISIONS])))
     found += [
         (name, mismatch(f"a whole number 0 to {most}, or none for what code declares", value))
         for name, most in BOUNDS.items()

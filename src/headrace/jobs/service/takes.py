@@ -21,6 +21,7 @@ from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
 from headrace.jobs.headers import traceparent_of
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
+    NAME_CHARACTERS_MAX,
     JobsConfig,
     Taken,
     TakenJob,
@@ -180,11 +181,12 @@ class Takes:
         """The outcomes to record. Raises: InvalidTake, QueueUnknown."""
         problems = []
         for job_id, outcome in outcomes.items():
-            faults = _outcome_faults(outcome)
+            faults = _outcome_faults(outcome, taken.decisions)
             if job_id not in taken.attempts:
                 faults = ["expected a job of this lease"]
             problems += [(str(job_id), fault) for fault in faults]
         _refuse(f"lease {lease_id}", problems)
+        outcomes = {id_: _decided(given, taken.decisions) for id_, given in outcomes.items()}
         queues = {o.queue for o in outcomes.values() if o.outcome == "send_to" and o.queue}
         for queue in queues:
             if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
@@ -228,8 +230,32 @@ def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
     return [("lease_s", mismatch(text, lease_s))]
 
 
-def _outcome_faults(given: TakenOutcome) -> list[str]:
+def _decided(given: TakenOutcome, decisions: Mapping[str, str | None]) -> TakenOutcome:
+    """The outcome of a decision; `given` itself without one."""
+    if given.decision is None:
+        return given
+    queue = decisions[given.decision]
+    if queue is not None:
+        return TakenOutcome(outcome="send_to", queue=queue)
+    return TakenOutcome(result={"decision": given.decision, "by": given.by})
+
+
+def _decision_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) -> list[str]:
     faults = []
+    if given.decision is None:
+        return ["by: expected with a decision, and only there"] if given.by else []
+    if given.decision not in decisions:
+        declared = f"one of {', '.join(decisions)}" if decisions else "none, as the queue has none"
+        faults.append(f"decision: {mismatch(declared, given.decision)}")
+    if given.outcome != "done" or given.result is not None:
+        faults.append("decision: expected without another outcome and without a result")
+    if len(given.by) > NAME_CHARACTERS_MAX:
+        faults.append(f"by: expected at most {NAME_CHARACTERS_MAX} characters")
+    return faults
+
+
+def _outcome_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) -> list[str]:
+    faults = _decision_faults(given, decisions)
     if given.outcome not in OUTCOMES:
         faults.append(mismatch(f"one of {', '.join(OUTCOMES)}", given.outcome))
     after_s = given.after_s

@@ -25,11 +25,13 @@ from headrace.jobs.messages import (
     Ack,
     CancelJob,
     Declared,
+    Failure,
     FromSlot,
     Left,
     Measured,
     Recycle,
     Refused,
+    Result,
     SpendAnswer,
     Stop,
     ToSlot,
@@ -37,6 +39,7 @@ from headrace.jobs.messages import (
     decode_to_slot,
 )
 from headrace.jobs.model import JobsConfig
+from headrace.jobs.service.inserts import AgentStatements
 from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
@@ -69,6 +72,9 @@ class Application(Protocol):
 
     async def declare(self) -> dict[str, int]:
         """Store the queues that the code declares. Return their ids by name."""
+
+    def use_agent(self, agent: AgentStatements) -> None:
+        """Run statements of jobs through the agent of this slot."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -120,6 +126,7 @@ class _Slot:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
         await self._link.connect(link)
+        self._application.use_agent(self._runner.agent)
         await self._runner.start()
         self._title("idle")
         await self._has_left.wait()
@@ -133,6 +140,7 @@ class _Slot:
 
     def _orphaned(self) -> None:
         self._is_orphan = not self._has_left.is_set()
+        self._runner.agent.close()
         self._stop(ORPHANED_GRACE_S)
 
     def _receive(self, message: ToSlot) -> None:
@@ -145,7 +153,7 @@ class _Slot:
                 self._runner.give(message)
             case CancelJob():
                 self._runner.cancel(message.job_id)
-            case SpendAnswer():
+            case SpendAnswer() | Result() | Failure():
                 self._runner.answer(message)
             case Stop():
                 self._stop(message.grace_s)

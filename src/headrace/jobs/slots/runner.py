@@ -1,4 +1,4 @@
-"""Runs the handlers of a slot: receives `Work`, sends `Ack`, has no database connection.
+"""Runs the handlers of a slot: receives `Work`, sends `Ack`, needs no database connection.
 
 A batch task has one call for all jobs of a lease. A call that raises is bisected, so that only a
 job that fails alone spends an attempt. A task of single jobs has `concurrency` concurrent calls,
@@ -24,14 +24,13 @@ import msgspec
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
 from headrace.jobs.headers import traceparent_of
 from headrace.jobs.job_context import (
-    AgentClient,
     Batch,
     JobContext,
     encode_result,
     job_context,
     running_job,
 )
-from headrace.jobs.messages import FromSlot, Left, Ready, SpendAnswer, Work
+from headrace.jobs.messages import Answer, FromSlot, Left, Ready, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
     DONE,
@@ -41,6 +40,7 @@ from headrace.jobs.outcomes import (
     outcome_of,
     readable_text,
 )
+from headrace.jobs.slots.agent_client import AgentClient
 from headrace.jobs.slots.executor import (
     Bisect,
     CallResult,
@@ -53,7 +53,7 @@ from headrace.jobs.slots.executor import (
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
-from headrace.jobs.tasks.task import fields_of
+from headrace.jobs.tasks.payloads import fields_of
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 REPORT_AFTER_S: Final = 0.005
@@ -91,7 +91,7 @@ class SlotRunner:
         self._send = send
         self._config = config
         self._executor = Executor(registry, status)
-        self._agent = AgentClient(send, registry.slack_s)
+        self.agent = AgentClient(send, registry.slack_s)
         self._backlogs: dict[str, _Backlog] = {}
         self._leases: set[LeaseRun] = set()
         self._unreported: set[LeaseRun] = set()
@@ -115,7 +115,7 @@ class SlotRunner:
 
     async def start(self) -> None:
         """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
-        self._agent.bind(asyncio.get_running_loop())
+        self.agent.bind(asyncio.get_running_loop())
         await run_start_hooks(self._registry.start_hooks, self._executor.threads)
         self._beating = asyncio.create_task(self._beat())
         self._send(Ready(os.getpid()))
@@ -146,9 +146,9 @@ class SlotRunner:
         if task is not None:
             task.cancel("the job was cancelled")
 
-    def answer(self, answer: SpendAnswer) -> None:
-        """Pass on the answer to a request for lane tokens."""
-        self._agent.answer(answer)
+    def answer(self, answer: Answer) -> None:
+        """Pass on the answer to a request of a handler."""
+        self.agent.answer(answer)
 
     async def stop(self, grace_s: float) -> None:
         """Let calls end within `grace_s`, return other jobs, run the stop hooks, send `Left`."""
@@ -219,7 +219,7 @@ class SlotRunner:
         indexes, payloads = self._decode(lease, lease.drop_expired((index,)))
         if not indexes:
             return
-        job = job_context(work, index, payloads[0], self._agent)
+        job = job_context(work, index, payloads[0], self.agent)
         call = HandlerCall(
             task=task,
             jobs=(job,),
@@ -311,7 +311,7 @@ class SlotRunner:
         if not indexes:
             return None, ()
         work = lease.work
-        batch: Batch[Any] = Batch(work, indexes, payloads, self._agent)
+        batch: Batch[Any] = Batch(work, indexes, payloads, self.agent)
         call = HandlerCall(
             task=lease.task,
             jobs=batch,
@@ -358,7 +358,7 @@ class SlotRunner:
             try:
                 before_s = math.inf
                 if lane:
-                    before_s = await self._agent.spend(
+                    before_s = await self.agent.spend(
                         work.queue, lane, len(indexes), LANE_WAIT_MAX_S
                     )
             except LaneExhausted as error:

@@ -97,8 +97,10 @@ AND a.query_start < now() - :lease_s::double precision * interval '1 s';
 SELECT headrace.return_lease_v1(:lease, :losses_max);
 
 -- name: taken_jobs
--- The jobs of a taker's lease with the retries of their queue. No row: the lease has ended.
-SELECT l.ids, l.attempts, l.headers, l.settled, l.host, coalesce(o.retries, q.retries) AS retries
+-- The jobs of a taker's lease with retries and decisions of their queue. No row: the lease has
+-- ended.
+SELECT l.ids, l.attempts, l.headers, l.settled, l.host, coalesce(o.retries, q.retries) AS retries,
+       coalesce(o.decisions, q.decisions) AS decisions
 FROM headrace.job_lease l
 JOIN headrace.host h ON h.id = l.host AND h.kind = 'taker'
 JOIN headrace.queue q ON q.id = l.queue

@@ -13,15 +13,15 @@ UPDATE headrace.queue q SET name = c.name FROM chosen c WHERE q.id = c.id;
 -- Store the queues that running code declares. A name that is now an alias is skipped.
 INSERT INTO headrace.queue AS q
     (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
-     keep_result, needs_lane)
+     keep_result, needs_lane, decisions)
 SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
-       r.tag, r.keep_done_s, r.keep_result, r.needs_lane
+       r.tag, r.keep_done_s, r.keep_result, r.needs_lane, r.decisions
 FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
             :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
             :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
-            :keep_results::boolean[], :needs_lanes::boolean[])
+            :keep_results::boolean[], :needs_lanes::boolean[], :decisions::text[])
     AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
-         keep_done_s, keep_result, needs_lane)
+         keep_done_s, keep_result, needs_lane, decisions)
 WHERE NOT EXISTS (SELECT FROM headrace.queue_alias a WHERE a.name = r.name)
    OR EXISTS (SELECT FROM headrace.queue n WHERE n.name = r.name)
 ORDER BY r.name
@@ -30,13 +30,13 @@ ON CONFLICT (name) DO UPDATE SET
     importance = excluded.importance, slots_min = excluded.slots_min,
         slots_max = excluded.slots_max,
     tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
-    needs_lane = excluded.needs_lane, declared_at = now()
+    needs_lane = excluded.needs_lane, decisions = excluded.decisions, declared_at = now()
 WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag,
     q.keep_done_s,
-       q.keep_result, q.needs_lane)
+       q.keep_result, q.needs_lane, q.decisions)
     IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
                       excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
-                      excluded.keep_result, excluded.needs_lane);
+                      excluded.keep_result, excluded.needs_lane, excluded.decisions);
 
 -- name: declare_aliases
 -- Store :olds as aliases of the queues :names, unless queues of those names exist.
@@ -61,9 +61,9 @@ WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
 -- name: queue_settings
 -- The settings of a queue by name or alias: those declared by code, and their overrides.
 SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.declared_at,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions, q.declared_at,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries,
+       o.retries AS set_retries, o.decisions AS set_decisions,
        ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
            ORDER BY a.name) AS aliases
 FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
@@ -72,12 +72,13 @@ ORDER BY q.name <> :queue LIMIT 1;
 
 -- name: override_queue
 -- Override the settings of a queue. NULL: as declared by code.
-INSERT INTO headrace.queue_override (queue, importance, slots_min, slots_max, retries)
-SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :retries::integer
+INSERT INTO headrace.queue_override (queue, importance, slots_min, slots_max, retries, decisions)
+SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :retries::integer,
+       :decisions::text
 FROM headrace.queue q WHERE q.name = :queue
 ON CONFLICT (queue) DO UPDATE SET
     importance = excluded.importance, slots_min = excluded.slots_min,
-    slots_max = excluded.slots_max, retries = excluded.retries
+    slots_max = excluded.slots_max, retries = excluded.retries, decisions = excluded.decisions
 RETURNING pg_notify('headrace_fleet', '');
 
 -- name: change_limiter
@@ -104,9 +105,9 @@ SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.i
        c.ended >= :count_max::integer AS failed_is_capped,
        extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
        q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries,
+       o.retries AS set_retries, o.decisions AS set_decisions,
        ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
            ORDER BY a.name) AS aliases
 FROM headrace.queue_counts_v1(:queue, :count_max::integer) c

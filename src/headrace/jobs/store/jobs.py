@@ -18,9 +18,14 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.postgres import Postgres, Row, Runner, from_row
+from headrace.jobs.columns import JobColumns
 from headrace.jobs.headers import options_of
 from headrace.jobs.messages import Progress
-from headrace.jobs.model import Job, JobColumns, JobProgress, JobState
+from headrace.jobs.model import (
+    Job,
+    JobProgress,
+    JobState,
+)
 from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.queues import notify_queue

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.headers import own_retries
 from headrace.jobs.messages import Work
@@ -348,6 +350,8 @@ class TakenJobs:
     retries: int
     own_retries: Mapping[int, int]
     """Of jobs that differ from their queue."""
+    decisions: Mapping[str, str | None]
+    """The target queue or None by decision that the queue declares."""
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
@@ -357,7 +361,13 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
         return None
     ids = row["ids"]
     attempts = dict(zip(ids, row["attempts"], strict=True))
-    return TakenJobs(row["host"], attempts, row["retries"], own_retries(ids, row["headers"]))
+    return TakenJobs(
+        row["host"],
+        attempts,
+        row["retries"],
+        own_retries(ids, row["headers"]),
+        msgspec.json.decode(row["decisions"]),
+    )
 
 
 async def work_ahead(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -46,6 +47,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
         keep_dones_s=[queue.keep_done_s for queue in declared],
         keep_results=[queue.keep_result for queue in declared],
         needs_lanes=[queue.needs_lane for queue in declared],
+        decisions=[_json(queue.decisions) for queue in declared],
     )
     if pairs:
         await runner.run(SQL.declare_aliases, olds=olds, names=names)
@@ -74,6 +76,7 @@ async def override_queue(
     slots_min: int | None,
     slots_max: int | None,
     retries: int | None,
+    decisions: Mapping[str, str | None] | None,
 ) -> None:
     """Override settings of the queue; None: as declared by code."""
     await runner.run(
@@ -83,6 +86,7 @@ async def override_queue(
         slots_min=slots_min,
         slots_max=slots_max,
         retries=retries,
+        decisions=None if decisions is None else _json(decisions),
     )
 
 
@@ -123,7 +127,7 @@ async def notify_queue(runner: Runner, queue_id: int) -> None:
 
 
 def _settings_of(row: Row) -> QueueSettings:
-    own = {
+    own: dict[str, Any] = {
         name: row[f"set_{name}"]
         for name in ("importance", "slots_min", "slots_max", "retries")
         if row[f"set_{name}"] is not None
@@ -132,7 +136,15 @@ def _settings_of(row: Row) -> QueueSettings:
         name: own.get(name, row[name])
         for name in ("importance", "slots_min", "slots_max", "retries")
     }
+    if row["set_decisions"] is not None:
+        own["decisions"] = msgspec.json.decode(row["set_decisions"])
+    held["decisions"] = own.get("decisions", msgspec.json.decode(row["decisions"]))
     return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
+
+
+def _json(decisions: Mapping[str, str | None]) -> str:
+    """Decisions as text, which keeps their order."""
+    return msgspec.json.encode(decisions).decode()
 
 
 async def set_lane(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from headrace.jobs.errors import InvalidCron, InvalidTask
 from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
 from headrace.kernel import config
 from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.errors import mismatch
 from headrace.kernel.ids import USER_ID
 
 TIMEOUT_S_MAX: Final = 7 * 86_400.0
@@ -27,6 +29,8 @@ RESULT_KEPT: Final = "1h"
 """Default time for which results are kept."""
 CRON_PREFIX: Final = "cron."
 WORKFLOW_PREFIX: Final = "workflow."
+DECISIONS_MAX: Final = 9
+_DECISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 class QueueOptions(TypedDict, total=False):
@@ -56,6 +60,11 @@ class QueueOptions(TypedDict, total=False):
     """Keep results: as long as `keep_done`, by default an hour; or for this duration."""
     aliases: Sequence[str]
     """Former names, under which older code still reaches it."""
+    decisions: Mapping[str, str | None] | Sequence[str]
+    """What people decide about its jobs, with the queue that a decided job moves to.
+
+    None, or a list of decisions: the job is done, with the decision as its result.
+    """
 
 
 class JobOptions(TypedDict, total=False):
@@ -119,6 +128,7 @@ class QueueDeclared:
     keep_result: bool
     aliases: tuple[str, ...]
     needs_lane: bool
+    decisions: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +181,7 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
         keep_result=keeps_result,
         aliases=tuple(aliases),
         needs_lane=_needs_lane(name, options),
+        decisions=_decisions(name, options),
     )
     for what, value, least, most in (
         ("timeout", declared.timeout_s, 0.001, TIMEOUT_S_MAX),
@@ -183,6 +194,24 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
     ):
         require_within(name, what, value, (least, most))
     return declared
+
+
+def checked_decisions(given: object) -> dict[str, str | None]:
+    """The target queue or None by decision. Raises: ValueError."""
+    found: dict[Any, Any] = {}
+    if isinstance(given, Mapping):
+        found = dict(given)
+    elif isinstance(given, list | tuple):
+        found = {str(decision): None for decision in given}
+    is_valid = isinstance(given, Mapping | list | tuple) and len(found) <= DECISIONS_MAX
+    targets = [queue for queue in found.values() if queue is not None]
+    is_valid = is_valid and all(isinstance(d, str) and _DECISION.fullmatch(d) for d in found)
+    if not is_valid or not all(isinstance(q, str) and USER_ID.fullmatch(q) for q in targets):
+        raise ValueError(
+            f"up to {DECISIONS_MAX} names of 1 to 40 of A-Z a-z 0-9 . _ -, each alone or with the"
+            " queue that a decided job moves to"
+        )
+    return found
 
 
 def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
@@ -272,6 +301,14 @@ def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
     if not kept_s and keep_result:
         kept_s = [parse_duration_s(RESULT_KEPT)]
     return max(kept_s, default=None), bool(keep_result)
+
+
+def _decisions(name: str, options: QueueOptions) -> dict[str, str | None]:
+    given = options.get("decisions", {})
+    try:
+        return checked_decisions(given)
+    except ValueError as error:
+        raise InvalidTask(f"queue {name!r}: decisions: {mismatch(str(error), given)}") from error
 
 
 def _duration_s(name: str, what: str, text: str) -> float:

@@ -1,16 +1,13 @@
 """Queues and tasks: the objects that the decorators of an app return.
 
-`Payloads` decodes a payload as the type of the handler's argument. A payload carries the version of
+`payloads` decodes a payload as the type of the handler's argument. A payload carries the version of
 its shape. Older payloads go through the task's upgrades, one step per version. Newer payloads are
 returned to the queue for newer code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import types
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,13 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction
+from headrace.jobs.columns import JobsAlike
 from headrace.jobs.errors import InvalidTask, PayloadNewer
 from headrace.jobs.handle import Bridge, Group, JobRef, JobService, Origin, View
-from headrace.jobs.job_context import Batch, JobContext
-from headrace.jobs.model import VERSION_LAST, JobsAlike, NewJob
+from headrace.jobs.job_context import JobContext
+from headrace.jobs.model import (
+    VERSION_LAST,
+    NewJob,
+)
 from headrace.jobs.tasks.options import (
     CONCURRENCY_MAX,
-    OWN_OPTIONS,
     JobOptions,
     QueueDeclared,
     QueueOptions,
@@ -34,158 +34,8 @@ from headrace.jobs.tasks.options import (
     require_known,
     require_within,
 )
+from headrace.jobs.tasks.payloads import Fields, Payloads
 from headrace.kernel.config import parse_duration_s
-
-
-class Payloads:
-    """The payload type of a task, derived from its handler."""
-
-    def __init__(
-        self, owner: str, handler: Callable[..., Any], *, given: Any, is_batch: bool
-    ) -> None:
-        self.takes_fields = False
-        self.takes_job = False
-        self.type = self._found_type(owner, handler, given, is_batch=is_batch)
-        self._decoder = msgspec.json.Decoder(self.type)
-
-    def decode(self, payload: bytes) -> Any:
-        """Decode a payload as the handler's type; null means no fields. Raises: ValueError."""
-        is_empty = self.takes_fields and payload == b"null"
-        return self._decoder.decode(b"{}" if is_empty else payload)
-
-    def decode_all(self, payloads: Sequence[bytes]) -> list[Any]:
-        """Decode the payloads of a batch. Raises: ValueError if one does not fit."""
-        return list(map(self._decoder.decode, payloads))
-
-    def upgrade(
-        self, payload: bytes, version: int, steps: Mapping[int, Callable[[Any], Any]]
-    ) -> Any:
-        """Upgrade an older payload to the handler's type. Raises: ValueError; errors of a step."""
-        value = msgspec.json.decode(payload)
-        for at in sorted(step for step in steps if step >= version):
-            value = steps[at](value)
-        if self.takes_fields and value is None:
-            value = {}
-        return msgspec.convert(value, self.type, builtin_types=())
-
-    def _found_type(
-        self, owner: str, handler: Callable[..., Any], given: Any, *, is_batch: bool
-    ) -> Any:
-        """The type to decode against. Also decides whether fields become arguments."""
-        parameters = _named_parameters(owner, handler)
-        if given is not None and (is_batch or len(parameters) == 1):
-            return given
-        hints = _hints(owner, handler)
-        first = hints.get(parameters[0].name, Any) if parameters else Any
-        if is_batch:
-            return _type_in_batch(owner, first)
-        if len(parameters) == 1 and typing.get_origin(first) is JobContext:
-            self.takes_job = True
-            return typing.get_args(first)[0]
-        if len(parameters) == 1 and _is_whole_payload(first):
-            return first
-        self.takes_fields = True
-        _require_free_names(owner, parameters)
-        fields = [
-            (p.name, hints.get(p.name, Any))
-            if p.default is p.empty
-            else (p.name, hints.get(p.name, Any), p.default)
-            for p in parameters
-        ]
-        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields that a handler takes by name."""
-
-    signature: inspect.Signature
-    names: frozenset[str]
-    required: frozenset[str]
-
-    @classmethod
-    def of(cls, handler: Callable[..., Any]) -> Fields:
-        """The fields of `handler`."""
-        signature = inspect.signature(handler)
-        single = [
-            p
-            for p in signature.parameters.values()
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        return cls(
-            signature,
-            names=frozenset(p.name for p in single if p.kind is not p.POSITIONAL_ONLY),
-            required=frozenset(p.name for p in single if p.default is p.empty),
-        )
-
-    def fit(self, payload: dict[str, Any]) -> bool:
-        """Whether the field names fit. If not, `signature.bind` names the fault."""
-        names = payload.keys()
-        return names <= self.names and self.required <= names
-
-
-def fields_of(arguments: Any) -> dict[str, Any]:
-    """The fields of a decoded payload as keyword arguments."""
-    return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
-
-
-def _named_parameters(owner: str, handler: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a payload can fill. Raises: InvalidTask."""
-    given = inspect.signature(handler).parameters.values()
-    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if given and not named:
-        raise InvalidTask(
-            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which does not"
-            " describe the payload: name its parameters, and use functools.wraps in decorators"
-        )
-    return named
-
-
-def _type_in_batch(owner: str, hint: Any) -> Any:
-    """The payload type of a batch handler's first parameter. Raises: InvalidTask."""
-    if typing.get_origin(hint) is Batch:
-        return typing.get_args(hint)[0]
-    if hint is Any or hint is Batch:
-        return Any
-    name = getattr(hint, "__name__", hint)
-    raise InvalidTask(
-        f"task {owner!r}: with batch= its handler takes a Batch[...], not {name}: write"
-        " `jobs: Batch[...]` with the payload's type, or leave batch out"
-    )
-
-
-def _require_free_names(owner: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Refuse fields named like an option of `enqueue`. Raises: InvalidTask."""
-    taken = {*JobOptions.__annotations__, *OWN_OPTIONS}
-    found = [p.name for p in parameters if p.name in taken]
-    if found:
-        raise InvalidTask(
-            f"task {owner!r}: its handler takes {', '.join(found)}, options of"
-            " `enqueue`: rename the field, or take the whole payload (a Struct, dataclass or dict)"
-        )
-
-
-def _hints(owner: str, handler: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        is_plain = inspect.isfunction(handler) or inspect.ismethod(handler)
-        return typing.get_type_hints(handler if is_plain else type(handler).__call__)
-    except (NameError, TypeError) as error:
-        raise InvalidTask(
-            f"task {owner!r}: the types of its handler cannot be read ({error}): define them"
-            " at the top of a module, or pass payload=..."
-        ) from error
-
-
-def _is_whole_payload(hint: Any) -> bool:
-    kind = typing.get_origin(hint) or hint
-    if kind in (typing.Union, types.UnionType):
-        # `Photo | None` is a payload that may be left out; `str | None` is a field.
-        return any(map(_is_whole_payload, typing.get_args(hint)))
-    if not isinstance(kind, type):
-        return hint is not Any
-    is_record = issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
-    return is_record or issubclass(kind, dict | list | tuple) or typing.is_typeddict(kind)
-
 
 _MISSING: Final = object()
 DURATIONS: Final = frozenset({"spread", "timeout", "expires"})
@@ -409,6 +259,11 @@ class Task(Queue):
             name: value for name, value in options.items() if name in QueueOptions.__annotations__
         }
         super().__init__(queue, **named)
+        if self.declared.decisions:
+            raise InvalidTask(
+                f"task {queue!r}: decisions: people decide jobs of a queue without a handler:"
+                f" declare it with app.queue({queue!r}, decisions=...)"
+            )
         self.handler = handler
         self.batch = options.get("batch")
         self.retries = self.declared.retries

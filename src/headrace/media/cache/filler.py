@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.engines.blobs import Blobs
 from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ipc import encode_message
@@ -60,6 +59,7 @@ from headrace.media.errors import (
     SharedMemoryLost,
 )
 from headrace.media.model import DiskConfig
+from headrace.media.sources import ObjectReader
 
 log = logger(__name__)
 KEEP_UP_S: Final = 0.1
@@ -74,7 +74,7 @@ class Filler:
 
     def __init__(
         self,
-        blobs: Blobs,
+        blobs: ObjectReader,
         disks: Sequence[DiskConfig],
         *,
         run: Path,

@@ -10,11 +10,12 @@ import asyncio
 import time
 from typing import Final, NamedTuple
 
-from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown, InvalidBlobKey
+from headrace.engines.blobs import BlobChanged, BlobMissing, BlobsDown, InvalidBlobKey
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cache.layout import BlockKey, length_of_block, parts_of_version
-from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
+from headrace.media.errors import SourceCut
 from headrace.media.model import BLOCK_BYTES, Shape, content_address
+from headrace.media.sources import ObjectReader, object_unknown, shape_of, store_down
 
 SHAPE_KEPT_S: Final = 60.0
 IMMUTABLE_SHAPE_KEPT_S: Final = 3600.0
@@ -22,7 +23,6 @@ IMMUTABLE_SHAPE_KEPT_S: Final = 3600.0
 SHAPES_MAX: Final = 50_000
 READS_MAX: Final = 64
 """Concurrent reads of the origin, 16 MiB of blocks. Further reads wait within the time limit."""
-_RETRY_AFTER_S: Final = 5.0
 
 
 class KnownShape(NamedTuple):
@@ -71,9 +71,9 @@ class ShapeCache:
 
 
 class Origin:
-    """The object store as the filler reads it."""
+    """The object store, or the upstream cluster, as the filler reads it."""
 
-    def __init__(self, blobs: Blobs, *, timeout_s: float) -> None:
+    def __init__(self, blobs: ObjectReader, *, timeout_s: float) -> None:
         self._blobs = blobs
         self._timeout_s = timeout_s
         self._reads = asyncio.Semaphore(READS_MAX)
@@ -91,17 +91,18 @@ class Origin:
         try:
             async with asyncio.timeout(self._timeout_s), self._reads:
                 start = key.number * BLOCK_BYTES
-                info, data = await self._blobs.read_part(key.object, start, length)
+                info, data = await self._blobs.read_part(key.object, start, length, etag=etag)
         except (BlobMissing, InvalidBlobKey) as error:
             self._shapes.forget(key.object)
-            raise _unknown() from error
+            raise object_unknown() from error
+        except BlobChanged as error:
+            self._shapes.forget(key.object)
+            raise _replaced(key.object) from error
         except (BlobsDown, TimeoutError) as error:
-            raise _down(error) from error
+            raise store_down(error) from error
         if (info.size_bytes, content_address(key.object) or info.etag) != (size_bytes, etag):
             self._shapes.forget(key.object)
-            raise SourceCut(
-                f"object {key.object!r} was replaced since this answer began: ask again"
-            )
+            raise _replaced(key.object)
         if len(data) != length:
             raise SourceCut(
                 f"the object store gave {len(data)} bytes of {length} of {key.object!r}: ask again"
@@ -126,26 +127,13 @@ class Origin:
             async with asyncio.timeout(self._timeout_s), self._reads:
                 info = await self._blobs.info(name)
         except (BlobMissing, InvalidBlobKey) as error:
-            raise _unknown() from error
+            raise object_unknown() from error
         except (BlobsDown, TimeoutError) as error:
-            raise _down(error) from error
-        known = KnownShape(_shape_of(info), generation, began_s)
+            raise store_down(error) from error
+        known = KnownShape(shape_of(info), generation, began_s)
         self._shapes.keep(name, known)
         return known
 
 
-def _shape_of(info: BlobInfo) -> Shape:
-    address = content_address(info.key)
-    modified_s = int(info.modified_at.timestamp())
-    return Shape(info.size_bytes, address or info.etag, modified_s, address is not None)
-
-
-def _unknown() -> ObjectUnknown:
-    return ObjectUnknown("no object of this key is stored")
-
-
-def _down(error: BaseException) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"the object store failed ({type(error).__name__}): try again later",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+def _replaced(name: str) -> SourceCut:
+    return SourceCut(f"object {name!r} was replaced since this answer began: ask again")

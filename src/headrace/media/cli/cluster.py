@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from headrace.kernel.config import parse_size_bytes
 from headrace.kernel.errors import require_extra
 from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+from headrace.media.cli.objects import DURATION
 from headrace.media.errors import InvalidDiskSize, InvalidSimulation
 from headrace.media.service import Media
+from headrace.media.service.entry import FORMS, EntryOptions
 from headrace.media.service.nodes import OBJECTS_MAX, Disk, NodeInfo, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, lines_svg, loads_svg, simulate
 
@@ -384,8 +387,54 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     terminal.show(found, table(("object", "requests/s"), rows) if rows else "no requests")
 
 
+@click.command("entry", short_help="Print configuration of load balancers or DNS.")
+@click.argument("form", metavar="FORM", type=click.Choice(FORMS))
+@click.option("--listen", help="Address and port that clients connect to: 203.0.113.10:80.")
+@click.option("--dc", help="The data center of this entry; other nodes are its backups.")
+@click.option("--zone", help="dns: the name of the zone, such as media.example.com.")
+@click.option("--name-server", help="dns: the name server of the zone, such as ns1.example.com.")
+@click.option("--ttl", "ttl_s", type=DURATION, default="30s", show_default=True, help="dns: TTL.")
+@click.option(
+    "--method",
+    type=click.Choice(("nat", "dr", "tun")),
+    default="nat",
+    show_default=True,
+    help="keepalived, ipvs: how packets are forwarded.",
+)
+@click.option(
+    "--watch",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write FILE and replace it after every change, until stopped.",
+)
+@click.option("--run", "command", help="With --watch: the command that reloads FILE.")
+@click.pass_obj
+def entry(
+    terminal: Terminal,
+    /,
+    *,
+    form: str,
+    ttl_s: float,
+    file: Path | None,
+    command: str | None,
+    **options: Any,
+) -> None:
+    """Print configuration that directs clients to the nodes: haproxy, keepalived, ipvs, dns, json.
+
+    A node that is draining or does not answer has weight 0; in a zone its names lead to others.
+    """
+    chosen = EntryOptions(ttl_s=max(1, round(ttl_s)), **options)
+    if file is None:
+        text = terminal.run(Media, lambda media: media.entry.render(form, chosen))
+        terminal.show({"form": form, "text": text}, text.rstrip("\n"))
+        return
+    words = shlex.split(command or "")
+    terminal.run(Media, lambda media: media.entry.watch(form, chosen, file, command=words))
+
+
 COMMANDS: Final[list[click.Command]] = [
     nodes,
+    entry,
     drain,
     undrain,
     set_weight,

@@ -10,10 +10,11 @@ import click
 
 from headrace.kernel.config import parse_duration_s, parse_size_bytes
 from headrace.kernel.terminal import CommandGroup, Terminal, table
-from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
+from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
 from headrace.media.tracing import Watch
+from headrace.media.variants import AUTO, FITS, FORMATS
 
 
 @click.command("ls", short_help="List objects.")
@@ -45,14 +46,28 @@ def show_info(terminal: Terminal, key: str) -> None:
     terminal.show(found, describe(found))
 
 
+def variant_options(command: Any) -> Any:
+    """Add the options of a variant of an image to a command."""
+    for name, help_text, kind in (
+        ("--fm", "Format of the variant; default: negotiated.", click.Choice([AUTO, *FORMATS])),
+        ("--fit", "How the variant fits into --w and --h; default: inside.", click.Choice(FITS)),
+        ("--h", "Height of a variant of an image, in pixels.", click.IntRange(1, SIDE_MAX)),
+        ("--w", "Width of a variant of an image, in pixels.", click.IntRange(1, SIDE_MAX)),
+    ):
+        command = click.option(name, type=kind, help=help_text)(command)
+    return command
+
+
 @click.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
+@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
+@variant_options
 @click.pass_obj
-def show_url(terminal: Terminal, key: str) -> None:
-    """Print the URL of KEY. KEY need not be stored."""
+def show_url(terminal: Terminal, /, key: str, **options: Any) -> None:
+    """Print the URL of KEY, or of a variant of it. KEY need not be stored."""
 
     async def find(media: Media) -> str:
-        return media.objects.url(key)
+        return media.objects.url(key, **{k: v for k, v in options.items() if v is not None})
 
     url = terminal.run(Media, find)
     terminal.show({"key": key, "url": url}, url)
@@ -68,6 +83,28 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
     Nodes serve the new object within a minute, or at once after `headrace media purge KEY`.
     """
     found = terminal.run(Media, lambda media: media.objects.put(key, file.read_bytes()))
+    terminal.show(found, describe(found))
+
+
+@click.command("upload", short_help="Store a large file; continues after an interruption.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("key")
+@click.pass_obj
+def upload_object(terminal: Terminal, file: Path, key: str) -> None:
+    """Store FILE durably under KEY in parts, so that it needs little memory.
+
+    The same command continues an interrupted upload within `media.upload_ttl`. The largest file is
+    `media.upload_max`.
+    """
+
+    def report(sent: int, size: int) -> None:
+        terminal.progress(f"{sent >> 20} of {size >> 20} MiB")
+
+    async def send(media: Media) -> MediaObject:
+        await media.uploads.send(file, key, on_progress=report)
+        return await media.objects.info(key)
+
+    found = terminal.run(Media, send)
     terminal.show(found, describe(found))
 
 
@@ -122,13 +159,15 @@ def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_
 
 @click.command("warm", short_help="Have the owners of keys cache them now.")
 @click.argument("keys", nargs=-1, required=True)
+@variant_options
 @click.pass_obj
-def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
+def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
     """Have every node that owns one of KEYS read it completely from the object store.
 
-    Exits with 7 if a node failed.
+    With --w or --h, have a variant of each made instead, in every format that is negotiated unless
+    --fm names one. Exits with 7 if a node failed.
     """
-    done = terminal.run(Media, lambda media: media.warming.warm(keys))
+    done = terminal.run(Media, lambda media: media.warming.warm(keys, **options))
     rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
     terminal.show(done, table(("node", "blocks", "failed", ""), rows))
     if any(row.failed for row in done.nodes):
@@ -171,9 +210,14 @@ SIZE = Written("size", parse_size_bytes)
 @click.option("--rate", type=SIZE, help="Maximum bytes per second, such as 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
 @click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
+@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
+@variant_options
 @click.pass_obj
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
-    """Print a URL that allows reading KEY for a while. KEY need not be stored."""
+    """Print a URL that allows reading KEY, or a variant of it, for a while.
+
+    KEY need not be stored.
+    """
     signed = terminal.run(Media, lambda media: media.objects.sign(key, **options))
     terminal.show(signed, signed.url)
 
@@ -290,6 +334,7 @@ COMMANDS: Final[list[click.Command]] = [
     show_info,
     show_url,
     put_object,
+    upload_object,
     remove_object,
     purge,
     warm,

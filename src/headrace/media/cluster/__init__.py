@@ -13,6 +13,7 @@ the origin is read once more. A key whose replicas are all down is read from the
     hop              authenticated requests between nodes
     peers            connections to one other node, and whether it is usable
     routing          own disks, a peer, the next peer, the origin
+    upstream         another cluster as the origin, and its purges
     cluster          a worker's part in the cluster
 
 `media.partitions` computes which nodes are replicas of a key.

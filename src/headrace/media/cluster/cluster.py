@@ -17,7 +17,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,8 +47,10 @@ from headrace.media.cluster.membership import (
     member_of,
 )
 from headrace.media.cluster.peers import PROBE_EVERY_S, Peer
-from headrace.media.cluster.purge import PURGES, Generations
+from headrace.media.cluster.purge import PURGES, Generations, Purges
 from headrace.media.cluster.routing import Router
+from headrace.media.cluster.upstream import Upstream, follow_purges
+from headrace.media.hottest import HOTTEST, Row
 from headrace.media.model import MediaConfig
 from headrace.media.partitions import Candidate, PartitionTable, build_in_steps
 from headrace.media.sources import OriginSource, Source
@@ -109,6 +111,8 @@ async def _answers(entered: Member, signer: HopSigner) -> bool:
 
 
 LOOK_EVERY_S: Final = 0.25
+COPIED_MAX: Final = 64
+"""Objects of other nodes that one process copies at most."""
 REGISTER_TIMEOUT_S: Final = 10.0
 REGISTER_RETRY_S: Final = 2.0
 DUPLICATE_RETRY_S: Final = 5.0
@@ -134,16 +138,18 @@ class Cluster:
         folder: Path,
         generations: Generations | None = None,
         also: Sequence[FollowedDocument[Any]] = (),
+        upstream: Upstream | None = None,
     ) -> None:
         name = config.node or ""
         self._config = config
         self._blobs = blobs
+        self._upstream = upstream
         generations = generations or Generations()
         self._signer = HopSigner(keys, name)
         self.members = FollowedDocument(MEMBERSHIP)
         self.router = Router(
             own,
-            OriginSource(blobs, timeout_s=config.origin_timeout_s),
+            OriginSource(upstream or blobs, timeout_s=config.origin_timeout_s),
             generations,
             name=name,
             dc=config.dc,
@@ -178,6 +184,9 @@ class Cluster:
             self._listen = listen or self._config.listen
             self._member = member_of(self._config, self._listen)
         await self._polling.start()
+        if self._upstream is not None:
+            purges = Purges(self._blobs)
+            self._begin(follow_purges(self._upstream, purges, lambda: self._polling.leads))
         if self._member is not None:
             self._register_soon(self._member)
             self._begin(self._update())
@@ -232,6 +241,10 @@ class Cluster:
         """Keep peers and partition table up to date with the membership."""
         while True:
             try:
+                if self._config.copy_rate:
+                    self.router.copied = copied_keys(
+                        HOTTEST.top(COPIED_MAX), self._config.copy_rate, self.router.copied
+                    )
                 membership = self.members.value
                 self._update_entry(membership)
                 self._update_peers(membership)
@@ -301,6 +314,11 @@ class Cluster:
 
     def _refresh_purges(self) -> None:
         self._begin(self._polling.refresh(PURGES.name))
+
+
+def copied_keys(rows: Sequence[Row], rate: float, copied: Collection[str]) -> frozenset[str]:
+    """The keys of `rows` above `rate`. Those in `copied` stay down to half of it."""
+    return frozenset(key for key, per_s in rows if per_s >= (rate / 2 if key in copied else rate))
 
 
 async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> PartitionTable:

@@ -386,7 +386,7 @@ def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
 
 def answer_span(response: PeerResponse, request: PeerRequest) -> AnswerSpan | None:
     """The span that a valid response to `request` carries; None: it is another one."""
-    if response.status == 404:
+    if response.status in (404, 422):
         return NOTHING
     etag = response.fields.get("etag", "").strip('"')
     length_bytes = int(response.fields["content-length"])

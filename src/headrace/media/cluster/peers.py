@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from headrace.kernel.config import parse_listen
 from headrace.media.cluster.hop import (
@@ -100,7 +101,9 @@ Head = tuple[int, dict[str, str], PartialBlock]
 class PeerConnection(asyncio.BufferedProtocol):
     """One connection. It is closed when the peer sends unrequested bytes."""
 
-    def __init__(self, signing: HopSequence, on_lost: Callable[[PeerConnection], None]) -> None:
+    def __init__(
+        self, signing: HopSequence | None, on_lost: Callable[[PeerConnection], None]
+    ) -> None:
         self.signing = signing
         self.is_open = False
         self.watch: asyncio.TimerHandle | None = None
@@ -154,8 +157,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         return host, port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop, which commands use, are no subclass.
+        self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the library's word
@@ -233,12 +236,16 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 class Peer:
-    """One other node: its connections and its health."""
+    """One other node: its connections and its health. Without `signer` it is of another cluster."""
+
+    connect_timeout_s = CONNECT_TIMEOUT_S
+    probe_timeout_s = PROBE_TIMEOUT_S
+    tls: ssl.SSLContext | None = None
 
     def __init__(
         self,
         member: Member,
-        signer: HopSigner,
+        signer: HopSigner | None,
         *,
         timeout_s: float,
         on_slow: Callable[[Peer], None] = lambda _: None,
@@ -283,7 +290,7 @@ class Peer:
         """Whether the peer answers its health check, over a new connection."""
         connection: PeerConnection | None = None
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with asyncio.timeout(self.probe_timeout_s):
                 connection = await self._connect()
                 head = f"GET /healthz HTTP/1.1\r\nHost: {self.address}\r\n\r\n".encode()
                 status, _, _ = await connection.request(
@@ -313,11 +320,14 @@ class Peer:
     async def _connect(self) -> PeerConnection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self.connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: PeerConnection(self._signer.sequence(), self._forget),
+                    lambda: PeerConnection(
+                        self._signer.sequence() if self._signer else None, self._forget
+                    ),
                     self._host,
                     self._port,
+                    ssl=self.tls,
                 )
         except (OSError, socket.gaierror) as error:
             # TimeoutError is an OSError: a peer that drops packets counts as one that refuses.
@@ -385,6 +395,7 @@ class Peer:
     def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
         method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
+        assert connection.signing is not None, "a node of another cluster makes its own heads"
         hop, mac = connection.signing.sign(self.name, covered, generation)
         # In the order that players use, with the hop last: only two lines differ between requests.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"

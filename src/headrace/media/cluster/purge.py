@@ -46,9 +46,10 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
-    """All purges in effect, oldest first."""
+    """All purges in effect, oldest first; `upstream`: the included version of the home's list."""
 
     version: Annotated[int, Meta(ge=0)] = 0
+    upstream: Annotated[int, Meta(ge=0)] = 0
     purges: tuple[Purge, ...] = ()
 
 
@@ -109,6 +110,30 @@ class Purges:
                 f"prefix {prefix[:60]!r} begins no key: use the start of a key, such as photos/ab/"
             )
         return await self._add([prefix], is_prefix=True)
+
+    async def add_upstream(self, home: PurgeList) -> None:
+        """Add what the upstream cluster purged since the last call.
+
+        A list of a lower version is another cluster's or a restored one: all of it is added.
+        Raises: DocumentDamaged, DocumentContended, BlobsDown.
+        """
+
+        def add(old: PurgeList) -> PurgeList:
+            if home.version == old.upstream:
+                return old
+            since = old.upstream if home.version > old.upstream else 0
+            generation = old.version + 1
+            new = [
+                msgspec.structs.replace(purge, generation=generation)
+                for purge in home.purges
+                if purge.generation > since
+            ]
+            again = {(purge.name, purge.is_prefix) for purge in new}
+            kept = [one for one in old.purges if (one.name, one.is_prefix) not in again]
+            purges = tuple(folded([*kept, *new]))
+            return msgspec.structs.replace(old, purges=purges, upstream=home.version)
+
+        await self._document.change(add)
 
     async def _add(self, names: Sequence[str], *, is_prefix: bool) -> int:
         def add(old: PurgeList) -> PurgeList:

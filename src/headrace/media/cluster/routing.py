@@ -42,7 +42,7 @@ from headrace.media.cluster.hop import (
 )
 from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Generations
-from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.errors import ObjectUnknown, SourceCut, VariantRefused, VariantsBusy
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import PartitionTable, partition_of
 from headrace.media.sources import PartialBlock, Source, Span
@@ -125,6 +125,8 @@ class Router:
         self.table: PartitionTable | None = None
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
+        self.copied: frozenset[str] = frozenset()
+        """Hot objects of other nodes that this node caches too."""
         self.shapes: dict[str, _CachedShape] = {}
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
@@ -143,12 +145,14 @@ class Router:
         return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
     def is_replica(self, key: str) -> bool:
-        """Whether this node is a replica of `key`."""
-        return self.table is None or self.name in self.table.owners(partition_of(key))
+        """Whether this node is a replica of `key`, or keeps a copy because it is hot."""
+        if self.table is None or key in self.copied:
+            return True
+        return self.name in self.table.owners(partition_of(key))
 
     def others(self, key: str) -> list[Peer]:
         """The usable replicas of `key` in the order of requests; none if this node is a replica."""
-        if self.table is None:
+        if self.table is None or key in self.copied:
             return []
         names = self.table.owners(partition_of(key))
         if self.name in names:
@@ -158,6 +162,16 @@ class Router:
         if len(usable) > 1 and self._dc:
             usable.sort(key=lambda peer: peer.dc != self._dc)
         return usable
+
+    def first_owner(self, key: str) -> Peer | None:
+        """The first usable replica of `key` on which all nodes agree; None: this node."""
+        for name in self.table.owners(partition_of(key)) if self.table is not None else ():
+            peer = self.peers.get(name)
+            if name == self.name:
+                return None
+            if peer is not None and peer.health.is_usable:
+                return peer
+        return None
 
     def usable_names(self) -> tuple[str, ...]:
         """The names of the usable peers."""
@@ -314,6 +328,21 @@ class PeerSource:
         self._router.keep_shape(key, shape)
         return shape
 
+    async def request_variant(self, peer: Peer, key: str, target: str) -> bool:
+        """Have a peer make a variant of `key`. Return whether it is stored now.
+
+        Raises: VariantRefused, VariantsBusy if the peer may still be making it.
+        """
+        generation = self._router.generations.generation(key)
+        answer = await self._request(peer, PeerRequest("HEAD", target, generation=generation))
+        if answer is None and self._router.is_used(peer):
+            raise VariantsBusy(
+                f"node {peer.name} has not made the variant yet: try again later", retry_after_s=1
+            )
+        if answer is not None and answer.status == 422:
+            raise VariantRefused(f"node {peer.name} cannot make a variant of the original")
+        return answer is not None and answer.status == 200
+
     def _request_for(self, request: BlockRequest) -> PeerRequest:
         """The request to a peer for the bytes of `request`."""
         key, etag, number, span = request
@@ -366,14 +395,14 @@ class PeerSource:
         """The outcome of one exchange, one of OUTCOMES."""
         if answer.status == 412 and request.method == "GET":
             return "changed"
-        if answer.status in (200, 206, 404):
+        if answer.status in (200, 206, 404, 422):
             span = answer_span(answer, request)
             signer = self._router.signer
             assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
             if span is None or not signer.is_authentic(answer.mac, proof, span):
                 return "unproven"
-            return "missing" if answer.status == 404 else "ok"
+            return "missing" if answer.status in (404, 422) else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:

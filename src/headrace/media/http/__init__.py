@@ -8,6 +8,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.kernel.routes import routes_in
-from headrace.media.http import cluster, objects
+from headrace.media.http import cluster, objects, uploads
 
-ROUTES: Final[list[Any]] = routes_in(vars(objects), vars(cluster))
+ROUTES: Final[list[Any]] = routes_in(vars(objects), vars(uploads), vars(cluster))

@@ -14,6 +14,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from headrace.media.errors import InvalidSimulation
 from headrace.media.http.objects import READ, WRITE
 from headrace.media.service import Media
+from headrace.media.service.entry import EntryNode
 from headrace.media.service.nodes import (
     OBJECTS_MAX,
     Disk,
@@ -73,6 +74,12 @@ async def set_media_node_weight(
 async def remove_media_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
     """Remove a node. A node that still runs registers again at its next start."""
     await media.nodes.remove(node)
+
+
+@get("/v1/media/entry", opt=READ)
+async def list_media_entry(media: NamedDependency[Media]) -> Sequence[EntryNode]:
+    """All nodes, each probed now, with the weight that an entry gives it; 0: no new clients."""
+    return await media.entry.list()
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,8 +22,8 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
-from headrace.media.service.nodes import Warmed
 from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.service.warming import Warmed
 from headrace.media.tracing import Watch
 
 READ: Final = {"scope": "media:read"}
@@ -120,8 +120,17 @@ class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dry_run: bool = False
 
 
-class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of stored objects."""
+class VariantFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variant of an image: the most pixels, `inside`, `cover` or `contain`, the format."""
+
+    w: int | None = None
+    h: int | None = None
+    fit: str | None = None
+    fm: str | None = None
+
+
+class ToWarm(VariantFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of stored objects. With `w` or `h` their variants are made."""
 
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
 
@@ -138,11 +147,12 @@ async def warm_media(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> W
 
     The answer is sent when all nodes have finished or failed.
     """
-    return await media.warming.warm(data.keys)
+    given = msgspec.structs.asdict(data)
+    return await media.warming.warm(given.pop("keys"), **given)
 
 
-class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The permissions of a signed URL. `rate` is in bytes per second.
+class UrlToSign(VariantFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The permissions of a signed URL. `rate` is in bytes per second. `w` or `h`: of a variant.
 
     The expiry is rounded up to a multiple of `grid_s`.
     """
@@ -154,6 +164,7 @@ class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rate: int | None = None
     tag: str | None = None
     trace: str | None = None
+    prefer: str | None = None
 
 
 class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):

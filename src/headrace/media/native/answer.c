@@ -46,6 +46,9 @@ void connection_hand_over(struct plane *plane, struct connection *connection, in
     queued->event.left = connection->left;
     queued->event.rate = connection->rate.per_s;
     queued->event.peer = object->peer;
+    queued->event.entry = connection->entry;
+    if (connection->entry != NULL) connection->entry->sent = connection->start - connection->entry->start;
+    connection->entry = NULL;
   }
   if (connection->tls != NULL) queued->event.tls = stream_hand_over(plane, connection);
   epoll_ctl(plane->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
@@ -119,10 +122,13 @@ static size_t write_head(struct plane *plane, const struct answer *answer, char 
   int64_t fresh_s = object->fresh_s;
   int is_signed = answer->url.expires_s > 0;
   if (is_signed && answer->url.expires_s - plane->now_s < fresh_s) fresh_s = answer->url.expires_s - plane->now_s;
-  int bytes = snprintf(into, HEAD_OUT_MAX, "HTTP/1.1 %s\r\nDate: %s\r\n%sCache-Control: %s, max-age=%lld%s\r\n%sContent-Length: %lld\r\n",
+  char fresh[64];
+  snprintf(fresh, sizeof fresh, "%s, max-age=%lld%s", is_signed ? "private" : "public", (long long)fresh_s,
+           object->is_immutable ? ", immutable" : "");
+  int bytes = snprintf(into, HEAD_OUT_MAX, "HTTP/1.1 %s\r\nDate: %s\r\n%sCache-Control: %s\r\n%sContent-Length: %lld\r\n",
                        answer->is_part ? "206 Partial Content" : "200 OK", plane->date, object->lines,
-                       is_signed ? "private" : "public", (long long)fresh_s, object->is_immutable ? ", immutable" : "",
-                       object->tail, (long long)(answer->end - answer->start));
+                       is_signed || !*object->cache_control ? fresh : object->cache_control, object->tail,
+                       (long long)(answer->end - answer->start));
   if (bytes <= 0 || bytes >= HEAD_OUT_MAX) return 0;
   size_t at = (size_t)bytes;
   if (answer->is_part)
@@ -191,6 +197,9 @@ void answer_finish(struct plane *plane, struct connection *connection) {
     connection_watch(plane, connection, DEADLINE_SEND);
     return;
   }
+  if (connection->entry != NULL)
+    access_log_end(plane->config.log, connection->entry, connection->start - connection->entry->start);
+  connection->entry = NULL;
   if (connection->file >= 0) close(connection->file);
   connection->file = -1;
   if (connection->object != NULL) object_release(connection->object);
@@ -211,6 +220,7 @@ static void begin_sending(struct plane *plane, struct connection *connection, co
 static enum step note_sent(struct plane *plane, struct connection *connection, const struct answer *answer,
                            const char *head, size_t head_bytes, size_t sent, int64_t body) {
   answer_count(plane, answer->is_part, plane->began_ns);
+  if (connection->entry != NULL) connection->entry->is_begun = 1;
   if (!answer->is_hop) answer_sample(plane, answer->object);
   plane->counters.sent_bytes += (uint64_t)body;
   if (answer->file < 0) {
@@ -285,6 +295,19 @@ static enum step answer_from_peer(struct plane *plane, struct connection *connec
   return STEP_ENDED;
 }
 
+static void begin_entry(struct plane *plane, struct connection *connection, const struct head *head,
+                        const struct answer *answer) {
+  struct log_entry *entry = connection->entry = log_entry_make(plane->config.log, head);
+  if (entry == NULL) return;
+  if (!connection->address.is_known) address_read(connection->fd, &connection->address);
+  entry->address = connection->address;
+  entry->began_ns = plane->began_ns;
+  entry->unix_ms = plane->unix_ms;
+  entry->start = answer->start;
+  entry->is_part = (uint8_t)answer->is_part;
+  entry->is_of_peer = answer->object->peer != 0;
+}
+
 /* Answer the head at the start of `data`, or hand the connection over. */
 static enum step answer_head(struct plane *plane, struct connection *connection, const struct head *head,
                              const uint8_t *data, size_t bytes) {
@@ -292,6 +315,7 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
   char out[HEAD_OUT_MAX];
   size_t head_bytes = 0;
   int is_prepared = prepare(plane, connection, head, &answer);
+  if (is_prepared) begin_entry(plane, connection, head, &answer);
   if (is_prepared && answer.object->peer)
     return answer_from_peer(plane, connection, &answer, data, bytes, head->bytes);
   if (is_prepared) head_bytes = write_head(plane, &answer, out);

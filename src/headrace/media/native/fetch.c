@@ -39,6 +39,7 @@ void fetch_fail(struct plane *plane, struct connection *connection) {
 static int note_begun(struct plane *plane, struct connection *connection, struct fetch *fetch) {
   struct bytes *in = &connection->in;
   fetch->is_begun = 1;
+  if (connection->entry != NULL) connection->entry->is_begun = 1;
   answer_count(plane, fetch->is_part, fetch->began_ns);
   answer_sample(plane, connection->object);
   return bytes_set(in, in->data + fetch->request_bytes, in->count - fetch->request_bytes);

@@ -83,11 +83,18 @@ static int keep(const struct field *field, const char **value, size_t *bytes) {
   return 1;
 }
 
+/* The first value of a field that changes no answer. */
+static int note(const struct field *field, const char **value, size_t *bytes) {
+  return *value != NULL || field->value_bytes == 0 || keep(field, value, bytes);
+}
+
 /* Whether the plane may answer a request with this field. `head` and `hosts` collect what it needs. */
 static int accept_field(const struct field *field, int is_origin_relevant, struct head *head, int *hosts) {
   switch (field->name[0] | 0x20) {
     case 'h': return !is_named(field, "host") || (++*hosts == 1 && is_host(field->value, field->value_bytes));
-    case 'r': return !is_named(field, "range") || read_range(field, head);
+    case 'r':
+      if (is_named(field, "referer")) return note(field, &head->referer, &head->referer_bytes);
+      return !is_named(field, "range") || read_range(field, head);
     case 'c':
       if (is_named(field, "connection"))
         return has_value(field, "keep-alive") || has_value(field, "Keep-Alive");
@@ -103,7 +110,9 @@ static int accept_field(const struct field *field, int is_origin_relevant, struc
     case 'b': return !is_named(field, "baggage");
     case 'e': return !is_named(field, "expect");
     case 'p': return !is_named(field, "proxy-connection");
-    case 'u': return !is_named(field, "upgrade");
+    case 'u':
+      if (is_named(field, "user-agent")) return note(field, &head->agent, &head->agent_bytes);
+      return !is_named(field, "upgrade");
     case 'x': return !is_named(field, "x-headrace-hop") || keep(field, &head->hop, &head->hop_bytes);
     default: return 1;
   }

@@ -29,6 +29,8 @@ struct head {
   size_t hop_bytes;
   const char *if_match;
   size_t if_match_bytes;
+  const char *referer, *agent; /* for the access log */
+  size_t referer_bytes, agent_bytes;
 };
 
 /* Read one head at the start of `data`. With `is_origin_relevant` a head with an Origin field is

@@ -164,6 +164,10 @@ void connection_close(struct plane *plane, struct connection *connection) {
   }
   if (connection->file >= 0) close(connection->file);
   connection->fd = connection->file = -1;
+  if (connection->entry != NULL && connection->entry->is_begun)
+    access_log_end(plane->config.log, connection->entry, connection->start - connection->entry->start);
+  else log_entry_free(connection->entry);
+  connection->entry = NULL;
   if (connection->object != NULL) object_release(connection->object);
   bytes_free(&connection->in);
   bytes_free(&connection->out);

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
+#include "access_log.h"
 #include "blocks.h"
 #include "bytes.h"
 #include "files.h"
@@ -59,6 +60,7 @@ struct connection {
   int64_t sent_bytes, acked_mark;
   struct rate rate;
   struct address address;
+  struct log_entry *entry; /* of the answer; NULL: it has none */
 };
 
 /* Connections with one timeout, by deadline: a new deadline is always the last one. */

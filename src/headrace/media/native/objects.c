@@ -80,9 +80,9 @@ static char *append(char **at, const char *text, size_t bytes) {
 
 struct object *object_make(const struct plane_object *described) {
   size_t key = strlen(described->key), version = strlen(described->version);
-  size_t lines = strlen(described->lines), tail = strlen(described->tail);
-  if (version + lines + tail > OBJECT_TEXTS_MAX) return NULL;
-  struct object *object = malloc(sizeof *object + key + version + lines + tail + 4);
+  size_t lines = strlen(described->lines), tail = strlen(described->tail), fresh = strlen(described->cache_control);
+  if (version + lines + tail + fresh > OBJECT_TEXTS_MAX) return NULL;
+  struct object *object = malloc(sizeof *object + key + version + lines + tail + fresh + 5);
   if (object == NULL) return NULL;
   char *at = (char *)(object + 1);
   *object = (struct object){
@@ -108,6 +108,7 @@ struct object *object_make(const struct plane_object *described) {
   object->etag = colon != NULL ? colon + 1 : object->version + version;
   object->lines = append(&at, described->lines, lines);
   object->tail = append(&at, described->tail, tail);
+  object->cache_control = append(&at, described->cache_control, fresh);
   return object;
 }
 

@@ -12,7 +12,7 @@
 #include "plane.h"
 
 #define OBJECTS_MAX 65536
-#define OBJECT_TEXTS_MAX 3072 /* of version, lines and tail together */
+#define OBJECT_TEXTS_MAX 3072 /* of version, lines, tail and cache_control together */
 
 struct object {
   int references;
@@ -33,6 +33,7 @@ struct object {
   char *version;
   char *lines;
   char *tail;
+  char *cache_control; /* of unsigned URLs; empty: from fresh_s and is_immutable */
 };
 
 struct objects {

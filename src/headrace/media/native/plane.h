@@ -33,6 +33,8 @@
 #define PLANE_BUCKETS 14 /* bounds of the histogram of first bytes; one more bucket is above them */
 #define PLANE_SLOTS 8192 /* parts of the key space, see media/cache/layout.py */
 
+struct access_log;
+struct log_entry;
 struct plane;
 struct tls;
 
@@ -47,6 +49,7 @@ struct plane_config {
   int32_t is_origin_relevant;    /* answers depend on the Origin field: requests with it are handed over */
   const uint8_t *ticket_seed; /* 32 bytes, the same in all workers of a node; NULL: no HTTPS */
   const char *folder; /* of objects that are files; NULL: blocks of disks */
+  struct access_log *log; /* NULL: none */
   uint64_t *board; /* the node's board of epochs; word 0 is the manifest's revision; NULL: no disks */
   uint64_t *epoch; /* the plane's own word of the board */
 };
@@ -67,13 +70,14 @@ struct plane_object {
   const char *key;     /* without "/m/" */
   const char *version; /* part of the keys of its blocks */
   const char *lines;   /* header lines from ETag to Accept-Ranges */
-  const char *tail;    /* header lines from Cache-Status to X-Content-Type-Options */
+  const char *tail;    /* header lines from Cache-Status to those of a rule */
   int64_t size_bytes;
   int64_t expires_ms;
   int32_t fresh_s; /* max-age without a signature */
   int32_t is_immutable;
   int32_t peer; /* the number of the node that keeps its blocks; 0: this one */
   int32_t is_for_peers; /* this node is no replica: only requests of other nodes are answered */
+  const char *cache_control; /* without a signature; empty: from the two above */
 };
 
 /* Events with a socket pass it to the control plane, which closes it or brings it back. */
@@ -100,6 +104,7 @@ struct plane_event {
   int64_t rate; /* PLANE_BODY: bytes per second; 0: unlimited */
   int64_t sent_bytes;
   struct tls *tls; /* NULL: a plain connection. It is passed on with the socket */
+  struct log_entry *entry; /* PLANE_BODY: for access_log_end; NULL: without a log */
 };
 
 /* Counters since the start. Read them at any time. */

@@ -96,13 +96,25 @@ int url_read_key(const char *target, size_t bytes, struct url *url) {
   return memchr(url->key, '%', url->key_bytes) == NULL;
 }
 
+/* Whether a query has a field of a variant, which only the control plane reads (media/variants.py). */
+static int names_variant(const char *query, const char *end) {
+  static const char *const FIELDS[] = {"w=", "h=", "fit=", "fm="};
+  for (const char *at = query; at < end; at++) {
+    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
+      if (skip(&at, end, FIELDS[i])) return 1;
+    at = memchr(at, '&', (size_t)(end - at));
+    if (at == NULL) return 0;
+  }
+  return 0;
+}
+
 int url_read(const char *target, size_t bytes, const struct url_keys *keys, int is_signature_required,
              int64_t now_s, struct url *url) {
   const char *end = target + bytes;
   const char *query = memchr(target, '?', bytes);
   if (!url_read_key(target, bytes, url)) return 0;
   int is_signed = query != NULL && memmem(query, (size_t)(end - query), "&s=", 3) != NULL;
-  if (!is_signed) return !is_signature_required;
+  if (!is_signed) return !is_signature_required && (query == NULL || !names_variant(query + 1, end));
   return read_signed(target, query + 1, end, keys, now_s, url);
 }
 

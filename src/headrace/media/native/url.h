@@ -1,7 +1,7 @@
 /* Targets of requests: the key of the object, and the signature of the URL (media/signing.py).
 
    Recognized are /m/KEY without escapes, and signed queries with expiry, key id, address and rate. A
-   URL with a tag or a trace, an invalid signature and an expired one are left to the control plane. */
+   URL with a tag, a trace or a variant, an invalid signature and an expired one are left to the control plane. */
 #ifndef HEADRACE_URL_H
 #define HEADRACE_URL_H
 

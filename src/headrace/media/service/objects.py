@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 from urllib.parse import quote
 
 from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, InvalidBlobKey, require_key
+from headrace.kernel.config import http_origin
 from headrace.kernel.errors import FieldProblem, NotFound
 from headrace.media import signing
 from headrace.media.cluster.cluster_config import is_reserved
@@ -31,15 +32,24 @@ from headrace.media.errors import (
 from headrace.media.id3 import TagCorrupt, Tags, read_tags, tag_bytes, tag_id, tag_key
 from headrace.media.model import (
     LIST_OBJECTS_MAX,
+    NAME_MARK,
     MediaConfig,
     MediaObject,
     content_address,
     content_type,
 )
+from headrace.media.variants import (
+    Variant,
+    VariantOptions,
+    make_variant,
+    remove_variants,
+    require_allowed,
+)
 
 TTL_S_MAX: Final = 366 * 86_400.0
 GRID_S_MAX: Final = 7 * 86_400.0
 TAGGED_TYPE: Final = "audio/mpeg"
+_PREFERRED: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,7 +62,7 @@ class SignedUrl:
     expires_at: datetime
 
 
-class SignOptions(TypedDict, total=False):
+class SignOptions(VariantOptions, total=False):
     """Options of `Objects.sign`; None is the same as leaving one out."""
 
     ttl_s: float | None
@@ -61,6 +71,7 @@ class SignOptions(TypedDict, total=False):
     rate: int | None
     tag: str | None
     trace: str | None
+    prefer: str | None
 
 
 class Objects:
@@ -91,11 +102,16 @@ class Objects:
     def url(self, key: str, **options: Unpack[SignOptions]) -> str:
         """The URL of `key`, signed if options are given or `media.signed` requires it.
 
-        Does no I/O. The options are those of `sign`; a `tag` is not looked up.
-        Raises: InvalidBlobKey, UnsignableUrl.
+        The URL of a variant is signed unless its size is in `media.variants`. Does no I/O. The
+        options are those of `sign`; a `tag` is not looked up, and `prefer` alone needs no
+        signature. Raises: InvalidBlobKey, UnsignableUrl, InvalidVariant, VariantNotAllowed.
         """
-        if not options and self._config.signed == "off":
-            return self._plain_url(key)
+        variant = self._variant(key, options)
+        others = options.keys() - {"w", "h", "fit", "fm", "prefer"}
+        is_listed = variant is None or variant.size in (self._config.variants or ())
+        if is_listed and not others and self._config.signed == "off":
+            plain = self._plain_url(key, options.get("prefer"))
+            return plain + (f"?{variant.query}" if variant is not None else "")
         return self._sign(key, **options).url
 
     async def sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
@@ -108,17 +124,20 @@ class Objects:
         - `rate`: at most this many bytes per second.
         - `tag`: the id of an ID3 tag (see `tags.put`) to send in front of the track.
         - `trace`: the user and request of the URL, such as `user=42,request=r7`.
+        - `prefer`: a node (see `entry.node_of`) or data center to name in `media.preferred_url`.
+        - `w`, `h`, `fit`, `fm`: the variant of an image (`headrace.media.variants`).
 
-        Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, BlobsDown.
+        Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, InvalidVariant,
+        VariantNotAllowed, BlobsDown.
         """
         signed = self._sign(key, **options)
         if (tag := options.get("tag")) is not None:
             await self._tags.require(tag)
         return signed
 
-    def target(self, key: str) -> str:
+    def target(self, key: str, **options: Unpack[SignOptions]) -> str:
         """The path and query under which every node of the cluster serves `key`."""
-        return "/m/" + self.url(key).partition("/m/")[2]
+        return "/m/" + self.url(key, **options).partition("/m/")[2]
 
     async def put(self, key: str, data: bytes) -> MediaObject:
         """Store `data` durably, replacing an existing object.
@@ -167,22 +186,41 @@ class Objects:
         return found
 
     async def rm(self, key: str) -> None:
-        """Remove the object. Caches serve it until `purges.purge`, or for a minute at most.
+        """Remove the object and its variants. Caches serve them until `purges.purge`, or for a
+        minute at most.
 
         Raises: ObjectUnknown, BlobsDown.
         """
         await self.info(key)
         await self._blobs.delete(key)
+        await remove_variants(self._blobs, [key])
 
-    def _plain_url(self, key: str) -> str:
-        """The unsigned URL of `key`. Raises: InvalidBlobKey."""
-        host, port = self._config.listen
-        own = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        base = (self._config.public_url or own).rstrip("/")
-        return f"{base}{signing.PATH_PREFIX}{quote(require_key(key), safe='/@~')}"
+    def _plain_url(self, key: str, prefer: str | None = None) -> str:
+        """The unsigned URL of `key`. Raises: InvalidBlobKey, UnsignableUrl."""
+        path = signing.PATH_PREFIX + quote(require_key(key), safe="/@~")
+        if prefer is not None:
+            return self._preferred_base(prefer) + path
+        return (self._config.public_url or http_origin(self._config.listen)).rstrip("/") + path
+
+    def _preferred_base(self, name: str) -> str:
+        """The URL prefix that names a node or data center. Raises: UnsignableUrl."""
+        text = "expected the name of a node or data center, and media.preferred_url to be set"
+        template = self._config.preferred_url
+        if template is None or _PREFERRED.fullmatch(name) is None:
+            raise signing.UnsignableUrl.of([FieldProblem("prefer", "invalid", text)])
+        return template.replace(NAME_MARK, name)
+
+    def _variant(self, key: str, options: SignOptions) -> Variant | None:
+        """The variant in `options`. Raises: InvalidVariant, VariantNotAllowed."""
+        given = (options.get("w"), options.get("h"), options.get("fit"), options.get("fm"))
+        if not any(given):
+            return None
+        variant = make_variant(*given)
+        require_allowed(variant, key, self._config, is_signed=True)
+        return variant
 
     def _sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
-        ttl_s, tag = options.get("ttl_s"), options.get("tag")
+        ttl_s, tag, variant = options.get("ttl_s"), options.get("tag"), self._variant(key, options)
         grid_s = options.get("grid_s", 1.0)
         kept_s = self._config.url_ttl_s if ttl_s is None else ttl_s
         faults = _faults(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
@@ -197,9 +235,12 @@ class Objects:
             rate=options.get("rate"),
             tag=tag,
             trace=options.get("trace"),
+            variant=variant.query if variant is not None else None,
         )
         return SignedUrl(
-            key, f"{self._plain_url(key)}?{query}", datetime.fromtimestamp(expires_at, UTC)
+            key,
+            f"{self._plain_url(key, options.get('prefer'))}?{query}",
+            datetime.fromtimestamp(expires_at, UTC),
         )
 
     def _seen(self, info: BlobInfo) -> MediaObject:
@@ -352,15 +393,17 @@ class Purging:
     """Purges on all nodes of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
         self._purges = Purges(blobs)
 
     async def purge(
         self, keys: Sequence[str] = (), *, prefix: str | None = None, is_dry_run: bool = False
     ) -> Purged:
-        """Purge `keys`, or all keys that begin with `prefix`, from all caches.
+        """Purge `keys`, or all keys that begin with `prefix`, from all caches, with their variants.
 
         Nodes poll every 2 s; a node without access to the object store purges later. No blocks are
-        deleted: under the new generation objects are read again. Raises: InvalidPurge,
+        deleted: under the new generation objects are read again and variants made again. The stored
+        variants are removed. Raises: InvalidPurge,
         InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
@@ -372,6 +415,8 @@ class Purging:
             generation = 0
         elif prefix is not None:
             generation = await self._purges.purge_prefix(prefix)
+            await remove_variants(self._blobs, [prefix], is_prefix=True)
         else:
             generation = max([await self._purges.purge(key) for key in keys])
+            await remove_variants(self._blobs, keys)
         return Purged(tuple(keys), prefix, generation)

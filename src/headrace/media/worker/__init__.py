@@ -13,11 +13,13 @@ a `request_context`.
     connection       one client: states, deadlines, bounds
     worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
+    access_log       one line for each answer, written by a thread
     request_context  admission (hop, signature, key) and sources
     native_plane     the control side of the native data plane
     native_library   its C library
     native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
+    variants         makes missing variants of images, in `variant_child`
     bodies           spans of files and blocks
     deadlines        deadlines and rate limits of clients
 """

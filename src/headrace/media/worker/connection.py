@@ -54,6 +54,7 @@ class Connection:
 
     __slots__ = (
         "_acked_mark",
+        "_begun_natively",
         "_bodies",
         "_channel",
         "_exchange",
@@ -92,12 +93,16 @@ class Connection:
         self._is_head_due = True
         self._keeps_alive = True
         self._sent_bytes = self._acked_mark = self._lingered_bytes = 0
+        self._begun_natively: tuple[int, int] | None = None
+        """The log entry of an answer of the native plane, and the bytes that it had sent."""
         worker.watch(self, worker.config.header_timeout_s)
 
     def take_over(self, event: PlaneEvent, body: Body | None) -> None:
         """Continue a connection of the native data plane, or with `body` an answer's rest."""
         self._sent_bytes = self._acked_mark = event.sent_bytes
         self._heads.feed(event.data)
+        if event.entry:
+            self._begun_natively = event.entry, event.sent_bytes
         if body is not None:
             self._rate_limit = RateLimit(event.rate, self._worker.now_s()) if event.rate else None
             self.state, self._bodies = SENDING, [body]
@@ -237,6 +242,7 @@ class Connection:
 
     def _answer(self, request: Request, exchange: Exchange) -> None:
         exchange.mark("parse")
+        exchange.request = request
         try:
             require_read(request)
             if request.method == "OPTIONS" or request.target == HEALTH_TARGET:
@@ -295,7 +301,7 @@ class Connection:
             self._rate_limit = RateLimit(admitted.rights.rate, self._worker.now_s())
         head = render_head(self._worker.context, request, admitted, answer, keeps_alive=keeps_alive)
         self._begin(decision.status, head, keeps_alive=keeps_alive)
-        if admitted.rights.tag is None:
+        if admitted.rights.tag is None and admitted.variant is None:
             self._worker.note_answer(admitted.key, shape, is_hop=admitted.hop is not None)
 
     def _answer_plain(self, request: Request) -> None:
@@ -325,6 +331,8 @@ class Connection:
         ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
+        if self._worker.access_log is not None:
+            self._exchange.begin_entry(self._channel.peer(), data)
         self.state = SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
@@ -406,6 +414,13 @@ class Connection:
 
     def _end_exchange(self, outcome: str) -> None:
         exchange, self._exchange = self._exchange, None
+        log = self._worker.access_log
+        if log is not None and exchange is not None and exchange.entry is not None:
+            log.end(exchange.entry, self._sent_bytes, self._worker.now_s())
+        if log is not None and self._begun_natively is not None:
+            entry, sent_bytes = self._begun_natively
+            log.end_native(entry, self._sent_bytes - sent_bytes)
+            self._begun_natively = None
         if exchange is not None and exchange.is_traced:
             exchange.write_trace(outcome, self._sent_bytes)
 

@@ -36,6 +36,7 @@ class PlaneConfig(Structure):
         ("is_origin_relevant", c_int32),
         ("ticket_seed", c_char_p),
         ("folder", c_char_p),
+        ("log", c_void_p),
         ("board", c_void_p),
         ("epoch", c_void_p),
     ]
@@ -69,6 +70,7 @@ class PlaneObject(Structure):
         ("is_immutable", c_int32),
         ("peer", c_int32),
         ("is_for_peers", c_int32),
+        ("cache_control", c_char_p),
     ]
 
 
@@ -89,6 +91,7 @@ class EventStruct(Structure):
         ("rate", c_int64),
         ("sent_bytes", c_int64),
         ("tls", c_void_p),
+        ("entry", c_void_p),
     ]
 
 
@@ -120,11 +123,16 @@ class PlaneCounters(Structure):
 def plane_library() -> ctypes.CDLL:
     """The loaded library, compiled now if necessary. Raises: NativePlaneMissing, OSError."""
     loaded = ctypes.CDLL(str(library_path()))
-    loaded.plane_start.restype = c_void_p
+    loaded.plane_start.restype = loaded.access_log_open.restype = c_void_p
+    loaded.access_log_take.restype = c_void_p
     loaded.plane_next_event.restype = POINTER(EventStruct)
     loaded.plane_counters.restype = POINTER(PlaneCounters)
     loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
     arguments = {
+        "access_log_open": [c_int],
+        "access_log_close": [c_void_p],
+        "access_log_end": [c_void_p, c_void_p, c_int64],
+        "access_log_take": [c_void_p, POINTER(c_int64), POINTER(c_int64)],
         "plane_start": [POINTER(PlaneConfig)],
         "plane_close": [c_void_p],
         "plane_event_fd": [c_void_p],

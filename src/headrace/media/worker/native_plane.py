@@ -28,9 +28,11 @@ from headrace.media.cache.disk_files import ReadDisk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cluster.hop import HopGuard
 from headrace.media.cluster.routing import note_native_hops
+from headrace.media.header_rules import HeaderRule
 from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCKS, CONNECTIONS, CUTS, TTFB, MediaConfig, Shape
 from headrace.media.signing import A_MINUTE_S, A_YEAR_S
+from headrace.media.worker.access_log import AccessLog
 from headrace.media.worker.native_library import (
     BUCKETS,
     PlaneConfig,
@@ -57,7 +59,7 @@ class PlaneEvent(NamedTuple):
 
     For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
     `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
-    `tls` is the state of an encrypted connection, or 0.
+    `tls` is the state of an encrypted connection, or 0; `entry` is for the access log, or 0.
     """
 
     kind: int
@@ -72,6 +74,7 @@ class PlaneEvent(NamedTuple):
     rate: int
     sent_bytes: int
     tls: int
+    entry: int
 
 
 class DescribedObject(NamedTuple):
@@ -87,6 +90,7 @@ class DescribedObject(NamedTuple):
     is_immutable: bool
     peer: int
     is_for_peers: bool
+    cache_control: str | None
 
 
 def describe_object(
@@ -96,6 +100,7 @@ def describe_object(
     expires_s: float,
     *,
     cors: str,
+    rule: HeaderRule | None,
     peer: int = 0,
     is_for_peers: bool = False,
 ) -> DescribedObject:
@@ -107,13 +112,14 @@ def describe_object(
         key,
         version,
         version_lines(shape.etag, shape.modified_s),
-        content_lines(key, cache_status=PEER_STATUS if peer else HIT_STATUS, cors=cors),
+        content_lines(key, cache_status=PEER_STATUS if peer else HIT_STATUS, cors=cors, rule=rule),
         shape.size_bytes,
         expires_s,
         A_YEAR_S if shape.is_immutable else A_MINUTE_S,
         shape.is_immutable,
         peer,
         is_for_peers,
+        rule.cache_control if rule is not None else None,
     )
 
 
@@ -126,6 +132,7 @@ class NativePlane:
         *,
         epochs: WorkerEpochs | None = None,
         folder: Path | None = None,
+        access_log: AccessLog | None = None,
         ticket_seed: bytes | None = None,
         connections_max: int,
         on_event: Callable[[PlaneEvent], None],
@@ -148,6 +155,7 @@ class NativePlane:
             is_signature_required=config.signed == "required",
             ticket_seed=ticket_seed,
             folder=os.fsencode(folder) if folder is not None else None,
+            log=access_log.open_native(self._library) if access_log is not None else None,
             is_origin_relevant=bool(config.cors_origins) and config.cors_origins != ("*",),
             board=board,
             epoch=epoch,
@@ -225,6 +233,7 @@ class NativePlane:
                 event.rate,
                 event.sent_bytes,
                 event.tls or 0,
+                event.entry or 0,
             )
             self._library.plane_event_done(found)
             if taken.kind == SWAPPED:
@@ -257,6 +266,7 @@ class NativePlane:
                     is_immutable=described.is_immutable,
                     peer=described.peer,
                     is_for_peers=described.is_for_peers,
+                    cache_control=(described.cache_control or "").encode(),
                 )
             ),
         )

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from headrace.kernel.logs import logger
 from headrace.media.cache.epochs import PLANE_CELLS
@@ -28,8 +28,10 @@ from headrace.media.cache.layout import parts_of_version, version_of
 from headrace.media.cluster.cluster_config import is_reserved
 from headrace.media.cluster.routing import Router
 from headrace.media.errors import TooManyConnections
+from headrace.media.header_rules import rule_for
 from headrace.media.model import CONNECTIONS, Shape
 from headrace.media.native import NativePlaneMissing, native_tls_missing
+from headrace.media.worker.access_log import AccessLog
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
@@ -95,6 +97,7 @@ class Node:
         self._is_empty = asyncio.Event()
         self._plane_descriptors: set[int] = set()
         """Connections that belong to the native data plane, while they are answered here."""
+        self.access_log = AccessLog(self.config) if self.config.access_log != "off" else None
         self._plane = self._make_plane(worker, ticket_seed)
         self._native_listeners = self._listeners_of_plane()
         self._described_for: object = None
@@ -114,6 +117,7 @@ class Node:
                 self.config,
                 epochs=own.store.open_epochs(PLANE_CELLS + worker) if own is not None else None,
                 folder=folder,
+                access_log=self.access_log,
                 ticket_seed=ticket_seed if self._tls else None,
                 connections_max=self.connections_max,
                 on_event=self._on_plane_event,
@@ -190,6 +194,8 @@ class Node:
             self._loop.remove_reader(self._plane.event_fd)
             self._plane.flush_counters()
             self._plane.close()
+        if self.access_log is not None:
+            self.access_log.close()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -249,9 +255,8 @@ class Node:
             return
         described = self._description(key, shape)
         if described is not None:
-            cors = self.context.cors.lines({})
             plane.describe(
-                describe_object(key, shape, *described, cors=cors, is_for_peers=is_for_peers)
+                describe_object(key, shape, *described, is_for_peers=is_for_peers, **self._of(key))
             )
 
     def _describe_of_peer(self, plane: NativePlane, router: Router, key: str, shape: Shape) -> None:
@@ -262,8 +267,15 @@ class Node:
         generation, expires_s, peer = found
         number = plane.peers.number(peer)
         if number:
-            version, cors = version_of(shape, generation), self.context.cors.lines({})
-            plane.describe(describe_object(key, shape, version, expires_s, cors=cors, peer=number))
+            version = version_of(shape, generation)
+            plane.describe(
+                describe_object(key, shape, version, expires_s, peer=number, **self._of(key))
+            )
+
+    def _of(self, key: str) -> dict[str, Any]:
+        """The lines of settings in a description of `key`."""
+        rule = rule_for(self.config.headers, key)
+        return {"cors": self.context.cors.lines({}), "rule": rule}
 
     def _description(self, key: str, shape: Shape) -> tuple[str, float] | None:
         """The version of an object and the end of its description, if it is kept here."""
@@ -287,6 +299,8 @@ class Node:
             channel = self._plane.channel(event)
         except OSError:
             os.close(event.fd)
+            if self.access_log is not None and event.entry:
+                self.access_log.end_native(event.entry, 0)
             return
         connection = Connection(channel, self)
         self._plane_descriptors.add(event.fd)

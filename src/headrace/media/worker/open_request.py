@@ -1,5 +1,8 @@
 """From an admitted request to its answer: shapes, the decision, the first bytes.
 
+A request for a variant of an image becomes one for the object that holds it, once the version of
+the original is known. If no such object exists, it is made first (`worker.variants`).
+
 `now` answers within the epoch that read the request, if all is available: a file, or a cached shape
 and a block on the node's disks. Otherwise `later` is awaited, without an epoch. If the object turns
 out to be another version before the head is sent, it is read again once; after that it is an error
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +21,13 @@ from headrace.kernel.logs import onward
 from headrace.media import answers
 from headrace.media.answers import HIT, MISS, PEER
 from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.header_rules import rule_for
 from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
-from headrace.media.model import Shape
+from headrace.media.model import Shape, content_address
 from headrace.media.ranges import Decision, decide
 from headrace.media.requests import Request
 from headrace.media.sources import CacheSource, Source, Span, open_object, store_down
+from headrace.media.variants import Variant, variant_key
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.request_context import Admitted, RequestContext
 
@@ -44,6 +49,8 @@ class Answer:
     cache_status: str
     begins: tuple[str, Shape]
     """Key and shape of the object of the first byte."""
+    key: str
+    """Gives the content type."""
 
     def close(self) -> None:
         """Release what was opened for the answer."""
@@ -61,17 +68,31 @@ def render_head(
 ) -> bytes:
     """The head of an answer with an object."""
     decision, shape = answer.decision, answer.shape
+    cors = context.cors.lines(request.fields)
+    if admitted.variant is not None:
+        # Made once of an original that its key names by content.
+        shape = replace(shape, is_immutable=content_address(admitted.key) is not None)
+        if admitted.variant.is_negotiated:
+            cors = vary_by_accept(cors)
     return answers.object_head(
         request,
         decision,
         shape,
-        key=admitted.key,
+        key=answer.key,
         rights=admitted.rights,
         cache_status=answer.cache_status,
         keeps_alive=keeps_alive,
-        cors=context.cors.lines(request.fields),
+        cors=cors,
+        rule=rule_for(context.config.headers, admitted.key),
         extra=context.proof(admitted.hop, shape.etag, decision.start, decision.length_bytes),
     )
+
+
+def vary_by_accept(lines: str) -> str:
+    """Lines of a head with `Vary: Accept`; a field comes once."""
+    if "Vary: Origin\r\n" in lines:
+        return lines.replace("Vary: Origin\r\n", "Vary: Origin, Accept\r\n")
+    return f"Vary: Accept\r\n{lines}"
 
 
 def render_plain(
@@ -93,6 +114,7 @@ class OpenRequest:
         "_admitted",
         "_answer",
         "_context",
+        "_key",
         "_request",
         "_source",
         "_trace_fields",
@@ -110,6 +132,8 @@ class OpenRequest:
         self._context = context
         self._request = request
         self._admitted = admitted
+        self._key = admitted.key
+        """The key of the object to send: the variant's, once it is known."""
         self._wake = wake
         self._trace_fields = context.trace_fields(admitted)
         self._source: Source | None = None
@@ -117,16 +141,19 @@ class OpenRequest:
 
     def now(self) -> Answer | None:
         """The answer if it can start in this epoch. Raises: as `later`."""
+        admitted = self._admitted
         if self._context.folder is not None:
-            try:
-                return self._open_files(self._context.folder)
-            except ObjectUnknown:
-                self._context.require_store()
-                raise
-        source = self._source = self._context.source(self._admitted.key, self._admitted)
-        shape = source.shape_now(self._admitted.key)
-        if shape is None or self._admitted.rights.tag is not None:
+            return self._files_now(self._context.folder)
+        source = self._source = self._context.source(self._key, admitted)
+        shape = source.shape_now(self._key)
+        if shape is None or admitted.rights.tag is not None:
             return None
+        if admitted.variant is not None:
+            if not self._use_variant(shape, admitted.variant):
+                return None
+            shape = self._source.shape_now(self._key)
+            if shape is None:
+                return None
         answer = self._plan(shape)
         if self._is_doubted(answer):
             return None
@@ -158,12 +185,13 @@ class OpenRequest:
             self._answer = None
 
     async def _wait(self, *, is_fresh: bool = False) -> Answer:
-        source, tag = self._source, self._admitted.rights.tag
-        assert source is not None, "now comes first"
+        tag = self._admitted.rights.tag
         if self._answer is None:
-            key = self._admitted.key
-            coming = self._context.fresh_shape(source, key) if is_fresh else source.shape(key)
-            shape = await coming
+            shape = await self._shape(is_fresh=is_fresh)
+            if self._context.folder is not None:
+                return self._open_files(self._context.folder)
+            source = self._source
+            assert source is not None, "the shape has one"
             if tag is None:
                 self._answer = self._plan(shape)
             else:
@@ -179,6 +207,35 @@ class OpenRequest:
         await first.wait_ready()
         self._answer.cache_status = self._cache_status(first)
         return self._hand_out()
+
+    async def _shape(self, *, is_fresh: bool) -> Shape:
+        """The shape of the object to send; a missing variant is made."""
+        context, admitted = self._context, self._admitted
+        self._key = admitted.key
+        source = self._source = context.source(self._key, admitted)
+        shape = await context.shape(source, self._key, is_fresh=is_fresh)
+        if admitted.variant is None:
+            return shape
+        if not self._use_variant(shape, admitted.variant):
+            shape = await context.shape(source, admitted.key, is_fresh=True)
+            if not self._use_variant(shape, admitted.variant):
+                raise ObjectUnknown("this node has another version of the original")
+        try:
+            return await context.shape(self._source, self._key, is_fresh=is_fresh)
+        except ObjectUnknown:
+            maker, is_hop = context.variants, admitted.hop is not None
+            await maker.make(admitted.key, shape, admitted.variant, is_hop=is_hop)
+        return await context.shape(self._source, self._key, is_fresh=True)
+
+    def _use_variant(self, original: Shape, variant: Variant) -> bool:
+        """Continue with the variant of `original`; False: another version of it is requested."""
+        context, key = self._context, self._admitted.key
+        version = context.variants.version(key, original)
+        if variant.version not in ("", version):
+            return False
+        self._key = variant_key(key, version, variant)
+        self._source = context.source(self._key, self._admitted)
+        return True
 
     def _hand_out(self) -> Answer:
         answer, self._answer = self._answer, None
@@ -219,12 +276,12 @@ class OpenRequest:
 
     def _plan(self, shape: Shape) -> Answer:
         decision = self._decide(shape)
-        answer = self._of_blocks(shape, decision, (), begins=(self._admitted.key, shape))
+        answer = self._of_blocks(shape, decision, (), begins=(self._key, shape))
         if self._has_body(decision):
             assert self._source is not None
             body = BlockBody(
                 self._source,
-                self._admitted.key,
+                self._key,
                 shape,
                 start=decision.start,
                 length_bytes=decision.length_bytes,
@@ -267,7 +324,8 @@ class OpenRequest:
                 trace_fields=self._trace_fields,
             )
             bodies.append(body)
-        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT), begins)
+        status = _OTHERS.get(self._source.name, HIT)
+        return Answer(shape, decision, bodies, status, begins, self._key)
 
     def _source_of(self, key: str) -> Source:
         """Other nodes may keep the tag than keep its track."""
@@ -287,8 +345,24 @@ class OpenRequest:
 
     # Files of a local store
 
+    def _files_now(self, folder: Path) -> Answer | None:
+        variant = self._admitted.variant
+        try:
+            if variant is None:
+                return self._open_files(folder)
+            descriptor, shape = open_object(folder, self._key)
+            os.close(descriptor)
+        except ObjectUnknown:
+            self._context.require_store()
+            raise
+        self._use_variant(shape, variant)
+        try:
+            return self._open_files(folder)
+        except ObjectUnknown:
+            return None
+
     def _open_files(self, folder: Path) -> Answer:
-        key, tag = self._admitted.key, self._admitted.rights.tag
+        key, tag = self._key, self._admitted.rights.tag
         opened: dict[str, int] = {}
         try:
             shape = _open_into(opened, folder, key)
@@ -316,7 +390,7 @@ class OpenRequest:
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        return Answer(shape, decision, bodies, HIT, (key, shape))
+        return Answer(shape, decision, bodies, HIT, (key, shape), key)
 
     def _tagged_file(
         self, opened: dict[str, int], folder: Path, shape: Shape, tag: str

@@ -29,7 +29,16 @@ from headrace.media.model import Shape
 from headrace.media.requests import Request, key_of
 from headrace.media.service import Media
 from headrace.media.sources import CacheSource, OriginSource, Source, store_down
+from headrace.media.variants import (
+    Variant,
+    names_variant,
+    negotiate,
+    parse_hop_variant,
+    parse_variant,
+    require_allowed,
+)
 from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.variants import VariantMaker
 
 READERS: Final = 4
 GRANTED_MAX: Final = 4096
@@ -45,6 +54,9 @@ class Admitted(NamedTuple):
     rights: signing.UrlRights
     hop: Hop | None
     trace: tracing.TraceTag | None
+    variant: Variant | None = None
+    is_direct: bool = False
+    """Whether another cluster reads it, and needs the origin's present version of it."""
 
 
 class RequestContext:
@@ -58,7 +70,9 @@ class RequestContext:
         cluster: Cluster | None = None,
         traces: tracing.TraceLog | None = None,
         generations: Generations | None = None,
+        run: Path | None = None,
     ) -> None:
+        """Raises: ExtraMissing."""
         self.config = media.config
         self._generations = generations
         self.folder = served_folder(media)
@@ -71,9 +85,17 @@ class RequestContext:
             lambda: media.objects.url_keys, is_required=media.config.signed == "required"
         )
         self._own = own
+        self._origin = OriginSource(media.origin, timeout_s=media.config.origin_timeout_s)
         self._frames = own if isinstance(own, CacheSource) else None
         self._checked: dict[str, signing.UrlRights] = {}
         self._cluster = cluster
+        self.variants = VariantMaker(
+            media,
+            run=run,
+            source=lambda key: own if self.router is None else self.router.source(key, None),
+            router=self.router,
+            generations=generations,
+        )
 
     def require_store(self) -> None:
         """Check that the store's folder is mounted, if an object is missing.
@@ -92,8 +114,9 @@ class RequestContext:
 
     @property
     def placement(self) -> object:
-        """The partition table; another object after every change."""
-        return self._cluster.router.table if self._cluster is not None else None
+        """The partition table, another object after every change, and the hot objects."""
+        router = self.router
+        return (router.table, router.copied) if router is not None else None
 
     @property
     def purges_version(self) -> int:
@@ -121,18 +144,37 @@ class RequestContext:
     def admit(self, request: Request, channel: Channel | None) -> Admitted:
         """Check hop or signature, then the key. Without `channel` the client's address is unknown.
 
-        Raises: HopRefused, SignatureInvalid, ObjectUnknown.
+        Raises: HopRefused, SignatureInvalid, ObjectUnknown, InvalidVariant, VariantNotAllowed.
         """
         hop = self._cluster.gate.hop_of(request) if self._cluster is not None else None
         rights = signing.OPEN
         if hop is None:
             rights = self._rights(request.target, channel)
         key = key_of(request.target)
-        if hop is None and is_reserved(key):
+        if hop is None and is_reserved(key) and not rights.is_tier:
             raise ObjectUnknown("no object of this key is stored")
         if hop is None:
             HOTTEST.note(key)
-        return Admitted(key, rights, hop, self._trace(request, key, rights))
+        is_direct = rights.is_tier and (is_reserved(key) or "if-match" in request.fields)
+        variant = self._variant(request, key, rights, hop) if "?" in request.target else None
+        return Admitted(key, rights, hop, self._trace(request, key, rights), variant, is_direct)
+
+    def _variant(
+        self, request: Request, key: str, rights: signing.UrlRights, hop: Hop | None
+    ) -> Variant | None:
+        """The requested variant of an image. Raises: InvalidVariant, VariantNotAllowed."""
+        query = request.target.partition("?")[2]
+        if hop is not None:
+            if self.config.variants is None:
+                raise ObjectUnknown("this node makes no variants")
+            return parse_hop_variant(query)
+        is_signed = rights.expires_at is not None
+        fields = rights.variant if is_signed else query
+        if not fields or not names_variant(fields):
+            return None
+        variant = parse_variant(fields)
+        require_allowed(variant, key, self.config, is_signed=is_signed)
+        return negotiate(variant, request.fields)
 
     def _rights(self, target: str, channel: Channel | None) -> signing.UrlRights:
         """The permissions of a target, cached because players repeat it for many ranges."""
@@ -151,6 +193,8 @@ class RequestContext:
 
     def source(self, key: str, admitted: Admitted) -> Source:
         """The source of `key` for an admitted request."""
+        if admitted.is_direct:
+            return self._origin
         if self._cluster is None:
             return self._own
         onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
@@ -170,12 +214,12 @@ class RequestContext:
             return ()
         return self._cluster.gate.reply_fields(hop, etag, start, length_bytes)
 
-    async def fresh_shape(self, source: Source, key: str) -> Shape:
-        """The shape read from the object store now, after the cached one was outdated.
+    async def shape(self, source: Source, key: str, *, is_fresh: bool) -> Shape:
+        """The shape; `is_fresh`: read from the object store now, as the cached one is outdated.
 
         Raises: ObjectUnknown, StoreUnavailable.
         """
-        if isinstance(source, CacheSource):
+        if is_fresh and isinstance(source, CacheSource):
             return await source.store.shape_now(key)
         return await source.shape(key)
 
@@ -198,8 +242,9 @@ class RequestContext:
         finally:
             self.leave_epoch()
 
-    def close(self) -> None:
-        """End the reading threads."""
+    async def close(self) -> None:
+        """End the reading threads and the work on variants."""
+        await self.variants.close()
         self.readers.shutdown(wait=False)
 
     def _trace(
@@ -222,13 +267,14 @@ async def open_request_context(
     Without `run` there are neither disks nor a cluster. Raises: OSError, WeakSecret.
     """
     config = media.config
-    own: Source = OriginSource(media.blobs, timeout_s=config.origin_timeout_s)
+    own: Source = OriginSource(media.origin, timeout_s=config.origin_timeout_s)
     if run is None:
         context = RequestContext(media, own)
         try:
             yield context
         finally:
-            context.close()
+            await context.close()
+            await media.close_upstream()
         return
     generations, watched = Generations(), FollowedDocument(tracing.TRACE)
     store: BlockCache | None = None
@@ -249,24 +295,28 @@ async def open_request_context(
         folder=run,
         also=[watched],
         generations=generations,
+        upstream=media.upstream,
     )
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
-    context = RequestContext(media, own, cluster=cluster, traces=traces, generations=generations)
+    context = RequestContext(
+        media, own, cluster=cluster, traces=traces, generations=generations, run=run
+    )
     try:
         await cluster.start(listen)
         if store is not None:
             await store.wait_for_disks(within_s=DISKS_WAIT_S)
         yield context
     finally:
+        await context.close()
         await cluster.close()
         if store is not None:
             await store.close()
-        context.close()
+        await media.close_upstream()
 
 
 def served_folder(media: Media) -> Path | None:
-    """The folder whose files are sent directly; None with disks or a cluster, or a remote store."""
-    is_plain = not media.config.disks and media.config.node is None
+    """The folder whose files are sent directly; None with disks, a cluster or a remote origin."""
+    is_plain = not media.config.disks and media.config.node is None and media.upstream is None
     return media.blobs.folder if is_plain else None
 
 

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,8 @@ def require_servable(config: MediaConfig) -> None:
     """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
     problems = [
         *_problems_of_tls(config),
+        *_problems_of_log(config),
+        *_problems_of_variants(config),
         *(problem for disk in config.disks for problem in _problems_of_disk(disk)),
     ]
     if problems:
@@ -81,6 +84,13 @@ def require_servable(config: MediaConfig) -> None:
     # A port chosen by the kernel is available only after the node listens.
     if config.node is not None and (config.advertise or config.listen[1]):
         member_of(config, config.listen)
+
+
+def _problems_of_variants(config: MediaConfig) -> list[FieldProblem]:
+    if config.variants is None or not config.upstream:
+        return []
+    text = "expected unset, since media.upstream is set: variants are made and stored at the home"
+    return [FieldProblem("media.variants", "invalid", text)]
 
 
 def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
@@ -96,6 +106,18 @@ def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
         needed = "a certificate and its private key, PEM without a password"
         text = f"expected {needed}, got {files}: {error.strerror or error}"
         return [FieldProblem("media.tls_cert", "invalid", text)]
+    return []
+
+
+def _problems_of_log(config: MediaConfig) -> list[FieldProblem]:
+    path = config.access_log_path
+    if config.access_log == "off" or path is None:
+        return []
+    try:
+        Path(path).open("ab").close()
+    except OSError as error:
+        text = f"expected a file that can be written, got {path}: {error.strerror}"
+        return [FieldProblem("media.access_log_path", "invalid", text)]
     return []
 
 

@@ -11,7 +11,9 @@ from typing import Final
 
 from headrace.kernel.metrics import bound
 from headrace.media.model import REQUESTS, SENT_BYTES, SOURCES, STAGE, STAGES, STATUSES
+from headrace.media.requests import Request
 from headrace.media.tracing import TraceLog
+from headrace.media.worker.access_log import LogEntry, entry_of
 from headrace.media.worker.request_context import Admitted
 
 SAMPLED_EVERY: Final = 16
@@ -69,7 +71,9 @@ class Exchange:
         "_traces",
         "admitted",
         "cache_status",
+        "entry",
         "is_first_byte_out",
+        "request",
     )
 
     def __init__(
@@ -81,6 +85,9 @@ class Exchange:
         traces: TraceLog | None,
     ) -> None:
         self.admitted: Admitted | None = None
+        self.request: Request | None = None
+        self.entry: LogEntry | None = None
+        """Of the access log, once the answer has begun."""
         self.cache_status = ""
         self.is_first_byte_out = False
         self._began_s = began_s
@@ -107,6 +114,18 @@ class Exchange:
         """Record the status; `sent_bytes` is the count of the connection before the answer."""
         self._status = status
         self._sent_before = sent_bytes
+
+    def begin_entry(self, client: str, data: bytes) -> None:
+        """Record `client` for the access log; `data` begins with the head of the answer."""
+        head_end = self._sent_before + data.find(b"\r\n\r\n") + 4
+        self.entry = entry_of(
+            client,
+            self.request,
+            self._status,
+            cache=self.cache_status,
+            began_s=self._began_s,
+            head_end=head_end,
+        )
 
     def note_first_byte(self, now_s: float) -> float:
         """Record the first byte. Return the seconds since the request."""

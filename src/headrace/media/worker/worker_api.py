@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from headrace.media.model import MediaConfig, Shape
+    from headrace.media.worker.access_log import AccessLog
     from headrace.media.worker.connection import Connection
     from headrace.media.worker.request_context import RequestContext
     from headrace.media.worker.timing import Exchange
@@ -34,6 +35,9 @@ class WorkerApi(Protocol):
 
     @property
     def context(self) -> RequestContext: ...
+
+    @property
+    def access_log(self) -> AccessLog | None: ...
 
     @property
     def is_stopping(self) -> bool: ...

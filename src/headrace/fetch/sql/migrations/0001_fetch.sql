@@ -1,7 +1,7 @@
 -- Catalogues of customers, their items and photos, and the results that are published.
 
 -- A customer and the limits of its requests. NULL in `hold_share`, `hold_items` and `refresh_s`:
--- the setting of the deployment applies.
+-- the setting of the deployment applies. `seller_links`: how often its seller links were revoked.
 CREATE TABLE headrace.fetch_customer (
     customer text PRIMARY KEY,
     starts_max integer NOT NULL,
@@ -10,15 +10,17 @@ CREATE TABLE headrace.fetch_customer (
     hold_share double precision,
     hold_items integer,
     refresh_s double precision,
+    seller_links integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The URL and schedule of a customer's catalogue. `etag`, `last_modified`, `sha256` and `rules`
--- describe the file that run `good_run` applied. They are used only while that run is the
--- customer's newest whole run.
+-- The URL and schedule of a customer's catalogue or supplemental feed. `etag`, `last_modified`,
+-- `sha256` and `rules` describe the file that run `good_run` applied. They are used only while that
+-- run is the customer's newest one of its kind: whole, or supplemental.
 CREATE TABLE headrace.fetch_source (
-    customer text PRIMARY KEY REFERENCES headrace.fetch_customer,
+    customer text NOT NULL REFERENCES headrace.fetch_customer,
+    is_supplemental boolean NOT NULL DEFAULT false,
     url text NOT NULL,
     cron text NOT NULL,
     tz text NOT NULL,
@@ -34,7 +36,8 @@ CREATE TABLE headrace.fetch_source (
     run_id bigint,
     tried_at timestamptz,
     failures integer NOT NULL DEFAULT 0,
-    created_at timestamptz NOT NULL DEFAULT now()
+    created_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (customer, is_supplemental)
 );
 
 -- The fields that rows of a category must have. `plain` is the category in the form in which
@@ -61,6 +64,7 @@ CREATE TABLE headrace.fetch_mapping (
 --   prior_at        start of the round before
 --   asks_before     failed links checked before this time are due in any round
 --   undone_by       the run that restored the items
+--   review_until    end of the time in which an upload for review can be confirmed
 --   items_late      items published at their deadline without all photos
 CREATE TABLE headrace.fetch_run (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -88,11 +92,13 @@ CREATE TABLE headrace.fetch_run (
     prior_at timestamptz,
     asks_before timestamptz,
     undone_by bigint,
+    review_until timestamptz,
     started_at timestamptz NOT NULL DEFAULT now(),
     applied_at timestamptz,
     ended_at timestamptz
 );
 CREATE INDEX fetch_run_customer ON headrace.fetch_run (customer, id);
+CREATE INDEX fetch_run_review ON headrace.fetch_run (review_until) WHERE state = 'held';
 
 -- Problems of rows. `parameters` is a JSON object of the values that the message of `code` shows.
 CREATE TABLE headrace.fetch_problem (
@@ -199,6 +205,15 @@ CREATE TABLE headrace.fetch_item (
     PRIMARY KEY (customer, item)
 );
 
+-- Fields that a customer's supplemental feed sets; they win over the fields of the item. A row
+-- stays until the feed omits its id, also while no catalogue lists the item.
+CREATE TABLE headrace.fetch_overlay (
+    customer text NOT NULL,
+    item text NOT NULL,
+    fields jsonb NOT NULL,
+    PRIMARY KEY (customer, item)
+);
+
 -- One row per photo content, written only after its bytes are stored.
 CREATE TABLE headrace.fetch_photo (
     sha256 text PRIMARY KEY,
@@ -209,6 +224,43 @@ CREATE TABLE headrace.fetch_photo (
     height integer NOT NULL,
     stored_at timestamptz NOT NULL DEFAULT now()
 );
+
+-- The perceptual hash of a content that was decoded, once per customer that has it, with the first
+-- item and link. The bands are 16 bits each, for `fetch_near_v1`. `is_compared`: the photo's
+-- near-duplicates are recorded.
+CREATE TABLE headrace.fetch_photo_hash (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sha256 text NOT NULL,
+    customer text NOT NULL,
+    item text NOT NULL,
+    url text NOT NULL,
+    hash bigint NOT NULL,
+    band_1 integer GENERATED ALWAYS AS ((hash >> 48 & 65535)::integer) STORED,
+    band_2 integer GENERATED ALWAYS AS ((hash >> 32 & 65535)::integer) STORED,
+    band_3 integer GENERATED ALWAYS AS ((hash >> 16 & 65535)::integer) STORED,
+    band_4 integer GENERATED ALWAYS AS ((hash & 65535)::integer) STORED,
+    is_compared boolean NOT NULL DEFAULT false,
+    UNIQUE (sha256, customer)
+);
+CREATE INDEX fetch_photo_hash_band_1 ON headrace.fetch_photo_hash (band_1);
+CREATE INDEX fetch_photo_hash_band_2 ON headrace.fetch_photo_hash (band_2);
+CREATE INDEX fetch_photo_hash_band_3 ON headrace.fetch_photo_hash (band_3);
+CREATE INDEX fetch_photo_hash_band_4 ON headrace.fetch_photo_hash (band_4);
+CREATE INDEX fetch_photo_hash_new ON headrace.fetch_photo_hash (id) WHERE NOT is_compared;
+
+-- Two photos that look alike, for moderators. `reviewed_at`: one of them has looked at the pair.
+CREATE TABLE headrace.fetch_near_duplicate (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    first bigint NOT NULL REFERENCES headrace.fetch_photo_hash,
+    second bigint NOT NULL REFERENCES headrace.fetch_photo_hash,
+    customers text[] NOT NULL,
+    distance integer NOT NULL,
+    found_at timestamptz NOT NULL DEFAULT now(),
+    reviewed_at timestamptz,
+    UNIQUE (first, second)
+);
+CREATE INDEX fetch_near_duplicate_open ON headrace.fetch_near_duplicate (id)
+    WHERE reviewed_at IS NULL;
 
 -- The last result of each URL of a customer.
 --   sha256      the last good copy, kept while later attempts fail; no foreign key, since its check
@@ -276,6 +328,17 @@ CREATE TABLE headrace.fetch_host_outcome (
     PRIMARY KEY (customer, host, outcome)
 ) WITH (fillfactor = 70);
 
+-- Attempts of all hosts by UTC day, length of the timeout class, outcome, and bucket of the
+-- download time (0: no body); `study.py` has the bounds of the buckets.
+CREATE TABLE headrace.fetch_attempt (
+    day date NOT NULL,
+    class_s double precision NOT NULL,
+    outcome text NOT NULL,
+    bucket smallint NOT NULL,
+    attempts bigint NOT NULL,
+    PRIMARY KEY (day, class_s, outcome, bucket)
+) WITH (fillfactor = 70);
+
 -- The Crawl-delay of a host's robots.txt, for all customers. `next_at`: the next request may leave.
 CREATE TABLE headrace.fetch_robots (
     host text PRIMARY KEY,
@@ -300,8 +363,19 @@ CREATE TABLE headrace.fetch_result (
 );
 CREATE INDEX fetch_result_customer ON headrace.fetch_result (customer, seq);
 
+-- Items whose newest version a `before_publish` handler holds back, until a moderator releases it
+-- or the item changes.
+CREATE TABLE headrace.fetch_held (
+    customer text NOT NULL,
+    item text NOT NULL,
+    version bigint NOT NULL,
+    reason text NOT NULL,
+    held_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (customer, item)
+);
+
 -- `on_item` handlers that receive results. `id` distinguishes a consumer from a removed one of the
--- same name.
+-- same name. The row `before_publish` receives none: it records that such a handler exists.
 CREATE TABLE headrace.fetch_consumer (
     name text PRIMARY KEY,
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -367,6 +441,29 @@ CREATE FUNCTION headrace.fetch_is_due_v1(
 ) RETURNS boolean
 LANGUAGE sql STABLE RETURN p_due_round <= p_round OR coalesce(p_recheck_at <= now(), false);
 
+-- Photos whose hash differs from `p_hash` in at most `p_bits` bits (up to 7), among the first
+-- `p_candidates` of each band. Of hashes with 7 different bits one band has at most one of them.
+CREATE FUNCTION headrace.fetch_near_bands_v1(p_band integer) RETURNS integer[]
+LANGUAGE sql IMMUTABLE RETURN ARRAY(SELECT p_band # (1 << bit) FROM generate_series(0, 15) bit)
+    || p_band;
+
+CREATE FUNCTION headrace.fetch_near_v1(p_hash bigint, p_bits integer, p_candidates integer)
+RETURNS TABLE (id bigint, distance integer) LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT DISTINCT f.id, bit_count((f.hash # p_hash)::bit(64))::integer FROM (
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_1 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 48 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_2 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 32 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_3 = ANY(
+            headrace.fetch_near_bands_v1((p_hash >> 16 & 65535)::integer)) LIMIT p_candidates)
+        UNION ALL
+        (SELECT h.id, h.hash FROM headrace.fetch_photo_hash h WHERE h.band_4 = ANY(
+            headrace.fetch_near_bands_v1((p_hash & 65535)::integer)) LIMIT p_candidates)
+    ) f WHERE bit_count((f.hash # p_hash)::bit(64)) <= p_bits
+$$;
+
 -- Record photo contents, set the outcomes of links and needs, and count the needs decided by this
 -- call; one array entry per photo. A failure keeps the last good copy and its validators.
 -- `failed:lost` is a fault of this system: it counts as no failure and is due at once. Rows are
@@ -376,7 +473,7 @@ CREATE FUNCTION headrace.fetch_decide_v1(
     p_runs bigint[], p_customers text[], p_items text[], p_urls text[], p_outcomes text[],
     p_etags text[], p_last_modifieds text[], p_touch_links boolean[], p_hashes text[],
     p_keys text[], p_formats text[], p_sizes_bytes bigint[], p_widths integer[],
-    p_heights integer[]
+    p_heights integer[], p_photo_hashes bigint[]
 ) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -386,6 +483,17 @@ BEGIN
         AS g (sha256, key, format, size_bytes, width, height)
     WHERE sha256 IS NOT NULL ORDER BY sha256
     ON CONFLICT (sha256) DO NOTHING;
+
+    -- A content that is known already was not decoded again: it has the hash of its first customer.
+    INSERT INTO headrace.fetch_photo_hash (sha256, customer, item, url, hash)
+    SELECT DISTINCT ON (g.sha256, g.customer) g.sha256, g.customer, g.item, g.url, f.hash
+    FROM unnest(p_hashes, p_customers, p_items, p_urls, p_photo_hashes)
+        AS g (sha256, customer, item, url, hash)
+    CROSS JOIN LATERAL (SELECT coalesce(g.hash, (
+        SELECT h.hash FROM headrace.fetch_photo_hash h WHERE h.sha256 = g.sha256 LIMIT 1
+    )) AS hash) f
+    WHERE g.sha256 IS NOT NULL AND f.hash IS NOT NULL ORDER BY g.sha256, g.customer
+    ON CONFLICT (sha256, customer) DO NOTHING;
 
     INSERT INTO headrace.fetch_link AS l (
         customer, url, outcome, sha256, etag, last_modified, failures, run_id, due_round, recheck_at
@@ -440,13 +548,15 @@ BEGIN
 END $$;
 
 -- Add the measurements of a worker: one entry per host (p_), per host and class (s_), per host and
--- outcome (o_). Host rows are written first and in order, so two workers cannot deadlock. Old
--- weights decay by age and by the number of new downloads, as `decayed` in host_stats.py does.
+-- outcome (o_), and the counts of attempts (a_), last, since all workers lock their rows. Host rows
+-- are written first and in order, so two workers cannot deadlock. Old weights decay by age and by
+-- the number of new downloads, as `decayed` in host_stats.py does.
 CREATE FUNCTION headrace.fetch_note_hosts_v1(
     p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[],
     p_seconds double precision[], p_pauses_s double precision[],
     s_customers text[], s_hosts text[], s_classes_s double precision[], s_photos integer[],
     o_customers text[], o_hosts text[], o_outcomes text[], o_photos integer[],
+    a_classes_s double precision[], a_outcomes text[], a_buckets smallint[], a_attempts integer[],
     p_half_life_s double precision, p_recent double precision
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -488,4 +598,11 @@ BEGIN
     ORDER BY 1, 2, 3
     ON CONFLICT (customer, host, outcome) DO UPDATE SET
         photos = o.photos + excluded.photos, last_at = now();
+    INSERT INTO headrace.fetch_attempt AS a (day, class_s, outcome, bucket, attempts)
+    SELECT (now() AT TIME ZONE 'UTC')::date, g.class_s, g.outcome, g.bucket, g.attempts
+    FROM unnest(a_classes_s, a_outcomes, a_buckets, a_attempts)
+        AS g(class_s, outcome, bucket, attempts)
+    ORDER BY 2, 3, 4
+    ON CONFLICT (day, class_s, outcome, bucket) DO UPDATE SET
+        attempts = a.attempts + excluded.attempts;
 END $$;

@@ -23,6 +23,7 @@ CREATE TABLE headrace.queue (
     tag text,                           -- only hosts with this tag may work the queue
     keep_done_s double precision,       -- NULL: delete done jobs
     keep_result boolean NOT NULL DEFAULT false,
+    decisions text NOT NULL DEFAULT '{}',   -- JSON: target queue or null by decision
     declared_at timestamptz NOT NULL DEFAULT now()
 );
 
@@ -32,7 +33,8 @@ CREATE TABLE headrace.queue_override (
     importance smallint CHECK (importance BETWEEN 0 AND 9),
     slots_min integer CHECK (slots_min >= 0),
     slots_max integer CHECK (slots_max >= 0),
-    retries integer CHECK (retries >= 0)
+    retries integer CHECK (retries >= 0),
+    decisions text
 );
 
 -- Former names of a queue, so that code with an old name still reaches it.

@@ -1,0 +1,95 @@
+"""Commands for moderators: held items, and photos that look alike."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.fetch.duplicates import HashedPhoto
+from headrace.fetch.service import Fetch
+from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.terminal import CommandGroup, Terminal
+
+LIMIT = click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX)
+)
+
+
+@click.group("held", cls=CommandGroup)
+def held_group() -> None:
+    """Items held back by a before_publish handler."""
+
+
+@held_group.command("ls", short_help="List held items.")
+@click.option("--customer", help="Only this customer.")
+@LIMIT
+def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
+    """List held items with the reasons, by customer and id."""
+    found = terminal.run(Fetch, lambda fetch: fetch.held.list(customer, rows_max=limit))
+    lines = [
+        f"{one.customer} {one.id}  version {one.version}, held {one.held_at:%Y-%m-%d %H:%M:%S}:"
+        f" {one.reason}"
+        for one in found
+    ]
+    terminal.show(found, "\n".join(lines) or "no held items")
+
+
+@held_group.command("release", short_help="Publish a held item.")
+@click.argument("customer")
+@click.argument("item")
+def release_held(terminal: Terminal, customer: str, item: str) -> None:
+    """Publish held ITEM of CUSTOMER as it is; write `--` before an id that starts with `-`."""
+    terminal.run(Fetch, lambda fetch: fetch.held.release(customer, item))
+    terminal.show(None, f"item {item} of {customer} is published")
+
+
+@click.group("duplicates", cls=CommandGroup)
+def duplicates_group() -> None:
+    """Photos that look alike, found by perceptual hashes."""
+
+
+@duplicates_group.command("ls", short_help="List pairs of photos.")
+@click.option("--customer", help="Only pairs with a photo of this customer.")
+@click.option(
+    "--across/--within", default=None, help="Only pairs of two customers, or of one customer."
+)
+@click.option("--reviewed", is_flag=True, help="Reviewed pairs instead of open ones.")
+@click.option("--before", type=click.IntRange(1), help="Pairs before this number.")
+@LIMIT
+def list_duplicates(
+    terminal: Terminal,
+    *,
+    customer: str | None,
+    across: bool | None,
+    reviewed: bool,
+    before: int | None,
+    limit: int,
+) -> None:
+    """List pairs of photos that look alike, newest first; nothing is ever merged."""
+    found = terminal.run(
+        Fetch,
+        lambda fetch: fetch.duplicates.list(
+            customer, across=across, reviewed=reviewed, before=before, rows_max=limit
+        ),
+    )
+    lines = []
+    for pair in found:
+        lines.append(f"{pair.id:>8}  {pair.distance} of 64 bits differ")
+        lines += [f"          {_photo(photo)}" for photo in pair.photos]
+    terminal.show(
+        found,
+        "\n".join(lines)
+        or "no pairs: photos are compared within a minute if fetch.decode_share selects them",
+    )
+
+
+@duplicates_group.command("review", short_help="Mark a pair as reviewed.")
+@click.argument("pair", type=int)
+def review_duplicate(terminal: Terminal, pair: int) -> None:
+    """Mark PAIR as reviewed; both photos stay as they are."""
+    terminal.run(Fetch, lambda fetch: fetch.duplicates.review(pair))
+    terminal.show(None, f"pair {pair} is reviewed")
+
+
+def _photo(photo: HashedPhoto) -> str:
+    size = f"{photo.width} x {photo.height}"
+    return f"{photo.customer} {photo.item}  {size}  {photo.key}  {photo.url}"
