@@ -48,7 +48,7 @@ async def test_a_link_shows_its_own_customer_and_nothing_else(shop, client):
     secret = await shop.run(HEAD + "r1,Rival's lamp,5,\nr2,Rival's,dear,\n", customer="rival")
     link = await shop.fetch.sellers.link("shop", days=1)
     client.headers.pop("authorization")
-    found = await client.get(link.url, headers=PAGE)
+    found = await client.get(f"{link.url}?fbclid=added", headers=PAGE)
     assert found.status_code == 200
     assert {name: found.headers[name] for name in ("cache-control", "x-robots-tag")} == {
         "cache-control": "private, no-store",
