@@ -307,6 +307,26 @@ async def test_a_take_waits_for_a_job_and_its_rest_is_acked(client, jobs):
     assert (await jobs.job(ids[0])).result == {"ok": 1}
 
 
+async def test_a_second_outcome_of_a_settled_job_is_refused(client, jobs):
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload=n) for n in range(3)])
+    lease = (await jobs.takes.take("q", 3)).lease_id
+    path, first = f"/v1/leases/{lease}/ack", {"outcome": "fail", "why": "blurred"}
+    for _ in range(2):
+        body = {"outcomes": {str(ids[0]): first}}
+        assert (await client.post(path, json=body)).status_code == 204
+    for other in ({"outcome": "done"}, {"outcome": "fail", "why": "dark"}):
+        body = {"outcomes": {str(ids[0]): other, str(ids[1]): {"outcome": "done"}}}
+        refused = await client.post(path, json=body)
+        assert (refused.status_code, refused.json()["code"]) == (422, "jobs.invalid_take")
+        assert f"{ids[0]}: is settled" in refused.json()["detail"]
+    found = [(await jobs.job(id_)).state.value for id_ in ids[:2]]
+    assert found == ["failed", "leased"], "nothing of a refused ack is recorded"
+    body = {"outcomes": {str(ids[0]): first}, "rest": {"outcome": "cancel"}}
+    assert (await client.post(path, json=body)).status_code == 204
+    found = [(await jobs.job(id_)).state.value for id_ in ids]
+    assert found == ["failed", "cancelled", "cancelled"]
+
+
 async def test_every_outcome_can_be_typed(jobs, queue):
     people = await jobs.queues.set("people", create=True)
     for n in range(5):
