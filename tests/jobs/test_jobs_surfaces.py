@@ -364,6 +364,10 @@ async def test_a_decision_moves_the_job_or_is_its_result(client, jobs, queue):
     refused = (await client.post(ack, json={"outcomes": wrong})).json()
     assert refused["code"] == "jobs.invalid_take"
     assert "expected one of ok, no, got 'perhaps'" in refused["detail"]
+    for by in ("a\n", "\x1b[2J"):
+        wrong = {str(ids[0]): {"decision": "no", "by": by}}
+        refused = await client.post(ack, json={"outcomes": wrong})
+        assert (refused.status_code, refused.json()["code"]) == (422, "jobs.invalid_take")
     decided = {str(ids[0]): {"decision": "ok"}, str(ids[1]): {"decision": "no", "by": "ann"}}
     assert (await client.post(ack, json={"outcomes": decided})).status_code == 204
     typed = ["jobs", "ack", str(lease), "--decide", str(ids[2]), "no", "--by", "bob"]

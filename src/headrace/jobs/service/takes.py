@@ -263,8 +263,8 @@ def _decision_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) -
         faults.append(f"decision: {mismatch(declared, given.decision)}")
     if given.outcome != "done" or given.result is not None:
         faults.append("decision: expected without another outcome and without a result")
-    if len(given.by) > NAME_CHARACTERS_MAX:
-        faults.append(f"by: expected at most {NAME_CHARACTERS_MAX} characters")
+    if len(given.by) > NAME_CHARACTERS_MAX or not given.by.isprintable():
+        faults.append(f"by: expected at most {NAME_CHARACTERS_MAX} printable characters")
     return faults
 
 
