@@ -17,7 +17,7 @@ from tests.kit.queue_counts import add_counts
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, NewJob, Registry, cli, store
+from headrace.jobs import Jobs, NewJob, Registry, TakenOutcome, cli, store
 from headrace.jobs.fleet.scheduler import Planner
 from headrace.jobs.service import bulk
 from headrace.jobs.service import queues as queues_service
@@ -325,6 +325,16 @@ async def test_a_second_outcome_of_a_settled_job_is_refused(client, jobs):
     assert (await client.post(path, json=body)).status_code == 204
     found = [(await jobs.job(id_)).state.value for id_ in ids]
     assert found == ["failed", "cancelled", "cancelled"]
+
+
+async def test_of_concurrent_outcomes_of_a_job_one_is_recorded(jobs, queue):
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload=n) for n in range(2)])
+    lease = (await jobs.takes.take("q", 2)).lease_id
+    given = [{ids[0]: TakenOutcome(outcome="fail", why=f"{n}")} for n in range(5)]
+    acks = (jobs.takes.ack(lease, one) for one in given)
+    answers = await asyncio.gather(*acks, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in answers) == [*["InvalidTake"] * 4, "NoneType"]
+    assert (await jobs.job(ids[0])).error == str(answers.index(None))
 
 
 async def test_every_outcome_can_be_typed(jobs, queue):
