@@ -263,7 +263,7 @@ async def test_a_bad_file_for_review_is_refused_and_a_suspicious_one_says_why(sh
             await shop.run(body, is_review=True)
     held = await shop.run(HEAD + rows(1), is_review=True)
     assert held.reason.startswith("shrunk")
-    with pytest.raises(InvalidSource):
+    with pytest.raises(InvalidSource, match="cannot be combined with dry_run or supplemental"):
         await shop.run(HEAD, is_review=True, is_dry_run=True)
     file = shop.folder / "good.csv"
     file.write_text(HEAD + rows(29))
