@@ -137,6 +137,33 @@ async def test_the_problems_are_grouped_with_line_value_and_fix(shop, client, wo
     assert "there is no photo at this link (404): correct the link: 1" in text
 
 
+async def test_feeds_and_undos_are_no_catalogues_and_hide_no_problems(shop, client):
+    await shop.run(HEAD + rows(2), name="first.csv")
+    await shop.run(HEAD + rows(3) + "bad,Bad,cheap,\n", name="mine.csv")
+    for name, text in (("p1.csv", "id,price\ni000,4\ni001,4\n"), ("p2.csv", "id,price\nzz,4\n")):
+        feed = await shop.run(text, name=name, is_supplemental=True)
+    assert feed.gone == 2
+    url = (await shop.fetch.sellers.link("shop")).url
+    page = (await client.get(url)).text
+    text = plain(page)
+    assert "p2.csv Prices and stock only." in " ".join(text.split())
+    assert "items back at the values of the catalogue: 2" in text
+    assert "removed: 2" not in text
+    assert "the field price is cheap" in text, "the problems of the seller's own file"
+    assert "<pre" in page, "the example is a row of a catalogue"
+    shown = plain((await client.get(f"{url}?run={feed.run}&lang=ru")).text)
+    assert "Дополнительный фид от" in shown
+    assert "снятых: 2" not in shown
+    [mine] = [run for run in await shop.fetch.runs.newest("shop") if run.file_name == "mine.csv"]
+    undo = await shop.fetch.runs.undo(mine.run)
+    text = plain((await client.get(url)).text)
+    assert (f"run {mine.run}" in text, "Undone by the site" in text) == (False, True)
+    assert "the field price is cheap" in text
+    assert (await client.get(f"{url}?run={undo.run}")).status_code == 404
+    good = await shop.run(HEAD + rows(3))
+    assert "No problems were found." in plain((await client.get(url)).text), good.state
+
+
 SCHEMA = Schema(
     fields={
         "year": FieldRule(type="integer", required=True, least=1990, most=2026),
