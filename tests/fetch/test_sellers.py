@@ -244,7 +244,7 @@ async def test_an_upload_for_review_shows_its_changes_and_applies_them(shop, blo
     assert {one.item: (one.kind, one.values) for one in after} == found
 
 
-async def test_a_review_is_refused_once_its_items_changed(shop):
+async def test_a_review_is_refused_once_its_items_changed(shop, command):
     await shop.run(HEAD + rows(3))
     held = await shop.run(HEAD + rows(2, price=6) + "new,New,1,\n", is_review=True)
     sent = SentItem(customer="shop", item="i001", fields={"name": "Sent", "price": "9"})
@@ -252,6 +252,8 @@ async def test_a_review_is_refused_once_its_items_changed(shop):
     for _ in range(2):
         with pytest.raises(RunNotHeld, match="items changed since its comparison"):
             await shop.fetch.runs.confirm(held.run)
+    _, text = await command("run", "show", str(held.run))
+    assert ("catalogue confirm" in text, "upload the catalogue again" in text) == (False, True)
     assert (await shop.fetch.items.get("shop", "i000")).fields["price"] == "5"
     again = await shop.run(HEAD + rows(2, price=6), is_review=True)
     await shop.run(HEAD + rows(3, price=8))
