@@ -336,6 +336,29 @@ async def test_a_hostile_original_is_refused_once_and_ends_nothing(files, data):
     assert (await make(files, picture(), "good.jpg", w=40)).size == (40, 20)
 
 
+def noise(kind: str) -> bytes:
+    """An image whose rows differ, so a cut leaves some of them out."""
+    image, out = Image.effect_noise((400, 300), 80), io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("JPEG", 0.25), ("JPEG", 0.5), ("JPEG", 0.9), ("PNG", 0.5), ("GIF", 0.5), ("WEBP", 0.5)],
+)
+async def test_a_cut_original_is_refused_and_nothing_is_stored(files, kind, kept):
+    data, key = noise(kind), f"cut-{int(kept * 100)}.{kind.lower().replace('jpeg', 'jpg')}"
+    assert (await make(files, data, f"whole-{key}", w=40)).size == (40, 30)
+    for count in (int(len(data) * kept), 200):
+        await files.blobs.put(f"{count}-{key}", data[:count])
+        answer = await ask(files, f"{count}-{key}?w=40")
+        assert (answer.status, answer.code) == (422, "media.variant_refused"), answer.body
+        assert b"damaged, cut off or no image" in answer.body
+        assert not any(name in answer.body.lower() for name in (b"vips", b"load", b"libpng"))
+        assert await stored(files.blobs, f"{count}-{key}") == []
+
+
 @asynccontextmanager
 async def fresh_node(blobs: Blobs, **settings):
     """A node with a child of its own, and that child's process id."""
