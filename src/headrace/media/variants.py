@@ -134,6 +134,11 @@ def parse_hop_variant(query: str) -> Variant:
 
 def require_allowed(variant: Variant, key: str, config: MediaConfig, *, is_signed: bool) -> None:
     """Check that this node makes `variant` of `key`. Raises: VariantNotAllowed, InvalidVariant."""
+    if config.upstream:
+        raise VariantNotAllowed(
+            "variants are made and stored at the home, since `media.upstream` is set here: request"
+            " them there"
+        )
     if config.variants is None:
         raise VariantNotAllowed("this node makes no variants: `media.variants` is not set")
     if not is_signed and variant.size not in config.variants:
