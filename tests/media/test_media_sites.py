@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import socket
 
 import pytest
 from media_surfaces import SURFACES, CommandSurface, surface_on
-from raw_clients import SECRET
+from raw_clients import SECRET, serving
 from tests.kit.ways_in import Refused
 
 from headrace.engines.blobs import Blobs
@@ -55,6 +56,17 @@ async def test_uploads_to_a_site_are_refused_before_a_byte_is_sent(blobs, tmp_pa
         answer = surface._client.post("/v1/media/uploads", headers=fields)
         assert (answer.status_code, answer.json()["code"]) == (409, "media.stored_at_home")
     assert [info.key async for info in blobs.list("")] == []
+
+
+async def test_an_unreachable_home_is_named_to_clients(blobs):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    async with serving(blobs, upstream=(dead,)) as site:
+        client = await site.connect()
+        answer = await client.ask(KEY)
+        client.drop()
+    assert (answer.status, answer.code) == (503, "media.store_unavailable")
+    assert b"no node of the upstream cluster answers" in answer.body
 
 
 async def test_urls_of_variants_are_refused_at_a_site(blobs):

@@ -161,7 +161,7 @@ class Objects:
         return await self.info(key)
 
     async def info(self, key: str) -> MediaObject:
-        """Describe the object stored under `key`. Raises: StoredAtHome, ObjectUnknown, BlobsDown."""
+        """Describe the object under `key`. Raises: StoredAtHome, ObjectUnknown, BlobsDown."""
         require_own_store(self._config)
         try:
             if not is_reserved(key):
