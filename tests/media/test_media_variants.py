@@ -379,7 +379,15 @@ async def test_a_child_killed_at_work_is_replaced_and_its_work_repeated(blobs):
         assert child not in children()
 
 
-async def test_an_original_that_kills_every_child_is_refused(blobs):
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGSEGV, (422, "media.variant_refused")),
+        (signal.SIGKILL, (503, "media.variants_busy")),
+    ],
+    ids=["crashed", "killed"],
+)
+async def test_an_original_is_blamed_for_crashes_and_not_for_kills(blobs, number, told):
     before = set(children())
     async with fresh_node(blobs) as (served, _):
         # Long enough to be killed in the middle.
@@ -389,11 +397,27 @@ async def test_an_original_that_kills_every_child_is_refused(blobs):
         while not asking.done():
             await wait_until(lambda: is_requesting() or asking.done())
             for child in set(children()) - before:
-                os.kill(child, signal.SIGKILL)
+                os.kill(child, number)
         answer = await asking
-        assert (answer.status, answer.code) == (422, "media.variant_refused")
-        assert (await ask(served, url)).status == 422
+        assert (answer.status, answer.code) == told
+        assert ("retry-after" in answer.fields) == (number == signal.SIGKILL)
+        if number == signal.SIGKILL:  # Nothing is remembered against the original.
+            assert seen((await ask(served, url)).body).size == (2400, 2400)
+        else:
+            assert (await ask(served, url)).status == 422
         assert (await make(served, picture(), KEY, w=34)).size == (34, 17)
+
+
+async def test_a_child_killed_while_it_starts_is_replaced(blobs):
+    before = set(children())
+    async with serving(blobs, variants=SIZES) as served:
+        await served.blobs.put(KEY, picture())
+        asking = asyncio.create_task(ask(served, variant_url(served, w=33)))
+        await wait_until(lambda: set(children()) - before)
+        [child] = set(children()) - before
+        os.kill(child, signal.SIGKILL)
+        assert seen((await asking).body).size == (33, 17)
+        assert child not in children()
 
 
 async def test_a_hanging_child_delays_nobody_for_long(blobs):
