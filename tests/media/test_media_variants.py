@@ -157,6 +157,11 @@ async def test_a_variant_has_ranges_conditions_and_heads(node):
     assert original.fields["etag"] != whole.fields["etag"]
 
 
+async def test_a_variant_that_was_just_made_is_no_hit(node):
+    answer = await ask(node, variant_url(node, w=23))
+    assert answer.fields["cache-status"].startswith("headrace; fwd="), answer.fields
+
+
 async def test_the_format_is_negotiated(node):
     target = f"{KEY}?h=16"
     for accept, kind in (
@@ -217,6 +222,8 @@ async def test_other_queries_are_refused_with_what_is_allowed(node):
         code = "media.variant_not_allowed" if is_size else "media.invalid_variant"
         assert (answer.status, answer.code) == (403 if is_size else 400, code), query
         assert (b"40, 60x20, x16" if is_size else b"4096 pixels") in answer.body
+        if query == "w=040":
+            assert b"w: expected a whole number of pixels from 1 to 4096 without" in answer.body
     assert (await ask(node, f"{KEY}?other=1")).body == picture()
 
 

@@ -106,7 +106,10 @@ def make_variant(
     """The variant of these values. Raises: InvalidVariant."""
     for name, value in (("w", w), ("h", h)):
         if value is not None and not (_SIDE.fullmatch(str(value)) and 1 <= int(value) <= SIDE_MAX):
-            raise InvalidVariant.of(f"{name} is no number of pixels")
+            raise InvalidVariant.of(
+                f"{name}: expected a whole number of pixels from 1 to {SIDE_MAX} without leading"
+                " zeros"
+            )
     variant = Variant(int(w or 0), int(h or 0), fit or FITS[0], fm or AUTO)
     if variant.fit not in FITS:
         raise InvalidVariant.of("fit is unknown")
