@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
-import signal
 import struct
-import sys
-import threading
 import zlib
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,7 +22,7 @@ from node_kinds import (
     store_in,
 )
 from PIL import Image, ImageCms
-from raw_clients import SECRET, serving, wait_until
+from raw_clients import SECRET, serving
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
@@ -76,22 +72,6 @@ def bomb(side: int) -> bytes:
     rows = zlib.compress(bytes((side // 8 + 1) * side), 9)
     header = chunk(b"IHDR", struct.pack("!IIBBBBB", side, side, 1, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def children() -> list[int]:
-    """The processes that make variants."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"variant_child.py" in path.read_bytes() and parent_of(path.parent) == os.getpid():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def parent_of(process: Path) -> int:
-    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def ask(node, key: str, *, method: str = "GET", **fields: str):
@@ -317,7 +297,7 @@ async def test_every_mode_of_pixels_becomes_every_format(files, mode):
         assert (image.size, image.format) == ((16, 9), fm.upper())
 
 
-# Hostile originals and dying children
+# Hostile originals
 
 
 @pytest.mark.parametrize(
@@ -366,98 +346,8 @@ async def test_a_cut_original_is_refused_and_nothing_is_stored(files, kind, kept
         assert await stored(files.blobs, f"{count}-{key}") == []
 
 
-@asynccontextmanager
-async def fresh_node(blobs: Blobs, **settings):
-    """A node with a child of its own, and that child's process id."""
-    before = set(children())
-    async with serving(blobs, variants=SIZES, **settings) as served:
-        await make(served, picture(), KEY, w=31)
-        [child] = set(children()) - before
-        yield served, child
-
-
-async def test_a_child_killed_at_work_is_replaced_and_its_work_repeated(blobs):
-    async with fresh_node(blobs) as (served, child):
-        os.kill(child, signal.SIGSTOP)
-        asking = asyncio.create_task(ask(served, variant_url(served, w=32)))
-        await wait_until(is_requesting)
-        os.kill(child, signal.SIGKILL)
-        assert seen((await asking).body).size == (32, 16)
-        assert child not in children()
-
-
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        (signal.SIGSEGV, (422, "media.variant_refused")),
-        (signal.SIGKILL, (503, "media.variants_busy")),
-    ],
-    ids=["crashed", "killed"],
-)
-async def test_an_original_is_blamed_for_crashes_and_not_for_kills(blobs, number, told):
-    before = set(children())
-    async with fresh_node(blobs) as (served, _):
-        # Long enough to be killed in the middle.
-        await served.blobs.put(KEY, picture(2400, 2400))
-        url = variant_url(served, w=2400, fm="avif")
-        asking = asyncio.create_task(ask(served, url))
-        while not asking.done():
-            await wait_until(lambda: is_requesting() or asking.done())
-            for child in set(children()) - before:
-                os.kill(child, number)
-        answer = await asking
-        assert (answer.status, answer.code) == told
-        assert ("retry-after" in answer.fields) == (number == signal.SIGKILL)
-        if number == signal.SIGKILL:  # Nothing is remembered against the original.
-            assert seen((await ask(served, url)).body).size == (2400, 2400)
-        else:
-            assert (await ask(served, url)).status == 422
-        assert (await make(served, picture(), KEY, w=34)).size == (34, 17)
-
-
-async def test_a_child_killed_while_it_starts_is_replaced(blobs):
-    before = set(children())
-    async with serving(blobs, variants=SIZES) as served:
-        await served.blobs.put(KEY, picture())
-        asking = asyncio.create_task(ask(served, variant_url(served, w=33)))
-        await wait_until(lambda: set(children()) - before)
-        [child] = set(children()) - before
-        os.kill(child, signal.SIGKILL)
-        assert seen((await asking).body).size == (33, 17)
-        assert child not in children()
-
-
-async def test_a_hanging_child_delays_nobody_for_long(blobs):
-    async with fresh_node(blobs, origin_timeout_s=1.0) as (served, child):
-        os.kill(child, signal.SIGSTOP)
-        target = variant_url(served, w=32)
-        try:
-            answer = await ask(served, target)
-            assert (answer.status, answer.code) == (503, "media.variants_busy")
-            assert answer.fields["retry-after"] == "1"
-        finally:
-            os.kill(child, signal.SIGCONT)
-
-        async def is_made() -> bool:
-            return (await ask(served, target)).status == 200
-
-        await wait_true(is_made)
-
-
 def variant_url(node, **options) -> str:
     return node.media.objects.url(KEY, **options).partition("/m/")[2]
-
-
-def is_requesting() -> bool:
-    """Whether a thread of a node waits for the answer of a child."""
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident) if thread.name.startswith("variants") else None
-        while frame is not None:
-            if frame.f_code.co_name == "request":
-                return True
-            frame = frame.f_back
-    return False
 
 
 # A cluster
