@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args, get_origin
 from urllib.parse import parse_qsl
 
@@ -91,7 +91,7 @@ class Methods:
     Litestar's own answer lacks the methods of handlers that were registered later.
     """
 
-    def __init__(self, inner: Any, app: Litestar) -> None:
+    def __init__(self, inner: Any, app: Litestar, services: Mapping[str, Any]) -> None:
         self._inner = inner
         found: dict[str, set[str]] = {}
         fields: dict[str, dict[bytes, bytes]] = {}
@@ -101,7 +101,8 @@ class Methods:
                 methods = found.setdefault(shape, set())
                 methods.update(route.methods, {"HEAD"} if "GET" in route.methods else ())
                 for handler, _ in route.route_handler_map.values():
-                    fields.setdefault(shape, {}).update(handler.opt.get(OPTIONS_FIELDS, ()))
+                    own = handler.opt.get(OPTIONS_FIELDS)
+                    fields.setdefault(shape, {}).update(own(services) if own else ())
         # A fixed path takes precedence over one with a parameter, as in Litestar's routing.
         self._paths = [
             (
