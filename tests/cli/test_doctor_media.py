@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
+from tests.media.raw_clients import SECRET, serving
 
 from headrace import Headrace
 from headrace.cli.app_context import CommandLine
@@ -68,6 +69,24 @@ async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
         [(state, text)] = (await found(app))["media cluster"]
         assert (state, str(dead) in text) == ("warn", True)
     server.close()
+
+
+async def test_each_url_of_the_upstream_cluster_is_asked(tmp_path, monkeypatch, blobs):
+    monkeypatch.setenv("HEADRACE_SECRET", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    async with serving(blobs) as home:
+        url = f"http://127.0.0.1:{home.port}"
+        async with machine(tmp_path / "a", node="n1", upstream=url) as app:
+            seen = (await found(app))["media upstream"]
+            assert seen == [("ok", "1 URL, all accept this site")]
+        async with machine(tmp_path / "b", node="n1", upstream=f"{url}, {dead}") as app:
+            [(state, text)] = (await found(app))["media upstream"]
+            assert (state, text.startswith(f"{dead} does not answer")) == ("warn", True)
+        other = {"upstream": url, "upstream_secret": "another-secret-of-32-characters-or-more"}
+        async with machine(tmp_path / "c", node="n1", **other) as app:
+            [(state, text)] = (await found(app))["media upstream"]
+            assert (state, text) == ("fail", f"{url} refuses the signature (403)")
 
 
 async def test_disks_of_a_stopped_node_fail(tmp_path):

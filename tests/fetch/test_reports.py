@@ -357,6 +357,9 @@ async def test_reports_in_the_requested_form_and_language(client, command, shop,
     assert (await command(*words, "--html", str(file)))[0] == 0
     assert file.read_text() == page.text
     assert "не подходит" in (await command(*words))[1]
+    for option in ("--csv", "--html"):
+        code, _ = await command(*words, option, "/nonexistent/report")
+        assert code == "invalid_input"
 
 
 async def test_an_upload_returns_why_it_is_held_in_the_callers_language(shop, client):

@@ -48,7 +48,7 @@ async def test_a_link_shows_its_own_customer_and_nothing_else(shop, client):
     secret = await shop.run(HEAD + "r1,Rival's lamp,5,\nr2,Rival's,dear,\n", customer="rival")
     link = await shop.fetch.sellers.link("shop", days=1)
     client.headers.pop("authorization")
-    found = await client.get(link.url, headers=PAGE)
+    found = await client.get(f"{link.url}?fbclid=added", headers=PAGE)
     assert found.status_code == 200
     assert {name: found.headers[name] for name in ("cache-control", "x-robots-tag")} == {
         "cache-control": "private, no-store",
@@ -137,6 +137,33 @@ async def test_the_problems_are_grouped_with_line_value_and_fix(shop, client, wo
     assert "there is no photo at this link (404): correct the link: 1" in text
 
 
+async def test_feeds_and_undos_are_no_catalogues_and_hide_no_problems(shop, client):
+    await shop.run(HEAD + rows(2), name="first.csv")
+    await shop.run(HEAD + rows(3) + "bad,Bad,cheap,\n", name="mine.csv")
+    for name, text in (("p1.csv", "id,price\ni000,4\ni001,4\n"), ("p2.csv", "id,price\nzz,4\n")):
+        feed = await shop.run(text, name=name, is_supplemental=True)
+    assert feed.gone == 2
+    url = (await shop.fetch.sellers.link("shop")).url
+    page = (await client.get(url)).text
+    text = plain(page)
+    assert "p2.csv Prices and stock only." in " ".join(text.split())
+    assert "items back at the values of the catalogue: 2" in text
+    assert "removed: 2" not in text
+    assert "the field price is cheap" in text, "the problems of the seller's own file"
+    assert "<pre" in page, "the example is a row of a catalogue"
+    shown = plain((await client.get(f"{url}?run={feed.run}&lang=ru")).text)
+    assert "Дополнительный фид от" in shown
+    assert "снятых: 2" not in shown
+    [mine] = [run for run in await shop.fetch.runs.newest("shop") if run.file_name == "mine.csv"]
+    undo = await shop.fetch.runs.undo(mine.run)
+    text = plain((await client.get(url)).text)
+    assert (f"run {mine.run}" in text, "Undone by the site" in text) == (False, True)
+    assert "the field price is cheap" in text
+    assert (await client.get(f"{url}?run={undo.run}")).status_code == 404
+    good = await shop.run(HEAD + rows(3))
+    assert "No problems were found." in plain((await client.get(url)).text), good.state
+
+
 SCHEMA = Schema(
     fields={
         "year": FieldRule(type="integer", required=True, least=1990, most=2026),
@@ -217,7 +244,7 @@ async def test_an_upload_for_review_shows_its_changes_and_applies_them(shop, blo
     assert {one.item: (one.kind, one.values) for one in after} == found
 
 
-async def test_a_review_is_refused_once_its_items_changed(shop):
+async def test_a_review_is_refused_once_its_items_changed(shop, command):
     await shop.run(HEAD + rows(3))
     held = await shop.run(HEAD + rows(2, price=6) + "new,New,1,\n", is_review=True)
     sent = SentItem(customer="shop", item="i001", fields={"name": "Sent", "price": "9"})
@@ -225,6 +252,8 @@ async def test_a_review_is_refused_once_its_items_changed(shop):
     for _ in range(2):
         with pytest.raises(RunNotHeld, match="items changed since its comparison"):
             await shop.fetch.runs.confirm(held.run)
+    _, text = await command("run", "show", str(held.run))
+    assert ("catalogue confirm" in text, "upload the catalogue again" in text) == (False, True)
     assert (await shop.fetch.items.get("shop", "i000")).fields["price"] == "5"
     again = await shop.run(HEAD + rows(2, price=6), is_review=True)
     await shop.run(HEAD + rows(3, price=8))
@@ -263,7 +292,7 @@ async def test_a_bad_file_for_review_is_refused_and_a_suspicious_one_says_why(sh
             await shop.run(body, is_review=True)
     held = await shop.run(HEAD + rows(1), is_review=True)
     assert held.reason.startswith("shrunk")
-    with pytest.raises(InvalidSource):
+    with pytest.raises(InvalidSource, match="cannot be combined with dry_run or supplemental"):
         await shop.run(HEAD, is_review=True, is_dry_run=True)
     file = shop.folder / "good.csv"
     file.write_text(HEAD + rows(29))

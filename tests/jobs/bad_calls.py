@@ -170,6 +170,7 @@ QUEUES = [
             ({"-no": None}, INVALID_SETTING),
             ({"a b": None}, INVALID_SETTING),
             ({"yes": ""}, INVALID_SETTING),
+            ({"yes": "mail"}, INVALID_SETTING),
             (dict.fromkeys(map(str, range(10))), INVALID_SETTING),
         )
     ),
@@ -323,6 +324,8 @@ COMMANDS = [
     (("jobs", "ack", "$lease", "--by", "ann"), INVALID_TAKE),
     (("jobs", "ack", "$lease", "--decide", "$leased", "approve"), INVALID_TAKE),
     (("queues", "set", "mail", "--decisions", "a b"), INVALID_SETTING),
+    (("queues", "set", "mail", "--decisions", "a,a"), INVALID_SETTING),
+    (("queues", "set", "mail", "--decisions", "a=mail"), INVALID_SETTING),
     (("queues", "set", "nobody", "--importance", "1"), QUEUE_UNKNOWN),
     (("queues", "set", "mail", "--importance", "high"), INVALID_SETTING),
     (("lanes", "set", "mail", "x", "--rate", "fast"), INVALID_JOB),

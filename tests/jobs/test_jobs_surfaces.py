@@ -17,7 +17,7 @@ from tests.kit.queue_counts import add_counts
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, NewJob, Registry, cli, store
+from headrace.jobs import Jobs, NewJob, Registry, TakenOutcome, cli, store
 from headrace.jobs.fleet.scheduler import Planner
 from headrace.jobs.service import bulk
 from headrace.jobs.service import queues as queues_service
@@ -307,6 +307,36 @@ async def test_a_take_waits_for_a_job_and_its_rest_is_acked(client, jobs):
     assert (await jobs.job(ids[0])).result == {"ok": 1}
 
 
+async def test_a_second_outcome_of_a_settled_job_is_refused(client, jobs):
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload=n) for n in range(3)])
+    lease = (await jobs.takes.take("q", 3)).lease_id
+    path, first = f"/v1/leases/{lease}/ack", {"outcome": "fail", "why": "blurred"}
+    for _ in range(2):
+        body = {"outcomes": {str(ids[0]): first}}
+        assert (await client.post(path, json=body)).status_code == 204
+    for other in ({"outcome": "done"}, {"outcome": "fail", "why": "dark"}):
+        body = {"outcomes": {str(ids[0]): other, str(ids[1]): {"outcome": "done"}}}
+        refused = await client.post(path, json=body)
+        assert (refused.status_code, refused.json()["code"]) == (422, "jobs.invalid_take")
+        assert f"{ids[0]}: is settled" in refused.json()["detail"]
+    found = [(await jobs.job(id_)).state.value for id_ in ids[:2]]
+    assert found == ["failed", "leased"], "nothing of a refused ack is recorded"
+    body = {"outcomes": {str(ids[0]): first}, "rest": {"outcome": "cancel"}}
+    assert (await client.post(path, json=body)).status_code == 204
+    found = [(await jobs.job(id_)).state.value for id_ in ids]
+    assert found == ["failed", "cancelled", "cancelled"]
+
+
+async def test_of_concurrent_outcomes_of_a_job_one_is_recorded(jobs, queue):
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload=n) for n in range(2)])
+    lease = (await jobs.takes.take("q", 2)).lease_id
+    given = [{ids[0]: TakenOutcome(outcome="fail", why=f"{n}")} for n in range(5)]
+    acks = (jobs.takes.ack(lease, one) for one in given)
+    answers = await asyncio.gather(*acks, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in answers) == [*["InvalidTake"] * 4, "NoneType"]
+    assert (await jobs.job(ids[0])).error == str(answers.index(None))
+
+
 async def test_every_outcome_can_be_typed(jobs, queue):
     people = await jobs.queues.set("people", create=True)
     for n in range(5):
@@ -344,6 +374,10 @@ async def test_a_decision_moves_the_job_or_is_its_result(client, jobs, queue):
     refused = (await client.post(ack, json={"outcomes": wrong})).json()
     assert refused["code"] == "jobs.invalid_take"
     assert "expected one of ok, no, got 'perhaps'" in refused["detail"]
+    for by in ("a\n", "\x1b[2J"):
+        wrong = {str(ids[0]): {"decision": "no", "by": by}}
+        refused = await client.post(ack, json={"outcomes": wrong})
+        assert (refused.status_code, refused.json()["code"]) == (422, "jobs.invalid_take")
     decided = {str(ids[0]): {"decision": "ok"}, str(ids[1]): {"decision": "no", "by": "ann"}}
     assert (await client.post(ack, json={"outcomes": decided})).status_code == 204
     typed = ["jobs", "ack", str(lease), "--decide", str(ids[2]), "no", "--by", "bob"]

@@ -300,7 +300,8 @@ class LeaseDriver:
             self.oracle.clock += 1
             queue, later = lease.queue, {}
             kinds = [kind for kind in TAKEN_OUTCOMES if queue == "q" or kind != "send_to"]
-            for job_id in self.dice.sample(lease.ids, self.dice.randint(1, len(lease.ids))):
+            left = sorted(lease.open)
+            for job_id in self.dice.sample(left, self.dice.randint(1, len(left))):
                 kind = self.dice.choice(kinds)
                 outcome = TAKEN_OUTCOMES[kind]
                 later[job_id] = kind, outcome

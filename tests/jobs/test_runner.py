@@ -253,7 +253,7 @@ async def test_the_status_board_shows_running_calls(registry):
     shown = []
 
     class StatusBoard:
-        def begin(self, job_id, jobs, timeout_s):
+        def begin(self, job_id, jobs, timeout_s, began_s):
             shown.append((job_id, jobs, timeout_s))
 
         def beat(self):

@@ -145,7 +145,8 @@ def test_people_decide_only_jobs_of_a_queue_without_code(registry):
     assert people.declared.decisions == {"approve": None, "reject": None}
     with pytest.raises(InvalidTask, match="without a handler"):
         registry.task("q", decisions=("approve",))(handle)
-    for decisions in ("approve", 3, ["a b"], {"approve": 3}, {"approve": ""}, [None, {}]):
+    wrong = ("approve", 3, ["a b"], {"approve": 3}, {"approve": ""}, [None, {}], ["a", "a"])
+    for decisions in (*wrong, {"approve": "other"}):
         with pytest.raises(InvalidTask, match="decisions: expected up to 9 names"):
             registry.queue("other", decisions=decisions)
 
@@ -252,6 +253,7 @@ async def test_enqueue_returns_a_reference_that_equals_the_id(jobs, registry):
     assert (await job.why()).reason == "not_due"
     await job.cancel()
     assert (await job.job()).state == "cancelled"
+    assert await (await task.enqueue(after_s=3600)).cancel(running=True) is True
     again, other = await task.enqueue_many([{}, {}])
     assert other.id == again.id + 1
 

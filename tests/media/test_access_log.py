@@ -105,6 +105,9 @@ async def test_refusals_have_lines_too(logged):
     assert (await client.ask("tracks/none.mp3")).status == 404
     assert (await client.ask(KEY, Range=f"bytes={len(TRACK)}-")).status == 416
     assert (await client.ask(KEY, method="HEAD")).status == 200
+    probing = await logged.connect()
+    probing.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+    await probing.wait_begun()
     for head in (b"\0\r\n\r\n", b"GET /m/a HTTP/3.0\r\nHost: a\r\n\r\n"):
         broken = await logged.connect()
         broken.send(head)

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import pytest
 import uvloop
+from click.testing import CliRunner
 from tests.kit.processes import free_ports
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media import Media, MediaConfig
+from headrace.media.cli import COMMANDS
 from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership, MembershipStore
 from headrace.media.errors import NoNodes
 from headrace.media.service.entry import EntryNode, EntryOptions, InvalidEntry, render
@@ -99,6 +101,24 @@ async def answering(port: int):
         yield server
 
 
+async def test_an_unknown_data_center_is_refused_with_the_known_ones(tmp_path, blobs):
+    members = tuple(Member(name=dc, address="127.0.0.1:1", dc=dc) for dc in ("east", "west"))
+    await blobs.put(MEMBERSHIP.key, msgspec.json.encode(Membership(version=1, members=members)))
+    entry, options = Media(blobs, MediaConfig()).entry, EntryOptions(dc="moon")
+    for call in (
+        lambda: entry.render("haproxy", options),
+        lambda: entry.watch("haproxy", options, tmp_path / "file"),
+    ):
+        with pytest.raises(InvalidEntry, match=r"'moon': no node is there; known are east, west"):
+            await call()
+    assert "server west" in await entry.render("haproxy", EntryOptions(dc="west"))
+
+
+def test_a_command_without_a_file_to_watch_is_refused():
+    ran = CliRunner().invoke(COMMANDS[0], ["entry", "json", "--run", "true"], obj=None)
+    assert (ran.exit_code, "--watch" in ran.output) == (2, True)
+
+
 async def test_a_node_that_dies_or_drains_loses_its_weight_in_the_file(tmp_path, blobs):
     ports = dict(zip(("n1", "n2", "n3"), free_ports(3), strict=True))
     members = tuple(Member(name=n, address=f"127.0.0.1:{p}") for n, p in ports.items())
@@ -147,7 +167,7 @@ async def test_a_url_names_the_node_that_keeps_its_object(blobs):
         signed = media.objects.url(key, prefer=near, ttl_s=60)
         assert signed.startswith(f"https://{near}.media.example.com/m/{key}?e=")
     for name in ("", "a b", "a/../b", "x" * 65):
-        with pytest.raises(UnsignableUrl, match="prefer"):
+        with pytest.raises(UnsignableUrl, match="this URL cannot be made: prefer"):
             media.objects.url("tracks/a.mp3", prefer=name)
     with pytest.raises(UnsignableUrl, match=r"media\.preferred_url"):
         Media(blobs, MediaConfig()).objects.url("tracks/a.mp3", prefer="n1")

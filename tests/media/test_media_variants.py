@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
-import signal
 import struct
-import sys
-import threading
 import zlib
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,7 +22,7 @@ from node_kinds import (
     store_in,
 )
 from PIL import Image, ImageCms
-from raw_clients import SECRET, serving, wait_until
+from raw_clients import SECRET, serving
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
@@ -76,22 +72,6 @@ def bomb(side: int) -> bytes:
     rows = zlib.compress(bytes((side // 8 + 1) * side), 9)
     header = chunk(b"IHDR", struct.pack("!IIBBBBB", side, side, 1, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def children() -> list[int]:
-    """The processes that make variants."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"variant_child.py" in path.read_bytes() and parent_of(path.parent) == os.getpid():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def parent_of(process: Path) -> int:
-    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def ask(node, key: str, *, method: str = "GET", **fields: str):
@@ -157,6 +137,11 @@ async def test_a_variant_has_ranges_conditions_and_heads(node):
     assert original.fields["etag"] != whole.fields["etag"]
 
 
+async def test_a_variant_that_was_just_made_is_no_hit(node):
+    answer = await ask(node, variant_url(node, w=23))
+    assert answer.fields["cache-status"].startswith("headrace; fwd="), answer.fields
+
+
 async def test_the_format_is_negotiated(node):
     target = f"{KEY}?h=16"
     for accept, kind in (
@@ -217,6 +202,8 @@ async def test_other_queries_are_refused_with_what_is_allowed(node):
         code = "media.variant_not_allowed" if is_size else "media.invalid_variant"
         assert (answer.status, answer.code) == (403 if is_size else 400, code), query
         assert (b"40, 60x20, x16" if is_size else b"4096 pixels") in answer.body
+        if query == "w=040":
+            assert b"w: expected a whole number of pixels from 1 to 4096 without" in answer.body
     assert (await ask(node, f"{KEY}?other=1")).body == picture()
 
 
@@ -310,7 +297,7 @@ async def test_every_mode_of_pixels_becomes_every_format(files, mode):
         assert (image.size, image.format) == ((16, 9), fm.upper())
 
 
-# Hostile originals and dying children
+# Hostile originals
 
 
 @pytest.mark.parametrize(
@@ -336,74 +323,31 @@ async def test_a_hostile_original_is_refused_once_and_ends_nothing(files, data):
     assert (await make(files, picture(), "good.jpg", w=40)).size == (40, 20)
 
 
-@asynccontextmanager
-async def fresh_node(blobs: Blobs, **settings):
-    """A node with a child of its own, and that child's process id."""
-    before = set(children())
-    async with serving(blobs, variants=SIZES, **settings) as served:
-        await make(served, picture(), KEY, w=31)
-        [child] = set(children()) - before
-        yield served, child
+def noise(kind: str) -> bytes:
+    """An image whose rows differ, so a cut leaves some of them out."""
+    image, out = Image.effect_noise((400, 300), 80), io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
 
 
-async def test_a_child_killed_at_work_is_replaced_and_its_work_repeated(blobs):
-    async with fresh_node(blobs) as (served, child):
-        os.kill(child, signal.SIGSTOP)
-        asking = asyncio.create_task(ask(served, variant_url(served, w=32)))
-        await wait_until(is_requesting)
-        os.kill(child, signal.SIGKILL)
-        assert seen((await asking).body).size == (32, 16)
-        assert child not in children()
-
-
-async def test_an_original_that_kills_every_child_is_refused(blobs):
-    before = set(children())
-    async with fresh_node(blobs) as (served, _):
-        # Long enough to be killed in the middle.
-        await served.blobs.put(KEY, picture(2400, 2400))
-        url = variant_url(served, w=2400, fm="avif")
-        asking = asyncio.create_task(ask(served, url))
-        while not asking.done():
-            await wait_until(lambda: is_requesting() or asking.done())
-            for child in set(children()) - before:
-                os.kill(child, signal.SIGKILL)
-        answer = await asking
-        assert (answer.status, answer.code) == (422, "media.variant_refused")
-        assert (await ask(served, url)).status == 422
-        assert (await make(served, picture(), KEY, w=34)).size == (34, 17)
-
-
-async def test_a_hanging_child_delays_nobody_for_long(blobs):
-    async with fresh_node(blobs, origin_timeout_s=1.0) as (served, child):
-        os.kill(child, signal.SIGSTOP)
-        target = variant_url(served, w=32)
-        try:
-            answer = await ask(served, target)
-            assert (answer.status, answer.code) == (503, "media.variants_busy")
-            assert answer.fields["retry-after"] == "1"
-        finally:
-            os.kill(child, signal.SIGCONT)
-
-        async def is_made() -> bool:
-            return (await ask(served, target)).status == 200
-
-        await wait_true(is_made)
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("JPEG", 0.25), ("JPEG", 0.5), ("JPEG", 0.9), ("PNG", 0.5), ("GIF", 0.5), ("WEBP", 0.5)],
+)
+async def test_a_cut_original_is_refused_and_nothing_is_stored(files, kind, kept):
+    data, key = noise(kind), f"cut-{int(kept * 100)}.{kind.lower().replace('jpeg', 'jpg')}"
+    assert (await make(files, data, f"whole-{key}", w=40)).size == (40, 30)
+    for count in (int(len(data) * kept), 200):
+        await files.blobs.put(f"{count}-{key}", data[:count])
+        answer = await ask(files, f"{count}-{key}?w=40")
+        assert (answer.status, answer.code) == (422, "media.variant_refused"), answer.body
+        assert b"damaged, cut off or no image" in answer.body
+        assert not any(name in answer.body.lower() for name in (b"vips", b"load", b"libpng"))
+        assert await stored(files.blobs, f"{count}-{key}") == []
 
 
 def variant_url(node, **options) -> str:
     return node.media.objects.url(KEY, **options).partition("/m/")[2]
-
-
-def is_requesting() -> bool:
-    """Whether a thread of a node waits for the answer of a child."""
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident) if thread.name.startswith("variants") else None
-        while frame is not None:
-            if frame.f_code.co_name == "request":
-                return True
-            frame = frame.f_back
-    return False
 
 
 # A cluster
@@ -439,7 +383,8 @@ async def test_two_nodes_make_a_variant_once_and_survive_each_other(tmp_path):
             )
             assert {one.status for one in answers} == {200}
             assert len({one.body for one in answers}) == 1
-        assert a.series("media_variants_total", outcome="made") == made + count
+        # Nodes that disagree for a moment about who is usable may both make one.
+        assert count <= a.series("media_variants_total", outcome="made") - made <= 2 * count
         b.stop.set()
         await b.task
         for number in range(count):

@@ -37,6 +37,7 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
     "poison": {"batch": 10, "retries": 3},
     "concurrent": {"retries": 3},
     "hangs": {"retries": 1},
+    "sleeps": {"retries": 1},
     "blocks": {"retries": 1},
     "forks": {"batch": 5},
     "quick": {"batch": 10},

@@ -212,6 +212,12 @@ def hangs(job: JobContext[dict]) -> None:
     hang()
 
 
+@task("sleeps", timeout="500ms")
+def sleeps(job: JobContext[dict]) -> None:
+    note("started", job.id)
+    take(60)
+
+
 @task("blocks", timeout="500ms")
 async def blocks(job: JobContext[dict]) -> None:
     note("started", job.id)

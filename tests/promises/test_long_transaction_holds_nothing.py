@@ -89,7 +89,7 @@ async def test_claims_and_polls_read_no_more_beside_a_long_transaction(postgres)
             for from_at in (polled_at, FIRST_AT)
         ]
     assert last <= 1.5 * first, "dead rows are skipped"
-    assert whole > 2 * last, "they exist, and a full scan reads them"
+    assert whole > 1.5 * last, "they exist, and a full scan reads them"
     assert 5 * poll < whole_poll
 
 

@@ -113,8 +113,10 @@ async def test_a_cancelled_job_that_does_not_end_is_ended_with_its_slot(shared, 
     assert look.deaths() == [], "a slot that was killed for a cancellation is no failure"
 
 
-@pytest.mark.parametrize("queue", ["hangs", pytest.param("blocks", marks=pytest.mark.soak)])
-async def test_a_slot_that_hangs_in_c_code_past_its_timeout_is_killed(shared, look, queue):
+@pytest.mark.parametrize(
+    "queue", ["hangs", "sleeps", pytest.param("blocks", marks=pytest.mark.soak)]
+)
+async def test_a_slot_with_a_call_past_its_timeout_is_killed(shared, look, queue):
     [job_id] = await shared.add(queue)
     await has_state(shared, job_id, JobState.FAILED)
     job = await shared.jobs.job(job_id)

@@ -140,7 +140,11 @@ def test_acknowledged_jobs_photos_and_hits_survive_kill_9_of_everything(running)
     [job] = running.document("POST", "/v1/queues/notes/jobs", json=body)["ids"]
     with photo_host() as (base, paths):
         running.run_catalogue("shop", base, [f"item{n}" for n in range(6)])
-        wait_until(lambda: len(running.items()) >= 6, what="six items are published")
+        wanted = {f"item{n}" for n in range(6)}
+        wait_until(
+            lambda: wanted <= {row["id"] for row in running.items()},
+            what="six items are published",
+        )
         downloads = list(paths)
         key = next(row["photos"][0] for row in running.items() if row["id"] == "item3")
         callers = Callers(running)

@@ -119,6 +119,7 @@ async def test_requests_that_break_the_protocol(api, headers):
     async with httpx.AsyncClient(verify=False, base_url=api.url, timeout=60) as client:
         about = await client.options(ROOT)
         assert (about.status_code, about.headers["tus-version"]) == (204, "1.0.0")
+        assert int(about.headers["tus-max-size"]) > 2**20
         assert about.headers["tus-extension"] == "creation,expiration,checksum,termination"
         fields = encoded(key="a.mp3")
         good = {"Upload-Length": "5", "Upload-Metadata": fields}

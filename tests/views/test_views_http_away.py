@@ -105,7 +105,8 @@ async def test_a_silent_postgres_delays_one_call_and_no_later_one(serve):
             assert found == [{"id": "ad:1", "total": 1, "stale": True}]
         for path in ANALYTICS:
             for window in range(1, 6):
-                answer = await client.get(f"/v1/views/{path}", params={"window": f"{window}h"})
+                given = {"window": f"{window}h"} if path == "top" else None
+                answer = await client.get(f"/v1/views/{path}", params=given)
                 require_unavailable(answer)
         assert time.monotonic() - began_s < 26, "48 calls that wait take 80 s"
         proxy.set(RESET)

@@ -48,7 +48,7 @@ async def test_fast_and_plain_answers_are_the_same(engines, views):
         assert fast.content == plain.content
         assert [fast.headers[name] for name in ALIKE] == [plain.headers[name] for name in ALIKE]
         await views.hits(["b", "b"])
-        for query in ("ids=ad:1&ids=b,c", "ids=ad:1,b,c", "ids=ad:1%2Cb&ids=c&new=1"):
+        for query in ("ids=ad:1&ids=b,c", "ids=ad:1,b,c", "ids=ad:1%2Cb&ids=c"):
             answer = (await client.get(f"/v1/views?{query}")).json()
             assert [(one["id"], one["total"]) for one in answer] == [
                 ("ad:1", 4),

@@ -218,7 +218,7 @@ async def shelf_fast(shop: Shop, asked: Any) -> FastResponse | None:
 
 
 @get("/v1/shelf", operation_id="shelf", opt={"scope": "jobs:read", FAST_PATH: shelf_fast})
-async def show_shelf(request: Request, shop: NamedDependency[Shop]) -> dict[str, str]:
+async def show_shelf(shop: NamedDependency[Shop], q: FromQuery[str] = "") -> dict[str, str]:
     """Return the path."""
     return {"way": LITESTAR}
 

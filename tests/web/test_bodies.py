@@ -76,6 +76,11 @@ def test_an_invalid_value_is_reported_with_its_pointer(body, pointer, code):
     assert [(p.pointer, p.code) for p in caught.value.problems] == [(pointer, code)]
 
 
+def test_an_unknown_field_is_answered_with_the_closest_known_one():
+    with pytest.raises(BodyInvalid, match="no such field, did you mean items"):
+        decode_body(b'{"items": [], "itms": 1}', Order)
+
+
 def test_all_faults_are_reported_up_to_a_limit():
     body = b'{"items": [{"url": 1, "position": "x"}, {"nope": 1}], "labels": 5}'
     with pytest.raises(BodyInvalid) as caught:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from litestar import Request, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody
+from litestar.params import FromQuery, JSONBody
 from small_shop import ROUTES, NewThings, Shop
 
 from headrace.engines.sql import compile_query
@@ -30,6 +30,7 @@ async def add_order(
     idempotency: NamedDependency[Idempotency],
     shop: NamedDependency[Shop],
     data: JSONBody[NewThings],
+    note: FromQuery[str] = "",
 ) -> dict[str, int]:
     """Write an order; the payload selects what else happens."""
 
@@ -155,7 +156,7 @@ async def test_without_a_key_each_request_counts(send, orders, keys):
 
 @pytest.mark.parametrize(
     "other",
-    [{"things": 2}, {"payload": "x"}, {"path": "/v1/other-orders"}, {"path": "/v1/orders?a=1"}],
+    [{"things": 2}, {"payload": "x"}, {"path": "/v1/other-orders"}, {"path": "/v1/orders?note=1"}],
     ids=["body", "payload", "route", "query"],
 )
 async def test_a_key_of_another_request_is_refused(send, orders, other):

@@ -16,6 +16,7 @@ from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
 from headrace.web.routes import operations_of, routes_without_scope
 from headrace.web.server import create_api, create_app, describe_api
 
+NAMES = "expected one of class, from, limit, name, pages"
 MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
 
 
@@ -46,6 +47,9 @@ async def test_unknown_routes_and_methods_are_problems(api):
         ("from=monday", "from", "expected a moment such as 2026-11-21T10:00:00Z, got 'monday'"),
         ("pages=10", "pages", "expected a whole number from 1 to 9, got '10'"),
         ("pages=x", "pages", "expected a whole number from 1 to 9, got 'x'"),
+        ("klass=bot", "klass", f"unknown, {NAMES}, did you mean class?"),
+        ("traffic=bot", "traffic", f"unknown, {NAMES}"),
+        ("k=hrk_1", "k", f"unknown, {NAMES}"),
     ],
 )
 async def test_a_wrong_parameter_is_named_as_written(api, token, query, pointer, text):
@@ -76,6 +80,18 @@ async def test_parameters_are_given_once_and_integers_in_digits(api, token, quer
     assert answer.status_code == status, answer.text
     assert answer.json().get("code") == code
     assert (await api.get("/v1/things/1_0", headers=token)).status_code == 404
+
+
+async def test_a_route_without_parameters_refuses_all_but_the_key_of_a_page(api, token, key):
+    refused = await api.delete("/v1/things/7?force=true", headers=token)
+    assert (refused.status_code, refused.headers["content-type"]) == (
+        422,
+        "application/problem+json",
+    )
+    assert "query: force: unknown, expected no query parameters" in refused.json()["detail"]
+    assert (await api.post(f"/v1/ping?k={key}")).status_code == 201
+    refused = await api.post(f"/v1/ping?k={key}&time=1")
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "query: time")
 
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "Authorization", "Content-Type"])

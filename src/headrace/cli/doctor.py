@@ -88,6 +88,7 @@ def _media_checks(app: App) -> list[Check]:
         ("media data plane", lambda: check_data_plane(app)),
         ("media disks", lambda: check_media_disks(app)),
         ("media cluster", lambda: check_media_cluster(app)),
+        ("media upstream", lambda: check_media_upstream(app)),
     ]
 
 
@@ -381,6 +382,36 @@ async def check_media_cluster(app: App) -> list[Finding]:
     ]
     return found or [
         Finding("media cluster", "ok", f"{pluralize(len(nodes), 'node')}, all respond")
+    ]
+
+
+async def check_media_upstream(app: App) -> list[Finding]:
+    """Check that each URL of the upstream cluster answers and accepts this site's signature."""
+    upstream = app.media.upstream
+    if upstream is None:
+        return []
+    try:
+        answers = await upstream.check()
+    finally:
+        await upstream.close()
+    secrets_fix = (
+        "compare media.upstream_secret with HEADRACE_SECRET and media.accepted_secrets of the"
+        " home, and the clocks"
+    )
+    found = []
+    for url, answer in answers.items():
+        if answer in (200, 404):
+            continue
+        if answer in (401, 403):
+            text, fix = f"refuses the signature ({answer})", secrets_fix
+        elif isinstance(answer, int):
+            text, fix = f"answers {answer}", "see the log of that node, or of the proxy before it"
+        else:
+            text, fix = f"does not answer ({answer})", "start it, or correct media.upstream"
+        state = "warn" if any(one in (200, 404) for one in answers.values()) else "fail"
+        found.append(Finding("media upstream", state, f"{url} {text}", fix))
+    return found or [
+        Finding("media upstream", "ok", f"{pluralize(len(answers), 'URL')}, all accept this site")
     ]
 
 

@@ -63,6 +63,8 @@ SAME_FORMAT: Final = "same"
 """The format of a run whose file did not change."""
 REVIEW: Final = "review: the upload was compared and waits for its confirmation"
 """Why a run is held that would be applied without a review."""
+OUTDATED: Final = "outdated: items changed since its comparison; upload the catalogue again"
+"""Why a review stays held whose confirmation was refused."""
 UNDO_FORMAT: Final = "undo"
 """The format of a run that undoes another run."""
 Value = TypeVar("Value")
@@ -149,7 +151,12 @@ class Catalogues:
             raise RunUnknown(run_id)
         customer = known["customer"]
         async with self._only_reader(customer):
-            await self._apply(run_id, customer, expected=RunState.HELD)
+            try:
+                await self._apply(run_id, customer, expected=RunState.HELD)
+            except _ItemsChanged:
+                await self._postgres.run(SQL.note_outdated, run_id=run_id, reason=OUTDATED)
+                detail = OUTDATED.partition(": ")[2]
+                raise RunNotHeld(f"run {run_id} cannot be applied: {detail}") from None
 
     async def discard(self, run_id: int) -> None:
         """Discard a held run; it can no longer be confirmed.
@@ -449,10 +456,11 @@ class Catalogues:
             return
         await self._applying.apply(tx, run_id, customer, validated=validated)
         if shown is not None and shown != await tx.value(SQL.changes_digest, run_id=run_id):
-            raise RunNotHeld(
-                f"run {run_id} cannot be applied: items changed since its comparison; upload the"
-                " catalogue again"
-            )
+            raise _ItemsChanged
+
+
+class _ItemsChanged(Exception):
+    """A review would make other changes than those that it showed."""
 
 
 def _require_undoable(run: Row) -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.mappings import Mapping as NameMapping
-from headrace.fetch.model import PhotoProblem, RowProblem, Run
+from headrace.fetch.model import SUPPLEMENTAL, PhotoProblem, RowProblem, Run
 from headrace.fetch.outcomes import is_bad
 from headrace.fetch.readers import Fault, Value
 from headrace.fetch.reports import STYLE, Html, policy_of, table
@@ -127,6 +127,11 @@ def _line_of(view: SellerView, format_name: str) -> str:
     return out.getvalue()
 
 
+def bad_photos(run: Run) -> int:
+    """Number of photos that failed or were refused."""
+    return sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
+
+
 def seller_page(view: SellerView, texts: Texts) -> str:
     """The page in the language of `texts`."""
     run = f"&amp;run={view.run.run}" if view.run else ""
@@ -141,7 +146,8 @@ def seller_page(view: SellerView, texts: Texts) -> str:
         _tag("h2", texts.heading("example")),
         table(texts, ("field", "value", "accepted"), view.example),
     ]
-    line = _line_of(view, next((one.format for one in view.runs if one.format), "csv"))
+    formats = (one.format for one in view.runs if one.format not in ("", SUPPLEMENTAL))
+    line = _line_of(view, next(formats, "csv"))
     if line:
         parts.append(f'<pre tabindex="0">{escape(line)}</pre>\n')
     return _page(texts, texts.heading("seller_title", customer=view.customer), parts)
@@ -174,16 +180,23 @@ def _runs(view: SellerView, texts: Texts) -> str:
     for run in view.runs:
         started = f"{run.started_at:%Y-%m-%d %H:%M} UTC"
         url = f"?lang={texts.lang}&amp;run={run.run}"
-        bad = sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
-        names = ("rows", "new", "changed", "gone", "invalid", "photos")
-        counts = texts.heading("counts", bad=bad, **{name: getattr(run, name) for name in names})
-        result = f"{texts.heading(f'state_{run.state}')} {counts}"
-        rows.append((Html(f'<a href="{url}">{started}</a>'), run.file_name, result))
+        rows.append((Html(f'<a href="{url}">{started}</a>'), run.file_name, _result(run, texts)))
     return title + table(texts, ("started", "file", "state"), rows)
 
 
+def _result(run: Run, texts: Texts) -> str:
+    """What became of a run, with its counts."""
+    names = ("rows", "new", "changed", "gone", "invalid", "photos")
+    counts = {name: getattr(run, name) for name in names}
+    state = texts.heading("state_undone" if run.undone_by else f"state_{run.state}")
+    if run.format == SUPPLEMENTAL:
+        return f"{texts.heading('supplemental')} {state} {texts.heading('overlays', **counts)}"
+    return f"{state} {texts.heading('counts', bad=bad_photos(run), **counts)}"
+
+
 def _problems(view: SellerView, run: Run, texts: Texts) -> Iterator[str]:
-    yield _tag("h2", texts.heading("run_of", started=f"{run.started_at:%Y-%m-%d %H:%M}"))
+    title = "supplement_of" if run.format == SUPPLEMENTAL else "run_of"
+    yield _tag("h2", texts.heading(title, started=f"{run.started_at:%Y-%m-%d %H:%M}"))
     if reason := texts.of_run(run):
         yield _tag("p", reason)
     elif not view.rows and not view.photos:

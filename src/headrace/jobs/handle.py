@@ -328,8 +328,10 @@ class JobService(Protocol):
     async def why(self, job_id: int) -> Why:
         """Why the job is in its state."""
 
-    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> bool:
-        """Cancel a waiting job. Return whether it is cancelled."""
+    async def cancel(
+        self, job_id: int, *, running: bool = False, tx: Transaction | None = None
+    ) -> bool:
+        """Cancel a waiting job, with `running` also one that runs. Return whether it is."""
 
 
 class Group:
@@ -402,9 +404,13 @@ class JobRef(int):
         """Why the job is in its state."""
         return await self._origin.jobs.why(int(self))
 
-    async def cancel(self, *, tx: Transaction | None = None) -> None:
-        """Cancel the job while it waits, inside `tx` if given. Raises: JobNotWaiting."""
-        await self._origin.jobs.cancel(int(self), tx=tx)
+    async def cancel(self, *, running: bool = False, tx: Transaction | None = None) -> bool:
+        """Cancel the job while it waits, with `running` also while it runs; see `Jobs.cancel`.
+
+        Return whether it is cancelled. False: it runs, and its end was requested.
+        Raises: JobNotWaiting.
+        """
+        return await self._origin.jobs.cancel(int(self), running=running, tx=tx)
 
     def __repr__(self) -> str:
         return f"JobRef({int(self)})"

@@ -11,7 +11,6 @@ outer name omits it: field `lease_s` of section `jobs` is `[jobs] lease` and `HE
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import ipaddress
 import json
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from headrace.kernel.errors import FieldProblem, InvalidInput
+from headrace.kernel.errors import FieldProblem, InvalidInput, did_you_mean
 
 ENV_PREFIX: Final = "HEADRACE_"
 ENV_OUTSIDE_SECTIONS: Final = frozenset(
@@ -308,5 +307,4 @@ def _read_env(
 
 
 def _unknown(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return "no such setting" + (f", did you mean {near[0]}?" if near else "")
+    return "no such setting" + did_you_mean(name, known)

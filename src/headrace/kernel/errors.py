@@ -10,6 +10,7 @@ no secrets, no SQL and no data of other users, because the caller receives it.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,6 +37,12 @@ def describe_value(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
         return str(value)
     return repr(str(value)[:40])
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean X?` with the known name closest to `name`, or an empty text."""
+    near = difflib.get_close_matches(name[:80], list(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def mismatch(expected: str, value: object) -> str:

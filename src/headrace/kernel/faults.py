@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from headrace.kernel.errors import FieldProblem, describe_value, mismatch
+from headrace.kernel.errors import FieldProblem, describe_value, did_you_mean, mismatch
 from headrace.kernel.storable import escape_step
 
 FAULTS_MAX: Final = 50
@@ -63,7 +63,8 @@ def _field_faults(value: dict[str, Any], kind: Any, pointer: str) -> Iterator[Fi
             yield FieldProblem(where, "missing", "expected a value, got none")
     if kind.__struct_config__.forbid_unknown_fields:
         for name in value.keys() - fields.keys() - {kind.__struct_config__.tag_field}:
-            yield FieldProblem(f"{pointer}/{escape_step(name)}", "unknown", "no such field")
+            text = f"no such field{did_you_mean(name, fields)}"
+            yield FieldProblem(f"{pointer}/{escape_step(name)}", "unknown", text)
 
 
 def _is_struct(kind: Any) -> bool:

@@ -28,7 +28,11 @@ A stopping server closes these connections at once instead of waiting for their 
 RESPONSE_FIELDS: Final = "headrace.response_fields"
 """Key in an ASGI scope: header fields, as pairs of bytes, of the response and of any error."""
 OPTIONS_FIELDS: Final = "options_fields"
-"""Key in a handler's `opt`: header fields, as pairs of bytes, of the answer to OPTIONS."""
+"""Key in a handler's `opt`: a function of the services by name that returns header fields, as pairs
+of bytes, of the answer to OPTIONS."""
+ANY_QUERY: Final = "any_query"
+"""Key in a handler's `opt`: unknown query parameters are ignored, as on a page for people, whose
+links gain parameters of programs that pass them on."""
 FAST_PATH: Final = "fast_path"
 """Key in a handler's `opt`, with a `FastPath` as its value."""
 Response = TypeVar("Response")

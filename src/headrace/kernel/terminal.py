@@ -7,11 +7,15 @@ in every room.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import click
+
+from headrace.kernel.errors import InvalidInput
 
 Service = TypeVar("Service")
 Answer = TypeVar("Answer")
@@ -52,6 +56,15 @@ class CommandGroup(click.Group):
         """Add the decorated function as a command."""
         add: Callable[[Any], click.Command] = super().command(*args, **options)
         return lambda function: add(click.pass_obj(function))
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Report a fault of the system while the block writes `file`. Raises: InvalidInput."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -145,6 +145,12 @@ class ReservedKey(InvalidInput):
     code = "media.reserved_key"
 
 
+class StoredAtHome(Conflict):
+    """This cluster has `media.upstream`: objects, tags and uploads are kept at that cluster."""
+
+    code = "media.stored_at_home"
+
+
 class InvalidObject(InvalidInput):
     """The content of an object is not bytes."""
 

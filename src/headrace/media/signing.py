@@ -76,7 +76,7 @@ class SignatureInvalid(Forbidden):
 
 
 class UnsignableUrl(InvalidInput):
-    """A media URL cannot be signed; all problems are listed."""
+    """A media URL cannot be made; all problems are listed."""
 
     code = "media.unsignable_url"
 
@@ -85,7 +85,7 @@ class UnsignableUrl(InvalidInput):
         """The error for `faults`."""
         problems = tuple(faults)
         text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        return cls(f"this URL cannot be signed: {text}", problems=problems)
+        return cls(f"this URL cannot be made: {text}", problems=problems)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

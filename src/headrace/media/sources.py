@@ -117,6 +117,12 @@ class PartialBlock:
             call()
 
 
+class UpstreamDown(BlobsDown):
+    """No node of the cluster in `media.upstream` answers."""
+
+    code = "media.upstream_down"
+
+
 class ObjectReader(Protocol):
     """Where blocks come from: the object store, or another cluster (`cluster.upstream`)."""
 
@@ -304,8 +310,8 @@ def object_unknown() -> ObjectUnknown:
 
 
 def store_down(error: BaseException) -> StoreUnavailable:
-    """The error for a failed object store."""
-    return StoreUnavailable(
-        f"the object store failed ({type(error).__name__}): try again later",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    """The error for a failed object store, or upstream cluster."""
+    cause = f"the object store failed ({type(error).__name__})"
+    if isinstance(error, UpstreamDown):
+        cause = "no node of the upstream cluster answers"
+    return StoreUnavailable(f"{cause}: try again later", retry_after_s=RETRY_AFTER_S)

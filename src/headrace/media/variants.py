@@ -106,7 +106,10 @@ def make_variant(
     """The variant of these values. Raises: InvalidVariant."""
     for name, value in (("w", w), ("h", h)):
         if value is not None and not (_SIDE.fullmatch(str(value)) and 1 <= int(value) <= SIDE_MAX):
-            raise InvalidVariant.of(f"{name} is no number of pixels")
+            raise InvalidVariant.of(
+                f"{name}: expected a whole number of pixels from 1 to {SIDE_MAX} without leading"
+                " zeros"
+            )
     variant = Variant(int(w or 0), int(h or 0), fit or FITS[0], fm or AUTO)
     if variant.fit not in FITS:
         raise InvalidVariant.of("fit is unknown")
@@ -134,6 +137,11 @@ def parse_hop_variant(query: str) -> Variant:
 
 def require_allowed(variant: Variant, key: str, config: MediaConfig, *, is_signed: bool) -> None:
     """Check that this node makes `variant` of `key`. Raises: VariantNotAllowed, InvalidVariant."""
+    if config.upstream:
+        raise VariantNotAllowed(
+            "variants are made and stored at the home, since `media.upstream` is set here: request"
+            " them there"
+        )
     if config.variants is None:
         raise VariantNotAllowed("this node makes no variants: `media.variants` is not set")
     if not is_signed and variant.size not in config.variants:

@@ -1,9 +1,9 @@
 """Fast paths: hot routes that are answered without ASGI and Litestar.
 
 A room sets a function under FAST_PATH in a handler's `opt`. Only plain requests take it: the exact
-method and path, no body, nothing escaped, no repeated parameter or field. All others go to
-Litestar. Host, origin, authentication, scopes, quotas, errors, metrics and trace use the same
-functions as every other route.
+method and path, no body, nothing escaped, no unknown or repeated parameter, no repeated field. All
+others go to Litestar. Host, origin, authentication, scopes, quotas, errors, metrics and trace use
+the same functions as every other route.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.web.limits import Quotas, end_charge, headers_of_charge
 from headrace.web.model import current_request_id
 from headrace.web.parsing import RequestHead
 from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
-from headrace.web.routes import handlers_of
+from headrace.web.routes import handlers_of, query_names
 
 _REFUSED: Final = frozenset(
     {b"transfer-encoding", b"idempotency-key", b"content-encoding", b"expect"}
@@ -48,6 +48,7 @@ class FastRoute:
     suffix: str | None
     scope: str
     for_pages: bool
+    query_names: frozenset[str]
     run: FastPath
     service: Any
 
@@ -161,7 +162,7 @@ class FastRoutes:
         """The response of the route, or None. Raises: the errors of the route."""
         route, fields, query_string = call.route, call.fields, call.scope["query_string"]
         query = _plain_query(query_string)
-        if query is None:
+        if query is None or not route.query_names.issuperset(query):
             return None
         authorization = _text(fields.get(b"authorization"))
         caller = self._callers.known_caller(authorization)
@@ -191,6 +192,7 @@ class FastRoutes:
             rest.partition("}")[2] if brace else None,
             scope,
             bool(handler.opt.get(FOR_PAGES)),
+            query_names(handler),
             handler.opt[FAST_PATH],
             services[service],
         )

@@ -1,7 +1,8 @@
-"""Route parameters that mean one thing only, allowed methods, and the OpenAPI 3.1 description.
+"""Known route parameters that mean one thing only, methods, and the OpenAPI 3.1 description.
 
-Litestar uses the last of two equal parameters and reads `1e3` and `5.0` as integers. Here a
-parameter occurs once unless its type is a list, and an integer is written with digits.
+Litestar ignores unknown parameters, uses the last of two equal ones and reads `1e3` and `5.0` as
+integers. Here an unknown query parameter is refused, a parameter occurs once unless its type is a
+list, and an integer is written with digits.
 
 Litestar describes parameters, bodies and responses. This module replaces its error responses by
 problem documents and adds the scope of each operation. Two operations of one shape, or a route
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args, get_origin
 from urllib.parse import parse_qsl
 
@@ -23,8 +24,8 @@ from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 
-from headrace.kernel.errors import FieldProblem, mismatch
-from headrace.kernel.routes import OPTIONS_FIELDS
+from headrace.kernel.errors import FieldProblem, did_you_mean, mismatch
+from headrace.kernel.routes import ANY_QUERY, OPTIONS_FIELDS
 from headrace.web.auth import FOR_PAGES, scope_of
 from headrace.web.model import ANY_SCOPE, SCOPES, BodyInvalid, ParameterRepeated, RouteUnknown
 from headrace.web.problems import MEDIA_TYPE, Problem, expected_of, parameter_name
@@ -35,7 +36,7 @@ INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 async def require_plain_parameters(
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """Refuse repeated parameters and integers such as `1e3`; a Litestar guard.
+    """Refuse unknown and repeated parameters and integers such as `1e3`; a Litestar guard.
 
     Raises: ParameterRepeated, BodyInvalid, RouteUnknown.
     """
@@ -49,22 +50,43 @@ async def require_plain_parameters(
 
 def _require_plain_query(query_string: bytes, handler: BaseRouteHandler) -> None:
     given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
-    kinds = {
-        parameter_name(name, field): field
-        for name, field in handler.parsed_fn_signature.parameters.items()
-        if isinstance(field.kwarg_definition, QueryParameter)
-    }
+    kinds = _query_parameters(handler)
     for name, count in Counter(name for name, _ in given).items():
         if count > 1 and (name not in kinds or not _is_list(kinds[name])):
             raise ParameterRepeated(
                 f"query parameter {name[:80]!r} is given {count} times: send it once"
             )
-    problems = [
+    problems = []
+    if not handler.opt.get(ANY_QUERY):
+        accepted = query_names(handler)
+        unknown = dict.fromkeys(name for name, _ in given if name not in accepted)
+        problems = [_unknown_parameter(name, accepted) for name in unknown]
+    problems += [
         FieldProblem(f"query: {name}", "invalid", mismatch(expected_of(kinds[name]) or "", text))
         for name, text in given
         if name in kinds and _is_integer(kinds[name]) and not INTEGER.fullmatch(text)
     ]
     BodyInvalid.require_none(problems, "the request has parameters that are not valid", shown_max=3)
+
+
+def _query_parameters(handler: BaseRouteHandler) -> dict[str, Any]:
+    return {
+        parameter_name(name, field): field
+        for name, field in handler.parsed_fn_signature.parameters.items()
+        if isinstance(field.kwarg_definition, QueryParameter)
+    }
+
+
+def query_names(handler: BaseRouteHandler) -> frozenset[str]:
+    """The query parameters that a handler accepts, with the key `k` on a route for pages."""
+    key = {"k"} if handler.opt.get(FOR_PAGES) else set()
+    return frozenset(_query_parameters(handler)) | key
+
+
+def _unknown_parameter(name: str, accepted: frozenset[str]) -> FieldProblem:
+    names = f"one of {', '.join(sorted(accepted))}" if accepted else "no query parameters"
+    text = f"unknown, expected {names}{did_you_mean(name, accepted)}"
+    return FieldProblem(f"query: {name[:80]}", "unknown", text)
 
 
 def _is_list(field: Any) -> bool:
@@ -91,7 +113,7 @@ class Methods:
     Litestar's own answer lacks the methods of handlers that were registered later.
     """
 
-    def __init__(self, inner: Any, app: Litestar) -> None:
+    def __init__(self, inner: Any, app: Litestar, services: Mapping[str, Any]) -> None:
         self._inner = inner
         found: dict[str, set[str]] = {}
         fields: dict[str, dict[bytes, bytes]] = {}
@@ -101,7 +123,8 @@ class Methods:
                 methods = found.setdefault(shape, set())
                 methods.update(route.methods, {"HEAD"} if "GET" in route.methods else ())
                 for handler, _ in route.route_handler_map.values():
-                    fields.setdefault(shape, {}).update(handler.opt.get(OPTIONS_FIELDS, ()))
+                    own = handler.opt.get(OPTIONS_FIELDS)
+                    fields.setdefault(shape, {}).update(own(services) if own else ())
         # A fixed path takes precedence over one with a parameter, as in Litestar's routing.
         self._paths = [
             (

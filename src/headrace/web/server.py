@@ -244,7 +244,7 @@ def create_layers(app: Application, pages: Pages | None = None) -> tuple[Guard, 
     config = app.config.section(WebConfig)
     quotas = Quotas(config)
     api = create_app(app, callers, quotas)
-    inner: Any = Methods(api, api)
+    inner: Any = Methods(api, api, app.services())
     templates = route_templates(api)
     if pages is not None:
         inner, templates = PageRouter(pages, inner), templates | pages.templates

@@ -30,7 +30,7 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
 
 _URLS: Final = ("http://", "https://")
 WATCH_EVERY_S: Final = 0.5
@@ -139,7 +139,7 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
-    """Apply RUN, which was held because its file looks truncated or wrong."""
+    """Apply RUN, an upload for review, or held because its file looks truncated or wrong."""
 
     async def run(fetch: Fetch) -> Run:
         found = await fetch.runs.confirm(run_id)
@@ -272,7 +272,8 @@ def list_errors(
         terminal.show({"file": str(csv_file), "bytes": count}, f"{csv_file}: {count:,} bytes")
     if html_file is not None:
         page = terminal.run(Fetch, lambda fetch: fetch.reports.page(run_id, lang=lang))
-        html_file.write_text(page, encoding="utf-8")
+        with writing(html_file):
+            html_file.write_text(page, encoding="utf-8")
         terminal.show({"file": str(html_file)}, f"{html_file}: {len(page):,} characters")
     if csv_file is None and html_file is None:
         _show_errors(terminal, run_id, lang)
@@ -299,7 +300,7 @@ def _show_errors(terminal: Terminal, run_id: int, lang: str) -> None:
 async def _write_csv(fetch: Fetch, run_id: int, lang: str, *, file: Path) -> int:
     """Write the report page by page; return the number of bytes."""
     await fetch.runs.get(run_id)
-    with file.open("wb") as out:
+    with writing(file), file.open("wb") as out:
         async for part in fetch.reports.csv(run_id, lang=lang):
             out.write(part.encode())
         return out.tell()

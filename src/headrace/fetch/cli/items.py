@@ -27,7 +27,7 @@ from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.fetch.study import WEEKS_MAX, csv_of_study
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
+from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
 
 
 @click.group("item", cls=CommandGroup)
@@ -118,8 +118,25 @@ def show_host(terminal: Terminal, host: str) -> None:
     terminal.show(found, "\n".join(describe_host(one) for one in found))
 
 
+class Weeks(click.IntRange):
+    """A number of weeks that counts are kept for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number of weeks. Raises: click.BadParameter."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r}: expected a whole number of weeks, 1 to {WEEKS_MAX}", param, ctx)
+
+
 @click.command("study", short_help="Study download times and propose timeout classes.")
-@click.option("--weeks", default=4, show_default=True, type=click.IntRange(1, WEEKS_MAX))
+@click.option(
+    "--weeks",
+    default=4,
+    show_default=True,
+    type=Weeks(1, WEEKS_MAX),
+    help="Number of calendar weeks, this one included.",
+)
 @click.option(
     "--csv",
     "csv_file",
@@ -133,7 +150,8 @@ def show_study(terminal: Terminal, *, weeks: int, csv_file: Path | None) -> None
     if csv_file is None:
         terminal.show(found, describe_study(found))
         return
-    size = csv_file.write_text(csv_of_study(found.attempts), encoding="utf-8", newline="")
+    with writing(csv_file):
+        size = csv_file.write_text(csv_of_study(found.attempts), encoding="utf-8", newline="")
     terminal.show({"file": str(csv_file), "bytes": size}, f"{csv_file}: {size:,} bytes")
 
 

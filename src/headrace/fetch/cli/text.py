@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.fetch.catalogues import OUTDATED
 from headrace.fetch.model import (
     Change,
     Customer,
@@ -100,6 +101,20 @@ def _sample_lines(run: Run) -> list[str]:
     return [*lines, f"  expected time of the real run: about {duration(run.sample.expected_s)}"]
 
 
+def _review_lines(run: Run) -> list[str]:
+    """What to do with an upload for review."""
+    if run.state is not RunState.HELD or run.review_until is None:
+        return []
+    if run.reason == OUTDATED:
+        return ["  it can no longer be confirmed: upload the catalogue again"]
+    line = (
+        f"  `headrace fetch catalogue diff {run.run}` lists the changes;"
+        f" `headrace fetch catalogue confirm {run.run}` applies them until"
+        f" {run.review_until:%Y-%m-%d %H:%M} UTC"
+    )
+    return [line]
+
+
 def describe_run(run: Run) -> str:
     """The counts of a run as a few lines of text."""
     counts = (
@@ -120,12 +135,7 @@ def describe_run(run: Run) -> str:
         *_sample_lines(run),
     ]
     lines += [f"    {count:>8} {outcome}" for outcome, count in run.photos_by_outcome.items()]
-    if run.state is RunState.HELD and run.review_until is not None:
-        lines.append(
-            f"  `headrace fetch catalogue diff {run.run}` lists the changes;"
-            f" `headrace fetch catalogue confirm {run.run}` applies them until"
-            f" {run.review_until:%Y-%m-%d %H:%M} UTC"
-        )
+    lines += _review_lines(run)
     if run.undone_by is not None:
         lines.append(f"  undone by run {run.undone_by}")
     if run.items_late:

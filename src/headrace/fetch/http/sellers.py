@@ -17,6 +17,7 @@ from headrace.fetch.seller_page import POLICY, message_page
 from headrace.fetch.service import Fetch
 from headrace.fetch.service.sellers import DAYS, DAYS_MAX
 from headrace.kernel.errors import HeadraceError, Unavailable
+from headrace.kernel.routes import ANY_QUERY
 
 OPEN: Final = {"scope": None}
 HEADERS: Final = {
@@ -63,7 +64,7 @@ async def revoke_fetch_seller_links(fetch: NamedDependency[Fetch], customer: Fro
     await fetch.sellers.revoke(customer)
 
 
-@get("/v1/fetch/sellers/{token:str}", opt=OPEN, media_type="text/html")
+@get("/v1/fetch/sellers/{token:str}", opt={**OPEN, ANY_QUERY: True}, media_type="text/html")
 async def get_fetch_seller_page(
     request: Request[Any, Any, Any],
     fetch: NamedDependency[Fetch],

@@ -199,14 +199,7 @@ class Fetch:
         self._quota = HostQuota(
             jobs, self._classes, self._downloader.pool, connections=config.host_connections
         )
-        self._fetcher = PhotoFetcher(
-            self._downloader,
-            self._blob_writer,
-            self._host_stats,
-            Robots(postgres, self._downloader, config),
-            quota=self._quota,
-            photo_max_bytes=config.photo_max_bytes,
-        )
+        self._fetcher = self._make_fetcher(postgres)
         self._photos = PhotoTask(OutcomeStore(postgres, jobs), self._fetcher)
         self._webhook_client = WebhookClient(config)
         self._webhook_sender = WebhookSender(postgres, jobs, self._webhook_client)
@@ -250,6 +243,17 @@ class Fetch:
             reports=self.reports,
             policy=sites,
             signing=link_signing,
+        )
+
+    def _make_fetcher(self, postgres: Postgres) -> PhotoFetcher:
+        config = self.config
+        return PhotoFetcher(
+            self._downloader,
+            self._blob_writer,
+            self._host_stats,
+            Robots(postgres, self._downloader, config),
+            quota=self._quota,
+            photo_max_bytes=config.photo_max_bytes,
         )
 
     def register(self, registry: Registry) -> None:
@@ -378,7 +382,7 @@ class Fetch:
         NotACatalogue, CatalogueBroken, CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
         if is_review and (is_dry_run or is_supplemental):
-            raise InvalidSource("review: supported without dry_run and supplemental only")
+            raise InvalidSource("review cannot be combined with dry_run or supplemental")
         await self.customers.get(customer)
         name = "".join(c if c.isprintable() else "?" for c in file_name or path.name)[:200]
         order = Order(

@@ -7,7 +7,7 @@ link permits reading the page of its customer and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Row
 from headrace.fetch import store
+from headrace.fetch.catalogues import SAME_FORMAT, UNDO_FORMAT
 from headrace.fetch.errors import (
     InvalidCustomer,
     SellerLinkEnded,
@@ -25,12 +26,13 @@ from headrace.fetch.errors import (
 from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping
-from headrace.fetch.model import SellerLink
+from headrace.fetch.model import SUPPLEMENTAL, Run, SellerLink
 from headrace.fetch.readers import Value
 from headrace.fetch.schemas import DEFAULT as DEFAULT_SCHEMA
 from headrace.fetch.schemas import Schema, plain_category
-from headrace.fetch.seller_page import SellerView, example_of, seller_page
+from headrace.fetch.seller_page import SellerView, bad_photos, example_of, seller_page
 from headrace.fetch.service.catalogues import Reports, Runs
+from headrace.fetch.service.items import FORMAT as ITEMS_FORMAT
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
 from headrace.kernel.signing import CursorInvalid, Key, read_cursor, sign_cursor
@@ -43,8 +45,8 @@ DAYS_MAX: Final = 366
 DAY_S: Final = 86_400
 RUNS_SHOWN: Final = 10
 RUNS_READ: Final = 50
-HIDDEN: Final = ("links", "same")
-"""Formats of runs that no file or call of the seller caused."""
+HIDDEN: Final = ("links", SAME_FORMAT, UNDO_FORMAT)
+"""Formats of runs that no file or call of the seller caused; an undone run is named as such."""
 PAGE_S: Final = 1.0
 """One page per second and customer at one API process, after a burst of BURST_S."""
 BURST_S: Final = 20.0
@@ -117,9 +119,11 @@ class Sellers:
         texts = Texts.load(lang, self._config)
         found = await self._runs.newest(customer, runs_max=RUNS_READ)
         runs = [run for run in found if run.format not in HIDDEN][:RUNS_SHOWN]
-        run = next((one for one in runs if run_id in (None, one.run)), None)
-        if run is None and run_id is not None:
-            raise SellerLinkUnknown("this page has no such run: open it without `run`")
+        run = _default_run(runs)
+        if run_id is not None:
+            run = next((one for one in runs if one.run == run_id), None)
+            if run is None:
+                raise SellerLinkUnknown("this page has no such run: open it without `run`")
         rows = await self._reports.problems(run.run, lang=lang) if run else []
         photos = await self._reports.photo_problems(run.run, lang=lang) if run else []
         schema, mapping, known = await self._rules_of(customer)
@@ -181,3 +185,11 @@ class Sellers:
         mapped = source["mapping"] if source is not None else None
         named = await store.runs.find_mappings(self._postgres, mapped) if mapped else []
         return schema, named[0].mapping if named else None, known
+
+
+def _default_run(runs: Sequence[Run]) -> Run | None:
+    """The run of the newest catalogue if it has problems, else the newest of `runs`."""
+    newest = next((one for one in runs if one.format not in (SUPPLEMENTAL, ITEMS_FORMAT)), None)
+    if newest is not None and (newest.problems or newest.reason or bad_photos(newest)):
+        return newest
+    return runs[0] if runs else None

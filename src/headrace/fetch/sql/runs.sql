@@ -346,6 +346,10 @@ WHERE id = :run_id FOR UPDATE;
 UPDATE headrace.fetch_run
 SET review_until = now() + make_interval(secs => :review_s::double precision) WHERE id = :run_id;
 
+-- name: note_outdated
+-- Store that the changes of an upload for review are no longer those shown.
+UPDATE headrace.fetch_run SET reason = :reason WHERE id = :run_id AND state = 'held';
+
 -- name: discard_unreviewed
 -- Discard the uploads that were not confirmed in time.
 UPDATE headrace.fetch_run SET state = 'superseded', ended_at = now(),

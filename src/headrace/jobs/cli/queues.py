@@ -79,6 +79,8 @@ def set_queue(
     if decisions is not None:
         pairs = [one.partition("=") for one in decisions.split(",")]
         given = {decision: target or None for decision, _, target in pairs}
+        if len(given) < len(pairs):
+            raise InvalidSetting(f"--decisions: expected each decision once, got {decisions!r}")
         changes["decisions"] = None if decisions == "none" else given
 
     async def change(jobs: Jobs) -> QueueStatus:

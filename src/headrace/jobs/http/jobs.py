@@ -275,7 +275,10 @@ async def take_jobs(
 async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
 ) -> None:
-    """Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left."""
+    """Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left.
+
+    Another outcome for a settled job is refused.
+    """
     number = parse_lease_id(lease_id)
     if not is_row_id(number):
         raise LeaseLost(lease_id)

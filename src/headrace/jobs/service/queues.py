@@ -237,7 +237,7 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
     ]
     if changes.get(DECISIONS) is not None:
         try:
-            changes[DECISIONS] = checked_decisions(changes[DECISIONS])
+            changes[DECISIONS] = checked_decisions(changes[DECISIONS], before.queue)
         except ValueError as error:
             found.append((DECISIONS, mismatch(str(error), changes[DECISIONS])))
     found += [

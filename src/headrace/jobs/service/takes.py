@@ -7,6 +7,7 @@ themselves. They count no loss: a closed browser is no crash. The limits of lane
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -113,7 +114,7 @@ class Takes:
     ) -> None:
         """Record outcomes of jobs of a taken lease. Jobs not named get `rest`, or stay leased.
 
-        Repeating has no effect.
+        Repeating has no effect. Another outcome for a settled job is refused.
         Raises: LeaseLost if the lease has ended or is settled; InvalidTake, with every fault.
         """
         if not is_row_id(lease_id):
@@ -122,8 +123,13 @@ class Takes:
             taken = await store.leases.taken_jobs(tx, lease_id)
             if taken is None:
                 raise LeaseLost(lease_id)
-            others = {} if rest is None else dict.fromkeys(taken.attempts, rest)
-            recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **outcomes})
+            left = taken.attempts.keys() - taken.settled
+            hashes = {id_: _hash_of(id_, outcome) for id_, outcome in outcomes.items()}
+            new = {id_: one for id_, one in outcomes.items() if hashes[id_] not in taken.acked}
+            others = {} if rest is None else dict.fromkeys(left, rest)
+            recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **new})
+            if new and left != recorded.keys():
+                await store.leases.add_acked(tx, lease_id, [hashes[id_] for id_ in new])
             settled = await store.leases.settle(
                 tx, jobs={lease_id: recorded}, losses_max=self._config.losses_max
             )
@@ -184,6 +190,8 @@ class Takes:
             faults = _outcome_faults(outcome, taken.decisions)
             if job_id not in taken.attempts:
                 faults = ["expected a job of this lease"]
+            elif job_id in taken.settled:
+                faults = ["is settled with another outcome, which stays"]
             problems += [(str(job_id), fault) for fault in faults]
         _refuse(f"lease {lease_id}", problems)
         outcomes = {id_: _decided(given, taken.decisions) for id_, given in outcomes.items()}
@@ -202,6 +210,12 @@ class Takes:
             result = None if given.result is None else msgspec.json.encode(given.result)
             recorded[job_id] = replace(final, result=result, queue=given.queue)
         return recorded
+
+
+def _hash_of(job_id: int, outcome: TakenOutcome) -> int:
+    """A hash of an acked outcome, as PostgreSQL's bigint."""
+    text = msgspec.json.encode((job_id, outcome), order="deterministic")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
 
 
 def _taken(claims: Claims, expires_at: datetime) -> Taken:
@@ -249,8 +263,8 @@ def _decision_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) -
         faults.append(f"decision: {mismatch(declared, given.decision)}")
     if given.outcome != "done" or given.result is not None:
         faults.append("decision: expected without another outcome and without a result")
-    if len(given.by) > NAME_CHARACTERS_MAX:
-        faults.append(f"by: expected at most {NAME_CHARACTERS_MAX} characters")
+    if len(given.by) > NAME_CHARACTERS_MAX or not given.by.isprintable():
+        faults.append(f"by: expected at most {NAME_CHARACTERS_MAX} printable characters")
     return faults
 
 

@@ -15,7 +15,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -242,6 +242,8 @@ class HandlerCall:
     is_bisecting: bool = False
     """It runs a part of a batch that raised before, so another error is expected."""
     is_late: bool = False
+    abandoned: list[asyncio.Future[None]] = field(default_factory=list)
+    """Done when threads of it that run over its timeout have ended."""
 
     def require_in_time(self) -> None:
         """Raises: _TooLate."""
@@ -280,27 +282,55 @@ class Executor:
         self._registry = registry
         self._status = status
         self._jobs_running = 0
+        self._overdue = 0
         self._home = fork_count()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a thread runs over its timeout: the agent kills this slot unless it ends soon."""
+        return self._overdue > 0
 
     async def call(self, call: HandlerCall) -> CallResult:
         """Call the handler and return how it ended; never raises a handler's error."""
         jobs = len(call.jobs)
         began_s = time.monotonic()
         self._jobs_running += jobs
-        if self._status is not None:
-            job_id = call.job_id if self._jobs_running == 1 else -1
-            self._status.begin(job_id, self._jobs_running, call.timeout_s)
+        self._show(call, began_s)
         try:
             rest, is_fault, value = await self._run(call)
+            await self._wait_abandoned(call, began_s)
         finally:
             self._jobs_running -= jobs
             if self._status is not None and self._jobs_running == 0:
                 self._status.end()
+            elif self._status is not None and call.abandoned:
+                self._status.begin(-1, self._jobs_running, call.timeout_s)
         run_s = time.monotonic() - began_s
         jobs_run_seconds.observe(run_s)
         if call.is_late:
             return CallResult(UNSTARTED, is_fault=False, value=None, run_s=run_s)
         return CallResult(rest, is_fault, value, run_s)
+
+    def _show(self, call: HandlerCall, began_s: float) -> None:
+        """Record on the status board that the call runs."""
+        if self._status is not None and not self._overdue:
+            job_id = call.job_id if self._jobs_running == 1 else -1
+            self._status.begin(job_id, self._jobs_running, call.timeout_s, began_s)
+
+    async def _wait_abandoned(self, call: HandlerCall, began_s: float) -> None:
+        """Wait until threads of the call have ended, so that no retry runs beside them.
+
+        The agent kills a slot whose call runs over its timeout. Without an agent nobody ends the
+        thread, and nothing waits for it.
+        """
+        if self._status is None or self.is_aborting or not call.abandoned:
+            return
+        self._show(call, began_s)
+        self._overdue += 1
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(call.abandoned)
+        self._overdue -= 1
+        await _clear_cancellation()
 
     def beat(self) -> None:
         """Record on the status board that the event loop runs."""
@@ -346,7 +376,7 @@ class Executor:
         if not call.task.is_async:
             for around in reversed(registry.thread_middlewares):
                 code = partial(around, seen, code)
-            code = partial(self.threads.run, code)
+            code = partial(self.threads.run, code, call.abandoned)
         for around in reversed(registry.middlewares):
             code = partial(around, seen, code)
         return await code()
@@ -408,7 +438,7 @@ async def _run_hook(hook: Hook, threads: HandlerThreads) -> str:
     """Run a hook and log its error. Return the error's text, empty on success."""
     try:
         async with asyncio.timeout(HOOK_S_MAX):
-            answer = hook() if inspect.iscoroutinefunction(hook) else await threads.run(hook)
+            answer = hook() if inspect.iscoroutinefunction(hook) else await threads.run(hook, [])
             if inspect.isawaitable(answer):
                 await answer
     except asyncio.CancelledError:

@@ -35,15 +35,20 @@ class HandlerThreads:
         self._idle: list[queue.SimpleQueue[Code]] = []
         self._home = fork_count()
 
-    async def run(self, code: Callable[[], Any]) -> Any:
-        """Run `code` in a thread, in this context; a cancelled caller abandons the thread."""
+    async def run(self, code: Callable[[], Any], abandoned: list[asyncio.Future[None]]) -> Any:
+        """Run `code` in a thread, in this context; a cancelled caller abandons the thread.
+
+        A future that is done when an abandoned thread has ended is appended to `abandoned`.
+        """
         loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
         # Errors are passed as values: a future refuses StopIteration, and one that raises
         # GeneratorExit closes the coroutines that wait for it.
         answer: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
         context = contextvars.copy_context()
 
         def report(result: Any, error: BaseException | None) -> None:
+            ended.set_result(None)
             if not answer.done():
                 answer.set_result((result, error))
 
@@ -65,6 +70,7 @@ class HandlerThreads:
         except BaseException:
             # The thread ends after the code, which cannot be interrupted.
             thread.put(None)
+            abandoned.append(ended)
             raise
         self._idle.append(thread)
         if error is not None:

@@ -183,7 +183,8 @@ class SlotRunner:
         self._send(snooze_ack(work, NEWER_CODE_AFTER_S))
 
     def _refill(self, backlog: _Backlog) -> None:
-        while backlog.waiting and backlog.running < backlog.task.concurrency:
+        limit = 0 if self._executor.is_overdue else backlog.task.concurrency
+        while backlog.waiting and backlog.running < limit:
             lease, index = backlog.waiting.popleft()
             backlog.running += 1
             task = asyncio.create_task(self._run(lease, index))

@@ -46,14 +46,15 @@ class StatusCell:
         self._words = words
         self._writes = 0
 
-    def begin(self, job_id: int, jobs: int, timeout_s: float) -> None:
-        """Record that `jobs` run, before a further handler starts.
+    def begin(self, job_id: int, jobs: int, timeout_s: float, began_s: float | None = None) -> None:
+        """Record that `jobs` run since `began_s`, before a further handler starts.
 
         `job_id` is the one that runs alone, or -1. A slot that runs long after `timeout_s` and its
         grace hangs.
         """
         now_ns = time.monotonic_ns()
-        self._write(job_id, jobs, now_ns, int(timeout_s * 1e9))
+        started_ns = now_ns if began_s is None else int(began_s * 1e9)
+        self._write(job_id, jobs, started_ns, int(timeout_s * 1e9))
         self._words[_BEAT] = now_ns
 
     def beat(self) -> None:

@@ -97,15 +97,19 @@ AND a.query_start < now() - :lease_s::double precision * interval '1 s';
 SELECT headrace.return_lease_v1(:lease, :losses_max);
 
 -- name: taken_jobs
--- The jobs of a taker's lease with retries and decisions of their queue. No row: the lease has
--- ended.
-SELECT l.ids, l.attempts, l.headers, l.settled, l.host, coalesce(o.retries, q.retries) AS retries,
-       coalesce(o.decisions, q.decisions) AS decisions
+-- Lock a taker's lease, and return its jobs with retries and decisions of their queue. No row: the
+-- lease has ended.
+SELECT l.ids, l.attempts, l.headers, l.settled, l.acked, l.host,
+       coalesce(o.retries, q.retries) AS retries, coalesce(o.decisions, q.decisions) AS decisions
 FROM headrace.job_lease l
 JOIN headrace.host h ON h.id = l.host AND h.kind = 'taker'
 JOIN headrace.queue q ON q.id = l.queue
 LEFT JOIN headrace.queue_override o ON o.queue = q.id
-WHERE l.id = :lease;
+WHERE l.id = :lease FOR UPDATE OF l;
+
+-- name: add_acked
+-- Remember the outcomes that a taker acked, so that a repeat differs from a change.
+UPDATE headrace.job_lease SET acked = acked || :acked::bigint[] WHERE id = :lease;
 
 -- name: work_ahead
 -- Queues that have due work, and the seconds until the next job is due, after the marks :from_at

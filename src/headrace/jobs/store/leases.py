@@ -352,10 +352,14 @@ class TakenJobs:
     """Of jobs that differ from their queue."""
     decisions: Mapping[str, str | None]
     """The target queue or None by decision that the queue declares."""
+    settled: frozenset[int]
+    """Jobs whose outcome is recorded."""
+    acked: frozenset[int]
+    """Hashes of the recorded outcomes."""
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
-    """The jobs of a taker's lease, settled ones included. None: the lease has ended."""
+    """Lock a taker's lease; return its jobs, settled ones included. None: the lease has ended."""
     row = await runner.one(SQL.taken_jobs, lease=lease_id)
     if row is None:
         return None
@@ -367,7 +371,14 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
         row["retries"],
         own_retries(ids, row["headers"]),
         msgspec.json.decode(row["decisions"]),
+        frozenset(row["settled"]),
+        frozenset(row["acked"]),
     )
+
+
+async def add_acked(runner: Runner, lease_id: int, acked: Iterable[int]) -> None:
+    """Remember hashes of outcomes of a lease that still has jobs."""
+    await runner.run(SQL.add_acked, lease=lease_id, acked=list(acked))
 
 
 async def work_ahead(

@@ -196,20 +196,21 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
     return declared
 
 
-def checked_decisions(given: object) -> dict[str, str | None]:
-    """The target queue or None by decision. Raises: ValueError."""
+def checked_decisions(given: object, queue: str) -> dict[str, str | None]:
+    """The target queue or None by decision of jobs of `queue`. Raises: ValueError."""
     found: dict[Any, Any] = {}
     if isinstance(given, Mapping):
         found = dict(given)
     elif isinstance(given, list | tuple):
         found = {str(decision): None for decision in given}
-    is_valid = isinstance(given, Mapping | list | tuple) and len(found) <= DECISIONS_MAX
+    is_valid = isinstance(given, Mapping | list | tuple) and len(found) == len(given)
+    is_valid = is_valid and len(found) <= DECISIONS_MAX and queue not in found.values()
     targets = [queue for queue in found.values() if queue is not None]
     is_valid = is_valid and all(isinstance(d, str) and _DECISION.fullmatch(d) for d in found)
     if not is_valid or not all(isinstance(q, str) and USER_ID.fullmatch(q) for q in targets):
         raise ValueError(
-            f"up to {DECISIONS_MAX} names of 1 to 40 of A-Z a-z 0-9 . _ -, each alone or with the"
-            " queue that a decided job moves to"
+            f"up to {DECISIONS_MAX} names of 1 to 40 of A-Z a-z 0-9 . _ -, each once, alone or with"
+            " the other queue that a decided job moves to"
         )
     return found
 
@@ -306,7 +307,7 @@ def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
 def _decisions(name: str, options: QueueOptions) -> dict[str, str | None]:
     given = options.get("decisions", {})
     try:
-        return checked_decisions(given)
+        return checked_decisions(given, name)
     except ValueError as error:
         raise InvalidTask(f"queue {name!r}: decisions: {mismatch(str(error), given)}") from error
 

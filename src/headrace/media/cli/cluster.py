@@ -423,6 +423,8 @@ def entry(
 
     A node that is draining or does not answer has weight 0; in a zone its names lead to others.
     """
+    if command is not None and file is None:
+        raise click.UsageError("--run is the command after a change of FILE: give --watch FILE too")
     chosen = EntryOptions(ttl_s=max(1, round(ttl_s)), **options)
     if file is None:
         text = terminal.run(Media, lambda media: media.entry.render(form, chosen))

@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing, BlobsDown
+from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger, onward
 from headrace.kernel.metrics import bound, counter
@@ -43,6 +43,7 @@ from headrace.media.cluster.peers import PROBE_EVERY_S, Peer, PeerConnection
 from headrace.media.cluster.purge import PURGES, Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.ranges import parse_http_date_s
+from headrace.media.sources import UpstreamDown
 
 log = logger(__name__)
 URL_VALID_S: Final = 600.0
@@ -149,6 +150,22 @@ class Upstream:
             data += (await self.read_part(key, len(data), count, etag=info.etag))[1]
         return data, info.etag
 
+    async def check(self) -> dict[str, int | str]:
+        """By URL: the status of a signed request for the purge list, or why none was received.
+
+        200 and 404 (no purge yet) are right.
+        """
+        request = PeerRequest("HEAD", self._target(PURGES.key))
+
+        async def status_of(node: UpstreamNode) -> int | str:
+            try:
+                return (await node.request(request)).status
+            except PeerLost as error:
+                return error.text
+
+        found = await asyncio.gather(*map(status_of, self._nodes))
+        return dict(zip(self._urls, found, strict=True))
+
     async def close(self) -> None:
         """Close all connections."""
         for probe in self._probes.values():
@@ -180,7 +197,7 @@ class Upstream:
             if outcome == "changed":
                 raise BlobChanged(f"object {key!r} has changed upstream: read it again")
             return answer
-        raise BlobsDown("no node of the upstream cluster answers: see media.upstream and the log")
+        raise UpstreamDown("no node of the upstream cluster answers: see media.upstream, the log")
 
     def _order(self, key: str) -> list[UpstreamNode]:
         """All nodes, in the order of requests for `key`; those that failed last."""

@@ -7,7 +7,7 @@ field `key` of Upload-Metadata; the field `sha256`, if given, is required of the
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from email.utils import format_datetime
 from typing import Any, Final
 
@@ -33,10 +33,15 @@ _FIELDS: Final = (
     (b"tus-extension", b"creation,expiration,checksum,termination"),
     (b"tus-checksum-algorithm", ",".join(ALGORITHMS).encode()),
 )
-TUS: Final[dict[str, Any]] = {
-    "scope": "media:write",
-    OPTIONS_FIELDS: ((b"tus-resumable", VERSION.encode()), *_FIELDS),
-}
+
+
+def _options_fields(services: Mapping[str, Any]) -> Sequence[tuple[bytes, bytes]]:
+    media: Media = services["media"]
+    most = str(media.config.upload_max_bytes).encode()
+    return (b"tus-resumable", VERSION.encode()), *_FIELDS, (b"tus-max-size", most)
+
+
+TUS: Final[dict[str, Any]] = {"scope": "media:write", OPTIONS_FIELDS: _options_fields}
 
 
 class UploadMalformed(Malformed):

@@ -59,7 +59,7 @@ class Media:
                 config.upstream, self._upstream_keys, timeout_s=config.origin_timeout_s
             )
         self.origin: ObjectReader = self.upstream or blobs
-        self.tags = TagStore(blobs)
+        self.tags = TagStore(blobs, config)
         self.objects = Objects(blobs, config, self.tags, secret=secret)
         self.uploads = Uploads(blobs, config)
         self.purges = Purging(blobs)

@@ -112,7 +112,9 @@ class Entry:
 
     async def render(self, form: str, options: EntryOptions | None = None) -> str:
         """The configuration in one of FORMS. Raises: InvalidEntry, NoNodes, BlobsDown."""
-        return render(form, await self.list(), options or EntryOptions())
+        nodes, chosen = await self.list(), options or EntryOptions()
+        _require_dc(nodes, chosen)
+        return render(form, nodes, chosen)
 
     async def node_of(self, key: str, *, dc: str = "") -> str:
         """The node that keeps `key`, in data center `dc` if one there does; for `url(prefer=...)`.
@@ -142,6 +144,8 @@ class Entry:
         Raises: InvalidEntry, NoNodes, OSError (the file), BlobsDown (before the first list).
         """
         applied: Sequence[EntryNode] | None = None
+        # Only once: the last node of a data center may be removed later.
+        _require_dc(await self.list(), options)
         while True:
             nodes = await self.list()
             if nodes != applied:
@@ -193,6 +197,14 @@ async def _run(command: Sequence[str]) -> bool:
     if code:
         log.warning("entry_command_failed", command=command[0], exit_code=code)
     return not code
+
+
+def _require_dc(nodes: Sequence[EntryNode], options: EntryOptions) -> None:
+    """Check that a node is in the entry's data center. Raises: InvalidEntry."""
+    known = sorted({node.dc for node in nodes})
+    if nodes and options.dc is not None and options.dc not in known:
+        listed = ", ".join(filter(None, known)) or "none: set media.dc"
+        raise InvalidEntry(f"--dc {options.dc[:80]!r}: no node is there; known are {listed}")
 
 
 def render(form: str, nodes: Sequence[EntryNode], options: EntryOptions) -> str:

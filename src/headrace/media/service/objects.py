@@ -27,6 +27,7 @@ from headrace.media.errors import (
     InvalidPurge,
     ObjectUnknown,
     ReservedKey,
+    StoredAtHome,
     WrongContentAddress,
 )
 from headrace.media.id3 import TagCorrupt, Tags, read_tags, tag_bytes, tag_id, tag_key
@@ -128,7 +129,7 @@ class Objects:
         - `w`, `h`, `fit`, `fm`: the variant of an image (`headrace.media.variants`).
 
         Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, InvalidVariant,
-        VariantNotAllowed, BlobsDown.
+        VariantNotAllowed, BlobsDown; StoredAtHome for a `tag` at a site.
         """
         signed = self._sign(key, **options)
         if (tag := options.get("tag")) is not None:
@@ -142,8 +143,10 @@ class Objects:
     async def put(self, key: str, data: bytes) -> MediaObject:
         """Store `data` durably, replacing an existing object.
 
-        Raises: InvalidBlobKey, ReservedKey, WrongContentAddress, InvalidObject, BlobsDown.
+        Raises: StoredAtHome, InvalidBlobKey, ReservedKey, WrongContentAddress, InvalidObject,
+        BlobsDown.
         """
+        require_own_store(self._config)
         _require_bytes(key, data)
         if is_reserved(key):
             raise ReservedKey(f"key {key!r} is reserved: use one outside _headrace/")
@@ -158,7 +161,8 @@ class Objects:
         return await self.info(key)
 
     async def info(self, key: str) -> MediaObject:
-        """Describe the object stored under `key`. Raises: ObjectUnknown, BlobsDown."""
+        """Describe the object under `key`. Raises: StoredAtHome, ObjectUnknown, BlobsDown."""
+        require_own_store(self._config)
         try:
             if not is_reserved(key):
                 return self._seen(await self._blobs.info(key))
@@ -172,8 +176,9 @@ class Objects:
     async def ls(self, prefix: str = "", *, objects_max: int = 100) -> list[MediaObject]:
         """The objects in the folder `prefix`, at most `objects_max` (to 1,000), in no order.
 
-        Raises: InvalidBlobKey, BlobsDown.
+        Raises: StoredAtHome, InvalidBlobKey, BlobsDown.
         """
+        require_own_store(self._config)
         folder = prefix.rstrip("/")
         if folder:
             require_key(folder)
@@ -189,7 +194,7 @@ class Objects:
         """Remove the object and its variants. Caches serve them until `purges.purge`, or for a
         minute at most.
 
-        Raises: ObjectUnknown, BlobsDown.
+        Raises: StoredAtHome, ObjectUnknown, BlobsDown.
         """
         await self.info(key)
         await self._blobs.delete(key)
@@ -254,6 +259,15 @@ class Objects:
         )
 
 
+def require_own_store(config: MediaConfig) -> None:
+    """Check that nodes read this cluster's object store. Raises: StoredAtHome."""
+    if config.upstream:
+        raise StoredAtHome(
+            "media.upstream is set, so the nodes here read objects and tags of the home"
+            f" ({', '.join(config.upstream)}) and never this object store: do this at the home"
+        )
+
+
 def _faults(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[FieldProblem]:
     faults = []
     if is_reserved(key):
@@ -292,8 +306,9 @@ class StoredTag:
 class TagStore:
     """Tags that signed URLs put in front of tracks."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: Blobs, config: MediaConfig) -> None:
         self._blobs = blobs
+        self._config = config
 
     async def put(
         self,
@@ -307,9 +322,10 @@ class TagStore:
         """Store a tag durably. An existing equal tag is kept, so the call is idempotent.
 
         `cover` is a JPEG or PNG file, `buyer` an id of the application with at most 64 characters.
-        Pass the tag's id to `objects.sign(..., tag=id)`. Raises: TagInvalid, with every problem;
-        BlobsDown.
+        Pass the tag's id to `objects.sign(..., tag=id)`. Raises: StoredAtHome; TagInvalid, with
+        every problem; BlobsDown.
         """
+        require_own_store(self._config)
         tags = Tags(title=title, artist=artist, album=album, cover=cover, buyer=buyer)
         data = await asyncio.to_thread(tag_bytes, tags)
         identifier = tag_id(data)
@@ -319,14 +335,16 @@ class TagStore:
         return _seen(identifier, tags, len(data))
 
     async def get(self, identifier: str) -> StoredTag:
-        """A stored tag. Raises: TagUnknown, TagCorrupt, BlobsDown."""
+        """A stored tag. Raises: StoredAtHome, TagUnknown, TagCorrupt, BlobsDown."""
+        require_own_store(self._config)
         data = await self._read(identifier)
         if tag_id(data) != identifier:
             raise TagCorrupt(f"tag {identifier}: the stored bytes have another hash; put it again")
         return _seen(identifier, read_tags(data), len(data))
 
     async def require(self, identifier: str) -> None:
-        """Check that a tag is stored. Raises: TagUnknown, BlobsDown."""
+        """Check that a tag is stored. Raises: StoredAtHome, TagUnknown, BlobsDown."""
+        require_own_store(self._config)
         if _ID.fullmatch(identifier) is None:
             raise _unknown(identifier)
         try:
@@ -335,7 +353,7 @@ class TagStore:
             raise _unknown(identifier) from error
 
     async def rm(self, identifier: str) -> None:
-        """Remove a tag; URLs with it get 404. Raises: TagUnknown, BlobsDown."""
+        """Remove a tag; URLs with it get 404. Raises: as `require`."""
         await self.require(identifier)
         await self._blobs.delete(tag_key(identifier))
 

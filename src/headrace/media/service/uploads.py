@@ -35,6 +35,7 @@ from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.cluster_config import PREFIX, is_reserved
 from headrace.media.errors import InvalidObject, ReservedKey, WrongContentAddress
 from headrace.media.model import MediaConfig, content_address
+from headrace.media.service.objects import require_own_store
 
 PART_BYTES: Final = 8 * 2**20
 """What a killed process loses at most of one request."""
@@ -157,9 +158,10 @@ class Uploads:
     ) -> Upload:
         """Begin an upload of `size_bytes` to `key`; `sha256` is required of the whole.
 
-        Raises: InvalidBlobKey, ReservedKey, InvalidObject, WrongContentAddress, UploadTooLarge,
-        TooManyUploads, UploadConflict if `id` is in use, BlobsDown.
+        Raises: StoredAtHome, InvalidBlobKey, ReservedKey, InvalidObject, WrongContentAddress,
+        UploadTooLarge, TooManyUploads, UploadConflict if `id` is in use, BlobsDown.
         """
+        require_own_store(self._config)
         if is_reserved(require_key(key)):
             raise ReservedKey(f"key {key!r} is reserved: use one outside _headrace/")
         address = content_address(key)

@@ -331,7 +331,10 @@ class Connection:
         ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
-        if self._worker.access_log is not None:
+        request = self._exchange.request
+        # Probes of balancers and nodes come every second and are no requests of clients.
+        is_probe = request is not None and request.target == HEALTH_TARGET and status == 200
+        if self._worker.access_log is not None and not is_probe:
             self._exchange.begin_entry(self._channel.peer(), data)
         self.state = SENDING
         self._out = memoryview(data)

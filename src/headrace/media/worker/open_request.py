@@ -114,6 +114,7 @@ class OpenRequest:
         "_admitted",
         "_answer",
         "_context",
+        "_is_made",
         "_key",
         "_request",
         "_source",
@@ -138,6 +139,8 @@ class OpenRequest:
         self._trace_fields = context.trace_fields(admitted)
         self._source: Source | None = None
         self._answer: Answer | None = None
+        self._is_made = False
+        """Whether the variant was made for this request."""
 
     def now(self) -> Answer | None:
         """The answer if it can start in this epoch. Raises: as `later`."""
@@ -166,17 +169,20 @@ class OpenRequest:
         onward.set(self._trace_fields)
         try:
             try:
-                return await self._wait()
+                answer = await self._wait()
             except SourceCut:
                 # The cached shape is outdated: read it again once.
                 self.close()
-                return await self._wait(is_fresh=True)
+                answer = await self._wait(is_fresh=True)
         except SourceCut as error:
             self.close()
             raise store_down(error) from error
         except BaseException:
             self.close()
             raise
+        if self._is_made and answer.cache_status == HIT:
+            answer.cache_status = _OWN["miss"]
+        return answer
 
     def close(self) -> None:
         """Release what was opened and not handed out."""
@@ -225,6 +231,7 @@ class OpenRequest:
         except ObjectUnknown:
             maker, is_hop = context.variants, admitted.hop is not None
             await maker.make(admitted.key, shape, admitted.variant, is_hop=is_hop)
+            self._is_made = True
         return await context.shape(self._source, self._key, is_fresh=True)
 
     def _use_variant(self, original: Shape, variant: Variant) -> bool:

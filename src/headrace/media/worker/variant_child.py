@@ -103,8 +103,9 @@ def make_safely(data: bytes, wanted: Wanted, pixels_max: int) -> bytes:
         reason = str(refused)
     except MemoryError:
         reason = "making it needs too much memory"
-    except pyvips.Error as error:
-        reason = "it is damaged or no image: " + " ".join(f"{error.message} {error.detail}".split())
+    except pyvips.Error:
+        # The library's text names its own functions, which clients do not know.
+        reason = "it is damaged, cut off or no image (JPEG, PNG, WebP, GIF, AVIF)"
     return b"-" + reason.encode(errors="replace")[:REASON_BYTES_MAX]
 
 
@@ -129,7 +130,12 @@ def make(data: bytes, wanted: Wanted, pixels_max: int) -> bytes:
 
 def shrink(data: bytes, original: Any, wanted: Wanted) -> Any:
     """The image in its final size before padding: turned by EXIF, in 8-bit sRGB."""
-    options: dict[str, Any] = {"size": "down", "fail_on": "truncated", "output_profile": "srgb"}
+    # The argument `fail_on` of thumbnails is ignored; the loader reads the one in the string.
+    options: dict[str, Any] = {
+        "size": "down",
+        "option_string": "fail_on=truncated",
+        "output_profile": "srgb",
+    }
     width, height = wanted.width or SIDE_ANY, wanted.height or SIDE_ANY
     if wanted.fit == "cover":
         sides = original.width, original.height

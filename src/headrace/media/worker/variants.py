@@ -7,8 +7,8 @@ requests of a worker wait for one result. A request that waits too long gets 503
 continues, so a later request finds the variant.
 
 The original is read through the cache, in one version. A child that dies is replaced and the work
-is repeated once: two deaths are the fault of the original. Refused originals are remembered for a
-minute.
+is repeated once: two deaths are the fault of the original, except by SIGKILL. Refused originals are
+remembered for a minute.
 """
 
 from __future__ import annotations
@@ -244,41 +244,60 @@ class _Encoder:
     def _encode(self, data: bytes, variant: Variant) -> bytes:
         texts = variant.fit.encode(), variant.format.encode()
         head = _HEAD.pack(variant.width, variant.height, *texts, len(data))
+        is_killed = False
         for _ in range(2):
             try:
                 answer = self._running_child().request(head, data, timeout_s=WALL_S_MAX)
             except ChildGone as gone:
                 self._drop()
-                bound(VARIANTS, "media_variants_total", outcome="died").inc()
-                log.warning("variant_child_died", how=str(gone), size_bytes=len(data))
+                _note_death(gone, len(data))
+                # Its own limits end it otherwise: this was the kernel, out of memory, or a person.
+                is_killed = is_killed or gone.status == -signal.SIGKILL
                 if gone.status == -signal.SIGPROF:
                     raise _refused(f"it takes more than {CPU_S_MAX:g} s") from gone
             else:
                 if answer[:1] == b"+":
                     return answer[1:]
                 raise _refused(answer[1:].decode(errors="replace"))
+        if is_killed:
+            raise _busy("the process that makes variants was killed")
         raise _refused("the decoder failed twice")
 
     def _running_child(self) -> Child:
-        child = self._child
         if self._is_closed:
             raise VariantsBusy("the node stops", retry_after_s=1)
-        if child is None:
-            limits = MEMORY_BYTES_MAX, CPU_S_MAX, PIXELS_MAX
+        if self._child is None:
             try:
-                child = self._child = Child(sys.executable, _CHILD, limits)
+                self._child = _start_child()
             except (OSError, ChildGone) as error:
                 raise VariantsBusy(
                     f"the process that makes variants cannot be started ({error}): check free"
                     " memory, and that the extra `variants` is installed",
                     retry_after_s=10,
                 ) from error
-        return child
+        return self._child
 
     def _drop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.end()
+
+
+def _start_child() -> Child:
+    """A new child; one that is killed while it starts is replaced. Raises: OSError, ChildGone."""
+    limits = MEMORY_BYTES_MAX, CPU_S_MAX, PIXELS_MAX
+    try:
+        return Child(sys.executable, _CHILD, limits)
+    except ChildGone as gone:
+        if gone.status is None:
+            raise
+        _note_death(gone, 0)
+    return Child(sys.executable, _CHILD, limits)
+
+
+def _note_death(gone: ChildGone, size_bytes: int) -> None:
+    bound(VARIANTS, "media_variants_total", outcome="died").inc()
+    log.warning("variant_child_died", how=str(gone), size_bytes=size_bytes)
 
 
 def _busy(reason: str) -> VariantsBusy:

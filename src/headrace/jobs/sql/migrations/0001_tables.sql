@@ -172,6 +172,7 @@ CREATE TABLE headrace.job_lease (
     is_counted boolean NOT NULL DEFAULT false,  -- a lane of it had a concurrency limit when claimed
     granted_at timestamptz NOT NULL,
     settled bigint[] NOT NULL DEFAULT '{}',     -- ids already acked
+    acked bigint[] NOT NULL DEFAULT '{}',       -- of a taker: hashes of its acked outcomes
     ids bigint[] NOT NULL,
     run_ats timestamptz[] NOT NULL,
     group_ids bigint[] NOT NULL,
