@@ -7,6 +7,7 @@ from origin import Answer
 from room import HEAD, rows
 from tests.kit.waiting import wait_true
 
+from headrace.fetch import store
 from headrace.fetch.errors import RunNotHeld, RunNotUndoable, SourceUnknown
 from headrace.fetch.model import RunState
 from headrace.fetch.sources import cron_name
@@ -129,6 +130,8 @@ async def test_an_item_whose_photo_is_not_there_yet_is_published_with_it(shop):
     newest = shop.items[-1]
     assert (newest.version, newest.fields["price"]) == (2, "4")
     assert [photo.outcome for photo in newest.photos] in (["stored"], ["unchanged"])
+    twice = await store.outcomes.item_photos(shop.postgres, [("shop", "a")] * 2)
+    assert len(twice["shop", "a"]) == 1, "a batch may publish an item for two runs"
 
 
 async def test_over_http_and_on_the_command_line(shop, client, command, tmp_path):

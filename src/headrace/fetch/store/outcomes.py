@@ -101,9 +101,10 @@ async def item_photos(
     runner: Runner, keys: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], list[ItemPhoto]]:
     """The photos of each (customer, item), in the order of the item's list."""
+    # A batch may publish an item for two runs.
     found: dict[tuple[str, str], list[ItemPhoto]] = {key: [] for key in keys}
     rows = await runner.all(
-        SQL.photos_of_items, customers=[k[0] for k in keys], items=[k[1] for k in keys]
+        SQL.photos_of_items, customers=[k[0] for k in found], items=[k[1] for k in found]
     )
     for row in rows:
         values = {name: row[name] for name in ItemPhoto.__struct_fields__}
