@@ -1,9 +1,8 @@
-"""How many variants of photos does a node make, and how many ranges of stored ones does it serve?
+"""How many variants of photos does a node make?
 
 Photos of 1600 x 1200 pixels become variants 800 pixels wide, in WebP and AVIF. The server has one
 worker and its child on one core. Beside it: libvips alone, called in a loop on the same core
-without limits, URLs or a store, and ranges of 16 KiB of the originals, which native code sends.
-imgproxy is not on the package index, so it is not compared.
+without limits, URLs or a store. imgproxy is not on the package index, so it is not compared.
 """
 
 from __future__ import annotations
@@ -20,24 +19,18 @@ from typing import Final
 from bench.children import BenchFault
 from bench.figures import Figure, Runs, figure
 from bench.harness import Run
-from bench.media_objects import Track, write_targets
 from bench.media_stage import (
     SERVER_CORE,
-    Serving,
     blobs_folder,
     disk_of,
-    hot_times,
     our_settings,
     pinned,
-    press,
     served,
 )
 from bench.systems import OURS, Cell
 from bench.views_stage import free_port, pin
 
 BARE: Final = "pyvips alone"
-NATIVE: Final = "headrace, originals"
-RANGE_BYTES: Final = 16 * 1024
 WIDTH: Final = 800
 FORMATS: Final = {"webp": {"Q": 78, "effort": 4}, "avif": {"Q": 52, "effort": 2}}
 CONNECTIONS: Final = 8
@@ -71,7 +64,7 @@ async def measure(run: Run) -> list[Figure]:
     cells = {OURS.name: lambda: _ours(run), BARE: lambda: _bare(run)}
     found = await run.alternate(cells)
     size = f"1600 x 1200 to {WIDTH} wide, one core"
-    made = [
+    return [
         figure(
             f"variants made, {kind}",
             "variants/s",
@@ -81,14 +74,6 @@ async def measure(run: Run) -> list[Figure]:
         )
         for kind in FORMATS
     ]
-    hot = figure(
-        "ranges of stored variants",
-        "answers/s",
-        f"{RANGE_BYTES // 1024} KiB, 64 connections, one core",
-        ours=found.get("hot", {}).get(OURS.name),
-        peers={NATIVE: found["native"][OURS.name]} if "native" in found else {},
-    )
-    return [*made, hot]
 
 
 def _only(rows: Mapping[str, Runs], name: str) -> dict[str, Runs]:
@@ -107,34 +92,15 @@ async def _ours(run: Run) -> Mapping[str, float]:
         child = cell.role("media", "serve", **our_settings(cell, port) | settings)
         pin(child.pid, SERVER_CORE)
         nothing = cell.folder / "targets"
-        async with served(child, port, nothing, []) as serving:
-            found, targets, sizes = {}, [], []
+        async with served(child, port, nothing, []):
+            found = {}
             _read(port, f"/m/{keys[0]}?w={WIDTH}&fm=png")  # starts the child
             for kind in FORMATS:
                 began_s = time.perf_counter()
                 targets = [f"/m/{key}?w={WIDTH}&fm={kind}" for key in keys]
-                sizes = await asyncio.to_thread(_read_many, port, targets)
+                await asyncio.to_thread(_read_many, port, targets)
                 found[kind] = len(keys) / (time.perf_counter() - began_s)
-            found["hot"] = await _hot(run, cell, serving, targets, sizes)
-            originals = [f"/m/{key}" for key in keys]
-            found["native"] = await _hot(run, cell, serving, originals, _read_many(port, originals))
         return found
-
-
-async def _hot(
-    run: Run, cell: Cell, serving: Serving, targets: Sequence[str], sizes: Sequence[int]
-) -> float:
-    """Answers per second of random ranges. The bytes are not those of tracks, so not compared."""
-    large = [row for row in zip(targets, sizes, strict=True) if row[1] > RANGE_BYTES]
-    if not large:
-        raise BenchFault(f"no object has more than {RANGE_BYTES} bytes")
-    tracks = [Track(number, target, size) for number, (target, size) in enumerate(large)]
-    file = write_targets(cell.folder / f"hot-{len(large)}", tracks, [row[0] for row in large])
-    hot = serving.with_targets(file)
-    pressed = await press(
-        cell, hot, "hot", range_bytes=RANGE_BYTES, check_every=0, **hot_times(run)
-    )
-    return pressed.rate_per_s
 
 
 def _make_photos(cell: Cell, count: int) -> list[str]:
