@@ -108,8 +108,12 @@ class Run:
                 try:
                     found = await measure()
                 except BenchFault as fault:
-                    self.faults.append(f"{name}: {fault}")
                     print(f"  {name}: {fault}", flush=True)
+                    # Of a traceback the last line is recorded: the others name this machine's paths.
+                    lines = str(fault).strip().splitlines()
+                    self.faults.append(
+                        f"{name}: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}"
+                    )
                     continue
                 for metric, value in found.items():
                     values.setdefault(metric, {}).setdefault(name, []).append(value)
