@@ -109,11 +109,10 @@ class Run:
                     found = await measure()
                 except BenchFault as fault:
                     print(f"  {name}: {fault}", flush=True)
-                    # Of a traceback the last line is recorded: the others name this machine's paths.
+                    # The middle lines of a traceback name paths of this machine.
                     lines = str(fault).strip().splitlines()
-                    self.faults.append(
-                        f"{name}: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}"
-                    )
+                    brief = " ... ".join(dict.fromkeys((lines[0], lines[-1])))
+                    self.faults.append(f"{name}: {brief}")
                     continue
                 for metric, value in found.items():
                     values.setdefault(metric, {}).setdefault(name, []).append(value)

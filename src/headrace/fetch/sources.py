@@ -165,7 +165,9 @@ class Sources:
         rows = await self._postgres.all(SQL.sources, customer=None, is_supplemental=None)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
         return [
-            _source(row, crons.get(cron_name(row["customer"], row["is_supplemental"])))
+            _source(
+                row, crons.get(cron_name(row["customer"], is_supplemental=row["is_supplemental"]))
+            )
             for row in rows
         ]
 
@@ -342,7 +344,7 @@ class Sources:
             await self._jobs.crons.remove(cron_name(**key))
 
 
-def cron_name(customer: str, is_supplemental: bool = False) -> str:  # noqa: FBT001, FBT002
+def cron_name(customer: str, *, is_supplemental: bool = False) -> str:
     """The name of the cron that downloads the catalogue or supplemental feed of a customer."""
     prefix = SUPPLEMENTAL_PREFIX if is_supplemental else CRON_PREFIX
     name = f"{prefix}{customer}"

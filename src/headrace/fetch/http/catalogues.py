@@ -369,7 +369,7 @@ async def get_fetch_host(fetch: NamedDependency[Fetch], host: FromPath[str]) -> 
 async def get_fetch_study(
     fetch: NamedDependency[Fetch],
     weeks: Annotated[int, QueryParameter(ge=1, le=WEEKS_MAX)] = 4,
-    format: FromQuery[Literal["json", "csv"]] = "json",  # noqa: A002 - the parameter's name
+    format_name: Annotated[Literal["json", "csv"], QueryParameter(name="format")] = "json",
 ) -> Response[Any]:
     """Download times of all hosts, errors per class and week, and timeout classes that would fit.
 
@@ -377,7 +377,7 @@ async def get_fetch_study(
     attempts.
     """
     found = await fetch.study(weeks=weeks)
-    if format == "json":
+    if format_name == "json":
         return Response(found)
     headers = {"content-disposition": 'attachment; filename="download-times.csv"'}
     return Response(csv_of_study(found.attempts), media_type="text/csv", headers=headers)

@@ -21,9 +21,7 @@ from headrace.engines.remote import RemoteStatements
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import GroupClosed
-from headrace.jobs.model import (
-    jobs_enqueued,
-)
+from headrace.jobs.model import jobs_enqueued
 from headrace.jobs.store.jobs import Notifier
 from headrace.kernel.batching import BATCH_MAX, Batcher
 from headrace.kernel.errors import Unavailable
