@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 
 import pytest
 from failover_site import FailoverSite
@@ -18,14 +19,18 @@ def net():
 
 
 @pytest.fixture
-async def patroni(net, servers_folder):
+async def patroni(net, servers_folder, tmp_path):
     """Three running servers of PostgreSQL with a synchronous standby."""
     reason = missing_parts()
     if reason:
         pytest.skip(reason)
     cluster = PatroniCluster(servers_folder, net)
-    await cluster.start()
-    yield cluster
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        for log in servers_folder.glob("db*/*.log"):
+            shutil.copy(log, tmp_path / f"{log.parent.name}-{log.name}")
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ class FailoverSite:
         await wait_true(
             lambda: any(row["text"] == text for row in self._lines("notes.jsonl")[-200:]),
             what=f"job {text} ran",
-            deadline_s=120,
+            deadline_s=60,
         )
 
     async def _use_fetch(self, client, name: str) -> None:
@@ -193,7 +193,7 @@ class FailoverSite:
         await wait_true(
             lambda: any(row["item"] == name for row in self._lines("items.jsonl")[-50:]),
             what=f"item {name} was published",
-            deadline_s=120,
+            deadline_s=60,
         )
 
     async def _use_views(self, client, name: str) -> None:
@@ -203,7 +203,7 @@ class FailoverSite:
         self._hits["answered"] += answer.is_success
         hits = self._hits["answered"]
         await wait_true(
-            lambda: self._flushed_at_least(client, hits), what="a hit is flushed", deadline_s=120
+            lambda: self._flushed_at_least(client, hits), what="a hit is flushed", deadline_s=60
         )
 
     async def _use_feed(self, client, name: str) -> None:
@@ -214,7 +214,7 @@ class FailoverSite:
             page = await self._read(client, f"/v1/feed/viewers/{VIEWER}")
             return page is not None and page["posts"][0]["id"] == name
 
-        await wait_true(is_read, what=f"post {name} is read", deadline_s=120)
+        await wait_true(is_read, what=f"post {name} is read", deadline_s=60)
         await asyncio.sleep(0.1)
 
     async def _enqueue(self, client, number: int, stop) -> None:

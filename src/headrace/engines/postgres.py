@@ -24,6 +24,7 @@ from headrace.engines.postgres_pool import (
     learn_types,
     reset_open_transaction,
 )
+from headrace.engines.postgres_servers import Connection, Servers
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
@@ -231,9 +232,11 @@ class Postgres(_Statements):
     for synchronous callers, or one per `asyncio.run` or test.
     """
 
-    def __init__(self, url: str, config: PostgresConfig) -> None:
-        self._url, self._direct_url = url, config.direct_url or url
-        self._server, self._direct_server = map(_server_of, (url, self._direct_url))
+    def __init__(self, url: str, config: PostgresConfig, *, role: str = "read-write") -> None:
+        direct_url = config.direct_url or url
+        self._url = url
+        self._servers, self._direct = (Servers(one, role=role) for one in (url, direct_url))
+        self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self.remote: RemoteStatements | None = None
@@ -315,7 +318,7 @@ class Postgres(_Statements):
         `options` are passed to the driver. Raises: PostgresDown.
         """
         with translated_errors(self._direct_server):
-            return await asyncpg.connect(self._direct_url, **self._options(), **options)
+            return await self._direct.connect(**self._options(), **options)
 
     def _options(self) -> dict[str, Any]:
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
@@ -350,6 +353,8 @@ class Postgres(_Statements):
             if pool.opened is None:
                 pool.opened = await asyncpg.create_pool(
                     self._url,
+                    connect=self._servers.connect,
+                    connection_class=Connection,
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,

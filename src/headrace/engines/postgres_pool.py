@@ -25,6 +25,8 @@ DOWN: Final = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
+    # The server became a standby, or a name or proxy leads to one.
+    asyncpg.ReadOnlySQLTransactionError,
 )
 KEPT_S: Final = 60.0
 _ARRAYS: Final = ("int2", "int4", "int8", "float8", "bool", "bytea", "timestamptz")

@@ -65,7 +65,8 @@ class Replica:
 
     def __init__(self, primary: Postgres, url: str, config: PostgresConfig) -> None:
         self._primary = primary
-        self._standby = Postgres(url, replace(config, direct_url=None, replica_url=None))
+        own = replace(config, direct_url=None, replica_url=None)
+        self._standby = Postgres(url, own, role="standby")
         self._lag_max_s = config.replica_lag_max_s
         self._state = ReplicaState(is_used=False, lag_s=None, problem="was not probed yet")
         self._probed_s = float("-inf")
