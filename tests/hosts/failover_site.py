@@ -76,11 +76,12 @@ class FailoverSite:
         await apply_migrations(self.postgres, PACKAGES)
         token = (await Tokens(self.postgres).create("caller", ("*",))).text
         self._headers = {"authorization": f"Bearer {token}"}
+        pythons = {name: host.python(self.folder) for name, host in self.hosts.items()}
         for name, words in ROLES.items():
-            host = self.hosts["work" if name == "agent" else "front"]
+            python = pythons["work" if name == "agent" else "front"]
             more = ["--name", "work"] if name == "agent" else []
             self.roles[name] = HeadraceProcess(
-                [*words, *more], folder=self.folder, env=self._env, python=host.python(self.folder)
+                [*words, *more], folder=self.folder, env=self._env, python=python
             )
         async with self.client() as client:
             await wait_true(lambda: self._is_ready(client), what="the API answers")
@@ -103,7 +104,10 @@ class FailoverSite:
         stop = asyncio.Event()
         rooms = [getattr(self, f"_use_{room}") for room in ROOMS]
         async with self.client() as client:
-            loops = [self._repeat(room, use, client, stop) for room, use in zip(ROOMS, rooms)]
+            loops = [
+                self._repeat(room, use, client, stop)
+                for room, use in zip(ROOMS, rooms, strict=True)
+            ]
             loops += [self._enqueue(client, n, stop) for n in range(2)]
             loops += [self._watch_done(stop)]
             async with asyncio.TaskGroup() as group:

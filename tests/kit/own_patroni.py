@@ -139,7 +139,8 @@ class PatroniCluster:
             *("--advertise-client-urls", f"http://{own}:2379"),
             *("--listen-peer-urls", f"http://{own}:2380"),
             *("--initial-advertise-peer-urls", f"http://{own}:2380"),
-            *("--initial-cluster", peers, "--unsafe-no-fsync"),
+            # Without it a member that was cut off forces an election when it returns.
+            *("--initial-cluster", peers, "--pre-vote", "--unsafe-no-fsync"),
         )
         member.run(str(shutil.which("patroni")), str(member.folder / "patroni.yml"))
 
@@ -191,7 +192,12 @@ class PatroniCluster:
                     "synchronous_mode_strict": True,
                     "postgresql": {"use_pg_rewind": True, "parameters": parameters},
                 },
-                "initdb": [{"encoding": "UTF8"}, {"locale": "C.UTF-8"}, "data-checksums", "no-sync"],
+                "initdb": [
+                    {"encoding": "UTF8"},
+                    {"locale": "C.UTF-8"},
+                    "data-checksums",
+                    "no-sync",
+                ],
             },
             "postgresql": {
                 "listen": f"{own}:{POSTGRES_PORT}",
@@ -199,7 +205,11 @@ class PatroniCluster:
                 "data_dir": str(member.folder / "data"),
                 "bin_dir": str(SERVERS[VERSION]),
                 "pgpass": str(member.folder / "pgpass"),
-                "pg_hba": ["local all all trust", "host all all all trust", "host replication all all trust"],
+                "pg_hba": [
+                    "local all all trust",
+                    "host all all all trust",
+                    "host replication all all trust",
+                ],
                 "parameters": {"unix_socket_directories": str(member.folder / "run")},
                 "authentication": {
                     "superuser": {"username": "headrace"},

@@ -19,6 +19,7 @@ import asyncpg
 from headrace.engines.endpoints import server_of
 from headrace.engines.postgres_pool import (
     DOWN,
+    READ_ONLY,
     Pool,
     clear_session,
     learn_types,
@@ -453,8 +454,9 @@ def translated_errors(server: str = "") -> Iterator[None]:
     except DOWN as error:
         if _UNTRACKED in str(error):
             raise pooler_error(at) from error
+        what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
         raise PostgresDown(
-            f"PostgreSQL{at} does not respond ({type(error).__name__}): check it with"
+            f"PostgreSQL{at} {what} ({type(error).__name__}): check it with"
             " `headrace doctor`, then try again",
             retry_after_s=2,
         ) from error

@@ -122,7 +122,6 @@ class LeaseManager:
         self._claims_with_acks += 1
         if riders:
             crash_point("jobs.before_settle")
-        sent_s = time.monotonic()
         try:
             claims = await store.leases.claim_ready(
                 self._postgres,
@@ -144,13 +143,8 @@ class LeaseManager:
         if riders:
             crash_point("jobs.after_settle")
             self._note_answer(riders, claims.lost, claims.busy)
-        now_s = time.monotonic()
         cursor.note(
-            claims,
-            jobs_max=leases_max * batch,
-            leases_max=leases_max,
-            now_s=now_s,
-            took_s=now_s - sent_s,
+            claims, jobs_max=leases_max * batch, leases_max=leases_max, now_s=time.monotonic()
         )
         return self._track(claims)
 

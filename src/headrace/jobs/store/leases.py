@@ -139,6 +139,7 @@ class Claims:
     last_event: int = 0
     first_ready: datetime | None = None
     scan_s: float = 0.0
+    """How long the server searched; without the commit, which may wait for a standby."""
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
@@ -197,7 +198,8 @@ async def claim_ready(
         done=list(done),
     )
     first = rows[0]
-    return _claims(rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ())
+    facts = {name: first[name] or () for name in ("lost", "busy")}
+    return _claims(rows, moved=first["moved"], scan_s=first["scan_s"], **facts)
 
 
 async def claim_lanes(

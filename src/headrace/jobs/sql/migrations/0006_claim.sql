@@ -6,12 +6,14 @@
 -- the order of p_priorities, after the scan marks (run_at, id). Marks keep a claim off dead index
 -- entries while a long transaction holds back vacuum. Due jobs of lanes met by the scan move to
 -- their lanes. One row per lease, or one with lease_id NULL. A paused queue, and a host that
--- expired or drains, lease nothing; acks are recorded all the same.
+-- expired or drains, lease nothing; acks are recorded all the same. scan_s is the time of the
+-- search, without the commit, which may wait for a standby.
 CREATE FUNCTION headrace.claim_ready_v1(
     p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_priorities smallint[],
     p_marks_at timestamptz[], p_marks_id bigint[], p_done bigint[]
 ) RETURNS TABLE (
     claimed_at timestamptz, retries integer, moved integer, lost bigint[], busy bigint[],
+    scan_s double precision,
     lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamptz[], priorities smallint[],
     attempts smallint[], losses smallint[], lanes text[], headers text[], versions smallint[],
     payloads bytea[]
@@ -23,10 +25,12 @@ DECLARE
     v_busy bigint[];
     v_retries integer;
     v_is_plain boolean;
+    v_began timestamptz;
 BEGIN
     IF p_done <> '{}' THEN
         SELECT a.lost, a.busy INTO v_lost, v_busy FROM headrace.ack_v1(p_done) a;
     END IF;
+    v_began := clock_timestamp();
     SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result
     INTO v_retries, v_is_plain
     FROM headrace.host h
@@ -34,8 +38,8 @@ BEGIN
     LEFT JOIN headrace.queue_override o ON o.queue = q.id
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT now(), v_retries, 0, v_lost, v_busy, NULL::bigint, NULL::boolean,
-            NULL::bigint[], NULL::timestamptz[], NULL::smallint[], NULL::smallint[],
+        RETURN QUERY SELECT now(), v_retries, 0, v_lost, v_busy, 0::double precision,
+            NULL::bigint, NULL::boolean, NULL::bigint[], NULL::timestamptz[], NULL::smallint[], NULL::smallint[],
                 NULL::smallint[],
             NULL::text[], NULL::text[], NULL::smallint[], NULL::bytea[];
         RETURN;
@@ -94,7 +98,8 @@ BEGIN
                date_part('epoch', now() - min(g.run_at))
         FROM deleted g WHERE g.lane IS NULL HAVING count(*) > 0
     )
-    SELECT now(), v_retries, m.n, v_lost, v_busy, l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
+    SELECT now(), v_retries, m.n, v_lost, v_busy,
+           extract(epoch FROM clock_timestamp() - v_began)::double precision, l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
            l.attempts, l.losses, l.lanes, l.headers, l.versions, l.payloads
     FROM (SELECT count(*)::integer AS n FROM to_lanes) m LEFT JOIN lease l ON true;
 END $$;
