@@ -62,6 +62,11 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
     hosts = f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
     postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
     assert await postgres.value(PORT) == server.port
+    reads = Postgres(
+        f"postgresql://headrace@127.0.0.1:{server.port},{hosts}/postgres", CONFIG, role="standby"
+    )
+    assert await reads.value(PORT) == standby.port
+    await reads.close()
     server.kill()
     with pytest.raises(PostgresDown):
         await postgres.run(ADD, word="no primary")

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,14 +59,16 @@ class Host:
         """Let packets pass again."""
         _require(f"link set {self.link} up")
 
+    def pids(self) -> list[int]:
+        """The processes of this host."""
+        return [int(pid) for pid in _ip(f"netns pids {self.space}").stdout.split()]
+
     def kill(self) -> None:
         """Kill every process of this host, as a power cut does."""
-        while pids := _ip(f"netns pids {self.space}").stdout.split():
+        while pids := self.pids():
             for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 class Hosts:

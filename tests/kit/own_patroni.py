@@ -17,6 +17,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +37,21 @@ VERSION: Final = "15"
 REST_PORT, POSTGRES_PORT = 8008, 5432
 TIMERS: Final = {"ttl": 10, "loop_wait": 1, "retry_timeout": 3}
 """Patroni's defaults are 30, 10 and 10: a dead primary is replaced up to 20 s later."""
+
+HAPROXY: Final = """
+defaults
+  mode tcp
+  timeout connect 2s
+  timeout client 30m
+  timeout server 30m
+  timeout check 2s
+listen postgres
+  bind {address}:5432
+  option httpchk OPTIONS /primary
+  http-check expect status 200
+  default-server inter 1s fall 2 rise 1 on-marked-down shutdown-sessions
+"""
+"""As in docs/postgres-failover.md."""
 
 
 def missing_parts() -> str | None:
@@ -59,6 +76,18 @@ class Member:
     def rest(self) -> str:
         """The URL of Patroni's REST API."""
         return f"http://{self.host.address}:{REST_PORT}"
+
+    @contextmanager
+    def frozen_postgres(self) -> Iterator[None]:
+        """PostgreSQL of this host receives and confirms nothing inside the block."""
+        pids = [pid for pid in self.host.pids() if _name(pid) == "postgres"]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     @property
     def is_primary(self) -> bool:
@@ -95,8 +124,15 @@ class Member:
         self.processes.clear()
 
 
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 class PatroniCluster:
-    """Three members; `synchronous` has Patroni keep one synchronous standby."""
+    """Three members, of which Patroni keeps one as a synchronous standby."""
 
     def __init__(self, folder: Path, net: Hosts) -> None:
         self.folder, self._net = folder, net
@@ -126,7 +162,7 @@ class PatroniCluster:
             (member.folder / "patroni.yml").write_text(yaml.safe_dump(self._settings(member)))
             self.start_member(member)
         await self.wait_primary()
-        await wait_true(self.has_synchronous_standby, what="a synchronous standby")
+        await wait_true(self.is_whole, what="two standbys, one of them synchronous")
 
     def start_member(self, member: Member) -> None:
         """Start etcd and Patroni of a host."""
@@ -144,6 +180,26 @@ class PatroniCluster:
         )
         member.run(str(shutil.which("patroni")), str(member.folder / "patroni.yml"))
 
+    def start_haproxy(self) -> str:
+        """Start HAProxy on a host of its own; the URL that leads to the primary through it."""
+        host = self._net.add("proxy")
+        servers = [
+            f"  server {one.name} {one.host.address}:{POSTGRES_PORT} check port {REST_PORT}"
+            for one in self.members
+        ]
+        file = self.folder / "haproxy.cfg"
+        file.write_text("\n".join([HAPROXY.format(address=host.address), *servers, ""]))
+        bound = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
+        bound += [str(int(signal.SIGKILL)), "same", "--"]
+        with (self.folder / "haproxy.log").open("ab") as log:
+            subprocess.Popen(
+                [*host.inside, *bound, str(shutil.which("haproxy")), "-db", "-f", str(file)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        return f"postgresql://headrace@{host.address}:{POSTGRES_PORT}/postgres"
+
     def primary(self) -> Member:
         """The member that is the primary now."""
         [found] = [member for member in self.members if member.is_primary]
@@ -154,8 +210,13 @@ class PatroniCluster:
         [found] = [member for member in self.members if member.answers("synchronous")]
         return found
 
-    def has_synchronous_standby(self) -> bool:
-        return any(member.answers("synchronous") for member in self.members)
+    def is_whole(self) -> bool:
+        """Whether all members run, and one of the standbys is synchronous."""
+        for member in self.members:
+            ended = [process.args for process in member.processes if process.poll() is not None]
+            assert ended == [], f"{member.name}: {ended}"
+        kinds = [[one.answers(kind) for one in self.members] for kind in ("replica", "synchronous")]
+        return [sum(kind) for kind in kinds] == [2, 1]
 
     async def wait_primary(self, other_than: Member | None = None) -> tuple[Member, float]:
         """Wait for a primary; return it and the monotonic time at which it was found."""
@@ -179,7 +240,13 @@ class PatroniCluster:
     def _settings(self, member: Member) -> dict[str, Any]:
         own = member.host.address
         etcd = ",".join(f"{one.host.address}:2379" for one in self.members)
-        parameters = {"fsync": "off", "max_connections": 200, "wal_keep_size": "256MB"}
+        parameters = {
+            "fsync": "off",
+            "max_connections": 200,
+            "wal_keep_size": "256MB",
+            # The cleanup of another run may remove a segment of shared memory that is new.
+            "dynamic_shared_memory_type": "mmap",
+        }
         return {
             "scope": "site",
             "name": member.name,

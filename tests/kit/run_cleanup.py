@@ -99,6 +99,7 @@ def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
             return False
         for path in memory:
             path.unlink(missing_ok=True)
+        remove_networks(run)
         for node_memory, node in memory_folders().items():
             if any(node.is_relative_to(folder) for folder in folders):
                 shutil.rmtree(node_memory, ignore_errors=True)
@@ -107,6 +108,16 @@ def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
         return not any(folder.exists() for folder in folders)
 
     wait_until(is_clean, what="no process and no folder of the run")
+
+
+def remove_networks(run: str) -> None:
+    """Remove the hosts and bridges of `tests/kit/hosts.py` that the run left."""
+    for alias in Path("/sys/class/net").glob("hrt*/ifalias"):
+        if alias.read_text().strip() == run:
+            bridge = alias.parent.name
+            for space in Path("/run/netns").glob(f"{bridge}-*"):
+                subprocess.run(["ip", "netns", "del", space.name], check=False)
+            subprocess.run(["ip", "link", "del", bridge], check=False)
 
 
 def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:

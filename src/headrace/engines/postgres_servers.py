@@ -58,15 +58,16 @@ class Servers:
         self._urls = urls
         self._options = {} if named or len(urls) == 1 else {"target_session_attrs": role}
 
-    async def connect(self, *_url: str, timeout: float, **options: Any) -> Any:
-        """Open a connection, as the driver's function does; its URL is ignored."""
-        each_s = timeout / len(self._urls)
+    async def connect(self, *_url: str, **options: Any) -> Any:
+        """Open a connection, as the driver's function does; a URL is ignored."""
+        timeout_s = options.pop("timeout")
+        each_s = timeout_s / len(self._urls)
         options = {**options, **self._options, "connection_class": Connection}
         failed: BaseException | None = None
         for url in list(self._urls):
             try:
                 connection = await asyncpg.connect(url, timeout=each_s, **options)
-                watch_host(connection, timeout)
+                watch_host(connection, timeout_s)
                 await connection.execute(_SERVER_SIDE)
             except DOWN as error:
                 # That a standby is no primary explains less than what the primary answered.
