@@ -95,7 +95,7 @@ class Member:
         return self.answers("primary")
 
     def answers(self, check: str) -> bool:
-        """Whether a health check of Patroni succeeds, as HAProxy asks it."""
+        """Whether a health check of Patroni succeeds, as for HAProxy."""
         try:
             return httpx.get(f"{self.rest}/{check}", timeout=1, trust_env=False).status_code == 200
         except httpx.HTTPError:

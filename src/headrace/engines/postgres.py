@@ -145,7 +145,11 @@ class PostgresConfig:
     slot_connections_max: int = setting(
         "3", "Most connections per slot; a host has many slots.", parse_count
     )
-    connect_timeout_s: float = setting("5s", "Longest wait for a new connection.", parse_duration_s)
+    connect_timeout_s: float = setting(
+        "5s",
+        "Longest wait for a new connection, and for a packet of a server whose network is lost.",
+        parse_duration_s,
+    )
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
 
 

@@ -1,4 +1,4 @@
-"""Connects to the right server of a URL, and notices within seconds when its host is gone.
+"""Connects to the right server of a URL, and notices within seconds that its host is silent.
 
     servers = Servers("postgresql://headrace@db1,db2,db3/site", role="read-write")
     connection = await servers.connect(timeout=5)
