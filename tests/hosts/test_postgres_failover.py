@@ -37,7 +37,7 @@ async def test_a_killed_primary_loses_nothing_and_every_room_returns(patroni, ma
 @pytest.fixture(params=["url", "haproxy"])
 async def site(request, patroni, make_site):
     """The site, by a URL with all servers and through HAProxy."""
-    url = patroni.url if request.param == "url" else patroni.start_haproxy()
+    url = patroni.url if request.param == "url" else await patroni.start_haproxy()
     return await make_site(url, POSTGRES_STATEMENT_TIMEOUT=f"{STATEMENT_S}s")
 
 

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import asyncpg
 import httpx
 import yaml
 from tests.kit.hosts import Host, Hosts
-from tests.kit.own_postgres import SERVERS, missing_server
+from tests.kit.own_postgres import SERVERS, missing_server, run_statements
 from tests.kit.waiting import wait_true
 
 from headrace.engines import launcher
@@ -124,6 +125,15 @@ class Member:
         self.processes.clear()
 
 
+async def _leads_to_primaries(url: str) -> bool:
+    """Whether a connection in turn for each server reaches a primary."""
+    try:
+        found = [await run_statements(url, "SELECT pg_is_in_recovery()") for _ in range(6)]
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return False
+    return not any(rows[0][0] for rows in found)
+
+
 def _name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -180,8 +190,8 @@ class PatroniCluster:
         )
         member.run(str(shutil.which("patroni")), str(member.folder / "patroni.yml"))
 
-    def start_haproxy(self) -> str:
-        """Start HAProxy on a host of its own; the URL that leads to the primary through it."""
+    async def start_haproxy(self) -> str:
+        """Start HAProxy on a host of its own; return its URL when it leads to the primary alone."""
         host = self._net.add("proxy")
         servers = [
             f"  server {one.name} {one.host.address}:{POSTGRES_PORT} check port {REST_PORT}"
@@ -198,7 +208,10 @@ class PatroniCluster:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
-        return f"postgresql://headrace@{host.address}:{POSTGRES_PORT}/postgres"
+        url = f"postgresql://headrace@{host.address}:{POSTGRES_PORT}/postgres"
+        # It regards all servers as healthy until their first checks.
+        await wait_true(lambda: _leads_to_primaries(url), what="HAProxy leads to the primary")
+        return url
 
     def primary(self) -> Member:
         """The member that is the primary now."""
