@@ -406,7 +406,7 @@ class Console:
             session = await self._auth.require_session(request)
             url = safe_return_url(request.query_params.get("url", ""))
             route, *_ = pages.find(url)
-            require_scope(session.caller, route.screen.scope)
+            require_scope(session.caller, route.scope)
             pages.sampler.require_room()
             given = {name: request.query_params.get(name, "")[:64] for name in CLIENT_STATE}
             events = pages.sampler.watch(

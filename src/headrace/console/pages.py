@@ -44,6 +44,11 @@ class Route:
     room: Room
     screen: Screen
 
+    @property
+    def scope(self) -> str | None:
+        """The scope that the screen needs, if any."""
+        return self.screen.scope or self.room.scope
+
 
 class PageRenderer:
     """Renders every page of the console."""
@@ -87,7 +92,7 @@ class PageRenderer:
         route, path, params, query = self.find(url_of(request))
         # Metrics are labelled by path template.
         request.scope["path_template"] = PREFIX + route.screen.path.rstrip("/")
-        require_scope(session.caller, route.screen.scope)
+        require_scope(session.caller, route.scope)
         context = self.view_context(session.caller, path=path, params=params, query=query)
         view = await route.screen.view(context)
         page_id = secrets.token_urlsafe(12)
@@ -103,7 +108,7 @@ class PageRenderer:
         """The live fragments of a page, for the sampler."""
         route, path, params, query = self.find(watched.url)
         caller = Caller(0, "viewer", watched.scopes)
-        require_scope(caller, route.screen.scope)
+        require_scope(caller, route.scope)
         context = self.view_context(caller, path=path, params=params, query=query)
         live = LiveFragments()
         body, layout = self._render(route, context, await route.screen.view(context), live)

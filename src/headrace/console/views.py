@@ -20,7 +20,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -266,15 +266,17 @@ class ViewContext:
         return f"{self.path}?{urlencode(kept)}" if kept else self.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Screen:
     """A page: `path` is below `/console`; `tab` is its label in the room's tabs, if it has one."""
 
     path: str
     title: str
     template: str
-    scope: str | None
     view: Callable[[ViewContext], Awaitable[Any]]
+    _: KW_ONLY
+    scope: str | None = None
+    """A scope that replaces the room's."""
     tab: str = ""
     live: bool = True
 
@@ -286,6 +288,8 @@ class Room:
     name: str
     title: str
     key: str
+    scope: str | None
+    """The scope that its screens need, if any."""
     screens: tuple[Screen, ...]
     actions: tuple[Action, ...] = ()
 

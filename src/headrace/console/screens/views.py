@@ -424,31 +424,13 @@ ROOM: Final = Room(
     name="views",
     title="Views",
     key="v",
+    scope=READ,
     screens=(
+        Screen("/views", "Top", "views/top.html", view_top, tab="Top"),
         Screen(
-            path="/views",
-            title="Top",
-            tab="Top",
-            template="views/top.html",
-            scope=READ,
-            view=view_top,
+            "/views/entity", "Views of an entity", "views/entity.html", view_entity, tab="Entity"
         ),
-        Screen(
-            path="/views/entity",
-            title="Views of an entity",
-            tab="Entity",
-            template="views/entity.html",
-            scope=READ,
-            view=view_entity,
-        ),
-        Screen(
-            path="/views/lag",
-            title="Flush",
-            tab="Flush",
-            template="views/lag.html",
-            scope=READ,
-            view=view_lag,
-        ),
+        Screen("/views/lag", "Flush", "views/lag.html", view_lag, tab="Flush"),
     ),
     actions=ACTIONS,
 )
