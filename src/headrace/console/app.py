@@ -175,14 +175,13 @@ class ActionRoutes:
         audit = self._pages.audit
         try:
             self._auth.require_first_submission(form_id)
-            result = await action.run(context, values)
+            done = await action.apply(context, values)
         except HeadraceError as refusal:
             await audit.end(entry_id, "refused", refusal.public_text)
             return "bad", Done(refusal.public_text)
         except BaseException:
             await audit.end(entry_id, "failed", "internal error of the server")
             raise
-        done = result if isinstance(result, Done) else Done(result)
         text = visible(done.text)
         await audit.end(entry_id, "done", text)
         _log.info("action_done", action=action.name, actor=context.caller.name, audit_id=entry_id)

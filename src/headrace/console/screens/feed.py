@@ -189,7 +189,6 @@ async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> 
 
 
 READ: Final = "feed:read"
-WRITE: Final = "feed:write"
 SAMPLE: Final = 1_000
 VIEWER: Final = Field(name="viewer", label="Viewer")
 AUTHOR: Final = Field(name="author", label="Author")
@@ -289,13 +288,6 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
     )
 
 
-async def rebuild(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
-    """Start a rebuild of the index."""
-    return (
-        f"job {await context.feed.index.rebuild()} rebuilds the index; pages are served meanwhile"
-    )
-
-
 async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
     """Compare the index with PostgreSQL."""
     found = await context.feed.index.verify(sample=SAMPLE)
@@ -327,7 +319,6 @@ ACTIONS: Final = (
         Action(
             name=f"feed-{one.verb}",
             title=one.title,
-            scope=WRITE,
             what=one.what,
             command=f"headrace feed {one.verb} {{viewer}} {{author}}",
             http=f"{one.method} /v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
@@ -339,7 +330,6 @@ ACTIONS: Final = (
     Action(
         name="feed-delete",
         title="Delete post",
-        scope=WRITE,
         what="Deletes post {post}. No page shows it any more. This cannot be undone.",
         command="headrace feed rm {post}",
         http="DELETE /v1/feed/posts/{post}",
@@ -351,16 +341,15 @@ ACTIONS: Final = (
     Action(
         name="feed-rebuild",
         title="Rebuild index",
-        scope=WRITE,
         what="Rebuilds the index in Valkey from PostgreSQL, in a job. Pages are served meanwhile.",
         command="headrace feed rebuild",
         http="POST /v1/feed/rebuild",
-        run=rebuild,
+        run=lambda context, _: context.feed.index.rebuild(),
+        done="job {found} rebuilds the index; pages are served meanwhile",
     ),
     Action(
         name="feed-verify",
         title="Verify index",
-        scope=READ,
         what="Compares up to 1,000 viewers and authors in Valkey with PostgreSQL. Read-only.",
         command="headrace feed verify",
         http="GET /v1/feed/verify",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from headrace.console.actions import Action, Field
 from headrace.console.views import PanelData, ViewContext, attempt
@@ -20,7 +20,6 @@ SHOWN: Final = (
     ("within", "one customer"),
     ("reviewed", "reviewed"),
 )
-WRITE: Final = "fetch:write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,37 +71,25 @@ async def view_review(context: ViewContext) -> ReviewView:
     )
 
 
-async def release_item(context: ViewContext, given: dict[str, Any]) -> str:
-    """Publish a held item."""
-    await context.fetch.held.release(given["customer"], given["id"])
-    return f"item {given['id']} of {given['customer']} is published"
-
-
-async def review_pair(context: ViewContext, given: dict[str, Any]) -> str:
-    """Mark a pair of photos as reviewed."""
-    await context.fetch.duplicates.review(given["pair"])
-    return f"pair {given['pair']} is reviewed; both photos are unchanged"
-
-
 REVIEW_ACTIONS: Final = (
     Action(
         name="fetch-release",
         title="Publish held item",
-        scope=WRITE,
         what="Publishes item {id} of {customer} as it is. The handler that held it is not called.",
         command="headrace fetch held release -- {customer} {id}",
         http="POST /v1/fetch/customers/{customer}/held/release?id={id}",
-        run=release_item,
+        run=lambda context, given: context.fetch.held.release(given["customer"], given["id"]),
+        done="item {id} of {customer} is published",
         fields=(Field(name="customer", label="Customer"), Field(name="id", label="Item")),
     ),
     Action(
         name="fetch-duplicate-review",
         title="Mark pair as reviewed",
-        scope=WRITE,
         what="Removes pair {pair} from the list of open pairs. Both photos stay as they are.",
         command="headrace fetch duplicates review {pair}",
         http="POST /v1/fetch/duplicates/{pair}/review",
-        run=review_pair,
+        run=lambda context, given: context.fetch.duplicates.review(given["pair"]),
+        done="pair {pair} is reviewed; both photos are unchanged",
         fields=(Field(name="pair", label="Pair", kind="number"),),
     ),
 )

@@ -176,12 +176,10 @@ LEASED: Final = (
     Field(name="lease", label="Lease", kind="fixed"),
     Field(name="job", label="Job", kind="fixed"),
 )
-WRITE: Final = "jobs:write"
 MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.take_job",
         title="Take job",
-        scope=WRITE,
         what="Leases the next job of queue {queue} to you for ten minutes.",
         command="headrace jobs take {queue} --lease 10m",
         http="POST /v1/queues/{queue}/take?lease=10m",
@@ -192,7 +190,6 @@ MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.decide",
         title="Decide",
-        scope=WRITE,
         what="Records a decision about job {job} and takes the next job of queue {queue}.",
         command="headrace jobs ack {lease} --decide {job} {decision}",
         http="POST /v1/leases/{lease}/ack",
@@ -204,7 +201,6 @@ MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.skip_job",
         title="Skip job",
-        scope=WRITE,
         what="Puts job {job} back for ten minutes and takes the next job of queue {queue}.",
         command="headrace jobs ack {lease} --snooze {job} --after 10m",
         http="POST /v1/leases/{lease}/ack",

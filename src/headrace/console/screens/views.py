@@ -274,7 +274,6 @@ def _days(from_at: datetime, to_at: datetime, zone: ZoneInfo) -> Iterator[dateti
 
 
 READ: Final = "views:read"
-WRITE: Final = "views:write"
 ENTITY: Final = Field(name="id", label="Entity")
 CHOICES: Final = tuple((name.value, name.value) for name in CLASSES)
 
@@ -362,7 +361,6 @@ ACTIONS: Final = (
     Action(
         name="views-verify",
         title="Verify totals",
-        scope=READ,
         what="Compares every total with the sum of its hourly counts in one snapshot. Changes"
         " nothing.",
         command="headrace views verify",
@@ -372,7 +370,6 @@ ACTIONS: Final = (
     Action(
         name="views-delete",
         title="Delete views",
-        scope=WRITE,
         what="Deletes totals and series of {id}. It is not counted for 30 days. This cannot be"
         " undone.",
         command="headrace views rm {id}",
@@ -385,7 +382,6 @@ ACTIONS: Final = (
     Action(
         name="views-mark",
         title="Mark a span",
-        scope=WRITE,
         what="Shows a mark beside the series of {id}, such as promoted or paid. The same name and"
         " begin changes the end.",
         command="headrace views mark {id} {name} [--from {from}] [--to {to}]",
@@ -402,7 +398,6 @@ ACTIONS: Final = (
     Action(
         name="views-reclassify",
         title="Reclassify views",
-        scope=WRITE,
         what="Moves views of {id} in full hours from one traffic class to another, in a job.",
         command="headrace views reclassify {id} --from {from} --to {to} --source {source}"
         " --target {target}",
