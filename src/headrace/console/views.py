@@ -1,12 +1,12 @@
 """Screens and what their view functions receive and return.
 
 Each room exports one `ROOM`. A view function takes a `ViewContext`, calls public services and
-returns a frozen dataclass for the template. It has no side effects. The live stream calls the same
-function every few seconds, so it must be cheap.
+returns the values that its template reads as `view`. It has no side effects. The live stream calls
+the same function every few seconds, so it must be cheap.
 
-    async def view_hosts(context: ViewContext) -> HostsView:
+    async def view_hosts(context: ViewContext) -> dict[str, Any]:
         hosts = await attempt(context.fetch.hosts.page())
-        return HostsView(hosts=hosts, sort=context.query.choice("sort", ("name", "speed"), "name"))
+        return {"hosts": hosts, "sort": context.query.choice("sort", ("name", "speed"), "name")}
 
 `Rates` of this machine's metrics are differences of two readings. Each series is compared with
 itself, so roles that start or stop between readings cause no error. A counter that fell was reset
@@ -265,6 +265,19 @@ class ViewContext:
         kept = {name: str(value) for name, value in given.items() if value not in (None, "")}
         return f"{self.path}?{urlencode(kept)}" if kept else self.path
 
+    def cut(
+        self, rows: Sequence[Value], rows_max: int, **cursor: str
+    ) -> tuple[Sequence[Value], str | None]:
+        """Up to `rows_max` rows, and the URL of the next page if there are more.
+
+        `cursor` names an attribute of the last row for each parameter of that URL.
+        """
+        shown = rows[:rows_max]
+        if len(shown) == len(rows):
+            return shown, None
+        last = shown[-1]
+        return shown, self.url(**{name: getattr(last, given) for name, given in cursor.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class Screen:
@@ -273,7 +286,7 @@ class Screen:
     path: str
     title: str
     template: str
-    view: Callable[[ViewContext], Awaitable[Any]]
+    view: Callable[[ViewContext], Awaitable[dict[str, Any]]]
     _: KW_ONLY
     scope: str | None = None
     """A scope that replaces the room's."""

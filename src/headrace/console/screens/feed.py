@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,8 +18,7 @@ from headrace.console.views import (
     choices,
 )
 from headrace.feed import Feed
-from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
-from headrace.feed.pages import PostWhy
+from headrace.feed.model import MuteOrBlock, Page, People
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50
@@ -27,63 +26,7 @@ BOARDS: Final = ("feed", "following", "muted", "blocked")
 AUTHOR_BOARDS: Final = ("posts", "followers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewerView:
-    """Data of a viewer's page, or of the empty search form."""
-
-    viewer: str
-    board: str
-    boards: Sequence[str] = BOARDS
-    kinds: str = ""
-    rank: str = ""
-    rankings: Sequence[str] = ()
-    page: PanelData[Page] = NO_DATA
-    people: PanelData[People] = NO_DATA
-    unread: PanelData[Unread] = NO_DATA
-    marker: PanelData[Marker] = NO_DATA
-    following: int | None = None
-    more: str | None = None
-    is_first: bool = True
-
-    @property
-    def ranking_options(self) -> list[tuple[str, str]]:
-        """Options of the order filter."""
-        return choices(self.rankings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorView:
-    """Data of an author's page, or of the empty search form."""
-
-    author: str
-    board: str
-    boards: Sequence[str] = AUTHOR_BOARDS
-    kinds: str = ""
-    page: PanelData[Page] = NO_DATA
-    people: PanelData[People] = NO_DATA
-    followers: int | None = None
-    more: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyView:
-    """Visibility of a post; `why` is None until viewer and post are entered."""
-
-    viewer: str
-    post: str
-    why: PanelData[PostWhy] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexView:
-    """Data of the index page."""
-
-    shards: PanelData[list[ShardState]]
-    index_for_s: float
-    keep_for_s: float
-
-
-async def view_viewer(context: ViewContext) -> ViewerView:
+async def view_viewer(context: ViewContext) -> dict[str, Any]:
     """The feed of a viewer, or followed, muted or blocked authors."""
     feed, viewer = context.feed, context.query.text("viewer", most=128).strip()
     board = context.query.choice("list", BOARDS, "feed")
@@ -91,7 +34,13 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     kinds = context.query.text("kinds", most=300)
     rank = context.query.choice("rank", rankings, "")
     if not viewer:
-        return ViewerView(viewer=viewer, board=board, kinds=kinds, rank=rank, rankings=rankings)
+        return {
+            "viewer": viewer,
+            "board": board,
+            "kinds": kinds,
+            "rank": rank,
+            "rankings": choices(rankings),
+        }
     cursor = context.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
         attempt(feed.pages.unread(viewer)),
@@ -109,20 +58,21 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     else:
         people = await attempt(_people(feed, viewer, board, cursor=cursor))
         more = people.value.next if people.value else None
-    return ViewerView(
-        viewer=viewer,
-        board=board,
-        kinds=kinds,
-        rank=rank,
-        rankings=rankings,
-        page=page,
-        people=people,
-        unread=unread,
-        marker=marker,
-        following=following.value.total if following.value else None,
-        more=context.url(cursor=more) if more else None,
-        is_first=cursor is None,
-    )
+    return {
+        "viewer": viewer,
+        "board": board,
+        "boards": BOARDS,
+        "kinds": kinds,
+        "rank": rank,
+        "rankings": choices(rankings),
+        "page": page,
+        "people": people,
+        "unread": unread,
+        "marker": marker,
+        "following": following.value.total if following.value else None,
+        "more": context.url(cursor=more) if more else None,
+        "is_first": cursor is None,
+    }
 
 
 def _kinds_of(text: str) -> list[str] | None:
@@ -130,13 +80,13 @@ def _kinds_of(text: str) -> list[str] | None:
     return text.replace(",", " ").split() or None
 
 
-async def view_author(context: ViewContext) -> AuthorView:
+async def view_author(context: ViewContext) -> dict[str, Any]:
     """The posts of an author, or the followers."""
     feed, author = context.feed, context.query.text("author", most=128).strip()
     board = context.query.choice("list", AUTHOR_BOARDS, "posts")
     kinds = context.query.text("kinds", most=300)
     if not author:
-        return AuthorView(author=author, board=board, kinds=kinds)
+        return {"author": author, "board": board, "kinds": kinds}
     cursor = context.query.text("cursor", most=512) or None
     page: PanelData[Page] = NO_DATA
     if board == "posts":
@@ -148,33 +98,34 @@ async def view_author(context: ViewContext) -> AuthorView:
     else:
         followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
         more = followers.value.next if followers.value else None
-    return AuthorView(
-        author=author,
-        board=board,
-        kinds=kinds,
-        page=page,
-        people=followers,
-        followers=followers.value.total if followers.value else None,
-        more=context.url(cursor=more) if more else None,
-    )
+    return {
+        "author": author,
+        "board": board,
+        "boards": AUTHOR_BOARDS,
+        "kinds": kinds,
+        "page": page,
+        "people": followers,
+        "followers": followers.value.total if followers.value else None,
+        "more": context.url(cursor=more) if more else None,
+    }
 
 
-async def view_why(context: ViewContext) -> WhyView:
+async def view_why(context: ViewContext) -> dict[str, Any]:
     """The reasons why a viewer sees a post or not."""
     viewer, post = (context.query.text(name, most=128).strip() for name in ("viewer", "post"))
     is_asked = bool(viewer and post)
     why = await attempt(context.feed.pages.why(viewer, post)) if is_asked else None
-    return WhyView(viewer=viewer, post=post, why=why)
+    return {"viewer": viewer, "post": post, "why": why}
 
 
-async def view_index(context: ViewContext) -> IndexView:
+async def view_index(context: ViewContext) -> dict[str, Any]:
     """State of each shard of the index."""
     feed = context.feed
-    return IndexView(
-        shards=await attempt(feed.index.stats()),
-        index_for_s=feed.config.index_for_s,
-        keep_for_s=feed.config.keep_for_s,
-    )
+    return {
+        "shards": await attempt(feed.index.stats()),
+        "index_for_s": feed.config.index_for_s,
+        "keep_for_s": feed.config.keep_for_s,
+    }
 
 
 async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> People:

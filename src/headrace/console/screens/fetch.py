@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
@@ -26,14 +26,11 @@ from headrace.fetch.model import (
     LIMITER,
     Change,
     Customer,
-    Host,
     PhotoProblem,
-    Result,
     RowProblem,
     Run,
     RunState,
     Source,
-    StoredItem,
     Webhook,
 )
 from headrace.jobs.errors import LaneUnknown
@@ -90,45 +87,6 @@ class RunLine:
         return self.photos_decided / self.run.photos if self.run.photos else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsView:
-    """Data of the runs page."""
-
-    runs: PanelData[list[RunLine]]
-    customer: str
-    group: str
-    groups: Sequence[tuple[str, str]]
-    is_cut: bool
-    looked_at: int = RUNS_SHOWN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """Data of a run's page, with one of its three lists."""
-
-    line: RunLine
-    words: str
-    reason: str
-    board: str
-    boards: Sequence[str]
-    lang: str
-    langs: Sequence[str]
-    outcomes: list[tuple[str, int, str]]
-    """Outcome, number of photos, description."""
-    problems: PanelData[list[tuple[int, RowProblem]]]
-    photos: PanelData[list[tuple[int, PhotoProblem]]]
-    changes: PanelData[list[Change]]
-    more: str | None
-    """URL of the list's next page."""
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether it is an applied catalogue that was not undone yet."""
-        run = self.line.run
-        is_applied = run.state in (RunState.APPLIED, RunState.DONE)
-        return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
-
-
 def line_of(run: Run) -> RunLine:
     """A run with derived figures."""
     bad = sum(
@@ -140,7 +98,7 @@ def line_of(run: Run) -> RunLine:
     return RunLine(run=run, tone=TONES[run.state], photos_decided=decided, photos_bad=bad)
 
 
-async def view_runs(context: ViewContext) -> RunsView:
+async def view_runs(context: ViewContext) -> dict[str, Any]:
     """The newest runs, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
@@ -149,16 +107,17 @@ async def view_runs(context: ViewContext) -> RunsView:
     if found.value is not None:
         wanted = GROUPS.get(group, frozenset(RunState))
         lines = [line_of(run) for run in found.value if run.state in wanted]
-    return RunsView(
-        runs=PanelData(lines, found.error),
-        customer=customer,
-        group=group,
-        groups=choices(("all", *GROUPS)),
-        is_cut=found.value is not None and len(found.value) == RUNS_SHOWN,
-    )
+    return {
+        "runs": PanelData(lines, found.error),
+        "customer": customer,
+        "group": group,
+        "groups": choices(("all", *GROUPS)),
+        "is_cut": found.value is not None and len(found.value) == RUNS_SHOWN,
+        "looked_at": RUNS_SHOWN,
+    }
 
 
-async def view_run(context: ViewContext) -> RunView:
+async def view_run(context: ViewContext) -> dict[str, Any]:
     """The page of a run. Raises: RunUnknown."""
     fetch, run_id = context.fetch, run_number(context.params["run"])
     run = await fetch.runs.get(run_id)
@@ -186,20 +145,27 @@ async def view_run(context: ViewContext) -> RunView:
             more = context.url(item=changes.value[-1].item)
     texts = Texts.load(lang, fetch.config)
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
-    return RunView(
-        line=line_of(run),
-        words=REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
-        reason=texts.of_run(run),
-        board=board,
-        boards=BOARDS,
-        lang=lang,
-        langs=langs,
-        outcomes=[(outcome, photos_, texts.outcome(outcome)) for outcome, photos_ in counts],
-        problems=problems,
-        photos=photos,
-        changes=changes,
-        more=more,
-    )
+    return {
+        "line": line_of(run),
+        "words": REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
+        "reason": texts.of_run(run),
+        "board": board,
+        "boards": BOARDS,
+        "lang": lang,
+        "langs": langs,
+        "can_undo": can_undo(run),
+        "outcomes": [(outcome, photos_, texts.outcome(outcome)) for outcome, photos_ in counts],
+        "problems": problems,
+        "photos": photos,
+        "changes": changes,
+        "more": more,
+    }
+
+
+def can_undo(run: Run) -> bool:
+    """Whether it is an applied catalogue that was not undone yet."""
+    is_applied = run.state in (RunState.APPLIED, RunState.DONE)
+    return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
 
 
 def run_number(text: str) -> int:
@@ -232,38 +198,7 @@ class CustomerLine:
     """None if the customer has no recent run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomersView:
-    """Data of the customers page."""
-
-    customers: PanelData[list[CustomerLine]]
-    lanes_error: str | None
-    match: str
-    total: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomerView:
-    """Data of a customer's page."""
-
-    customer: Customer
-    lane: PanelData[Lane | None]
-    runs: PanelData[list[RunLine]]
-    hosts: PanelData[list[Host]]
-    source: PanelData[Source | None]
-    webhook: PanelData[Webhook | None]
-    results: PanelData[list[Result]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemView:
-    """Data of an item's page."""
-
-    item: StoredItem
-    media_origin: str
-
-
-async def view_customers(context: ViewContext) -> CustomersView:
+async def view_customers(context: ViewContext) -> dict[str, Any]:
     """Customers whose name contains the filter text."""
     fetch, jobs = context.fetch, context.jobs
     match = context.query.text("match", most=128)
@@ -285,15 +220,15 @@ async def view_customers(context: ViewContext) -> CustomersView:
             for found in everyone.value
             if match.lower() in found.customer.lower()
         ]
-    return CustomersView(
-        customers=PanelData(lines, everyone.error),
-        lanes_error=lanes.error or runs.error,
-        match=match,
-        total=len(everyone.value or ()),
-    )
+    return {
+        "customers": PanelData(lines, everyone.error),
+        "lanes_error": lanes.error or runs.error,
+        "match": match,
+        "total": len(everyone.value or ()),
+    }
 
 
-async def view_customer(context: ViewContext) -> CustomerView:
+async def view_customer(context: ViewContext) -> dict[str, Any]:
     """The page of a customer. Raises: CustomerUnknown."""
     fetch, name = context.fetch, context.params["customer"]
     customer = await fetch.customers.get(name)
@@ -306,23 +241,23 @@ async def view_customer(context: ViewContext) -> CustomerView:
         attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
     )
     lines = None if runs.value is None else [line_of(run) for run in runs.value]
-    return CustomerView(
-        customer=customer,
-        lane=lane,
-        runs=PanelData(lines, runs.error),
-        hosts=hosts,
-        source=source,
-        webhook=webhook,
-        results=results,
-    )
+    return {
+        "customer": customer,
+        "lane": lane,
+        "runs": PanelData(lines, runs.error),
+        "hosts": hosts,
+        "source": source,
+        "webhook": webhook,
+        "results": results,
+    }
 
 
-async def view_item(context: ViewContext) -> ItemView:
+async def view_item(context: ViewContext) -> dict[str, Any]:
     """The page of an item. Raises: ItemUnknown."""
     item = await context.fetch.items.get(
         context.params["customer"], context.query.text("id", most=400)
     )
-    return ItemView(item=item, media_origin=context.media_origin)
+    return {"item": item}
 
 
 def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:

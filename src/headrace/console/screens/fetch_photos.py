@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
-from typing import Final
+from typing import Any, Final
 
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.i18n import Texts
-from headrace.fetch.model import Consumer, Host, ItemPhoto, Source, UrlReport, Webhook
+from headrace.fetch.model import Host, ItemPhoto, Source, Webhook
 from headrace.fetch.study import DOWNLOADS_MIN, Study
 
 RESULTS_LOOKED_AT: Final = 60
@@ -31,28 +31,6 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WallView:
-    """Data of the photo wall."""
-
-    tiles: PanelData[list[Tile]]
-    customer: str
-    show: str
-    shows: Sequence[tuple[str, str]]
-    more: str | None
-    media_origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyView:
-    """Status of a photo; `report` is None until a URL is entered."""
-
-    url: str
-    quoted: str
-    """The URL, quoted for a shell."""
-    report: PanelData[UrlReport] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostLine:
     """A host with derived figures."""
 
@@ -62,29 +40,20 @@ class HostLine:
     """Share of recent photos by sufficient timeout class, fastest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsView:
-    """Data of the hosts page."""
-
-    hosts: PanelData[list[HostLine]]
-    customer: str
-    host: str
-    more: str | None
-
-
-async def view_wall(context: ViewContext) -> WallView:
+async def view_wall(context: ViewContext) -> dict[str, Any]:
     """Photos of recent results, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     show = context.query.choice("show", SHOWN, "all")
     before = context.query.number("before", 0) or None
     found = await attempt(
         context.fetch.items.newest_results(
-            before=before, results_max=RESULTS_LOOKED_AT, customer=customer or None
+            before=before, results_max=RESULTS_LOOKED_AT + 1, customer=customer or None
         )
     )
     tiles, more = None, None
     if found.value is not None:
         texts = Texts.load(config=context.fetch.config)
+        results, more = context.cut(found.value, RESULTS_LOOKED_AT, before="seq")
         tiles = [
             Tile(
                 photo=photo,
@@ -93,30 +62,27 @@ async def view_wall(context: ViewContext) -> WallView:
                 at=result.at,
                 text=texts.outcome(photo.outcome),
             )
-            for result in found.value
+            for result in results
             for photo in result.photos
             if show == "all" or (show == "stored") == (photo.key is not None)
         ]
-        if len(found.value) == RESULTS_LOOKED_AT:
-            more = context.url(before=found.value[-1].seq)
-    return WallView(
-        tiles=PanelData(tiles, found.error),
-        customer=customer,
-        show=show,
-        shows=choices(SHOWN),
-        more=more,
-        media_origin=context.media_origin,
-    )
+    return {
+        "tiles": PanelData(tiles, found.error),
+        "customer": customer,
+        "show": show,
+        "shows": choices(SHOWN),
+        "more": more,
+    }
 
 
-async def view_why(context: ViewContext) -> WhyView:
+async def view_why(context: ViewContext) -> dict[str, Any]:
     """The status of a photo URL."""
     url = context.query.text("url", most=2_048).strip()
     report = await attempt(context.fetch.links.why(url)) if url else None
-    return WhyView(url=url, quoted=shlex.quote(url), report=report)
+    return {"url": url, "quoted": shlex.quote(url), "report": report}
 
 
-async def view_hosts(context: ViewContext) -> HostsView:
+async def view_hosts(context: ViewContext) -> dict[str, Any]:
     """Photo hosts: all, those of one customer, or one host."""
     fetch = context.fetch
     customer, host = (
@@ -128,15 +94,22 @@ async def view_hosts(context: ViewContext) -> HostsView:
         found = await attempt(fetch.hosts.get(host))
     else:
         found = await attempt(
-            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN)
+            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN + 1)
         )
     lines, more = None, None
     if found.value is not None:
-        lines = [host_line(one) for one in found.value if customer in ("", one.customer)]
-        if not host and len(found.value) == HOSTS_SHOWN:
-            last = found.value[-1]
-            more = context.url(after_host=last.host, after_customer=last.customer)
-    return HostsView(hosts=PanelData(lines, found.error), customer=customer, host=host, more=more)
+        hosts: Sequence[Host] = found.value
+        if not host:
+            hosts, more = context.cut(
+                hosts, HOSTS_SHOWN, after_host="host", after_customer="customer"
+            )
+        lines = [host_line(one) for one in hosts if customer in ("", one.customer)]
+    return {
+        "hosts": PanelData(lines, found.error),
+        "customer": customer,
+        "host": host,
+        "more": more,
+    }
 
 
 def host_line(host: Host) -> HostLine:
@@ -158,36 +131,28 @@ SPANS: Final = ("4", "12", "26", "57")
 """Weeks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyView:
-    """Download times with their charts."""
-
-    study: PanelData[Study]
-    weeks: str
-    times: Chart
-    errors: Chart
-    spans: Sequence[str] = SPANS
-    downloads_min: int = DOWNLOADS_MIN
-
-
-async def view_study(context: ViewContext) -> StudyView:
+async def view_study(context: ViewContext) -> dict[str, Any]:
     """Download times of all hosts, errors per class and week, and a proposal of classes."""
     weeks = context.query.choice("weeks", SPANS, SPANS[0])
     found = await attempt(context.fetch.study(weeks=int(weeks)))
     study = found.value
-    times = study.times if study else []
-    return StudyView(
-        study=found,
-        weeks=weeks,
-        times=Chart(
+    if study is None:
+        return {"study": found, "weeks": weeks, "spans": SPANS}
+    times = study.times
+    return {
+        "study": found,
+        "weeks": weeks,
+        "times": Chart(
             xs=list(range(len(times))),
             unit="downloads by time",
             lines=[Line("downloads", [one.downloads for one in times])],
             kind="bars",
             labels=[f"{one.up_to_s:g} s" for one in times],
         ),
-        errors=errors_chart(study) if study else Chart(xs=[], lines=[]),
-    )
+        "errors": errors_chart(study),
+        "spans": SPANS,
+        "downloads_min": DOWNLOADS_MIN,
+    }
 
 
 def errors_chart(study: Study) -> Chart:
@@ -217,13 +182,6 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourcesView:
-    """Data of the sources page."""
-
-    sources: PanelData[list[SourceLine]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookLine:
     """A webhook with its state."""
 
@@ -232,42 +190,31 @@ class WebhookLine:
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveriesView:
-    """Data of the deliveries page."""
-
-    consumers: PanelData[list[Consumer]]
-    webhooks: PanelData[list[WebhookLine]]
-    more: str | None
-    waiting_counted: int
-
-
-async def view_sources(context: ViewContext) -> SourcesView:
+async def view_sources(context: ViewContext) -> dict[str, Any]:
     """Every catalogue source."""
     found = await attempt(context.fetch.sources.all())
     lines = None if found.value is None else [source_line(source) for source in found.value]
-    return SourcesView(sources=PanelData(lines, found.error))
+    return {"sources": PanelData(lines, found.error)}
 
 
-async def view_deliveries(context: ViewContext) -> DeliveriesView:
+async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     """Consumers and webhooks with their backlogs."""
     fetch = context.fetch
     after = context.query.text("after", most=128)
     consumers, webhooks = await asyncio.gather(
         attempt(fetch.consumers.all()),
-        attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN)),
+        attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN + 1)),
     )
     lines, more = None, None
     if webhooks.value is not None:
-        lines = [webhook_line(webhook, context.now_at) for webhook in webhooks.value]
-        if len(webhooks.value) == WEBHOOKS_SHOWN:
-            more = context.url(after=webhooks.value[-1].customer)
-    return DeliveriesView(
-        consumers=consumers,
-        webhooks=PanelData(lines, webhooks.error),
-        more=more,
-        waiting_counted=WAITING_COUNTED,
-    )
+        shown, more = context.cut(webhooks.value, WEBHOOKS_SHOWN, after="customer")
+        lines = [webhook_line(webhook, context.now_at) for webhook in shown]
+    return {
+        "consumers": consumers,
+        "webhooks": PanelData(lines, webhooks.error),
+        "more": more,
+        "waiting_counted": WAITING_COUNTED,
+    }
 
 
 def source_line(source: Source) -> SourceLine:

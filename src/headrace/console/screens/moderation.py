@@ -8,7 +8,7 @@ allows no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from headrace.console.model import PREFIX
 from headrace.console.security import new_form_id
 from headrace.console.views import ViewContext
 from headrace.jobs.errors import JobUnknown
-from headrace.jobs.model import Job, JobState, QueueStatus, TakenOutcome
+from headrace.jobs.model import Job, JobState, TakenOutcome
 from headrace.kernel.errors import HeadraceError
 
 LEASE_S: Final = 600.0
@@ -39,26 +39,7 @@ class Choice:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModerationView:
-    """Data of the moderation page; without a job it offers to take one."""
-
-    status: QueueStatus
-    job: Job | None
-    lost: int
-    """The job in the URL if it is not under the lease in the URL; else 0."""
-    photos: Sequence[str]
-    text: str
-    fields: Sequence[tuple[str, str]]
-    choices: Sequence[Choice]
-    form_id: str
-    command: str
-    """The command that declares decisions."""
-    lease_s: float = LEASE_S
-    skip_s: float = SKIP_S
-
-
-async def view_moderation(context: ViewContext) -> ModerationView:
+async def view_moderation(context: ViewContext) -> dict[str, Any]:
     """The job that the URL names, while its lease lasts. Raises: QueueUnknown."""
     status = await context.jobs.queues.get(context.params["queue"])
     job_id, lease_id = context.query.number("job", 0), context.query.number("lease", 0)
@@ -67,17 +48,20 @@ async def view_moderation(context: ViewContext) -> ModerationView:
     fields = dict(payload) if isinstance(payload, Mapping) else {"payload": payload}
     photos = _taken_photos(context, fields)
     text: Any = fields.pop("text") if isinstance(fields.get("text"), str) else ""
-    return ModerationView(
-        status=status,
-        job=job,
-        lost=0 if job else job_id,
-        photos=photos,
-        text=text,
-        fields=[(name, _shown(value)) for name, value in fields.items()],
-        choices=choices_of(status.decisions),
-        form_id=new_form_id(),
-        command=f"headrace queues set {quoted(status.queue)} --decisions approve,reject",
-    )
+    return {
+        "status": status,
+        "job": job,
+        # The job in the URL if it is not under the lease in the URL.
+        "lost": 0 if job else job_id,
+        "photos": photos,
+        "text": text,
+        "fields": [(name, _shown(value)) for name, value in fields.items()],
+        "choices": choices_of(status.decisions),
+        "form_id": new_form_id(),
+        "command": f"headrace queues set {quoted(status.queue)} --decisions approve,reject",
+        "lease_s": LEASE_S,
+        "skip_s": SKIP_S,
+    }
 
 
 def choices_of(decisions: Iterable[str]) -> list[Choice]:

@@ -26,7 +26,6 @@ from headrace.jobs.fleet.state import FleetLoad, FleetState
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.http import checks_of
-from headrace.web.sessions import AuditLine
 
 MEASURING: Final = "measuring"
 OF_FLUSHER: Final = 'role="flusher"'
@@ -186,23 +185,7 @@ RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewView:
-    """Data of the overview."""
-
-    systems: Sequence[System]
-    health: tuple[str, str]
-    """Text and tone for the whole deployment."""
-    issues: Sequence[Issue]
-    issues_left: int
-    """Number of issues that are not shown."""
-    engines: dict[str, str | None]
-    load: PanelData[FleetLoad]
-    ended: Chart
-    waits: Chart
-
-
-async def view_overview(context: ViewContext) -> OverviewView:
+async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
     jobs, views, feed = context.jobs, context.views, context.feed
     fetch = context.services.fetch
@@ -243,24 +226,24 @@ async def view_overview(context: ViewContext) -> OverviewView:
         *health.run_issues(runs),
         *health.lag_issues(lag, sweep_lag_s(rates)),
     ]
-    return OverviewView(
-        systems=[
+    return {
+        "systems": [
             jobs_card(rates, queues, fleet),
             fetch_card(rates, runs),
             views_card(rates, lag),
             feed_card(rates, shards),
             media_card(rates, is_installed=True),
         ],
-        health=health_of(issues),
-        issues=issues[:ISSUES_SHOWN],
-        issues_left=len(issues[ISSUES_SHOWN:]),
-        engines=engines,
-        load=load,
-        ended=_chart(
+        "health": health_of(issues),
+        "issues": issues[:ISSUES_SHOWN],
+        "issues_left": len(issues[ISSUES_SHOWN:]),
+        "engines": engines,
+        "load": load,
+        "ended": _chart(
             context, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))
         ),
-        waits=_chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
-    )
+        "waits": _chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
+    }
 
 
 def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
@@ -327,26 +310,12 @@ def _chart(
 LINES_SHOWN: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditView:
-    """A page of audit entries, newest first."""
-
-    lines: list[AuditLine]
-    next_url: str | None
-    first_url: str | None
-
-
-async def view_audit(context: ViewContext) -> AuditView:
+async def view_audit(context: ViewContext) -> dict[str, Any]:
     """Audit entries before the one in the URL."""
     before = context.query.number("before", 0)
     lines = await context.audit.lines(before=before or None, lines_max=LINES_SHOWN + 1)
-    has_more = len(lines) > LINES_SHOWN
-    shown = lines[:LINES_SHOWN]
-    return AuditView(
-        lines=shown,
-        next_url=context.url(before=shown[-1].id) if has_more else None,
-        first_url=context.url(before=None) if before else None,
-    )
+    shown, next_url = context.cut(lines, LINES_SHOWN, before="id")
+    return {"lines": shown, "next_url": next_url}
 
 
 ROOM: Final = Room(

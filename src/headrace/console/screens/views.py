@@ -11,7 +11,6 @@ from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
 from headrace.console.views import (
-    NO_DATA,
     Chart,
     Line,
     PanelData,
@@ -25,11 +24,8 @@ from headrace.kernel.terminal import parse_moment, pluralize
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
-    DayViewers,
-    Mark,
     SeriesPoint,
     ShardLag,
-    TopEntry,
     Total,
     Traffic,
 )
@@ -81,60 +77,7 @@ class Flush:
         return "flushing" if self.pending else "flushed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopView:
-    """Data of the top list."""
-
-    window: str
-    windows: Sequence[tuple[str, str]]
-    traffic: str
-    classes: Sequence[tuple[str, str]]
-    limit: str
-    limits: Sequence[tuple[str, str]]
-    top: PanelData[list[TopEntry]]
-    most: int
-    totals: dict[str, Total]
-    """Current totals, where known."""
-    flush: PanelData[Flush]
-    reads: str = ""
-    """The server that was read, if a replica is configured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntityView:
-    """Data of an entity's page, or of the empty search form."""
-
-    entity: str
-    span: str
-    spans: Sequence[tuple[str, str]] = tuple(choices(SPANS))
-    total: PanelData[Total] = NO_DATA
-    by: str = ""
-    chart: Chart | None = None
-    error: str | None = None
-    sums: Sequence[tuple[str, int]] = ()
-    zone: str = ""
-    marks: PanelData[list[Mark]] = NO_DATA
-    viewers: PanelData[list[DayViewers]] = NO_DATA
-    """By day, newest first."""
-    together: int | None = None
-    """Different viewers of these days."""
-    reads: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LagView:
-    """Data of the flush page."""
-
-    shards: PanelData[list[ShardLag]]
-    flush: PanelData[Flush]
-    durability: str
-    late_s: float
-    hours_from: PanelData[datetime | None]
-    """The first hour that is not replaced by its day."""
-    changes_kept_s: float
-
-
-async def view_top(context: ViewContext) -> TopView:
+async def view_top(context: ViewContext) -> dict[str, Any]:
     """The most viewed entities of a time window."""
     views = context.views
     window = context.query.choice("window", tuple(WINDOWS), "24h")
@@ -146,27 +89,27 @@ async def view_top(context: ViewContext) -> TopView:
     )
     found = top.value or []
     totals = await attempt(views.totals([entry.id for entry in found])) if found else PanelData([])
-    return TopView(
-        window=window,
-        windows=choices(WINDOWS),
-        traffic=traffic,
-        classes=choices(CLASSES),
-        limit=limit,
-        limits=choices(LIMITS),
-        top=top,
-        most=max((entry.views for entry in found), default=0),
-        totals={total.id: total for total in totals.value or ()},
-        flush=flush_of(lag),
-        reads=await _reads(context),
-    )
+    return {
+        "window": window,
+        "windows": choices(WINDOWS),
+        "traffic": traffic,
+        "classes": choices(CLASSES),
+        "limit": limit,
+        "limits": choices(LIMITS),
+        "top": top,
+        "most": max((entry.views for entry in found), default=0),
+        "totals": {total.id: total for total in totals.value or ()},
+        "flush": flush_of(lag),
+        "reads": await _reads(context),
+    }
 
 
-async def view_entity(context: ViewContext) -> EntityView:
+async def view_entity(context: ViewContext) -> dict[str, Any]:
     """Totals of an entity and its views over time."""
     views, entity = context.views, context.query.text("id", most=128).strip()
     span = context.query.choice("span", tuple(SPANS), "7d")
     if not entity:
-        return EntityView(entity=entity, span=span)
+        return {"entity": entity, "span": span, "spans": choices(SPANS)}
     by, length = SPANS[span]
     from_at = context.now_at - length
     total, series, viewers, marks, together = await asyncio.gather(
@@ -180,36 +123,37 @@ async def view_entity(context: ViewContext) -> EntityView:
     points = series.value
     chart = None if points is None else chart_of(points, by, from_at, context.now_at, zone=zone)
     sums = [(str(each), sum(getattr(p, each.value) for p in points or ())) for each in Traffic]
-    return EntityView(
-        entity=entity,
-        total=total,
-        span=span,
-        by=by,
-        chart=chart,
-        error=series.error,
-        sums=sums,
-        zone=views.config.time_zone,
-        marks=marks,
-        together=together.value[0].viewers if together.value else None,
-        viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
-        reads=await _reads(context),
-    )
+    return {
+        "entity": entity,
+        "total": total,
+        "span": span,
+        "spans": choices(SPANS),
+        "by": by,
+        "chart": chart,
+        "error": series.error,
+        "sums": sums,
+        "zone": views.config.time_zone,
+        "marks": marks,
+        "together": together.value[0].viewers if together.value else None,
+        "viewers": PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
+        "reads": await _reads(context),
+    }
 
 
-async def view_lag(context: ViewContext) -> LagView:
+async def view_lag(context: ViewContext) -> dict[str, Any]:
     """Flush lag by shard."""
     views = context.views
     lag, hours_from = await asyncio.gather(
         attempt(views.analytics.lag()), attempt(views.analytics.hours_from())
     )
-    return LagView(
-        shards=lag,
-        flush=flush_of(lag),
-        durability=views.config.durability,
-        late_s=LATE_S,
-        hours_from=hours_from,
-        changes_kept_s=views.config.changes_kept_s,
-    )
+    return {
+        "shards": lag,
+        "flush": flush_of(lag),
+        "durability": views.config.durability,
+        "late_s": LATE_S,
+        "hours_from": hours_from,
+        "changes_kept_s": views.config.changes_kept_s,
+    }
 
 
 def flush_of(lag: PanelData[list[ShardLag]]) -> PanelData[Flush]:
