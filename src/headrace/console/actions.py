@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -47,12 +47,13 @@ class Missing(Invalid):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A field of an action's form; a `fixed` field is set by the link and hidden."""
 
     name: str
     label: str
+    _: KW_ONLY
     kind: str = "text"
     required: bool = True
     hint: str = ""

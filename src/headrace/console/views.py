@@ -113,25 +113,19 @@ class Rates:
 
     def total(self, name: str, *labels: str) -> float | None:
         """Sum of the newest values of `name`; None if there is no such series."""
-        if not self._readings:
-            return None
-        found = [
-            value
-            for (series, given), value in self._readings[-1][1].items()
-            if series == name and all(one in given for one in labels)
-        ]
+        found = self._newest(name, labels)
         return sum(found) if found else None
 
     def greatest(self, name: str, *labels: str) -> float | None:
         """Maximum of the newest values of `name`; None if there is no such series."""
-        if not self._readings:
-            return None
-        found = [
+        return max(self._newest(name, labels), default=None)
+
+    def _newest(self, name: str, labels: Sequence[str]) -> list[float]:
+        return [
             value
-            for (series, given), value in self._readings[-1][1].items()
+            for (series, given), value in (self._readings[-1][1] if self._readings else {}).items()
             if series == name and all(one in given for one in labels)
         ]
-        return max(found, default=None)
 
 
 def parse_series(text: str) -> dict[tuple[str, str], float]:

@@ -141,9 +141,9 @@ async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> 
 
 READ: Final = "feed:read"
 SAMPLE: Final = 1_000
-VIEWER: Final = Field(name="viewer", label="Viewer")
-AUTHOR: Final = Field(name="author", label="Author")
-POST: Final = Field(name="post", label="Post")
+VIEWER: Final = Field("viewer", "Viewer")
+AUTHOR: Final = Field("author", "Author")
+POST: Final = Field("post", "Post")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

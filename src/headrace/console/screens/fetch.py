@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
@@ -19,7 +19,6 @@ from headrace.console.screens.fetch_photos import (
 from headrace.console.screens.fetch_review import REVIEW_ACTIONS, view_review
 from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
 from headrace.fetch.catalogues import REVIEW as REVIEW_REASON
-from headrace.fetch.errors import SourceUnknown, WebhookUnknown
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import (
     FINAL_STATES,
@@ -30,12 +29,11 @@ from headrace.fetch.model import (
     RowProblem,
     Run,
     RunState,
-    Source,
-    Webhook,
 )
-from headrace.jobs.errors import LaneUnknown
 from headrace.jobs.model import Lane
+from headrace.kernel.errors import NotFound
 
+Found = TypeVar("Found")
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
@@ -233,11 +231,11 @@ async def view_customer(context: ViewContext) -> dict[str, Any]:
     fetch, name = context.fetch, context.params["customer"]
     customer = await fetch.customers.get(name)
     lane, runs, hosts, source, webhook, results = await asyncio.gather(
-        attempt(_lane(context, name)),
+        attempt(_if_any(context.jobs.lanes.get(LIMITER, name))),
         attempt(fetch.runs.newest(name, runs_max=CUSTOMER_RUNS_SHOWN)),
         attempt(fetch.hosts.page(customer=name, hosts_max=HOSTS_SHOWN)),
-        attempt(_source(context, name)),
-        attempt(_webhook(context, name)),
+        attempt(_if_any(fetch.sources.get(name))),
+        attempt(_if_any(fetch.webhooks.get(name))),
         attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
     )
     lines = None if runs.value is None else [line_of(run) for run in runs.value]
@@ -269,28 +267,12 @@ def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:
     return found
 
 
-async def _lane(context: ViewContext, customer: str) -> Lane | None:
+async def _if_any(answer: Awaitable[Found]) -> Found | None:
+    """What `answer` returns, or None if there is no such thing."""
     try:
-        lane: Lane = await context.jobs.lanes.get(LIMITER, customer)
-    except LaneUnknown:
+        return await answer
+    except NotFound:
         return None
-    return lane
-
-
-async def _source(context: ViewContext, customer: str) -> Source | None:
-    try:
-        source: Source = await context.fetch.sources.get(customer)
-    except SourceUnknown:
-        return None
-    return source
-
-
-async def _webhook(context: ViewContext, customer: str) -> Webhook | None:
-    try:
-        webhook: Webhook = await context.fetch.webhooks.get(customer)
-    except WebhookUnknown:
-        return None
-    return webhook
 
 
 READ: Final = "fetch:read"

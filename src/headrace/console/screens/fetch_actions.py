@@ -15,9 +15,9 @@ from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
 from headrace.kernel.terminal import pluralize
 
-CUSTOMER: Final = Field(name="customer", label="Customer")
-RUN: Final = Field(name="run", label="Run", kind="number")
-CONSUMER: Final = Field(name="name", label="Consumer")
+CUSTOMER: Final = Field("customer", "Customer")
+RUN: Final = Field("run", "Run", kind="number")
+CONSUMER: Final = Field("name", "Consumer")
 NEW_WEBHOOK: Final = (
     "webhook created: run `headrace fetch webhook rotate {}` to get the secret for its receiver"
 )
@@ -195,8 +195,8 @@ ACTIONS: Final = (
         run=upload_catalogue,
         fields=(
             CUSTOMER,
-            Field(name="file", label="File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
-            Field(name="mapping", label="Mapping", required=False, hint="HTTP: &mapping=NAME."),
+            Field("file", "File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
+            Field("mapping", "Mapping", required=False, hint="HTTP: &mapping=NAME."),
         ),
     ),
     Action(
@@ -210,9 +210,7 @@ ACTIONS: Final = (
         body=lambda given: {"days": given["days"]},
         fields=(
             CUSTOMER,
-            Field(
-                name="days", label="Days", kind="number", default=str(DAYS), numbers=(1, DAYS_MAX)
-            ),
+            Field("days", "Days", kind="number", default=str(DAYS), numbers=(1, DAYS_MAX)),
         ),
     ),
     Action(
@@ -242,37 +240,35 @@ ACTIONS: Final = (
         body=customer_body,
         fields=(
             CUSTOMER,
+            Field("rate", "Rate", hint="Requests per time, such as 10/s, 20/5s or 600/m."),
             Field(
-                name="rate", label="Rate", hint="Requests per time, such as 10/s, 20/5s or 600/m."
-            ),
-            Field(
-                name="connections",
-                label="Concurrency",
+                "connections",
+                "Concurrency",
                 kind="number",
                 default="8",
                 numbers=(1, CONNECTIONS_MAX),
             ),
             Field(
-                name="webhook",
-                label="Webhook",
+                "webhook",
+                "Webhook",
                 required=False,
                 hint="URL that receives signed results. Empty: unchanged.",
             ),
             Field(
-                name="hold_share",
-                label="Hold above removed share",
+                "hold_share",
+                "Hold above removed share",
                 required=False,
                 hint="Such as 0.3; 1 never holds; default resets. Empty: unchanged.",
             ),
             Field(
-                name="hold_items",
-                label="Hold above removed items",
+                "hold_items",
+                "Hold above removed items",
                 required=False,
                 hint="Such as 20; default resets. Empty: unchanged.",
             ),
             Field(
-                name="refresh_s",
-                label="Refresh photos after",
+                "refresh_s",
+                "Refresh photos after",
                 required=False,
                 hint="Such as 7d; off disables; default resets. Empty: unchanged.",
             ),
@@ -290,14 +286,11 @@ ACTIONS: Final = (
         body=source_body,
         fields=(
             CUSTOMER,
-            Field(name="url", label="URL", hint="Of the catalogue file."),
-            Field(name="cron", label="Schedule", hint="Cron expression, such as 0 * * * *."),
-            Field(name="tz", label="Time zone", default="UTC"),
+            Field("url", "URL", hint="Of the catalogue file."),
+            Field("cron", "Schedule", hint="Cron expression, such as 0 * * * *."),
+            Field("tz", "Time zone", default="UTC"),
             Field(
-                name="mapping",
-                label="Mapping",
-                required=False,
-                hint="Name of a mapping for foreign formats.",
+                "mapping", "Mapping", required=False, hint="Name of a mapping for foreign formats."
             ),
         ),
     ),
@@ -341,7 +334,7 @@ ACTIONS: Final = (
         run=replay_webhook,
         fields=(
             CUSTOMER,
-            Field(name="after", label="After sequence number", kind="number", required=False),
+            Field("after", "After sequence number", kind="number", required=False),
         ),
     ),
     Action(
@@ -364,7 +357,7 @@ ACTIONS: Final = (
         run=replay_consumer,
         fields=(
             CONSUMER,
-            Field(name="customer", label="Customer", required=False, hint="Empty: all."),
+            Field("customer", "Customer", required=False, hint="Empty: all."),
         ),
     ),
     Action(

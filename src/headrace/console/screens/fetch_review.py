@@ -59,7 +59,7 @@ REVIEW_ACTIONS: Final = (
         http="POST /v1/fetch/customers/{customer}/held/release?id={id}",
         run=lambda context, given: context.fetch.held.release(given["customer"], given["id"]),
         done="item {id} of {customer} is published",
-        fields=(Field(name="customer", label="Customer"), Field(name="id", label="Item")),
+        fields=(Field("customer", "Customer"), Field("id", "Item")),
     ),
     Action(
         name="fetch-duplicate-review",
@@ -69,6 +69,6 @@ REVIEW_ACTIONS: Final = (
         http="POST /v1/fetch/duplicates/{pair}/review",
         run=lambda context, given: context.fetch.duplicates.review(given["pair"]),
         done="pair {pair} is reviewed; both photos are unchanged",
-        fields=(Field(name="pair", label="Pair", kind="number"),),
+        fields=(Field("pair", "Pair", kind="number"),),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -212,54 +212,44 @@ def _charts(
     xs = [this - step_s * back for back in range(span_s // step_s, 0, -1)]
     rows = [found.get(x) for x in xs]
 
+    def line(
+        label: str,
+        value: Callable[[QueueSpan], float | None],
+        tone: str = "",
+        *,
+        idle: float | None = 0,
+    ) -> Line:
+        return Line(label, [value(row) if row else idle for row in rows], tone)
+
     def mean(total_s: float, jobs: int) -> float | None:
         return round(total_s / jobs, 4) if jobs else None
 
-    ended = Chart(
-        xs=xs,
-        unit="jobs/min" if step_s == 60 else "jobs/h",
-        lines=[
-            Line("done", [row.done if row else 0 for row in rows]),
-            Line("failed", [row.failed if row else 0 for row in rows], "bad"),
-            Line("cancelled", [row.cancelled if row else 0 for row in rows], "warn"),
-            Line("retried", [row.retried if row else 0 for row in rows], "warn"),
-        ],
-    )
-    backlog = Chart(
-        xs=xs,
-        unit="jobs",
-        lines=[
-            Line("waiting", [row.ready if row else 0 for row in rows]),
-            Line("in progress", [row.running if row else 0 for row in rows], "good"),
-            Line("failed", [row.failed_kept if row else 0 for row in rows], "bad"),
-        ],
-    )
-    times = Chart(
-        xs=xs,
-        unit="s",
-        lines=[
-            Line(
-                "average run",
-                [
-                    mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
-                    if row
-                    else None
-                    for row in rows
-                ],
-            ),
-            Line("average wait", [mean(row.wait_s, row.claimed) if row else None for row in rows]),
-            Line("longest wait", [row.wait_max_s if row else None for row in rows], "warn"),
-        ],
-    )
-    slots = Chart(
-        xs=xs,
-        unit="slots",
-        lines=[
-            Line("available", [round(row.slot_s / step_s, 2) if row else None for row in rows]),
-            Line("busy", [round(row.run_s / step_s, 2) if row else 0 for row in rows], "good"),
-        ],
-    )
-    return ended, backlog, times, slots
+    def run_s(row: QueueSpan) -> float | None:
+        return mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
+
+    ended = [
+        line("done", lambda row: row.done),
+        line("failed", lambda row: row.failed, "bad"),
+        line("cancelled", lambda row: row.cancelled, "warn"),
+        line("retried", lambda row: row.retried, "warn"),
+    ]
+    backlog = [
+        line("waiting", lambda row: row.ready),
+        line("in progress", lambda row: row.running, "good"),
+        line("failed", lambda row: row.failed_kept, "bad"),
+    ]
+    times = [
+        line("average run", run_s, idle=None),
+        line("average wait", lambda row: mean(row.wait_s, row.claimed), idle=None),
+        line("longest wait", lambda row: row.wait_max_s, "warn", idle=None),
+    ]
+    slots = [
+        line("available", lambda row: round(row.slot_s / step_s, 2), idle=None),
+        line("busy", lambda row: round(row.run_s / step_s, 2), "good"),
+    ]
+    jobs_unit = "jobs/min" if step_s == 60 else "jobs/h"
+    units = ((jobs_unit, ended), ("jobs", backlog), ("s", times), ("slots", slots))
+    return tuple(Chart(xs=xs, unit=unit, lines=lines) for unit, lines in units)
 
 
 DECISIONS_SHOWN: Final = 100
@@ -273,8 +263,6 @@ class SlotGroup:
     slots: int
     busy: int
     planned: int | None
-    busiest_s: float
-    """Duration of the longest running call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +322,6 @@ def _host_row(host: FleetHost) -> HostRow:
             slots=total[queue],
             busy=busy[queue],
             planned=None if queue is None else host.planned.get(queue, 0),
-            busiest_s=max((s.busy_s for s in host.slots if s.queue == queue), default=0.0),
         )
         for queue in queues
     ]

@@ -20,7 +20,7 @@ from headrace.jobs.model import (
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
 from headrace.kernel.terminal import pluralize
 
-JOB: Final = Field(name="job", label="Job", kind="fixed")
+JOB: Final = Field("job", "Job", kind="fixed")
 FILTER: Final = ("queue", "state", "lane", "q")
 BULK_S: Final = 20.0
 """Time limit of a bulk action; running it again continues."""
@@ -94,7 +94,7 @@ def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Acti
         http="POST /v1/jobs/bulk",
         body=body,
         fields=tuple(
-            Field(name=name, label=label, required=False)
+            Field(name, label, required=False)
             for name, label in (
                 ("queue", "Queue"),
                 ("state", "State"),
@@ -172,8 +172,8 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
 )
 
 
-QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
-HOST: Final = Field(name="host", label="Host", kind="fixed")
+QUEUE: Final = Field("queue", "Queue", kind="fixed")
+HOST: Final = Field("host", "Host", kind="fixed")
 BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
 
 
@@ -237,20 +237,20 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
         fields=(
             QUEUE,
             Field(
-                name="importance",
-                label="Importance",
+                "importance",
+                "Importance",
                 kind="number",
                 required=False,
                 hint=f"0 to {IMPORTANCE_LAST}; higher importance gets slots first.",
                 numbers=(0, IMPORTANCE_LAST),
             ),
             *(
-                Field(name=name, label=label, kind="number", required=False, numbers=(0, SLOTS_MAX))
+                Field(name, label, kind="number", required=False, numbers=(0, SLOTS_MAX))
                 for name, label in (("slots_min", "Minimum slots"), ("slots_max", "Maximum slots"))
             ),
             Field(
-                name="retries",
-                label="Retries",
+                "retries",
+                "Retries",
                 kind="number",
                 required=False,
                 hint="Number of retries of a failed job.",
@@ -271,26 +271,26 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
         body=_job,
         fields=(
             QUEUE,
-            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
+            Field("payload", "Payload, as JSON", kind="json", default="null"),
             Field(
-                name="after_s",
-                label="Delay in seconds",
+                "after_s",
+                "Delay in seconds",
                 kind="number",
                 required=False,
                 numbers=(0, int(AT_AWAY_S_MAX)),
             ),
             Field(
-                name="priority",
-                label="Priority",
+                "priority",
+                "Priority",
                 kind="number",
                 required=False,
                 hint=f"0 (first) to {PRIORITY_LAST} (last); default 5.",
                 numbers=(0, PRIORITY_LAST),
             ),
-            Field(name="lane", label="Lane", required=False),
+            Field("lane", "Lane", required=False),
             Field(
-                name="unique",
-                label="Unique key",
+                "unique",
+                "Unique key",
                 required=False,
                 hint="At most one unfinished job of the queue has this key.",
             ),

@@ -13,27 +13,27 @@ from headrace.jobs.validation import LIMIT_MAX
 
 WINDOW_S_MIN: Final = 0.001
 """Shortest window that the service accepts."""
-LIMITER: Final = Field(name="limiter", label="Limiter", kind="fixed")
-LANE: Final = Field(name="lane", label="Lane", kind="fixed")
+LIMITER: Final = Field("limiter", "Limiter", kind="fixed")
+LANE: Final = Field("lane", "Lane", kind="fixed")
 LIMITS: Final = (
     Field(
-        name="starts_max",
-        label="Starts per window",
+        "starts_max",
+        "Starts per window",
         kind="number",
         required=False,
         hint="Empty: no limit.",
         numbers=(1, LIMIT_MAX),
     ),
     Field(
-        name="window_s",
-        label="Window in seconds",
+        "window_s",
+        "Window in seconds",
         kind="decimal",
         required=False,
         numbers=(WINDOW_S_MIN, int(WINDOW_S_MAX)),
     ),
     Field(
-        name="concurrency",
-        label="Concurrency",
+        "concurrency",
+        "Concurrency",
         kind="number",
         required=False,
         hint="Empty: no limit.",
@@ -103,17 +103,17 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
         body=_lane_body,
         fields=(
             LIMITER,
-            Field(name="lane", label="Lane"),
+            Field("lane", "Lane"),
             *LIMITS,
             Field(
-                name="weight",
-                label="Weight",
+                "weight",
+                "Weight",
                 kind="number",
                 required=False,
                 hint=f"Share relative to other lanes, 1 to {WEIGHT_MAX}.",
                 numbers=(1, WEIGHT_MAX),
             ),
-            Field(name="paused", label="Paused", kind="check", required=False),
+            Field("paused", "Paused", kind="check", required=False),
         ),
         run=set_lane,
     ),
@@ -161,8 +161,8 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
             LIMITER,
             *LIMITS,
             Field(
-                name="slack_s",
-                label="Slack in seconds",
+                "slack_s",
+                "Slack in seconds",
                 kind="decimal",
                 required=False,
                 hint="Maximum delay between claim and start of a job; default 0.25.",
@@ -183,7 +183,7 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
 )
 
 
-CRON: Final = Field(name="name", label="Cron", kind="fixed")
+CRON: Final = Field("name", "Cron", kind="fixed")
 
 
 async def add_cron(context: ViewContext, values: dict[str, Any]) -> str:
@@ -216,20 +216,15 @@ CRON_ACTIONS: Final[tuple[Action, ...]] = (
         http="POST /v1/crons",
         body=_new,
         fields=(
-            Field(name="name", label="Name"),
+            Field("name", "Name"),
             Field(
-                name="spec",
-                label="Schedule",
+                "spec",
+                "Schedule",
                 hint="Minute, hour, day, month, weekday; 0 4 * * * is every day at 04:00.",
             ),
-            Field(name="queue", label="Queue"),
-            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
-            Field(
-                name="tz",
-                label="Time zone",
-                required=False,
-                hint="Such as Europe/Moscow; default UTC.",
-            ),
+            Field("queue", "Queue"),
+            Field("payload", "Payload, as JSON", kind="json", default="null"),
+            Field("tz", "Time zone", required=False, hint="Such as Europe/Moscow; default UTC."),
         ),
         run=add_cron,
     ),

@@ -10,8 +10,8 @@ from headrace.console.views import ViewContext
 from headrace.kernel.terminal import pluralize
 from headrace.media.service.nodes import Disk, Disks
 
-KEY: Final = Field(name="key", label="Object")
-NODE: Final = Field(name="node", label="Node")
+KEY: Final = Field("key", "Object")
+NODE: Final = Field("node", "Node")
 
 
 async def purge(context: ViewContext, given: dict[str, Any]) -> str:
@@ -60,7 +60,7 @@ def purge_body(given: dict[str, Any]) -> Any:
     return {"keys": [given["key"]] if given["key"] else []}
 
 
-DISK: Final = Field(name="disk", label="Disk", hint="Id or path.")
+DISK: Final = Field("disk", "Disk", hint="Id or path.")
 
 
 def _disk_action(
@@ -99,8 +99,8 @@ OBJECT_ACTIONS: Final = (
         run=purge,
         body=purge_body,
         fields=(
-            Field(name="key", label="Object", required=False),
-            Field(name="prefix", label="Or key prefix", required=False),
+            Field("key", "Object", required=False),
+            Field("prefix", "Or key prefix", required=False),
         ),
     ),
     Action(
@@ -156,7 +156,7 @@ NODE_ACTIONS: Final = (
         run=lambda context, given: context.media.nodes.set_weight(given["node"], given["weight"]),
         done="{found.name} has weight {found.weight:g}",
         body=lambda given: {"weight": given["weight"]},
-        fields=(NODE, Field(name="weight", label="Weight", kind="decimal", default="1")),
+        fields=(NODE, Field("weight", "Weight", kind="decimal", default="1")),
     ),
 )
 DISK_ACTIONS: Final = (
@@ -182,7 +182,7 @@ DISK_ACTIONS: Final = (
         http="POST /v1/media/verify",
         run=verify,
         body=lambda given: {"share": given["share"]},
-        fields=(Field(name="share", label="Share", kind="decimal", default="0.01"),),
+        fields=(Field("share", "Share", kind="decimal", default="0.01"),),
     ),
 )
 TRACE_ACTIONS: Final = (
@@ -199,12 +199,8 @@ TRACE_ACTIONS: Final = (
         done="{found.name}={found.value} is traced until {found.ends_at:%H:%M:%S} UTC",
         body=trace_body,
         fields=(
-            Field(
-                name="tag",
-                label="Tag",
-                hint="user=42, request=r7, object=tracks/a.mp3 or trace=ID.",
-            ),
-            Field(name="minutes", label="Minutes", kind="number", default="10"),
+            Field("tag", "Tag", hint="user=42, request=r7, object=tracks/a.mp3 or trace=ID."),
+            Field("minutes", "Minutes", kind="number", default="10"),
         ),
     ),
     Action(
@@ -214,7 +210,7 @@ TRACE_ACTIONS: Final = (
         command="headrace media trace off --tag {tag}",
         http="DELETE /v1/media/traces?tag={tag}",
         run=end_trace,
-        fields=(Field(name="tag", label="Tag"),),
+        fields=(Field("tag", "Tag"),),
     ),
 )
 ACTIONS: Final = (*OBJECT_ACTIONS, *NODE_ACTIONS, *DISK_ACTIONS, *TRACE_ACTIONS)

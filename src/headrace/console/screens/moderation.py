@@ -154,11 +154,11 @@ def _number(text: str) -> int:
 
 
 SKIPPED: Final[dict[str, Any]] = {"outcome": "snooze", "after_s": SKIP_S}
-QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
+QUEUE: Final = Field("queue", "Queue", kind="fixed")
 LEASED: Final = (
     QUEUE,
-    Field(name="lease", label="Lease", kind="fixed"),
-    Field(name="job", label="Job", kind="fixed"),
+    Field("lease", "Lease", kind="fixed"),
+    Field("job", "Job", kind="fixed"),
 )
 MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
@@ -178,7 +178,7 @@ MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
         command="headrace jobs ack {lease} --decide {job} {decision}",
         http="POST /v1/leases/{lease}/ack",
         body=lambda values: {"outcomes": {values["job"]: {"decision": values["decision"]}}},
-        fields=(*LEASED, Field(name="decision", label="Decision")),
+        fields=(*LEASED, Field("decision", "Decision")),
         run=decide,
         is_direct=True,
     ),

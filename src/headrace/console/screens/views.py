@@ -218,7 +218,7 @@ def _days(from_at: datetime, to_at: datetime, zone: ZoneInfo) -> Iterator[dateti
 
 
 READ: Final = "views:read"
-ENTITY: Final = Field(name="id", label="Entity")
+ENTITY: Final = Field("id", "Entity")
 CHOICES: Final = tuple((name.value, name.value) for name in CLASSES)
 
 
@@ -334,9 +334,9 @@ ACTIONS: Final = (
         body=mark_body,
         fields=(
             ENTITY,
-            Field(name="name", label="Mark", hint="a-z 0-9 _, such as promoted."),
-            Field(name="from", label="From", hint="In UTC; empty: now.", required=False),
-            Field(name="to", label="To", hint="In UTC; empty: not ended.", required=False),
+            Field("name", "Mark", hint="a-z 0-9 _, such as promoted."),
+            Field("from", "From", hint="In UTC; empty: now.", required=False),
+            Field("to", "To", hint="In UTC; empty: not ended.", required=False),
         ),
     ),
     Action(
@@ -350,10 +350,10 @@ ACTIONS: Final = (
         body=reclassify_body,
         fields=(
             ENTITY,
-            Field(name="from", label="From", hint="A full hour in UTC, such as 2026-11-21T10:00Z."),
-            Field(name="to", label="To", hint="A full hour in UTC, exclusive."),
-            Field(name="source", label="From class", kind="select", options=CHOICES),
-            Field(name="target", label="To class", kind="select", options=CHOICES),
+            Field("from", "From", hint="A full hour in UTC, such as 2026-11-21T10:00Z."),
+            Field("to", "To", hint="A full hour in UTC, exclusive."),
+            Field("source", "From class", kind="select", options=CHOICES),
+            Field("target", "To class", kind="select", options=CHOICES),
         ),
     ),
 )
