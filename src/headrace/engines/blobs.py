@@ -62,6 +62,7 @@ class StoreMismatch(BlobsDown):
     """The folder of the object store is missing, unmounted or a different one."""
 
     code = "blobs.store_mismatch"
+    public = "the object store is missing: check its disk with `headrace doctor`, then try again"
 
     def __init__(self, folder: Path, fault: str) -> None:
         super().__init__(
@@ -70,11 +71,6 @@ class StoreMismatch(BlobsDown):
             retry_after_s=5,
         )
         self.fault = fault
-
-    @property
-    def public_text(self) -> str:
-        """The text without the folder."""
-        return "the object store is missing: check its disk with `headrace doctor`, then try again"
 
 
 class BlobChanged(Conflict):

@@ -67,11 +67,7 @@ class PostgresDown(Unavailable):
     """PostgreSQL does not respond; the outcome of a running statement is unknown."""
 
     code = "postgres.unavailable"
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's address."""
-        return "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
+    public = "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
 
 
 class PostgresRefused(PostgresDown):
@@ -84,11 +80,7 @@ class PostgresPooled(Conflict):
     """The URL leads to a pooler in transaction mode, which has no sessions."""
 
     code = "postgres.pooled"
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's address."""
-        return "PostgreSQL is behind a pooler without sessions: run `headrace doctor` on the server"
+    public = "PostgreSQL is behind a pooler without sessions: run `headrace doctor` on the server"
 
 
 class PostgresBusy(Unavailable):
