@@ -135,6 +135,7 @@ class Blobs:
         self._traced: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
         self._guard: MountGuard | None = None
+        self._check: Check | None = None
         self._puts: DurableWriter | None = None
         self._store: Any = None
         self._timeout_s: float | None = None
@@ -151,9 +152,9 @@ class Blobs:
             except OSError as error:
                 raise _unusable(self.folder, error) from error
             self._store = LocalStore(self.folder)
-        check = self._guard.check if self._guard is not None else None
+        self._check = self._guard.check if self._guard is not None else None
         self._puts = DurableWriter(
-            self.folder, max(1, (config or BlobsConfig()).put_threads), check
+            self.folder, max(1, (config or BlobsConfig()).put_threads), self._check
         )
 
     async def put(self, key: str, data: bytes) -> None:
@@ -185,16 +186,13 @@ class Blobs:
                 raise BlobChanged(f"object {key!r} has changed: read it again") from error
 
     def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
-        check = self._guard.check if self._guard is not None else None
-        naming = self._locked_if(folder, key, etag, check)
-        write_durably(folder, key, data, check=check, naming=naming)
+        naming = self._locked_if(folder, key, etag)
+        write_durably(folder, key, data, check=self._check, naming=naming)
 
     @contextmanager
-    def _locked_if(
-        self, folder: Path, key: str, etag: str | None, check: Check | None
-    ) -> Iterator[None]:
+    def _locked_if(self, folder: Path, key: str, etag: str | None) -> Iterator[None]:
         """Hold the folder's lock if the object has `etag`. Raises: PreconditionError."""
-        with _open_lock(folder, check) as lock:
+        with _open_lock(folder, self._check) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = obstore.head(self._store, key)["e_tag"]
@@ -218,8 +216,7 @@ class Blobs:
             if self.folder is None:
                 await joined.put_to_bucket(key, size_bytes)
             else:
-                check = self._guard.check if self._guard is not None else None
-                await asyncio.to_thread(joined.put_to_folder, self.folder, key, check)
+                await asyncio.to_thread(joined.put_to_folder, self.folder, key, self._check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
         """All bytes and their etag, or None if the etag is `unless`.

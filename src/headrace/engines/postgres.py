@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -144,20 +144,37 @@ ANSWER_GRACE_S: Final = 2.0
 SQL: Final = load_queries("headrace.engines")
 
 
-class Runner(Protocol):
-    """Runs queries: the pool (each statement commits) or a transaction."""
+class Runner(ABC):
+    """Runs queries: the pool (each statement commits) or a transaction.
 
-    async def all(self, query: Query, **parameters: Any) -> list[Row]: ...
+    The four ways to run a query use one call in the words of asyncpg.
+    """
 
-    async def one(self, query: Query, **parameters: Any) -> Row | None: ...
+    @abstractmethod
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """What asyncpg's `fetch`, `fetchrow`, `fetchval` or `execute` returns for the query."""
 
-    async def value(self, query: Query, **parameters: Any) -> Any: ...
+    async def all(self, query: Query, **parameters: Any) -> list[Row]:
+        """Every row."""
+        return list(await self.call("fetch", query, parameters))
 
-    async def run(self, query: Query, **parameters: Any) -> int: ...
+    async def one(self, query: Query, **parameters: Any) -> Row | None:
+        """The first row, or None."""
+        return await self.call("fetchrow", query, parameters)
+
+    async def value(self, query: Query, **parameters: Any) -> Any:
+        """The first field of the first row, or None."""
+        return await self.call("fetchval", query, parameters)
+
+    async def run(self, query: Query, **parameters: Any) -> int:
+        """Run the query for its effect; return the number of rows it touched."""
+        status = await self.call("execute", query, parameters)
+        last = str(status).rpartition(" ")[2]
+        return int(last) if last.isdigit() else 0
 
 
-class _Statements(ABC):
-    """The four ways to run a query, on a connection from `_connection`."""
+class _OnConnection(Runner):
+    """Statements on a connection from `_connection`."""
 
     _wait_s: float | None = None
     """Longest wait for a response; None for the connection's default."""
@@ -166,33 +183,15 @@ class _Statements(ABC):
     def _connection(self) -> AbstractAsyncContextManager[Any]:
         """A connection for one statement, with errors translated."""
 
-    async def all(self, query: Query, **parameters: Any) -> list[Row]:
-        """Every row."""
-        return list(await self._call("fetch", query, parameters))
-
-    async def one(self, query: Query, **parameters: Any) -> Row | None:
-        """The first row, or None."""
-        return await self._call("fetchrow", query, parameters)
-
-    async def value(self, query: Query, **parameters: Any) -> Any:
-        """The first field of the first row, or None."""
-        return await self._call("fetchval", query, parameters)
-
-    async def run(self, query: Query, **parameters: Any) -> int:
-        """Run the query for its effect; return the number of rows it touched."""
-        status = await self._call("execute", query, parameters)
-        last = str(status).rpartition(" ")[2]
-        return int(last) if last.isdigit() else 0
-
-    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
-        """The result of the driver's `method` for the query."""
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`."""
         async with self._connection() as connection:
             return await getattr(connection, method)(
                 query.text, *query.arguments(parameters), timeout=self._wait_s
             )
 
 
-class Tx(_Statements):
+class Tx(_OnConnection):
     """An open transaction or session; ends with its `async with` block."""
 
     def __init__(self, connection: Any) -> None:
@@ -216,7 +215,7 @@ class Tx(_Statements):
                 raise
 
 
-class Postgres(_Statements):
+class Postgres(_OnConnection):
     """Connections to one PostgreSQL server, with a pool per event loop.
 
     A connection works only in the loop that opened it, and a process may have several loops: one
@@ -265,11 +264,12 @@ class Postgres(_Statements):
         """Longest wait for `remote`, whose own limits are half of it."""
         return 2 * (self._longest_wait_s() + self._config.statement_timeout_s + ANSWER_GRACE_S)
 
-    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`, by the agent of a slot if it takes the statement."""
         if self.remote is not None and self.remote.takes(query, parameters):
             timeout_s = self.remote_timeout_s
             return await self.remote.call(method, query, parameters, timeout_s=timeout_s)
-        return await super()._call(method, query, parameters)
+        return await super().call(method, query, parameters)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
