@@ -6,6 +6,7 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -153,7 +154,7 @@ class PlainTerminal:
         return asyncio.run(in_loop())
 
     def show(self, value, text) -> None:
-        print(json.dumps(value, default=str) if self.is_json else text)
+        print(msgspec.json.encode(value, enc_hook=str).decode() if self.is_json else text)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import click
+import msgspec
 
 from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, table, visible
@@ -68,7 +69,7 @@ def create(
         Tokens,
         lambda service: service.create(name, chosen, expires_s=expires_s, publishable=publishable),
     )
-    terminal.show({"token": made.text, **_shown(made.token)}, made.text)
+    terminal.show({"token": made.text, **msgspec.structs.asdict(made.token)}, made.text)
 
 
 @tokens.command("ls")
@@ -81,7 +82,7 @@ def list_tokens(terminal: Terminal) -> None:
         f" {', '.join(token.scopes)}"
         for token in found
     ]
-    terminal.show([_shown(token) for token in found], "\n".join(lines))
+    terminal.show(found, "\n".join(lines))
 
 
 @tokens.command()
@@ -89,7 +90,7 @@ def list_tokens(terminal: Terminal) -> None:
 def revoke(terminal: Terminal, name: str) -> None:
     """Revoke the token NAME; servers refuse it within 5 seconds."""
     token: Token = terminal.run(Tokens, lambda service: service.revoke(name))
-    terminal.show(_shown(token), f"token {token.name} is revoked")
+    terminal.show(token, f"token {token.name} is revoked")
 
 
 @click.command("audit", short_help="List actions of the console.")
@@ -118,17 +119,6 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
 
 
 COMMANDS: Final[list[click.Command]] = [tokens, audit]
-
-
-def _shown(token: Token) -> dict[str, Any]:
-    return {
-        "name": token.name,
-        "scopes": list(token.scopes),
-        "created_at": token.created_at,
-        "expires_at": token.expires_at,
-        "revoked_at": token.revoked_at,
-        "last_used_at": token.last_used_at,
-    }
 
 
 def _state(token: Token) -> str:
