@@ -157,6 +157,8 @@ class Action:
     """Returns the result as text or as `Done`; with `done`, any value."""
     done: str = ""
     """Format of the result: `{field}` is a value of the form, `{found}` what `run` returned."""
+    unchanged: str = ""
+    """Format of the result if `run` returned nothing, such as 0 changes."""
     body: Callable[[dict[str, Any]], Any] | None = None
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
@@ -185,7 +187,8 @@ class Action:
         found = await self.run(context, values)
         if isinstance(found, Done):
             return found
-        return Done(self.done.format(**values, found=found) if self.done else found)
+        text = self.unchanged if self.unchanged and not found else self.done
+        return Done(text.format(**values, found=found) if text else found)
 
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The values of a form. Raises: FieldsInvalid, with every problem."""

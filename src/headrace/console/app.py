@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-import msgspec
 from litestar import Litestar, Request, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Redirect, ServerSentEvent
@@ -54,7 +53,7 @@ from headrace.kernel.logs import logger
 from headrace.kernel.routes import ENDLESS
 from headrace.kernel.terminal import visible
 from headrace.web.model import Application, TokenRefused
-from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
+from headrace.web.problems import headers_of, problem_response, to_headrace_error
 from headrace.web.sessions import Sessions
 
 _log: Final = logger(__name__)
@@ -431,12 +430,7 @@ class Console:
         ours = to_headrace_error(error)
         is_page = "text/html" in request.headers.get("accept", "")
         if not is_page and "hx-request" not in request.headers:
-            return Response(
-                msgspec.json.encode(problem_of(ours)),
-                status_code=ours.status,
-                media_type=MEDIA_TYPE,
-                headers=headers_of(ours),
-            )
+            return problem_response(ours)
         if isinstance(ours, LoginNeeded):
             return _to_login(request)
         answer = self._pages.message(

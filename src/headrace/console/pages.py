@@ -29,9 +29,10 @@ from headrace.console.security import (
     page_headers,
     theme_of,
 )
-from headrace.console.views import Query, Rates, Room, Screen, Services, ViewContext
+from headrace.console.views import Query, Rates, Room, Screen, ViewContext
 from headrace.web.model import Application, ScopeMissing, current_request_id
 from headrace.web.problems import title_of
+from headrace.web.sessions import Audit
 from headrace.web.tokens import Caller
 
 HTML: Final = "text/html"
@@ -63,8 +64,8 @@ class PageRenderer:
         self.sampler = Sampler(
             self.sample, every_s=house.config.section(ConsoleConfig).live_every_s
         )
-        self._services = Services(**house.services())
-        self.audit = self._services.audit
+        self._services = house.services()
+        self.audit: Audit = self._services["audit"]
         self._rates = Rates(house.metrics_folder)
         self._environment: Environment = make_environment(
             self.assets, version=house.version, rooms=rooms, actions=self.actions
@@ -78,7 +79,12 @@ class PageRenderer:
             path=path,
             params=params,
             query=Query(query),
-            services=self._services,
+            jobs=self._services["jobs"],
+            views=self._services["views"],
+            feed=self._services["feed"],
+            media=self._services["media"],
+            audit=self.audit,
+            installed_fetch=self._services.get("fetch"),
             caller=caller,
             now_at=datetime.now(UTC),
             rates=self._rates,

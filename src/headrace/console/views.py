@@ -32,7 +32,7 @@ from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.metrics import merged_metrics
 from headrace.web.model import Application
-from headrace.web.tokens import Caller, Tokens
+from headrace.web.tokens import Caller
 
 READ_EVERY_S: Final = 1.5
 SPAN_S: Final = 12.0
@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
+Changed = TypeVar("Changed")
 PANEL_S: Final = 3.0
 """Timeout of one panel; the rest of the page does not wait longer for it."""
 
@@ -185,27 +186,19 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """The public services of the rooms, typed; None for a room that is not installed."""
+class ViewContext:
+    """One request and the public services of the rooms, as view functions and actions see them."""
 
     jobs: Jobs
     views: Views
     feed: Feed
     media: Media
     audit: Audit
-    tokens: Tokens
-    fetch: Fetch | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewContext:
-    """One request, as view functions and actions see it."""
-
+    installed_fetch: Fetch | None
     path: str
     """Path of the page, with `/console`."""
     params: Mapping[str, str]
     query: Query
-    services: Services
     caller: Caller
     now_at: datetime
     rates: Rates
@@ -215,39 +208,14 @@ class ViewContext:
     """Scheme and host of the console, in an action."""
 
     @property
-    def jobs(self) -> Jobs:
-        """The service of the jobs room."""
-        return self.services.jobs
-
-    @property
-    def views(self) -> Views:
-        """The service of the views room."""
-        return self.services.views
-
-    @property
-    def feed(self) -> Feed:
-        """The service of the feed room."""
-        return self.services.feed
-
-    @property
-    def media(self) -> Media:
-        """The service of the media room."""
-        return self.services.media
-
-    @property
     def fetch(self) -> Fetch:
         """The service of the fetch room. Raises: RoomMissing."""
-        if self.services.fetch is None:
+        if self.installed_fetch is None:
             raise RoomMissing(
                 "room fetch is not installed on this machine: install the extra fetch where the"
                 " API runs"
             )
-        return self.services.fetch
-
-    @property
-    def audit(self) -> Audit:
-        """The audit log."""
-        return self.services.audit
+        return self.installed_fetch
 
     def may(self, scope: str) -> bool:
         """Whether the caller has `scope`."""
@@ -321,6 +289,11 @@ class PanelData(Generic[Value]):
     value: Value | None = None
     error: str | None = None
     is_hidden: bool = False
+
+    def map(self, change: Callable[[Value], Changed]) -> PanelData[Changed]:
+        """The panel with its value changed by `change`, if it has one."""
+        value = None if self.value is None else change(self.value)
+        return PanelData(value, self.error, self.is_hidden)
 
 
 NO_DATA: Final[PanelData[Any]] = PanelData()

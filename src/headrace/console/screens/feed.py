@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
@@ -146,88 +145,87 @@ AUTHOR: Final = Field("author", "Author")
 POST: Final = Field("post", "Post")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Relation:
-    """A change of a relation between viewer and author, with its texts."""
+def _relation(
+    verb: str,
+    title: str,
+    what: str,
+    *,
+    call: str,
+    run: Callable[[Feed, str, str], Awaitable[int]],
+    done: str,
+    already: str,
+) -> Action:
+    """An action that changes a relation between viewer and author."""
+    method, _, path = call.partition(" ")
+    return Action(
+        name=f"feed-{verb}",
+        title=title,
+        what=what,
+        command=f"headrace feed {verb} {{viewer}} {{author}}",
+        http=f"{method} /v1/feed/viewers/{{viewer}}/{path}/{{author}}",
+        run=lambda context, given: run(context.feed, given["viewer"], given["author"]),
+        done=f"viewer {{viewer}} {done} {{author}}",
+        unchanged=f"viewer {{viewer}} {already} {{author}}; no change",
+        fields=(VIEWER, AUTHOR),
+    )
 
-    verb: str
-    title: str
-    what: str
-    method: str
-    path: str
-    run: Callable[[Feed, str, str], Awaitable[int]]
-    done: str
-    already: str
 
-
-_RELATIONS: Final = (
-    _Relation(
-        verb="follow",
-        title="Follow author",
-        what="{viewer} follows {author}. The next feed page includes the author's posts.",
-        method="PUT",
-        path="follows",
+RELATIONS: Final = (
+    _relation(
+        "follow",
+        "Follow author",
+        "{viewer} follows {author}. The next feed page includes the author's posts.",
+        call="PUT follows",
         run=lambda feed, viewer, author: feed.follow(viewer, author),
-        done="follows {author}",
-        already="already follows {author}",
+        done="follows",
+        already="already follows",
     ),
-    _Relation(
-        verb="unfollow",
-        title="Unfollow author",
-        what="{viewer} no longer follows {author}. The next feed page excludes the author's posts.",
-        method="DELETE",
-        path="follows",
+    _relation(
+        "unfollow",
+        "Unfollow author",
+        "{viewer} no longer follows {author}. The next feed page excludes the author's posts.",
+        call="DELETE follows",
         run=lambda feed, viewer, author: feed.unfollow(viewer, author),
-        done="no longer follows {author}",
-        already="did not follow {author}",
+        done="no longer follows",
+        already="did not follow",
     ),
-    _Relation(
-        verb="mute",
-        title="Mute author",
-        what="Hides the posts of {author} from {viewer}.",
-        method="PUT",
-        path="mutes",
+    _relation(
+        "mute",
+        "Mute author",
+        "Hides the posts of {author} from {viewer}.",
+        call="PUT mutes",
         run=lambda feed, viewer, author: feed.follows.mute(viewer, author),
-        done="muted {author}",
-        already="already muted {author}",
+        done="muted",
+        already="already muted",
     ),
-    _Relation(
-        verb="unmute",
-        title="Unmute author",
-        what="Shows the posts of {author} to {viewer} again, if {viewer} follows {author}.",
-        method="DELETE",
-        path="mutes",
+    _relation(
+        "unmute",
+        "Unmute author",
+        "Shows the posts of {author} to {viewer} again, if {viewer} follows {author}.",
+        call="DELETE mutes",
         run=lambda feed, viewer, author: feed.follows.unmute(viewer, author),
-        done="unmuted {author}",
-        already="had not muted {author}",
+        done="unmuted",
+        already="had not muted",
     ),
-    _Relation(
-        verb="block",
-        title="Block author",
-        what="Hides the posts of {viewer} and {author} from each other.",
-        method="PUT",
-        path="blocks",
+    _relation(
+        "block",
+        "Block author",
+        "Hides the posts of {viewer} and {author} from each other.",
+        call="PUT blocks",
         run=lambda feed, viewer, author: feed.follows.block(viewer, author),
-        done="blocked {author}",
-        already="already blocked {author}",
+        done="blocked",
+        already="already blocked",
     ),
-    _Relation(
-        verb="unblock",
-        title="Unblock author",
-        what="Ends the block of {author} by {viewer}.",
-        method="DELETE",
-        path="blocks",
+    _relation(
+        "unblock",
+        "Unblock author",
+        "Ends the block of {author} by {viewer}.",
+        call="DELETE blocks",
         run=lambda feed, viewer, author: feed.follows.unblock(viewer, author),
-        done="unblocked {author}",
-        already="had not blocked {author}",
+        done="unblocked",
+        already="had not blocked",
     ),
 )
-
-
-async def delete_post(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete a post."""
-    gone = await context.feed.delete(given["post"])
-    return f"post {given['post']} is deleted" if gone else f"post {given['post']} does not exist"
 
 
 async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
@@ -253,38 +251,17 @@ async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: A
     )
 
 
-def _relation_action(
-    relation: _Relation,
-) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
-    async def run(context: ViewContext, given: dict[str, Any]) -> str:
-        viewer, author = given["viewer"], given["author"]
-        is_changed = await relation.run(context.feed, viewer, author)
-        text = relation.done if is_changed else f"{relation.already}; no change"
-        return f"viewer {viewer} {text.format(author=author)}"
-
-    return run
-
-
 ACTIONS: Final = (
-    *(
-        Action(
-            name=f"feed-{one.verb}",
-            title=one.title,
-            what=one.what,
-            command=f"headrace feed {one.verb} {{viewer}} {{author}}",
-            http=f"{one.method} /v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
-            run=_relation_action(one),
-            fields=(VIEWER, AUTHOR),
-        )
-        for one in _RELATIONS
-    ),
+    *RELATIONS,
     Action(
         name="feed-delete",
         title="Delete post",
         what="Deletes post {post}. No page shows it any more. This cannot be undone.",
         command="headrace feed rm {post}",
         http="DELETE /v1/feed/posts/{post}",
-        run=delete_post,
+        run=lambda context, given: context.feed.delete(given["post"]),
+        done="post {post} is deleted",
+        unchanged="post {post} does not exist",
         fields=(POST,),
         is_danger=True,
         preview=preview_delete,

@@ -101,12 +101,9 @@ async def view_runs(context: ViewContext) -> dict[str, Any]:
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
     found = await attempt(context.fetch.runs.newest(customer or None, runs_max=RUNS_SHOWN))
-    lines = None
-    if found.value is not None:
-        wanted = GROUPS.get(group, frozenset(RunState))
-        lines = [line_of(run) for run in found.value if run.state in wanted]
+    wanted = GROUPS.get(group, frozenset(RunState))
     return {
-        "runs": PanelData(lines, found.error),
+        "runs": found.map(lambda runs: [line_of(run) for run in runs if run.state in wanted]),
         "customer": customer,
         "group": group,
         "groups": choices(("all", *GROUPS)),
@@ -207,19 +204,20 @@ async def view_customers(context: ViewContext) -> dict[str, Any]:
     )
     lane_of = {lane.lane: lane for lane in lanes.value or ()}
     run_of = newest_of(runs.value or ())
-    lines = None
-    if everyone.value is not None:
-        lines = [
+
+    def lines(customers: Sequence[Customer]) -> list[CustomerLine]:
+        return [
             CustomerLine(
                 customer=found,
                 lane=lane_of.get(found.customer),
                 run=run_of.get(found.customer),
             )
-            for found in everyone.value
+            for found in customers
             if match.lower() in found.customer.lower()
         ]
+
     return {
-        "customers": PanelData(lines, everyone.error),
+        "customers": everyone.map(lines),
         "lanes_error": lanes.error or runs.error,
         "match": match,
         "total": len(everyone.value or ()),
@@ -238,11 +236,10 @@ async def view_customer(context: ViewContext) -> dict[str, Any]:
         attempt(_if_any(fetch.webhooks.get(name))),
         attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
     )
-    lines = None if runs.value is None else [line_of(run) for run in runs.value]
     return {
         "customer": customer,
         "lane": lane,
-        "runs": PanelData(lines, runs.error),
+        "runs": runs.map(lambda found: [line_of(run) for run in found]),
         "hosts": hosts,
         "source": source,
         "webhook": webhook,

@@ -26,7 +26,6 @@ class Tile:
     photo: ItemPhoto
     customer: str
     item: str
-    at: datetime
     text: str
 
 
@@ -59,7 +58,6 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
                 photo=photo,
                 customer=result.customer,
                 item=result.id,
-                at=result.at,
                 text=texts.outcome(photo.outcome),
             )
             for result in results
@@ -172,29 +170,10 @@ WEBHOOKS_SHOWN: Final = 200
 WAITING_COUNTED: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
-    """A source with its state."""
-
-    source: Source
-    tone: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookLine:
-    """A webhook with its state."""
-
-    webhook: Webhook
-    tone: str
-    state: str
-
-
 async def view_sources(context: ViewContext) -> dict[str, Any]:
     """Every catalogue source."""
     found = await attempt(context.fetch.sources.all())
-    lines = None if found.value is None else [source_line(source) for source in found.value]
-    return {"sources": PanelData(lines, found.error)}
+    return {"sources": found.map(lambda all_: [(one, *source_state(one)) for one in all_])}
 
 
 async def view_deliveries(context: ViewContext) -> dict[str, Any]:
@@ -205,10 +184,8 @@ async def view_deliveries(context: ViewContext) -> dict[str, Any]:
         attempt(fetch.consumers.all()),
         attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN + 1)),
     )
-    lines, more = None, None
-    if webhooks.value is not None:
-        shown, more = context.cut(webhooks.value, WEBHOOKS_SHOWN, after="customer")
-        lines = [webhook_line(webhook, context.now_at) for webhook in shown]
+    shown, more = context.cut(webhooks.value or (), WEBHOOKS_SHOWN, after="customer")
+    lines = [(webhook, *webhook_state(webhook, context.now_at)) for webhook in shown]
     return {
         "consumers": consumers,
         "webhooks": PanelData(lines, webhooks.error),
@@ -217,25 +194,22 @@ async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     }
 
 
-def source_line(source: Source) -> SourceLine:
-    """A source with its state."""
+def source_state(source: Source) -> tuple[str, str]:
+    """The state of a source, and its tone."""
     if source.next_at is None:
-        return SourceLine(source=source, tone="warn", state="paused")
+        return "paused", "warn"
     if source.outcome is None:
-        return SourceLine(source=source, tone="", state="not imported yet")
+        return "not imported yet", ""
     kind = source.outcome.partition(":")[0]
-    tone = {"failed": "bad", "refused": "bad", "held": "warn"}.get(kind, "good")
-    return SourceLine(source=source, tone=tone, state=source.outcome)
+    return source.outcome, {"failed": "bad", "refused": "bad", "held": "warn"}.get(kind, "good")
 
 
-def webhook_line(webhook: Webhook, now_at: datetime) -> WebhookLine:
-    """A webhook with its state."""
+def webhook_state(webhook: Webhook, now_at: datetime) -> tuple[str, str]:
+    """The state of a webhook, and its tone."""
     if webhook.disabled_at is not None:
-        return WebhookLine(webhook=webhook, tone="bad", state="disabled")
+        return "disabled", "bad"
     if webhook.failures:
-        return WebhookLine(webhook=webhook, tone="bad", state="failing")
+        return "failing", "bad"
     if webhook.waiting and webhook.next_at is not None and webhook.next_at > now_at:
-        return WebhookLine(webhook=webhook, tone="warn", state="waiting")
-    return WebhookLine(
-        webhook=webhook, tone="good", state="sending" if webhook.waiting else "up to date"
-    )
+        return "waiting", "warn"
+    return "sending" if webhook.waiting else "up to date", "good"

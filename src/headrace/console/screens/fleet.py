@@ -29,12 +29,12 @@ class QueueRow:
     """A row of the fleet table; None is unknown."""
 
     status: QueueStatus
-    slots_mean: float
     load: float | None
-    run_s: float | None
-    wait_s: float | None
-    wait_max_s: float | None
-    done_per_s: float
+    slots_mean: float = 0.0
+    run_s: float | None = None
+    wait_s: float | None = None
+    wait_max_s: float | None = None
+    done_per_s: float = 0.0
     is_floating: bool = False
     """Only floating slots ran its jobs, so it has no load figure."""
 
@@ -105,15 +105,7 @@ def rows_of(queues: Sequence[QueueStatus], load: FleetLoad) -> list[QueueRow]:
 
 def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> QueueRow:
     if did is None:
-        return QueueRow(
-            status=queue,
-            slots_mean=0.0,
-            load=None if queue.ready else 0.0,
-            run_s=None,
-            wait_s=None,
-            wait_max_s=None,
-            done_per_s=0.0,
-        )
+        return QueueRow(status=queue, load=None if queue.ready else 0.0)
     return QueueRow(
         status=queue,
         slots_mean=did.slot_s / span_s,

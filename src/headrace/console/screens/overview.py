@@ -18,7 +18,6 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
-from headrace.console.model import PREFIX
 from headrace.console.screens import health
 from headrace.console.screens.health import Issue
 from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
@@ -38,8 +37,6 @@ class System:
     """A card; `facts` are label and text, `error` explains missing data."""
 
     name: str
-    title: str
-    href: str
     what: str
     """The flow through the system."""
     rate: str
@@ -49,6 +46,11 @@ class System:
     facts: Sequence[tuple[str, str]]
     error: str | None = None
     is_installed: bool = True
+
+    @property
+    def title(self) -> str:
+        """The name of the room."""
+        return self.name.capitalize()
 
 
 def jobs_card(
@@ -68,8 +70,6 @@ def jobs_card(
         facts[2] = ("slots busy", f"{busy:,} of {len(slots):,}")
     return System(
         name="jobs",
-        title="Jobs",
-        href=f"{PREFIX}/jobs",
         what="your code → queues → slots on all hosts",
         rate=_rate(rates, per_s),
         recent=rates.note("jobs", per_s),
@@ -87,8 +87,6 @@ def fetch_card(rates: Rates, runs: PanelData[list[Any]] | None) -> System:
         under_way = format_count(sum(run.ended_at is None for run in runs.value))
     return System(
         name="fetch",
-        title="Fetch",
-        href=f"{PREFIX}/fetch",
         what="sellers' catalogues and photos → items",
         rate=_rate(rates, per_s),
         recent=rates.note("fetch", per_s),
@@ -111,8 +109,6 @@ def views_card(rates: Rates, lag: PanelData[list[Any]]) -> System:
         pending = format_count(sum(shard.pending for shard in lag.value))
     return System(
         name="views",
-        title="Views",
-        href=f"{PREFIX}/views",
         what="visitors → totals, series, tops",
         rate=_rate(rates, per_s),
         recent=rates.note("views", per_s),
@@ -127,8 +123,6 @@ def feed_card(rates: Rates, shards: PanelData[Any]) -> System:
     per_s = rates.rate_per_s("feed_pages_total")
     return System(
         name="feed",
-        title="Feed",
-        href=f"{PREFIX}/feed",
         what="authors' posts → followers' pages",
         rate=_rate(rates, per_s),
         recent=rates.note("feed", per_s),
@@ -146,8 +140,6 @@ def media_card(rates: Rates, *, is_installed: bool) -> System:
     per_s = rates.rate_per_s("media_requests_total", OF_NODE)
     return System(
         name="media",
-        title="Media",
-        href=f"{PREFIX}/media",
         what="stored objects → players, by range",
         rate=_rate(rates, per_s),
         recent=rates.note("media", per_s),
@@ -188,7 +180,7 @@ ISSUES_SHOWN: Final = 15
 async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
     jobs, views, feed = context.jobs, context.views, context.feed
-    fetch = context.services.fetch
+    fetch = context.installed_fetch
     engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
         _engines(context),
         asyncio.gather(
