@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.views import ViewContext
 from headrace.jobs.crons import NewCron
 from headrace.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
-from headrace.jobs.service.lanes import SLACK_S
 from headrace.jobs.validation import LIMIT_MAX
 
 WINDOW_S_MIN: Final = 0.001
@@ -41,35 +39,6 @@ LIMITS: Final = (
     ),
 )
 RATE: Final = "[--rate {starts_max}/{window_s}s] [--concurrency {concurrency}]"
-
-
-async def set_lane(context: ViewContext, values: dict[str, Any]) -> str:
-    """Set the limits of a lane."""
-    lanes = context.jobs.lanes
-    await lanes.set(
-        values["limiter"],
-        values["lane"],
-        starts_max=values["starts_max"],
-        window_s=values["window_s"],
-        concurrency=values["concurrency"],
-        weight=1 if values["weight"] is None else values["weight"],
-        paused=values["paused"],
-        create=False,
-    )
-    return f"lane {values['lane']} has new limits"
-
-
-async def set_limiter(context: ViewContext, values: dict[str, Any]) -> str:
-    """Set the limits of lanes without their own."""
-    slack_s = SLACK_S if values["slack_s"] is None else values["slack_s"]
-    await context.jobs.lanes.set_limiter(
-        values["limiter"],
-        starts_max=values["starts_max"],
-        window_s=values["window_s"],
-        concurrency=values["concurrency"],
-        slack_s=slack_s,
-    )
-    return f"limiter {values['limiter']} has new limits, which apply to its lanes"
 
 
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +84,10 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
             ),
             Field("paused", "Paused", kind="check", required=False),
         ),
-        run=set_lane,
+        run=lambda context, given: context.jobs.lanes.set(
+            given["limiter"], given["lane"], **_lane_body(given), create=False
+        ),
+        done="lane {lane} has new limits",
     ),
     Action(
         name="jobs.pause_lane",
@@ -168,7 +140,10 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
                 hint="Maximum delay between claim and start of a job; default 0.25.",
             ),
         ),
-        run=set_limiter,
+        run=lambda context, given: context.jobs.lanes.set_limiter(
+            given["limiter"], **_limiter_body(given)
+        ),
+        done="limiter {limiter} has new limits, which apply to its lanes",
     ),
     Action(
         name="jobs.reset_limiter",
@@ -184,20 +159,6 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
 
 
 CRON: Final = Field("name", "Cron", kind="fixed")
-
-
-async def add_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Add a cron."""
-    cron = await context.jobs.crons.add(
-        NewCron(
-            name=values["name"],
-            spec=values["spec"],
-            queue=values["queue"],
-            payload=values["payload"],
-            tz=values["tz"] or "UTC",
-        )
-    )
-    return f"cron {cron.name} runs first at {cron.next_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _new(values: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +187,8 @@ CRON_ACTIONS: Final[tuple[Action, ...]] = (
             Field("payload", "Payload, as JSON", kind="json", default="null"),
             Field("tz", "Time zone", required=False, hint="Such as Europe/Moscow; default UTC."),
         ),
-        run=add_cron,
+        run=lambda context, given: context.jobs.crons.add(NewCron(**_new(given))),
+        done="cron {found.name} runs first at {found.next_at:%Y-%m-%d %H:%M:%S} UTC",
     ),
     Action(
         name="jobs.run_cron",

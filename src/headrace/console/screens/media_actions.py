@@ -16,11 +16,7 @@ NODE: Final = Field("node", "Node")
 
 async def purge(context: ViewContext, given: dict[str, Any]) -> str:
     """Purge an object or a prefix from the caches of all nodes."""
-    media = context.media
-    if given["prefix"]:
-        found = await media.purges.purge(prefix=given["prefix"])
-    else:
-        found = await media.purges.purge([given["key"]] if given["key"] else [])
+    found = await context.media.purges.purge(**purge_body(given))
     what = given["prefix"] or given["key"]
     return f"all nodes purge {what} within seconds (generation {found.generation})"
 

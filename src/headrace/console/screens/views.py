@@ -239,18 +239,6 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
     return f"{known} of {given['id']} and their series would be deleted."
 
 
-async def reclassify(context: ViewContext, given: dict[str, Any]) -> str:
-    """Move views to another traffic class."""
-    job = await context.views.corrections.reclassify(
-        given["id"],
-        from_at=_moment("from", given["from"]),
-        to_at=_moment("to", given["to"]),
-        source=given["source"],
-        target=given["target"],
-    )
-    return f"job {job} moves the views"
-
-
 async def mark(context: ViewContext, given: dict[str, Any]) -> str:
     """Mark a span of an entity's time."""
     ends = _moment("to", given["to"]) if given["to"] else None
@@ -346,7 +334,14 @@ ACTIONS: Final = (
         command="headrace views reclassify {id} --from {from} --to {to} --source {source}"
         " --target {target}",
         http="POST /v1/views/reclassify",
-        run=reclassify,
+        run=lambda context, given: context.views.corrections.reclassify(
+            given["id"],
+            from_at=_moment("from", given["from"]),
+            to_at=_moment("to", given["to"]),
+            source=given["source"],
+            target=given["target"],
+        ),
+        done="job {found} moves the views",
         body=reclassify_body,
         fields=(
             ENTITY,
