@@ -167,7 +167,7 @@ class Query:
         found = self.given.get(name, "")
         if not found:
             return default
-        if found.isascii() and found.isdecimal() and least <= int(found[:20]) <= most:
+        if is_digits(found) and least <= int(found) <= most:
             return int(found)
         raise QueryInvalid(
             f"{name}: expected a whole number from {least} to {most}, got {found[:40]!r}"
@@ -346,6 +346,16 @@ class Chart:
                 for line in self.lines
             ],
         }
+
+
+def is_digits(text: str) -> bool:
+    """Whether `text` is a whole number of up to 19 digits, as of 63 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 19
+
+
+def row_id(text: str) -> int:
+    """The id in a URL or form; 0, which no row has, for any other text."""
+    return int(text) if is_digits(text) and int(text) < 2**63 else 0
 
 
 def choices(words: Iterable[str]) -> list[tuple[str, str]]:

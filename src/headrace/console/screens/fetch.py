@@ -17,7 +17,16 @@ from headrace.console.screens.fetch_photos import (
     view_why,
 )
 from headrace.console.screens.fetch_review import REVIEW_ACTIONS, view_review
-from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
+from headrace.console.views import (
+    NO_DATA,
+    PanelData,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+    choices,
+    row_id,
+)
 from headrace.fetch.catalogues import REVIEW as REVIEW_REASON
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import (
@@ -114,7 +123,7 @@ async def view_runs(context: ViewContext) -> dict[str, Any]:
 
 async def view_run(context: ViewContext) -> dict[str, Any]:
     """The page of a run. Raises: RunUnknown."""
-    fetch, run_id = context.fetch, run_number(context.params["run"])
+    fetch, run_id = context.fetch, row_id(context.params["run"])
     run = await fetch.runs.get(run_id)
     board = context.query.choice("list", BOARDS, "problems" if run.problems else "changes")
     langs = languages()
@@ -161,11 +170,6 @@ def can_undo(run: Run) -> bool:
     """Whether it is an applied catalogue that was not undone yet."""
     is_applied = run.state in (RunState.APPLIED, RunState.DONE)
     return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
-
-
-def run_number(text: str) -> int:
-    """The run number in a URL; 0, which no run has, for invalid text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def _more_by_position(

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.views import ViewContext
+from headrace.console.views import ViewContext, row_id
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     IMPORTANCE_LAST,
-    JOB_ID_LAST,
     PRIORITY_LAST,
     JobFilter,
     NewJob,
@@ -71,9 +70,9 @@ def count_first(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitabl
 
 def job_number(text: str) -> int:
     """The job id in a URL or form. Raises: JobUnknown."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) <= JOB_ID_LAST):
+    if not (job_id := row_id(text)):
         raise JobUnknown(text[:40])
-    return int(text)
+    return job_id
 
 
 def _filter(values: dict[str, Any]) -> JobFilter:
@@ -175,20 +174,6 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
 QUEUE: Final = Field("queue", "Queue", kind="fixed")
 HOST: Final = Field("host", "Host", kind="fixed")
 BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
-
-
-async def add_job(context: ViewContext, values: dict[str, Any]) -> str:
-    """Enqueue a job."""
-    job = NewJob(
-        queue=values["queue"],
-        payload=values["payload"],
-        priority=5 if values["priority"] is None else values["priority"],
-        after_s=values["after_s"],
-        lane=values["lane"],
-        unique=values["unique"],
-    )
-    job_id = await context.jobs.enqueue(job)
-    return f"job {job_id} is in queue {values['queue']}"
 
 
 def _bounds(values: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +280,10 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
                 hint="At most one unfinished job of the queue has this key.",
             ),
         ),
-        run=add_job,
+        run=lambda context, given: context.jobs.enqueue(
+            NewJob(queue=given["queue"], **_job(given))
+        ),
+        done="job {found} is in queue {queue}",
     ),
     Action(
         name="jobs.drain_host",

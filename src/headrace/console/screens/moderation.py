@@ -19,7 +19,7 @@ from headrace.console.actions import Action, Done, Field, quoted
 from headrace.console.format import path_segment
 from headrace.console.model import PREFIX
 from headrace.console.security import new_form_id
-from headrace.console.views import ViewContext
+from headrace.console.views import ViewContext, row_id
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.model import Job, JobState, TakenOutcome
 from headrace.kernel.errors import HeadraceError
@@ -137,7 +137,7 @@ async def skip_job(context: ViewContext, values: dict[str, Any]) -> Done:
 async def _ack(
     context: ViewContext, values: dict[str, Any], outcome: TakenOutcome, word: str
 ) -> Done:
-    job_id, lease_id = _number(values["job"]), _number(values["lease"])
+    job_id, lease_id = row_id(values["job"]), row_id(values["lease"])
     await context.jobs.takes.ack(lease_id, {job_id: outcome})
     text = f"job {job_id}: {word}"
     try:
@@ -146,11 +146,6 @@ async def _ack(
         # The decision is recorded, so it is reported as done.
         return Done(f"{text}; the next job cannot be taken: {error.public_text}", "")
     return Done(f"{text}; {following.text}", following.url)
-
-
-def _number(text: str) -> int:
-    """The id in a form; 0, which no row has, for any other text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 SKIPPED: Final[dict[str, Any]] = {"outcome": "snooze", "after_s": SKIP_S}
