@@ -28,7 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -55,11 +55,10 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A process to keep running: its command line and additional environment variables."""
+    """A process to keep running, and its command line."""
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +224,7 @@ class Supervisor:
 
     async def _run_role(self, role: Role) -> int:
         """Run the role until it exits; on cancellation, stop it in order."""
-        process, ready = await start_announcing(
-            role.argv, partial(self._note_ready, role), environment=role.env
-        )
+        process, ready = await start_announcing(role.argv, partial(self._note_ready, role))
         self._report("role_started", role.name, {"pid": process.pid})
         try:
             return await process.wait()
@@ -268,13 +265,12 @@ async def start_announcing(
     command: Sequence[str],
     on_ready: Callable[[dict[str, Any]], None],
     *,
-    environment: Mapping[str, str] | None = None,
     files: tuple[int, ...] = (),
     leads_session: bool = True,
 ) -> tuple[ChildProcess, asyncio.Task[bool]]:
-    """Start a process, which gets `environment` in addition to that of this process.
+    """Start a process; `on_ready` receives what it announces by `announce_ready`.
 
-    `on_ready` receives what it announces by `announce_ready`. The task returns whether it did.
+    The task returns whether it did.
     """
     reading, writing = os.pipe()
     ready = asyncio.create_task(_read_ready(os.fdopen(reading, "rb", buffering=0), on_ready))
@@ -283,7 +279,7 @@ async def start_announcing(
         process = await ChildProcess.start(
             command,
             leads_session=leads_session,
-            environment={**os.environ, **(environment or {}), **own},
+            environment={**os.environ, **own},
             files=(*files, writing),
         )
     except BaseException:
