@@ -22,6 +22,7 @@ from headrace.jobs.fleet.alerts import (
     QueueObservation,
 )
 from headrace.jobs.fleet.scheduler import USE, AlertSender, Scheduler, WebhookFailed, send_alert
+from headrace.jobs.sql import SQL
 from headrace.kernel.resilience import Backoff
 from headrace.kernel.signing import derive_key
 
@@ -162,10 +163,10 @@ async def test_the_webhook_receives_each_change_once(postgres):
     assert is_raise
     await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert [is_raise for _, is_raise in await unsent()] == [True], "first that it was raised"
-    await store.fleet.mark_sent(postgres, alert.id, is_raise=True)
+    await postgres.run(SQL.mark_sent, alert=alert.id, is_raise=True)
     [(alert, is_raise)] = await unsent()
     assert not is_raise
-    await store.fleet.mark_sent(postgres, alert.id, is_raise=False)
+    await postgres.run(SQL.mark_sent, alert=alert.id, is_raise=False)
     assert await unsent() == []
 
 

@@ -10,6 +10,7 @@ from tests.kit.queue_counts import add_counts
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ async def test_hosts_that_report_at_once_count_each_report_once(postgres, queue_
     ids = list(queue_ids.values())
     await asyncio.gather(*(report(ids[::step]) for step in (1, -1, 1, -1)))
     # Counts that arrive while another call folds are left for the next.
-    await store.fleet.fold_counts(postgres, rows_max=1000)
+    await postgres.value(SQL.fold_counts, rows_max=1000)
     queues = await store.fleet.fleet_queues(postgres, {})
     assert [queue.calls for queue in queues] == [120, 120]
 
@@ -121,9 +122,9 @@ async def test_one_leads_until_its_time_is_over(postgres, sql):
     await sql("UPDATE headrace.fleet_plan SET leads_until = now()")
     assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) == 2
     assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) is None
-    await store.fleet.stop_leading(postgres, "a")
+    await postgres.run(SQL.stop_leading, leader="a")
     assert (await store.fleet.find_plan(postgres)).is_led
-    await store.fleet.stop_leading(postgres, "b")
+    await postgres.run(SQL.stop_leading, leader="b")
     assert not (await store.fleet.find_plan(postgres)).is_led
 
 
@@ -155,7 +156,7 @@ async def test_a_plan_is_announced_and_explained(postgres, queue_ids):
     assert not await store.fleet.set_draining(postgres, "nobody")
     [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=10)
     assert (decision.version, decision.host, decision.after) == (1, "a", 2)
-    await store.leases.remove_host(postgres, host_id)
+    await postgres.run(SQL.remove_host, host=host_id)
 
 
 async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sql):

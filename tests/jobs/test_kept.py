@@ -15,6 +15,7 @@ from headrace.jobs.errors import InvalidSpan
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import PRIORITIES, ClaimCursor
 
 DAY = timedelta(days=1)
@@ -46,7 +47,7 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     lease = await claim_one(manager, keeping)
     outcomes = {job_id: Outcome("done", result=b"1"), other: Outcome("fail")}
     assert await settle(manager, lease, outcomes)
-    row = await store.jobs.find_done(postgres, job_id)
+    row = await postgres.one(SQL.find_done, job=job_id)
     assert (row["state"], row["queue"], row["payload"]) == ("done", "q", b"[1]")
     assert (row["unique_key"], row["version"], row["result"]) == ("k", 2, None)
     [kept] = await sql("SELECT drop_at - ended_at AS kept FROM headrace.job_done")
@@ -60,21 +61,21 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     ids += await jobs.enqueue_many([NewJob(queue="q")])
     taken = await jobs.takes.take("q")
     await jobs.takes.ack(taken.lease_id, {ids[2]: TakenOutcome(result={"ok": True})})
-    rows = [await store.jobs.find_done(postgres, job_id) for job_id in ids]
+    rows = [await postgres.one(SQL.find_done, job=job_id) for job_id in ids]
     assert [row["result"] for row in rows] == [b"[7]", None, b'{"ok":true}']
 
 
 async def test_partitions_are_created_ahead_and_dropped_whole(
     jobs, manager, queue_id, *, postgres, sql
 ):
-    assert await store.jobs.maintain_done_partitions(postgres) == 0, "no queue keeps anything"
+    assert await postgres.value(SQL.maintain_done_partitions) == 0, "no queue keeps anything"
     assert await partitions(sql) == ["job_done_rest"]
     await sql("UPDATE headrace.queue SET keep_done_s = 86400 WHERE name = 'q'")
-    created = await store.jobs.maintain_done_partitions(postgres)
+    created = await postgres.value(SQL.maintain_done_partitions)
     names = await partitions(sql)
     assert len(names) == created + 1
     assert 6 <= created <= 8
-    assert await store.jobs.maintain_done_partitions(postgres) == 0
+    assert await postgres.value(SQL.maintain_done_partitions) == 0
     await jobs.enqueue_many([NewJob(queue="q")])
     await settle(manager, await claim_one(manager, queue_id))
     [row] = await sql("SELECT tableoid::regclass::text AS name FROM headrace.job_done")
@@ -82,8 +83,8 @@ async def test_partitions_are_created_ahead_and_dropped_whole(
     await sql(OLD_PARTITION)
     async with postgres.transaction() as tx:
         await tx.connection.execute("LOCK TABLE headrace.job_done_2020010106 IN ACCESS SHARE MODE")
-        assert await store.jobs.maintain_done_partitions(postgres) == 0, "a reader uses it"
-    assert await store.jobs.maintain_done_partitions(postgres) == 1
+        assert await postgres.value(SQL.maintain_done_partitions) == 0, "a reader uses it"
+    assert await postgres.value(SQL.maintain_done_partitions) == 1
     assert await partitions(sql) == names
 
 
@@ -95,8 +96,8 @@ async def test_jobs_that_ended_before_their_partition_existed_are_dropped_too(
     assert (await sql("SELECT count(*) AS n FROM headrace.job_done_rest"))[0]["n"] == 2
     await sql(f"UPDATE headrace.job_done SET drop_at = now() WHERE id = {ids[0]}")
     await jobs.sweep()
-    assert await store.jobs.find_done(postgres, ids[0]) is None
-    assert await store.jobs.find_done(postgres, ids[1]) is not None
+    assert await postgres.one(SQL.find_done, job=ids[0]) is None
+    assert await postgres.one(SQL.find_done, job=ids[1]) is not None
     assert len(await partitions(sql)) > 4
 
 
@@ -200,7 +201,7 @@ async def test_counts_are_exact_after_lost_answers_and_rollbacks(jobs, manager, 
     names = ("done", "failed", "retried", "lost", "claimed")
     minutes = await jobs.queues.minutes("q")
     assert [sum(getattr(m, name) for m in minutes) for name in names] == [20, 0, 0, 5, 25]
-    assert await store.leases.return_lease(postgres, third, 3) == 0
+    assert await postgres.value(SQL.return_lease, lease=third, losses_max=3) == 0
 
 
 async def test_cancelled_jobs_are_counted_and_no_failures(jobs, manager, queue_id, postgres):
@@ -216,7 +217,7 @@ async def test_cancelled_jobs_are_counted_and_no_failures(jobs, manager, queue_i
     assert [sum(getattr(m, name) for m in minutes) for name in ("cancelled", "failed")] == [2, 1]
     outcomes_by_queue = await store.fleet.recent_outcomes(postgres, minutes=9)
     assert outcomes_by_queue == {queue_id: (0, 1)}, "the alert many_fail sees one failure"
-    await store.fleet.sum_hours(postgres)
+    await postgres.run(SQL.sum_hours)
     assert [hour.cancelled for hour in await jobs.queues.hours("q")] == [2]
     readings = await store.fleet.record_backlog(postgres, count_max=100)
     totals = {one.queue: (one.cancelled, one.failed) for one in readings}
@@ -238,12 +239,12 @@ async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, queue
 
 
 async def test_a_count_that_was_committed_late_is_added_within_a_minute(postgres, queue_id, sql):
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 0
     await sql(
         "INSERT INTO headrace.job_count (at, queue, done)"
         f" VALUES (now() - interval '21 s', {queue_id}, 1)"
     )
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 0
     await sql("UPDATE headrace.job_count_fold SET whole_at = whole_at - interval '1 min'")
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 1
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 1
     assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (1, 0)}

@@ -13,6 +13,7 @@ from tests.kit.waiting import wait_true
 from headrace.jobs import Batch, JobContext, Jobs, NewJob, Registry, store
 from headrace.jobs.errors import LaneUnknown, LimiterFixed, LimiterUnknown
 from headrace.jobs.model import JobFilter
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -285,14 +286,14 @@ async def test_limits_reach_all_lanes_in_steps_and_after_an_interruption(
     await store.queues.set_limiter(postgres, "l", **limits, concurrency=1)
     after, steps = "", 0
     while after is not None:
-        after = await store.queues.spread_limiter(postgres, "l", after=after, lanes_max=3)
+        after = await postgres.value(SQL.spread_limiter, limiter="l", after=after, lanes_max=3)
         steps += 1
     assert steps == 3
     assert {lane.starts_max for lane in await jobs.lanes.list("l")} == {5}
     await store.queues.set_limiter(postgres, "l", **limits, concurrency=2)
     await jobs.sweep()
     assert {lane.concurrency for lane in await jobs.lanes.list("l")} == {2}
-    assert await store.queues.unspread_limiters(postgres) == []
+    assert [row["name"] for row in await postgres.all(SQL.unspread_limiters)] == []
 
 
 async def test_idle_lanes_are_removed_and_created_again(

@@ -42,6 +42,7 @@ from headrace.jobs.outcomes import (
     outcomes_by_job,
     readable_text,
 )
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
 from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
@@ -249,13 +250,15 @@ class LeaseManager:
 
     async def renew(self) -> None:
         """Renew every lease. Raises: HostLost; PostgresDown, PostgresBusy."""
-        if not await store.leases.renew_host(self._postgres, self.host_id, self.config.lease_s):
+        lease_s = self.config.lease_s
+        if not await self._postgres.run(SQL.renew_host, host=self.host_id, lease_s=lease_s):
             await self.abandon()
             raise HostLost
 
     async def return_unknown(self) -> None:
         """Return leases of this host that were unknown here at two heartbeats in a row."""
-        stored = await store.leases.leases_of_host(self._postgres, self.host_id)
+        rows = await self._postgres.all(SQL.leases_of_host, host=self.host_id)
+        stored = {row["id"] for row in rows}
         unknown = stored - self._leases.keys()
         twice = unknown & self._unknown
         if twice:
@@ -271,13 +274,14 @@ class LeaseManager:
         Return the seconds until they may begin, counted from this call. None: refused, nothing was
         taken. Raises: PostgresDown, PostgresBusy.
         """
-        return await store.queues.spend_of_queue(
-            self._postgres, queue_id, lane, starts=starts, wait_max_s=wait_max_s
+        after_s: float | None = await self._postgres.value(
+            SQL.spend_of_queue, queue=queue_id, lane=lane, starts=starts, wait_max_s=wait_max_s
         )
+        return after_s
 
     async def leave(self) -> None:
         """Delete the host row."""
-        await store.leases.remove_host(self._postgres, self.host_id)
+        await self._postgres.run(SQL.remove_host, host=self.host_id)
 
     def _track(self, claims: Claims) -> Claims:
         for claim in claims.leases:

@@ -52,6 +52,7 @@ from headrace.jobs.fleet.rates import Rates, Reading
 from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import WHOLE_SHARE
 from headrace.kernel.errors import HeadraceError, PeerFailed
 from headrace.kernel.logs import SparseLogger, logger
@@ -160,7 +161,7 @@ class AlertSender:
         for failures, alert, is_raise in due[:EVENTS_PER_STEP]:
             try:
                 await send_alert(self._url, self._key, alert, is_raise=is_raise)
-                await store.fleet.mark_sent(self._postgres, alert.id, is_raise=is_raise)
+                await self._postgres.run(SQL.mark_sent, alert=alert.id, is_raise=is_raise)
             except WebhookFailed as error:
                 self._note_refused((alert.id, is_raise), failures + 1, error)
             if time.monotonic() - began_s >= TIMEOUT_S:
@@ -243,7 +244,7 @@ class Scheduler:
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
-        await store.fleet.sum_hours(self._postgres)
+        await self._postgres.run(SQL.sum_hours)
         forgotten = (
             await store.fleet.drop_minutes(
                 self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
@@ -320,7 +321,7 @@ class Planner:
         """Give up the lead at once."""
         if self.leads:
             self._note_lead(is_leader=False)
-            await store.fleet.stop_leading(self._postgres, self._name)
+            await self._postgres.run(SQL.stop_leading, leader=self._name)
 
     async def gather(self) -> FleetSnapshot:
         """Gather the snapshot for a plan; the count of waiting jobs is bounded in time."""

@@ -19,6 +19,7 @@ from headrace.jobs.crons import Cron, NewCron, next_moment
 from headrace.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron, QueueUnknown
 from headrace.jobs.model import NewJob
 from headrace.jobs.service.queues import Queues
+from headrace.jobs.sql import SQL
 from headrace.jobs.tasks import Registry
 from headrace.jobs.validation import is_storable, prepare_jobs
 from headrace.kernel.errors import HeadraceError
@@ -95,7 +96,7 @@ class Crons:
 
     async def pause(self, name: str) -> Cron:
         """Pause a cron. Raises: CronUnknown."""
-        if not await store.queues.pause_cron(self._postgres, require_id("cron", name)):
+        if not await self._postgres.run(SQL.pause_cron, name=require_id("cron", name), error=None):
             raise CronUnknown(name)
         return await self.get(name)
 
@@ -105,14 +106,14 @@ class Crons:
         Raises: CronUnknown, InvalidCron.
         """
         found = await self.get(name)
-        next_at = next_moment(found.spec, found.tz, await store.queues.database_now(self._postgres))
-        await store.queues.resume_cron(self._postgres, name, next_at)
+        next_at = next_moment(found.spec, found.tz, await self._postgres.value(SQL.database_now))
+        await self._postgres.run(SQL.resume_cron, name=name, next_at=next_at)
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
         """Delete a cron that no running code declares. Raises: CronUnknown, CronFixed."""
         await self.get(name)
-        if not await store.queues.remove_cron(self._postgres, name, forgotten_s=FORGOTTEN_S):
+        if not await self._postgres.run(SQL.remove_cron, name=name, forgotten_s=FORGOTTEN_S):
             raise CronFixed(name)
 
     async def run(self, name: str, *, tx: Transaction | None = None) -> int:
@@ -125,7 +126,7 @@ class Crons:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
         job_id = await self._enqueue(_job(_as_new(found)), tx=tx)
-        await store.queues.note_cron_job(runner_for(tx), name, job_id)
+        await runner_for(tx).run(SQL.note_cron_job, name=name, job=job_id)
         return job_id
 
     async def declare(self) -> int:
@@ -159,7 +160,7 @@ class Crons:
 
     async def forget(self) -> int:
         """Delete crons that no running code has declared for 30 days. Return how many."""
-        return await store.queues.drop_undeclared(self._postgres, kept_s=UNDECLARED_KEPT_S)
+        return await self._postgres.run(SQL.drop_undeclared, kept_s=UNDECLARED_KEPT_S)
 
     async def _fire_one(self) -> bool:
         """Enqueue the job of one due cron. Return whether one was due.
@@ -178,13 +179,13 @@ class Crons:
                 next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
                 job_id = await self._enqueue(_job(due.cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
-                await store.queues.move_cron(tx, name, job_id=job_id, next_at=next_at)
+                await tx.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")
             crash_point("jobs.cron_committed")
         except HeadraceError as error:
             if name is None or error.retryable:
                 raise
-            await store.queues.pause_cron(self._postgres, name, error=error.text)
+            await self._postgres.run(SQL.pause_cron, name=name, error=error.text)
             _log.error("cron_paused", cron=name, error=error.text)
         return True
 
@@ -202,7 +203,7 @@ class Crons:
         # It may be a queue of this app that is not declared yet.
         if not is_known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
-        return next_moment(cron.spec, cron.tz, await store.queues.database_now(self._postgres))
+        return next_moment(cron.spec, cron.tz, await self._postgres.value(SQL.database_now))
 
 
 def _job(cron: NewCron) -> NewJob:

@@ -27,6 +27,7 @@ from headrace.jobs.fleet.state import (
 )
 from headrace.jobs.model import JOB_ID_LAST, JobsConfig, Sweep
 from headrace.jobs.service.lanes import Lanes
+from headrace.jobs.sql import SQL
 from headrace.jobs.validation import is_storable, require_page
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -135,24 +136,24 @@ class Sweeper:
 
     async def run_once(self) -> Sweep:
         """Do one step. Each lease is returned in its own short transaction."""
-        stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
+        stuck = await self._postgres.value(SQL.end_stuck_claims, lease_s=self._config.lease_s)
         if stuck:
             _log.warning("stuck_claims_ended", claims=stuck)
         returned = await self._return_leases()
-        moved = await store.jobs.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        moved = await self._postgres.value(SQL.move_due, jobs_max=JOBS_PER_SWEEP)
         dropped = await store.jobs.drop_failed(
             self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
         )
         await store.jobs.drop_old_keys(self._postgres, keys_max=JOBS_PER_SWEEP)
-        hosts = await store.leases.drop_hosts(self._postgres)
+        hosts = await self._postgres.run(SQL.drop_hosts)
         last, removed = await store.queues.remove_idle_lanes(
             self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
         )
         self._lane_after = last or ("", "")
-        for limiter in await store.queues.unspread_limiters(self._postgres):
-            await self._lanes.spread(limiter)
+        for row in await self._postgres.all(SQL.unspread_limiters):
+            await self._lanes.spread(row["name"])
         kept = await store.jobs.drop_expired_done(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        folded = await store.fleet.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
+        folded = await self._postgres.value(SQL.fold_counts, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
         return Sweep(
@@ -172,9 +173,10 @@ class Sweeper:
         A locked lease does not block the others. It is retried after them, one per sweep; after a
         few newly locked ones the sweep continues with its other work.
         """
-        found = await store.leases.expired_leases(
-            self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
+        rows = await self._postgres.all(
+            SQL.expired_leases, leases_max=LEASES_PER_SWEEP + len(self._busy)
         )
+        found = [row["id"] for row in rows]
         again = [lease_id for lease_id in self._busy if lease_id in found]
         fresh = [lease_id for lease_id in found if lease_id not in self._busy]
         self._busy = dict.fromkeys(again[1:])
@@ -182,8 +184,8 @@ class Sweeper:
         for lease_id in [*fresh, *again[:1]]:
             try:
                 returned.append(
-                    await store.leases.return_lease(
-                        self._postgres, lease_id, self._config.losses_max
+                    await self._postgres.value(
+                        SQL.return_lease, lease=lease_id, losses_max=self._config.losses_max
                     )
                 )
             except PostgresBusy as error:
@@ -198,14 +200,14 @@ class Sweeper:
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s
-            await store.workflows.tend(
-                self._postgres,
+            await self._postgres.value(
+                SQL.tend_workflows,
                 kept_s=self._config.events_kept_s,
                 rows_max=WORKFLOWS_PER_TENDING,
             )
-            await store.jobs.maintain_done_partitions(self._postgres)
-            forgotten = await store.jobs.drop_abandoned_groups(
-                self._postgres, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
+            await self._postgres.value(SQL.maintain_done_partitions)
+            forgotten = await self._postgres.run(
+                SQL.drop_abandoned_groups, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
             )
             if forgotten:
                 _log.warning("groups_left_open", groups=forgotten)

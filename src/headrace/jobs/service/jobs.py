@@ -55,7 +55,7 @@ from headrace.jobs.model import (
     Sweep,
     Why,
 )
-from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
+from headrace.jobs.service.bulk import AHEAD_MAX, CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet, Sweeper
 from headrace.jobs.service.inserts import AgentStatements, Inserts
@@ -63,6 +63,7 @@ from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
 from headrace.jobs.service.workflows import Workflows
+from headrace.jobs.sql import SQL
 from headrace.jobs.steps import JobResult
 from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
@@ -78,8 +79,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 ROWS_PER_STATEMENT: Final = 5_000
-AHEAD_MAX: Final = 10_000
-"""Jobs before another one are counted up to this."""
 RESULT_FIRST_WAIT_S: Final = 0.02
 RESULT_WAIT_S_MAX: Final = 0.5
 STATE_CHECK_EVERY_S: Final = 5.0
@@ -191,7 +190,7 @@ class Jobs:
                     chunk, member_queues[cut], of_member[cut], tx=inner, is_counted=is_keyed
                 )
             if is_keyed:
-                await store.jobs.seal_groups(inner, ids)
+                await inner.run(SQL.seal_groups, groups=ids)
         return ids
 
     @asynccontextmanager
@@ -216,18 +215,18 @@ class Jobs:
         )
         group = Group(ids[0])
         try:
-            await store.jobs.mark_group_open(runner, group.id)
+            await runner.run(SQL.mark_group_open, group=group.id)
             if keep_results:
-                await store.workflows.keep_results(runner, group.id)
+                await runner.run(SQL.keep_results, group=group.id)
             yield group
         except BaseException:
             group.is_open = False
             await _abandon_group(runner, group.id)
             raise
         group.is_open = False
-        if not await store.jobs.mark_group_closed(runner, group.id):
+        if not await runner.run(SQL.mark_group_closed, group=group.id):
             raise GroupClosed(group.id)
-        await store.jobs.seal_groups(runner, ids)
+        await runner.run(SQL.seal_groups, groups=ids)
 
     async def group_results(
         self, group_id: int, *, after: int = 0, jobs_max: int = 1_000
@@ -276,7 +275,7 @@ class Jobs:
         found = await store.jobs.find_job(runner, job_id)
         if found is not None:
             return found
-        if job_id > await store.jobs.newest_job_id(runner):
+        if job_id > await runner.value(SQL.newest_job):
             raise JobUnknown(job_id)
         # A job that moves between tables can be missed once.
         return await store.jobs.find_job(runner, job_id) or Job(id=job_id, state=JobState.GONE)
@@ -286,11 +285,11 @@ class Jobs:
         job = await self.job(job_id)
         facts, retries = None, 0
         if job.state is JobState.READY:
-            facts = await store.jobs.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
+            facts = await self._postgres.one(SQL.why_waiting, job=job_id, count_max=AHEAD_MAX)
             if facts is None:
                 job = await self.job(job_id)
         if job.error is not None and job.queue is not None and job.ended_at is None:
-            retries = await store.jobs.retries_of(self._postgres, job.queue)
+            retries = await self._postgres.value(SQL.retries_of, queue=job.queue)
             retries = retries if job.retries is None else job.retries
         why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
         if job.state is JobState.SCHEDULED and (job.queue or "").startswith(WORKFLOW_PREFIX):
@@ -333,7 +332,7 @@ class Jobs:
             ids = await store.workflows.cancel_tree(_borrowed(tx) or self._postgres, [job_id])
             if any(ids):
                 return job_id in ids[0]
-        if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
+        if not await (_borrowed(tx) or self._postgres).value(SQL.end_waiting, ids=[job_id]):
             raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
         return True
 
@@ -404,7 +403,7 @@ class Jobs:
         """
         require_job_id(job_id)
         runner = _borrowed(tx) or self._postgres
-        if not await store.jobs.delete_jobs(runner, [job_id], CHANGEABLE["delete"]):
+        if not await runner.value(SQL.delete_jobs, ids=[job_id], states=list(CHANGEABLE["delete"])):
             raise not_waiting(await self.job(job_id, tx=tx), "deleted")
 
     async def bulk(
@@ -433,12 +432,13 @@ class Jobs:
         The lease cannot be returned or settled until `tx` ends: call this last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.leases.is_lease_held(runner_for(tx), lease_id):
+        if not await self.lock_leases(tx, [lease_id]):
             raise LeaseLost(lease_id)
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
         """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
-        return await store.leases.held_leases(runner_for(tx), lease_ids)
+        rows = await runner_for(tx).all(SQL.lock_leases, leases=sorted(set(lease_ids)))
+        return {row["id"] for row in rows}
 
     async def _ending_if_over(self, job_id: int) -> Ending | None:
         """None while the job is unfinished. Raises: ResultGone, JobUnknown."""
@@ -468,7 +468,7 @@ def _borrowed(tx: Transaction | None) -> Runner | None:
 async def _abandon_group(runner: Runner, group_id: int) -> None:
     """Delete the group. If that fails it stays open and never calls back, which is equivalent."""
     try:
-        await store.jobs.drop_group(runner, group_id)
+        await runner.run(SQL.drop_group, group=group_id)
     except HeadraceError as error:
         _log.warning("group_not_deleted", group_id=group_id, error=error.text)
 

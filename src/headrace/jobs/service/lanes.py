@@ -11,6 +11,7 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
 from headrace.jobs.model import Lane, Limiter
+from headrace.jobs.sql import SQL
 from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
 from headrace.kernel.errors import FieldProblem, mismatch
 
@@ -139,9 +140,10 @@ class Lanes:
             text = mismatch(f"seconds from 0 to {SPEND_WAIT_S_MAX:.0f}", wait_max_s)
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
-        return await store.queues.spend(
-            self._postgres, limiter, lane, starts=starts, wait_max_s=wait_max_s
+        after_s: float | None = await self._postgres.value(
+            SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
         )
+        return after_s
 
     async def set_limiter(
         self,
@@ -181,7 +183,7 @@ class Lanes:
     async def reset_limiter(self, limiter: str) -> None:
         """Remove the override of a limiter; declared limits hold again. Raises: LimiterUnknown."""
         await self.get_limiter(limiter)
-        if await store.queues.reset_limiter(self._postgres, limiter):
+        if await self._postgres.run(SQL.reset_limiter, limiter=limiter):
             await self.spread(limiter)
 
     async def get_limiter(self, limiter: str) -> Limiter:
@@ -203,8 +205,8 @@ class Lanes:
         """Apply the limiter's limits to every lane that follows it. Safe to repeat."""
         after: str | None = ""
         while after is not None:
-            after = await store.queues.spread_limiter(
-                self._postgres, limiter, after=after, lanes_max=LANES_PER_STEP
+            after = await self._postgres.value(
+                SQL.spread_limiter, limiter=limiter, after=after, lanes_max=LANES_PER_STEP
             )
 
     async def _require(self, limiter: str, lane: str) -> None:

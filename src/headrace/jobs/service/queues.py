@@ -23,6 +23,7 @@ from headrace.jobs.model import (
     QueueStatus,
 )
 from headrace.jobs.service.lanes import Lanes
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX, checked_decisions
@@ -143,7 +144,7 @@ class Queues:
             wanted = {**dict.fromkeys((*BOUNDS, DECISIONS)), **before.overridden, **changes}
             await store.queues.override_queue(self._postgres, before.queue, **wanted)
         if is_paused != before.paused:
-            await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
+            await self._postgres.run(SQL.set_paused, queue=before.queue, is_paused=is_paused)
         return await self.settings(before.queue)
 
     async def pause(self, name: str) -> None:
@@ -162,7 +163,7 @@ class Queues:
                 " A-Z a-z 0-9 . _ : @ ~ -"
             )
         if await self._find(name) is None:
-            await store.queues.create_queue(self._postgres, name)
+            await self._postgres.run(SQL.create_queue, queue=name)
 
     async def all(self) -> list[QueueStatus]:
         """Every queue with its backlog, by name. Each count is exact up to 10,000."""
@@ -220,7 +221,7 @@ class Queues:
         is_kept = queue.limiter == queue.name and row.limiter in queue.aliases
         if row.limiter == queue.limiter or row.is_alias or is_kept:
             return row
-        if not await store.queues.change_limiter(self._postgres, row.id, queue.limiter):
+        if not await self._postgres.run(SQL.change_limiter, queue=row.id, limiter=queue.limiter):
             raise LimiterFixed(
                 f"queue {queue.name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
                 f" limiter, or declare a new queue with limiter {queue.limiter!r}"

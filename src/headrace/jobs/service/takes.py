@@ -29,6 +29,7 @@ from headrace.jobs.model import (
     TakenOutcome,
 )
 from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.store.leases import Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
@@ -100,9 +101,9 @@ class Takes:
             host_id = await store.leases.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
             claims = await self._claim(tx, host_id, queue_id, n)
             if claims is None:
-                await store.leases.remove_host(tx, host_id)
+                await tx.run(SQL.remove_host, host=host_id)
                 return nothing
-            expires_at = await store.leases.expires_at(tx, host_id)
+            expires_at = await tx.value(SQL.host_expires_at, host=host_id)
         return _taken(claims, expires_at)
 
     async def ack(
@@ -129,13 +130,13 @@ class Takes:
             others = {} if rest is None else dict.fromkeys(left, rest)
             recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **new})
             if new and left != recorded.keys():
-                await store.leases.add_acked(tx, lease_id, [hashes[id_] for id_ in new])
+                await tx.run(SQL.add_acked, lease=lease_id, acked=[hashes[id_] for id_ in new])
             settled = await store.leases.settle(
                 tx, jobs={lease_id: recorded}, losses_max=self._config.losses_max
             )
             if settled.lost or settled.busy:
                 raise LeaseLost(lease_id)
-            await store.leases.end_take(tx, taken.host_id)
+            await tx.run(SQL.end_take, host=taken.host_id)
 
     async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
         """Extend a taken lease to `lease_s` from now. Return its new end.
@@ -143,9 +144,11 @@ class Takes:
         Raises: LeaseLost, InvalidTake.
         """
         _refuse(f"lease {lease_id}", _lease_faults(lease_s))
-        expires_at = None
+        expires_at: datetime | None = None
         if is_row_id(lease_id):
-            expires_at = await store.leases.extend_take(self._postgres, lease_id, lease_s)
+            expires_at = await self._postgres.value(
+                SQL.extend_take, lease=lease_id, lease_s=lease_s
+            )
         if expires_at is None:
             raise LeaseLost(lease_id)
         return expires_at

@@ -220,8 +220,8 @@ SELECT f.state, f.error, NULL FROM headrace.job_failed f WHERE f.id = :job
 LIMIT 1;
 
 -- name: end_waiting
--- Remove waiting jobs, stored as cancelled if :is_kept. Return the ids of those that waited.
-SELECT headrace.end_waiting_v1(:ids::bigint[], :is_kept);
+-- Cancel waiting jobs. Return the ids of those that waited.
+SELECT headrace.end_waiting_v1(:ids::bigint[], true);
 
 -- name: edit_waiting
 -- Change a waiting job; NULL: as it is. Return whether it waited.

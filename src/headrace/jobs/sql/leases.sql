@@ -67,10 +67,6 @@ SELECT * FROM headrace.settle_v1(
     :delays_s::double precision[], :errors::text[], :tracebacks::text[], :results::bytea[],
     :queues::text[], :losses_max, :progressed::bigint[]);
 
--- name: lock_lease
--- Lock a lease until the transaction ends. No row: it does not exist.
-SELECT 1 FROM headrace.job_lease WHERE id = :lease FOR SHARE;
-
 -- name: lock_leases
 -- Lock leases in order until the transaction ends. Return those that exist.
 SELECT id FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
@@ -86,7 +82,9 @@ SELECT l.id FROM headrace.job_lease l WHERE NOT EXISTS (
 ORDER BY l.id LIMIT :leases_max FOR UPDATE SKIP LOCKED;
 
 -- name: end_stuck_claims
--- Terminate claims whose result no client has read for :lease_s. They keep their rows locked.
+-- Terminate claims whose result no client has read for :lease_s. They keep their rows locked: a
+-- result larger than the socket's buffer is sent before its transaction commits, and no server
+-- timeout ends a statement that waits for its client.
 SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.usename = current_user AND a.wait_event = 'ClientWrite'
 AND position('headrace.claim_' IN a.query) > 0

@@ -159,11 +159,6 @@ async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | Non
     return None if term is None else int(term)
 
 
-async def stop_leading(runner: Runner, leader: str) -> None:
-    """Give up the lead at once."""
-    await runner.run(SQL.stop_leading, leader=leader)
-
-
 async def write_plan(
     runner: Runner,
     leader: str,
@@ -234,11 +229,6 @@ async def record_backlog(runner: Runner, *, count_max: int) -> list[QueueReading
     return [QueueReading(**row) for row in rows]
 
 
-async def sum_hours(runner: Runner) -> None:
-    """Sum minutes to hours."""
-    await runner.run(SQL.sum_hours)
-
-
 async def drop_hours(runner: Runner, *, kept_s: float, rows_max: int) -> int:
     """Delete hours older than `kept_s`. Return how many."""
     return await runner.run(SQL.drop_hours, kept_s=kept_s, rows_max=rows_max)
@@ -266,11 +256,6 @@ async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[in
     """Done and otherwise ended jobs of the last minutes, by queue id."""
     rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
     return {row["queue"]: (row["done"], row["failed"]) for row in rows}
-
-
-async def fold_counts(runner: Runner, *, rows_max: int) -> int:
-    """Fold pending counts into minutes and totals, oldest first. Return how many rows."""
-    return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
 
 
 async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
@@ -318,8 +303,3 @@ async def unsent_alerts(
         is_raise = not fields.pop("is_raise_sent")
         found.append((Alert(**fields), is_raise))
     return found
-
-
-async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
-    """Record that the webhook accepted the event."""
-    await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

@@ -28,7 +28,6 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
-from headrace.jobs.store.queues import notify_queue
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -132,11 +131,6 @@ async def add_groups(
     return list(ids)
 
 
-async def move_due(runner: Runner, *, jobs_max: int) -> int:
-    """Move due jobs of lanes into their lanes. Return how many."""
-    return int(await runner.value(SQL.move_due, jobs_max=jobs_max))
-
-
 async def add_members(
     runner: Runner,
     rows: JobColumns,
@@ -169,93 +163,17 @@ async def add_members(
     return None if ids is None else list(ids)
 
 
-async def seal_groups(runner: Runner, group_ids: list[int]) -> None:
-    """Close groups to new members. A group whose members have all ended calls back now."""
-    await runner.run(SQL.seal_groups, groups=group_ids)
-
-
-async def drop_group(runner: Runner, group_id: int) -> None:
-    """Delete a group with its callback."""
-    await runner.run(SQL.drop_group, group=group_id)
-
-
-async def mark_group_open(runner: Runner, group_id: int) -> None:
-    """Record that the group's block is open."""
-    await runner.run(SQL.mark_group_open, group=group_id)
-
-
-async def mark_group_closed(runner: Runner, group_id: int) -> bool:
-    """Record that the group's block has ended. Return whether the group exists."""
-    return await runner.one(SQL.mark_group_closed, group=group_id) is not None
-
-
-async def drop_abandoned_groups(runner: Runner, *, open_s: float, groups_max: int) -> int:
-    """Delete groups whose block has been open for `open_s`. Return how many."""
-    return await runner.run(SQL.drop_abandoned_groups, open_s=open_s, groups_max=groups_max)
-
-
 async def find_job(runner: Runner, job_id: int) -> Job | None:
     """The job from any table, if it exists."""
     row = await runner.one(SQL.find_job, job=job_id)
     row = row or await runner.one(SQL.find_leased_job, job=job_id)
     if row is None:
-        row = await find_done(runner, job_id)
+        row = await runner.one(SQL.find_done, job=job_id)
         return None if row is None else _job_with_payload(row, result=row["result"])
     job = _job_with_payload(row)
     if job.state is JobState.LEASED:
         return msgspec.structs.replace(job, progress=await find_progress(runner, job_id))
     return job
-
-
-async def newest_job_id(runner: Runner) -> int:
-    """The greatest id assigned so far."""
-    return int(await runner.value(SQL.newest_job))
-
-
-async def why_waiting(runner: Runner, job_id: int, *, count_max: int) -> Row | None:
-    """What keeps a due job waiting. None if it moved on."""
-    return await runner.one(SQL.why_waiting, job=job_id, count_max=count_max)
-
-
-async def retries_of(runner: Runner, queue: str) -> int:
-    """Retries of a stored queue's failed jobs."""
-    return int(await runner.value(SQL.retries_of, queue=queue))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchCriteria:
-    """Criteria of a search. None: any."""
-
-    states: tuple[str, ...]
-    queue_id: int | None = None
-    lane: str | None = None
-    q: str | None = None
-    older_than_s: float | None = None
-    ids: tuple[int, ...] | None = None
-
-
-async def list_jobs(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
-    """Matching jobs below id `before`: up to `jobs_max` per table, out of `window` rows of it.
-
-    A row without a state marks where the search of a table was cut off.
-    """
-    return await runner.all(SQL.list_jobs, **_filter_arguments(criteria), **page)
-
-
-async def list_ids(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
-    """Ids and states of `list_jobs`."""
-    return await runner.all(SQL.list_ids, **_filter_arguments(criteria), **page)
-
-
-def _filter_arguments(criteria: SearchCriteria) -> dict[str, Any]:
-    return {
-        "queue": criteria.queue_id,
-        "states": list(criteria.states),
-        "lane": criteria.lane,
-        "q": criteria.q,
-        "older_than_s": criteria.older_than_s,
-        "ids": None if criteria.ids is None else list(criteria.ids),
-    }
 
 
 async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
@@ -309,16 +227,6 @@ def _job(row: Row, queue: str) -> Job:
 PROGRESS_CHARACTERS_MAX: Final = 500
 
 
-async def find_done(runner: Runner, job_id: int) -> Row | None:
-    """The row of a kept done job."""
-    return await runner.one(SQL.find_done, job=job_id)
-
-
-async def maintain_done_partitions(runner: Runner) -> int:
-    """Create partitions ahead of need and drop expired ones. Return how many of both."""
-    return int(await runner.value(SQL.maintain_done_partitions))
-
-
 async def drop_expired_done(runner: Runner, *, jobs_max: int) -> int:
     """Delete expired done jobs of the default partition. Return how many."""
     return await runner.run(SQL.drop_expired_done, jobs_max=jobs_max)
@@ -356,11 +264,6 @@ async def find_ending(runner: Runner, job_id: int) -> Ending | None:
     return None if row is None else Ending(row["state"], row["error"], row["result"])
 
 
-async def cancel_jobs(runner: Runner, ids: Sequence[int]) -> list[int]:
-    """Cancel waiting jobs. Return which."""
-    return list(await runner.value(SQL.end_waiting, ids=list(ids), is_kept=True))
-
-
 async def edit_waiting(
     runner: Runner, job_id: int, row: JobColumns, *, has_payload: bool, has_priority: bool
 ) -> bool:
@@ -384,11 +287,6 @@ async def retry_jobs(
     """Make jobs that ended in `states` ready. Return which, and which have a taken key."""
     row: Any = await runner.one(SQL.retry_jobs, ids=list(ids), states=list(states))
     return list(row["retried"] or ()), list(row["taken"] or ())
-
-
-async def delete_jobs(runner: Runner, ids: Sequence[int], states: Sequence[str]) -> list[int]:
-    """Delete jobs in `states`, never leased ones. Return which."""
-    return list(await runner.value(SQL.delete_jobs, ids=list(ids), states=list(states)))
 
 
 GAP_S: Final = 0.01
@@ -455,6 +353,6 @@ class Notifier:
             await asyncio.sleep(self._rate.wait_s(queue_id, time.monotonic()))
             self._trailing.pop(queue_id, None)
             self._rate.take(queue_id, time.monotonic())
-            await notify_queue(self._postgres, queue_id)
+            await self._postgres.run(SQL.notify_queue, queue=str(queue_id))
         except HeadraceError as error:
             _often.info("notification_lost", queue_id=queue_id, error=error.text)

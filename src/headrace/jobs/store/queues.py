@@ -90,16 +90,6 @@ async def override_queue(
     )
 
 
-async def change_limiter(runner: Runner, queue_id: int, limiter: str) -> bool:
-    """Change the limiter. Return false if jobs of the queue have been in lanes."""
-    return await runner.value(SQL.change_limiter, queue=queue_id, limiter=limiter) is not None
-
-
-async def create_queue(runner: Runner, queue: str) -> None:
-    """Create a queue without code, unless the name exists."""
-    await runner.run(SQL.create_queue, queue=queue)
-
-
 async def queue_statuses(
     runner: Runner, queue: str | None = None, *, count_max: int
 ) -> list[QueueStatus]:
@@ -114,16 +104,6 @@ async def queue_statuses(
         )
         for row in rows
     ]
-
-
-async def set_paused(runner: Runner, queue: str, *, is_paused: bool) -> bool:
-    """Pause or resume a queue. Return whether it exists."""
-    return await runner.one(SQL.set_paused, queue=queue, is_paused=is_paused) is not None
-
-
-async def notify_queue(runner: Runner, queue_id: int) -> None:
-    """Notify listening workers."""
-    await runner.run(SQL.notify_queue, queue=str(queue_id))
 
 
 def _settings_of(row: Row) -> QueueSettings:
@@ -201,26 +181,6 @@ def _lane(row: Row) -> Lane:
     )
 
 
-async def spend(
-    runner: Runner, limiter: str, lane: str, *, starts: int, wait_max_s: float
-) -> float | None:
-    """Consume further starts. Return the seconds until they may begin; None: refused."""
-    wait_s: float | None = await runner.value(
-        SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
-    )
-    return wait_s
-
-
-async def spend_of_queue(
-    runner: Runner, queue_id: int, lane: str, *, starts: int, wait_max_s: float
-) -> float | None:
-    """Consume further starts of a lane of the queue's limiter."""
-    wait_s: float | None = await runner.value(
-        SQL.spend_of_queue, queue=queue_id, lane=lane, starts=starts, wait_max_s=wait_max_s
-    )
-    return wait_s
-
-
 async def set_limiter(
     runner: Runner,
     limiter: str,
@@ -243,24 +203,6 @@ async def set_limiter(
             is_set=is_set,
         )
     )
-
-
-async def reset_limiter(runner: Runner, limiter: str) -> bool:
-    """Restore the declared limits. Return whether there was an override."""
-    return await runner.one(SQL.reset_limiter, limiter=limiter) is not None
-
-
-async def spread_limiter(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> str | None:
-    """Apply a limiter's limits to some lanes after `after`. Return the last; None: done."""
-    last: str | None = await runner.value(
-        SQL.spread_limiter, limiter=limiter, after=after, lanes_max=lanes_max
-    )
-    return last
-
-
-async def unspread_limiters(runner: Runner) -> list[str]:
-    """Limiters whose lanes do not all follow yet."""
-    return [row["name"] for row in await runner.all(SQL.unspread_limiters)]
 
 
 async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
@@ -299,12 +241,6 @@ async def find_crons(runner: Runner, name: str | None = None) -> list[Cron]:
     return [_cron(row) for row in await runner.all(SQL.crons, name=name)]
 
 
-async def database_now(runner: Runner) -> datetime:
-    """The database time, which decides what is due."""
-    now_at: datetime = await runner.value(SQL.database_now)
-    return now_at
-
-
 async def add_cron(runner: Runner, cron: NewCron, next_at: datetime) -> bool:
     """Store a cron. Return whether the name was free."""
     return await runner.one(SQL.add_cron, **_fields(cron), next_at=next_at) is not None
@@ -321,26 +257,6 @@ async def change_cron(runner: Runner, cron: NewCron, next_at: datetime, *, is_pa
     return row is not None
 
 
-async def pause_cron(runner: Runner, name: str, *, error: str | None = None) -> bool:
-    """Pause a cron, with `error` if it pauses itself. Return whether it existed."""
-    return await runner.one(SQL.pause_cron, name=name, error=error) is not None
-
-
-async def resume_cron(runner: Runner, name: str, next_at: datetime) -> bool:
-    """Resume a paused cron at `next_at`. Return whether it was paused."""
-    return await runner.one(SQL.resume_cron, name=name, next_at=next_at) is not None
-
-
-async def remove_cron(runner: Runner, name: str, *, forgotten_s: float) -> bool:
-    """Delete a cron that no running code declares. Return whether it existed."""
-    return await runner.one(SQL.remove_cron, name=name, forgotten_s=forgotten_s) is not None
-
-
-async def drop_undeclared(runner: Runner, *, kept_s: float) -> int:
-    """Delete crons that no running code has declared for `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_undeclared, kept_s=kept_s)
-
-
 async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float) -> DueCron | None:
     """Lock a due cron until the transaction ends.
 
@@ -352,16 +268,6 @@ async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float
         return None
     cron = from_row(NewCron, row, payload=msgspec.json.decode(row["payload"]))
     return DueCron(cron, row["next_at"], row["now_at"])
-
-
-async def move_cron(runner: Runner, name: str, *, job_id: int, next_at: datetime) -> None:
-    """Record the job of this scheduled time and the next scheduled time."""
-    await runner.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
-
-
-async def note_cron_job(runner: Runner, name: str, job_id: int) -> None:
-    """Record a job that an operator started."""
-    await runner.run(SQL.note_cron_job, name=name, job=job_id)
 
 
 def _fields(cron: NewCron) -> dict[str, object]:
