@@ -150,7 +150,12 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9) == []
     assert await store.fleet.count_open_alerts(postgres) == 0
     await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
-    assert await store.fleet.drop_alerts(postgres, kept_s=7 * 86400) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="alert", column="cleared_at", kept_s=7 * 86400, rows_max=100
+        )
+        == 1
+    )
 
 
 async def test_the_webhook_receives_each_change_once(postgres):

@@ -178,7 +178,12 @@ async def test_decisions_are_deleted_after_their_time(postgres, queue_ids, sql):
         postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=[move, move]
     )
     await sql("UPDATE headrace.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
-    assert await store.fleet.drop_decisions(postgres, kept_s=7 * 86400, rows_max=10) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="fleet_decision", column="at", kept_s=7 * 86400, rows_max=100
+        )
+        == 1
+    )
     assert len(await store.fleet.decisions(postgres, before=None, decisions_max=10)) == 1
 
 

@@ -158,7 +158,12 @@ async def test_minutes_of_a_span(jobs, postgres, queue_id, sql):
         with pytest.raises(InvalidSpan):
             await jobs.queues.minutes("q", from_at=from_at, to_at=to_at)
     await sql("UPDATE headrace.queue_minute SET minute = minute - interval '9 d' WHERE done = 3")
-    assert await store.fleet.drop_minutes(postgres, kept_s=8 * 86400, rows_max=100) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_minute", column="minute", kept_s=8 * 86400, rows_max=100
+        )
+        == 1
+    )
     assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (4, 0)}
 
 

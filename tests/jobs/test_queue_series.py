@@ -76,10 +76,20 @@ async def test_minutes_are_summed_to_hours_and_kept_longer(jobs, postgres, queue
     await postgres.run(SQL.sum_hours)
     assert [one.done for one in await jobs.queues.hours("mail")] == [3, 4]
     await add_counts(postgres, queue_ids["mail"], done=1)
-    assert await store.fleet.drop_minutes(postgres, kept_s=86_400, rows_max=100) == 2
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_minute", column="minute", kept_s=86_400, rows_max=100
+        )
+        == 2
+    )
     await postgres.run(SQL.sum_hours)
     assert [one.done for one in await jobs.queues.hours("mail")] == [3, 5]
-    assert await store.fleet.drop_hours(postgres, kept_s=86_400, rows_max=100) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_hour", column="hour", kept_s=86_400, rows_max=100
+        )
+        == 1
+    )
     assert [one.done for one in await jobs.queues.hours("mail")] == [5]
     assert await jobs.queues.hours("mail", from_at=now - timedelta(days=92), to_at=now)
     with pytest.raises(InvalidSpan, match="at most 92 days"):

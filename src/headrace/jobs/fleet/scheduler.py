@@ -245,18 +245,18 @@ class Scheduler:
             return UPKEEP_EVERY_S
         config = self._config
         await self._postgres.run(SQL.sum_hours)
-        forgotten = (
-            await store.fleet.drop_minutes(
-                self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
-            ),
-            await store.fleet.drop_hours(
-                self._postgres, kept_s=config.hours_kept_s, rows_max=ROWS_PER_STEP
-            ),
-            await store.fleet.drop_decisions(
-                self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
-            ),
-        )
-        await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
+        kept_s = {
+            ("queue_minute", "minute"): config.minutes_kept_s,
+            ("queue_hour", "hour"): config.hours_kept_s,
+            ("fleet_decision", "at"): config.decisions_kept_s,
+            ("alert", "cleared_at"): config.decisions_kept_s,
+        }
+        forgotten = [
+            await self._postgres.value(
+                SQL.drop_old, table=table, column=column, kept_s=kept, rows_max=ROWS_PER_STEP
+            )
+            for (table, column), kept in kept_s.items()
+        ]
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 

@@ -117,7 +117,6 @@ LANE_IDLE_S: Final = 3_600.0
 TEND_EVERY_S: Final = 60.0
 GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
 """An open group is dropped after this, since its process must have died."""
-GROUPS_PER_TENDING: Final = 1_000
 WORKFLOWS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
@@ -141,10 +140,8 @@ class Sweeper:
             _log.warning("stuck_claims_ended", claims=stuck)
         returned = await self._return_leases()
         moved = await self._postgres.value(SQL.move_due, jobs_max=JOBS_PER_SWEEP)
-        dropped = await store.jobs.drop_failed(
-            self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
-        )
-        await store.jobs.drop_old_keys(self._postgres, keys_max=JOBS_PER_SWEEP)
+        dropped = await self._drop_old("job_failed", "ended_at", self._config.failed_kept_s)
+        await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
         hosts = await self._postgres.run(SQL.drop_hosts)
         last, removed = await store.queues.remove_idle_lanes(
             self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
@@ -152,7 +149,7 @@ class Sweeper:
         self._lane_after = last or ("", "")
         for row in await self._postgres.all(SQL.unspread_limiters):
             await self._lanes.spread(row["name"])
-        kept = await store.jobs.drop_expired_done(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        kept = await self._drop_old("job_done_rest", "drop_at", 0)
         folded = await self._postgres.value(SQL.fold_counts, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
@@ -206,8 +203,13 @@ class Sweeper:
                 rows_max=WORKFLOWS_PER_TENDING,
             )
             await self._postgres.value(SQL.maintain_done_partitions)
-            forgotten = await self._postgres.run(
-                SQL.drop_abandoned_groups, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
-            )
+            forgotten = await self._drop_old("job_group", "opened_at", GROUP_OPEN_S_MAX)
             if forgotten:
                 _log.warning("groups_left_open", groups=forgotten)
+
+    async def _drop_old(self, table: str, column: str, kept_s: float) -> int:
+        """Delete rows of a table whose moment is `kept_s` ago. Return how many."""
+        dropped: int = await self._postgres.value(
+            SQL.drop_old, table=table, column=column, kept_s=kept_s, rows_max=JOBS_PER_SWEEP
+        )
+        return dropped

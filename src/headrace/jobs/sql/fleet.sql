@@ -94,12 +94,6 @@ SELECT headrace.write_plan_v1(
 SELECT id, at, version, host, queue, before, after, code, why FROM headrace.fleet_decision
 WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :decisions_max;
 
--- name: drop_decisions
--- Delete decisions older than :kept_s.
-DELETE FROM headrace.fleet_decision WHERE id = ANY(ARRAY(
-    SELECT id FROM headrace.fleet_decision
-    WHERE at < now() - :kept_s::double precision * interval '1 s' ORDER BY at LIMIT :rows_max));
-
 -- name: allow_slots
 -- Change how many slots of its queues a host may work at once. NULL: no maximum.
 SELECT queue, slots FROM headrace.allow_slots_v1(
@@ -124,10 +118,6 @@ WHERE NOT :is_open OR cleared_at IS NULL ORDER BY raised_at DESC, id DESC LIMIT 
 -- name: count_open_alerts
 -- Number of open alerts.
 SELECT count(*) AS alerts FROM headrace.alert WHERE cleared_at IS NULL;
-
--- name: drop_alerts
--- Delete alerts cleared more than :kept_s ago.
-DELETE FROM headrace.alert WHERE cleared_at < now() - :kept_s::double precision * interval '1 s';
 
 -- name: unsent_alerts
 -- Events of the last :age_s seconds that the webhook has not accepted; a clear only after its
@@ -170,13 +160,6 @@ SELECT * FROM headrace.record_backlog_v1(:count_max);
 -- name: sum_hours
 -- Sum minutes to hours.
 SELECT headrace.sum_hours_v1();
-
--- name: drop_hours
--- Delete hours older than :kept_s, oldest first.
-DELETE FROM headrace.queue_hour WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.queue_hour
-    WHERE hour < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY hour LIMIT :rows_max));
 
 -- name: recent_outcomes
 -- Done and failed jobs by queue in the last :minutes whole minutes and the current one.
@@ -229,10 +212,3 @@ GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
 -- name: fold_counts
 -- Fold up to :rows_max rows of counts into minutes and totals. Return how many.
 SELECT headrace.fold_counts_v1(:rows_max);
-
--- name: drop_minutes
--- Delete minutes older than :kept_s, oldest first.
-DELETE FROM headrace.queue_minute WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.queue_minute
-    WHERE minute < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY minute LIMIT :rows_max));

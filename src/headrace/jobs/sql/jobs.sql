@@ -90,19 +90,9 @@ UPDATE headrace.job_group SET opened_at = now() WHERE id = :group;
 -- Record the end of a group's block. No row: the group does not exist any more.
 UPDATE headrace.job_group SET opened_at = NULL WHERE id = :group RETURNING id;
 
--- name: drop_abandoned_groups
--- Delete up to :groups_max groups whose block never ended. Their members run on alone.
-DELETE FROM headrace.job_group WHERE id = ANY(ARRAY(
-    SELECT id FROM headrace.job_group
-    WHERE opened_at < now() - :open_s::double precision * interval '1 s'
-    ORDER BY opened_at LIMIT :groups_max FOR UPDATE SKIP LOCKED));
-
--- name: drop_failed
--- Delete up to :jobs_max ended jobs older than :kept_s.
-DELETE FROM headrace.job_failed WHERE id IN (
-    SELECT id FROM headrace.job_failed
-    WHERE ended_at < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY ended_at LIMIT :jobs_max);
+-- name: drop_old
+-- Delete up to :rows_max rows of :table whose moment :column was :kept_s ago. Return how many.
+SELECT headrace.drop_old_v1(:table, :column, :kept_s, :rows_max);
 
 -- name: drop_old_keys
 -- Delete up to :keys_max keys of done jobs whose time is over.
@@ -185,12 +175,6 @@ FROM headrace.job_done d JOIN headrace.queue q ON q.id = d.queue WHERE d.id = :j
 -- name: maintain_done_partitions
 -- Create partitions of done jobs ahead of need and drop expired ones. Return how many of both.
 SELECT headrace.tend_kept_v1();
-
--- name: drop_expired_done
--- Delete up to :jobs_max expired done jobs that lie in no partition of their own.
-DELETE FROM headrace.job_done_rest WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.job_done_rest WHERE drop_at <= now() ORDER BY drop_at
-        LIMIT :jobs_max));
 
 -- name: write_progress
 -- Store the progress of jobs still open under these leases. The lock keeps an ack from passing

@@ -198,11 +198,6 @@ async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -
     return [Decision(**row) for row in rows]
 
 
-async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete decisions older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_decisions, kept_s=kept_s, rows_max=rows_max)
-
-
 def _host(row: Row) -> FleetHost:
     return from_row(FleetHost, row, slots=_SLOTS.decode(row["slots"]))
 
@@ -229,11 +224,6 @@ async def record_backlog(runner: Runner, *, count_max: int) -> list[QueueReading
     return [QueueReading(**row) for row in rows]
 
 
-async def drop_hours(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete hours older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_hours, kept_s=kept_s, rows_max=rows_max)
-
-
 async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
     """Counts of each queue in the last `minutes`, and of all in each of `minutes_shown`."""
     span_s = await runner.value(SQL.load_span, minutes=minutes)
@@ -258,11 +248,6 @@ async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[in
     return {row["queue"]: (row["done"], row["failed"]) for row in rows}
 
 
-async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete minutes older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)
-
-
 async def raise_alert(runner: Runner, rule: str, subject: str, text: str) -> Alert | None:
     """Open an alert. None if it is open already."""
     row = await runner.one(SQL.raise_alert, rule=rule, subject=subject, text=text)
@@ -285,11 +270,6 @@ async def count_open_alerts(runner: Runner) -> int:
     """Number of open alerts."""
     [row] = await runner.all(SQL.count_open_alerts)
     return int(row["alerts"])
-
-
-async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
-    """Delete alerts that were cleared `kept_s` ago. Return how many."""
-    return await runner.run(SQL.drop_alerts, kept_s=kept_s)
 
 
 async def unsent_alerts(

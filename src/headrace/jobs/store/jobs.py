@@ -176,16 +176,6 @@ async def find_job(runner: Runner, job_id: int) -> Job | None:
     return job
 
 
-async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
-    """Delete ended jobs older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_failed, kept_s=kept_s, jobs_max=jobs_max)
-
-
-async def drop_old_keys(runner: Runner, *, keys_max: int) -> int:
-    """Delete unique keys that were kept for a time that is over. Return how many."""
-    return await runner.run(SQL.drop_old_keys, keys_max=keys_max)
-
-
 def listed_job(row: Row) -> Job:
     """A job from a row of `list_jobs`."""
     return _job(row, row["queue_name"])
@@ -225,11 +215,6 @@ def _job(row: Row, queue: str) -> Job:
 
 
 PROGRESS_CHARACTERS_MAX: Final = 500
-
-
-async def drop_expired_done(runner: Runner, *, jobs_max: int) -> int:
-    """Delete expired done jobs of the default partition. Return how many."""
-    return await runner.run(SQL.drop_expired_done, jobs_max=jobs_max)
 
 
 async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]) -> None:

@@ -129,6 +129,23 @@ SET enable_seqscan = off SET jit = off AS $$
         failed_kept = excluded.failed_kept, oldest_s = excluded.oldest_s;
 $$;
 
+-- Delete up to p_max rows of a table whose moment p_column was p_kept_s ago, oldest first, without
+-- waiting for locks. Return how many.
+CREATE FUNCTION headrace.drop_old_v1(
+    p_table text, p_column text, p_kept_s double precision, p_max integer
+) RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_rows integer;
+BEGIN
+    EXECUTE format(
+        'DELETE FROM headrace.%1$I WHERE ctid = ANY(ARRAY('
+        ' SELECT ctid FROM headrace.%1$I WHERE %2$I <= now() - $1 * interval ''1 s'''
+        ' ORDER BY %2$I LIMIT $2 FOR UPDATE SKIP LOCKED))', p_table, p_column)
+    USING p_kept_s, p_max;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    RETURN v_rows;
+END $$;
+
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
 CREATE FUNCTION headrace.add_counts_v1(
     p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[],
