@@ -59,10 +59,11 @@ class Lanes:
         if not create:
             with suppress(LaneUnknown):
                 await self._require(limiter, lane)
-        await store.queues.set_lane(
-            self._postgres if tx is None else runner_for(tx),
-            limiter,
-            lane,
+        await (self._postgres if tx is None else runner_for(tx)).run(
+            SQL.set_lane,
+            limiter=limiter,
+            lane=lane,
+            is_own=True,
             starts_max=starts_max,
             window_s=window_s,
             concurrency=concurrency,
@@ -73,17 +74,7 @@ class Lanes:
     async def reset(self, limiter: str, lane: str) -> None:
         """Make a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
         await self.get(limiter, lane)
-        await store.queues.set_lane(
-            self._postgres,
-            limiter,
-            lane,
-            starts_max=None,
-            window_s=None,
-            concurrency=None,
-            is_paused=False,
-            weight=1,
-            is_own=False,
-        )
+        await self._set(limiter, lane, is_own=False, is_paused=False, weight=1)
 
     async def pause(self, limiter: str, lane: str) -> None:
         """Stop leasing a lane's jobs; running jobs continue, limits and weight stay.
@@ -91,7 +82,7 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=True)
+        await self._set(limiter, lane, is_own=None, is_paused=True, weight=None)
 
     async def resume(self, limiter: str, lane: str) -> None:
         """Lease the lane's jobs again, within its limits.
@@ -99,7 +90,7 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=False)
+        await self._set(limiter, lane, is_own=None, is_paused=False, weight=None)
 
     async def get(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and current counts. Raises: LaneUnknown."""
@@ -153,32 +144,35 @@ class Lanes:
         window_s: float | None = None,
         concurrency: int | None = None,
         slack_s: float = SLACK_S,
+        is_declared: bool = False,
     ) -> None:
         """Override the limits of a limiter and of all lanes that follow it.
 
-        Declarations by code no longer change them. Lanes follow in steps of 500; the next sweep
-        completes an interrupted call. Raises: InvalidJob.
+        Declarations by code (`is_declared`) no longer change them. Lanes follow in steps of 500;
+        the next sweep completes an interrupted call. Raises: InvalidJob.
         """
-        await self._write_limiter(
-            limiter, (starts_max, window_s, concurrency, slack_s), is_set=True
+        require_lane(
+            limiter,
+            "every lane",
+            starts_max=starts_max,
+            window_s=window_s,
+            concurrency=concurrency,
+            weight=1,
         )
-
-    async def declare_limiter(
-        self,
-        limiter: str,
-        *,
-        starts_max: int | None = None,
-        window_s: float | None = None,
-        concurrency: int | None = None,
-        slack_s: float = SLACK_S,
-    ) -> None:
-        """Store the limits declared by code. An override stays in force.
-
-        Raises: InvalidJob.
-        """
-        await self._write_limiter(
-            limiter, (starts_max, window_s, concurrency, slack_s), is_set=False
+        if not is_number(slack_s, 0.001, SLACK_S_MAX):
+            text = mismatch(f"seconds over 0, up to {SLACK_S_MAX:.0f}", slack_s)
+            _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
+        is_to_spread = await self._postgres.value(
+            SQL.set_limiter,
+            limiter=limiter,
+            starts_max=starts_max,
+            window_s=window_s,
+            slack_s=slack_s,
+            concurrency=concurrency,
+            is_set=not is_declared,
         )
+        if is_to_spread:
+            await self.spread(limiter)
 
     async def reset_limiter(self, limiter: str) -> None:
         """Remove the override of a limiter; declared limits hold again. Raises: LimiterUnknown."""
@@ -209,6 +203,21 @@ class Lanes:
                 SQL.spread_limiter, limiter=limiter, after=after, lanes_max=LANES_PER_STEP
             )
 
+    async def _set(
+        self, limiter: str, lane: str, *, is_own: bool | None, is_paused: bool, weight: int | None
+    ) -> None:
+        """Set pause and weight; limits follow the limiter, or stay if `is_own` is None."""
+        limits = dict.fromkeys(("starts_max", "window_s", "concurrency"))
+        await self._postgres.run(
+            SQL.set_lane,
+            limiter=limiter,
+            lane=lane,
+            is_own=is_own,
+            **limits,
+            is_paused=is_paused,
+            weight=weight,
+        )
+
     async def _require(self, limiter: str, lane: str) -> None:
         """Raises: LaneUnknown; LimiterUnknown if the limiter does not exist either."""
         try:
@@ -216,37 +225,6 @@ class Lanes:
         except LaneUnknown:
             await self.get_limiter(limiter)
             raise
-
-    async def _write_limiter(
-        self,
-        limiter: str,
-        limits: tuple[int | None, float | None, int | None, float],
-        *,
-        is_set: bool,
-    ) -> None:
-        starts_max, window_s, concurrency, slack_s = limits
-        require_lane(
-            limiter,
-            "every lane",
-            starts_max=starts_max,
-            window_s=window_s,
-            concurrency=concurrency,
-            weight=1,
-        )
-        if not is_number(slack_s, 0.001, SLACK_S_MAX):
-            text = mismatch(f"seconds over 0, up to {SLACK_S_MAX:.0f}", slack_s)
-            _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
-        is_to_spread = await store.queues.set_limiter(
-            self._postgres,
-            limiter,
-            starts_max=starts_max,
-            window_s=window_s,
-            slack_s=slack_s,
-            concurrency=concurrency,
-            is_set=is_set,
-        )
-        if is_to_spread:
-            await self.spread(limiter)
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:

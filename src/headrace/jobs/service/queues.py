@@ -78,12 +78,13 @@ class Queues:
         for queue in declared:
             rows[queue.name] = await self._limited(queue, rows[queue.name])
         for limiter in self._registry.limiters.values():
-            await self._lanes.declare_limiter(
+            await self._lanes.set_limiter(
                 limiter.name,
                 starts_max=limiter.starts_max,
                 window_s=limiter.window_s,
                 concurrency=limiter.concurrency,
                 slack_s=limiter.slack_s,
+                is_declared=True,
             )
         self._rows = rows
         return rows

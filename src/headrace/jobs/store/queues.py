@@ -127,40 +127,6 @@ def _json(decisions: Mapping[str, str | None]) -> str:
     return msgspec.json.encode(decisions).decode()
 
 
-async def set_lane(
-    runner: Runner,
-    limiter: str,
-    lane: str,
-    *,
-    starts_max: int | None,
-    window_s: float | None,
-    concurrency: int | None,
-    is_paused: bool | None,
-    weight: int | None,
-    is_own: bool = True,
-) -> None:
-    """Set a lane's limits and lock its row until the transaction ends.
-
-    `is_own` false: its limiter's limits. `is_paused`, `weight` None: unchanged.
-    """
-    await runner.run(
-        SQL.set_lane,
-        limiter=limiter,
-        lane=lane,
-        is_own=is_own,
-        starts_max=starts_max,
-        window_s=window_s,
-        concurrency=concurrency,
-        is_paused=is_paused,
-        weight=weight,
-    )
-
-
-async def pause_lane(runner: Runner, limiter: str, lane: str, *, is_paused: bool) -> None:
-    """Pause or resume a lane. Limits and weight stay."""
-    await runner.run(SQL.pause_lane, limiter=limiter, lane=lane, is_paused=is_paused)
-
-
 async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:
     """The lane, if it was set or used."""
     rows = await runner.all(SQL.find_lanes, limiter=limiter, lane=lane, after="", lanes_max=1)
@@ -178,30 +144,6 @@ async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int
 def _lane(row: Row) -> Lane:
     return from_row(
         Lane, row, lane=row["name"], waiting=int(row["waiting"]), follows_limiter=not row["is_own"]
-    )
-
-
-async def set_limiter(
-    runner: Runner,
-    limiter: str,
-    *,
-    starts_max: int | None,
-    window_s: float | None,
-    slack_s: float,
-    concurrency: int | None,
-    is_set: bool,
-) -> bool:
-    """Write a limiter's limits. Return whether its lanes must follow (`spread_limiter`)."""
-    return bool(
-        await runner.value(
-            SQL.set_limiter,
-            limiter=limiter,
-            starts_max=starts_max,
-            window_s=window_s,
-            slack_s=slack_s,
-            concurrency=concurrency,
-            is_set=is_set,
-        )
     )
 
 
