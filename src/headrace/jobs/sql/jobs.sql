@@ -49,14 +49,7 @@ WITH due AS (
         ORDER BY run_at LIMIT :jobs_max FOR UPDATE SKIP LOCKED))
     RETURNING *
 ), moved AS (
-    INSERT INTO headrace.lane_job
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-            payload,
-         version, last_error)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-        payload,
-           version, last_error
-    FROM due RETURNING queue, lane
+    INSERT INTO headrace.lane_job SELECT * FROM due RETURNING queue, lane
 ), journaled AS (
     INSERT INTO headrace.lane_event (limiter, lane, queue, k)
     SELECT q.limiter, m.lane, m.queue, count(*)

@@ -1,6 +1,4 @@
--- Functions that enqueue jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that enqueue jobs.
 
 -- Assign each job its unique key, or the id of the unfinished job that has the key. Keys are taken
 -- in order, so that two callers with the same keys cannot deadlock. p_times_s: how long the end of

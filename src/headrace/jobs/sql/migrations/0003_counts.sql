@@ -1,6 +1,4 @@
--- Functions that count jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that count jobs.
 
 -- Add up to p_max rows of job_count, oldest first, to minutes and totals. Return how many. Only
 -- one caller folds at a time; others return 0. Most calls read the rows of the last 20 s: while a

@@ -1,6 +1,4 @@
--- Functions of lanes and limiters. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions of lanes and limiters.
 
 -- Create missing lanes with their limiters' limits. The limiter's row is share-locked, so that a
 -- change of its limits waits and then finds the new lanes; the caller must hold no lane.

@@ -1,6 +1,4 @@
--- Functions that claim jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that claim jobs.
 
 -- Ack the leases p_done, then lease due jobs of a queue: up to p_leases_max leases of p_batch, in
 -- the order of p_priorities, after the scan marks (run_at, id). Marks keep a claim off dead index
@@ -58,12 +56,8 @@ BEGIN
             ) k WHERE k.leases <= p_leases_max
         )) RETURNING j.*
     ), to_lanes AS (
-        INSERT INTO headrace.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-             payload, version, last_error)
-        SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.headers, g.payload, g.version, g.last_error
-        FROM deleted g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
+        INSERT INTO headrace.lane_job SELECT g.* FROM deleted g WHERE g.lane IS NOT NULL
+        RETURNING lane_job.queue, lane_job.lane
     ), journaled AS (
         INSERT INTO headrace.lane_event (limiter, lane, queue, k)
         SELECT q.limiter, s.lane, s.queue, count(*)

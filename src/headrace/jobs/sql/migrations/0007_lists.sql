@@ -1,6 +1,4 @@
--- Lists and bulk actions. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Lists and bulk actions.
 
 -- Matching jobs below the id p_before, at most p_jobs_max per table, unsorted. NULL: any queue,
 -- lane, error text or age. Age counts from the end, or from when the job was due. Work is bounded:
@@ -189,11 +187,7 @@ BEGIN
             SELECT q.limiter, m.lane, m.queue, -1
             FROM moved m JOIN headrace.queue q ON q.id = m.queue
         )
-        INSERT INTO headrace.job_ready
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-             headers, payload, version, last_error)
-        SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-               headers, payload, version, last_error FROM moved;
+        INSERT INTO headrace.job_ready SELECT * FROM moved;
     END IF;
     UPDATE headrace.job_ready SET
         payload = coalesce(p_payload, payload), version = coalesce(p_version, version),

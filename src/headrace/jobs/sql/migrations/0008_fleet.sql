@@ -1,6 +1,4 @@
--- Functions of the fleet. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions of the fleet.
 
 -- Due jobs of each queue, counted up to p_max through the index, and the age of the oldest. Jobs
 -- of lanes count as far as their lane may start them now; the journal counts too, since only a
