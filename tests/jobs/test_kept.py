@@ -47,11 +47,11 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     lease = await claim_one(manager, keeping)
     outcomes = {job_id: Outcome("done", result=b"1"), other: Outcome("fail")}
     assert await settle(manager, lease, outcomes)
-    row = await postgres.one(SQL.find_done, job=job_id)
-    assert (row["state"], row["queue"], row["payload"]) == ("done", "q", b"[1]")
-    assert (row["unique_key"], row["version"], row["result"]) == ("k", 2, None)
-    [kept] = await sql("SELECT drop_at - ended_at AS kept FROM headrace.job_done")
-    assert kept["kept"].total_seconds() == 86_400
+    job = await jobs.job(job_id)
+    assert (job.state, job.queue, job.payload) == ("done", "q", [1])
+    assert (job.unique, job.result) == ("k", None)
+    [kept] = await sql("SELECT drop_at - ended_at AS kept, version FROM headrace.job_done")
+    assert (kept["kept"].total_seconds(), kept["version"]) == (86_400, 2)
     await sql("UPDATE headrace.queue SET keep_done_s = NULL, keep_result = true")
     ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
     lease = await claim_one(manager, keeping)
@@ -61,8 +61,7 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     ids += await jobs.enqueue_many([NewJob(queue="q")])
     taken = await jobs.takes.take("q")
     await jobs.takes.ack(taken.lease_id, {ids[2]: TakenOutcome(result={"ok": True})})
-    rows = [await postgres.one(SQL.find_done, job=job_id) for job_id in ids]
-    assert [row["result"] for row in rows] == [b"[7]", None, b'{"ok":true}']
+    assert [(await jobs.job(job_id)).result for job_id in ids] == [[7], None, {"ok": True}]
 
 
 async def test_partitions_are_created_ahead_and_dropped_whole(
@@ -96,8 +95,7 @@ async def test_jobs_that_ended_before_their_partition_existed_are_dropped_too(
     assert (await sql("SELECT count(*) AS n FROM headrace.job_done_rest"))[0]["n"] == 2
     await sql(f"UPDATE headrace.job_done SET drop_at = now() WHERE id = {ids[0]}")
     await jobs.sweep()
-    assert await postgres.one(SQL.find_done, job=ids[0]) is None
-    assert await postgres.one(SQL.find_done, job=ids[1]) is not None
+    assert [(await jobs.job(job_id)).state for job_id in ids] == ["gone", "done"]
     assert len(await partitions(sql)) > 4
 
 
@@ -111,8 +109,12 @@ async def test_progress_is_stored_while_its_job_runs(jobs, manager, queue_id, po
     for ratio in (0.1, 0.5):
         manager.note_progress(Progress(first, ratio, "half"))
     manager.note_progress(Progress(second, 0.2, "\0"))
-    await wait_true(lambda: store.jobs.find_progress(postgres, second))
-    found = await store.jobs.find_progress(postgres, first)
+
+    async def progress_of(job_id):
+        return (await jobs.job(job_id)).progress
+
+    await wait_true(lambda: progress_of(second))
+    found = await progress_of(first)
     assert (found.ratio, found.text) == (0.5, "half"), "the latest report counts"
     manager.settle(told(lease, {first: DONE}))
     await manager.flush()

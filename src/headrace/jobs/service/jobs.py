@@ -277,8 +277,7 @@ class Jobs:
             return found
         if job_id > await runner.value(SQL.newest_job):
             raise JobUnknown(job_id)
-        # A job that moves between tables can be missed once.
-        return await store.jobs.find_job(runner, job_id) or Job(id=job_id, state=JobState.GONE)
+        return Job(id=job_id, state=JobState.GONE)
 
     async def why(self, job_id: int) -> Why:
         """Why the job is in its state. Raises: JobUnknown."""

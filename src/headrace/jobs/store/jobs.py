@@ -166,28 +166,14 @@ async def add_members(
 async def find_job(runner: Runner, job_id: int) -> Job | None:
     """The job from any table, if it exists."""
     row = await runner.one(SQL.find_job, job=job_id)
-    row = row or await runner.one(SQL.find_leased_job, job=job_id)
     if row is None:
-        row = await runner.one(SQL.find_done, job=job_id)
-        return None if row is None else _job_with_payload(row, result=row["result"])
-    job = _job_with_payload(row)
-    if job.state is JobState.LEASED:
-        return msgspec.structs.replace(job, progress=await find_progress(runner, job_id))
-    return job
-
-
-def listed_job(row: Row) -> Job:
-    """A job from a row of `list_jobs`."""
-    return _job(row, row["queue_name"])
-
-
-def _job_with_payload(row: Row, *, result: bytes | None = None) -> Job:
-    job, own = _job(row, row["queue"]), options_of(row["headers"])
-    return msgspec.structs.replace(
-        job,
-        traceback=row["traceback"],
+        return None
+    own = options_of(row["headers"])
+    return listed_job(
+        row,
         payload=msgspec.json.decode(row["payload"]),
-        result=None if result is None else msgspec.json.decode(result),
+        result=None if row["result"] is None else msgspec.json.decode(row["result"]),
+        progress=None if row["ratio"] is None else from_row(JobProgress, row),
         retries=own.retries,
         timeout_s=own.timeout_s,
         expires_at=None if own.expires_s is None else datetime.fromtimestamp(own.expires_s, UTC),
@@ -195,22 +181,16 @@ def _job_with_payload(row: Row, *, result: bytes | None = None) -> Job:
     )
 
 
-def _job(row: Row, queue: str) -> Job:
-    return Job(
-        id=row["id"],
+def listed_job(row: Row, **further: Any) -> Job:
+    """A job from a row of `list_jobs`."""
+    return from_row(
+        Job,
+        row,
         state=JobState(row["state"]),
-        queue=queue,
-        priority=row["priority"],
+        queue=row["queue_name"],
         run_at=None if row["run_at"].year == PARKED_YEAR else row["run_at"],
-        attempt=row["attempt"],
-        losses=row["losses"],
-        lane=row["lane"],
         unique=row["unique_key"],
-        group_id=row["group_id"],
-        host=row["host"],
-        lease_id=row["lease_id"],
-        ended_at=row["ended_at"],
-        error=row["error"],
+        **further,
     )
 
 
@@ -226,12 +206,6 @@ async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]
         ratios=[one.ratio for _, one in reports],
         texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for _, one in reports],
     )
-
-
-async def find_progress(runner: Runner, job_id: int) -> JobProgress | None:
-    """The progress that the job reported last."""
-    row: Any = await runner.one(SQL.find_progress, job=job_id)
-    return None if row is None else from_row(JobProgress, row)
 
 
 @dataclass(frozen=True, slots=True)
