@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
+
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
@@ -143,7 +145,10 @@ class Queues:
         _require_valid(before, changes, is_paused=is_paused)
         if changes:
             wanted = {**dict.fromkeys((*BOUNDS, DECISIONS)), **before.overridden, **changes}
-            await store.queues.override_queue(self._postgres, before.queue, **wanted)
+            if wanted[DECISIONS] is not None:
+                # As text, which keeps their order.
+                wanted[DECISIONS] = msgspec.json.encode(wanted[DECISIONS]).decode()
+            await self._postgres.run(SQL.override_queue, queue=before.queue, **wanted)
         if is_paused != before.paused:
             await self._postgres.run(SQL.set_paused, queue=before.queue, is_paused=is_paused)
         return await self.settings(before.queue)

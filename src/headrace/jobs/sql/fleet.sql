@@ -1,14 +1,12 @@
 -- name: report_host
 -- Store a host's report. No row: the host expired.
 UPDATE headrace.host SET capacity = :capacity, load_per_core = :load_per_core,
-    cpu_pressure = :cpu_pressure,    slots = :slots::jsonb, reported_at = now()
+    cpu_pressure = :cpu_pressure, slots = :slots::jsonb, reported_at = now()
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
 -- Add the counts that only a host has, and fold the counts of all hosts.
-SELECT headrace.add_counts_v1(
-    :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
-    :slot_s::double precision[]);
+SELECT headrace.add_counts_v1(:host, :ended, :counts::json);
 
 -- name: planned_slots
 -- A host's planned slots as JSON by queue name. No row: there is no plan yet.
@@ -84,10 +82,7 @@ JOIN headrace.queue q ON q.id = s.queue;
 
 -- name: write_plan
 -- Replace the map and store the decisions. Return the version; NULL: this process no longer leads.
-SELECT headrace.write_plan_v1(
-    :leader, :term, :hosts::text[], :queues::integer[], :slots::integer[], :changed_hosts::text[],
-    :changed_queues::text[], :befores::integer[], :afters::integer[], :codes::text[],
-        :whys::text[]);
+SELECT headrace.write_plan_v1(:leader, :term, :slots::json, :moves::json);
 
 -- name: decisions
 -- Decisions, newest first; with :before only those with smaller ids.
@@ -96,8 +91,7 @@ WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :de
 
 -- name: allow_slots
 -- Change how many slots of its queues a host may work at once. NULL: no maximum.
-SELECT queue, slots FROM headrace.allow_slots_v1(
-    :host, :call, :queues::integer[], :used::integer[], :kept::integer[], :wanted::integer[]);
+SELECT queue, slots FROM headrace.allow_slots_v1(:host, :call, :requests::json);
 
 -- name: raise_alert
 -- Open an alert. No row: it is open already.

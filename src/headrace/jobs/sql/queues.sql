@@ -15,13 +15,11 @@ INSERT INTO headrace.queue AS q
     (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
      keep_result, needs_lane, decisions)
 SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
-       r.tag, r.keep_done_s, r.keep_result, r.needs_lane, r.decisions
-FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
-            :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
-            :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
-            :keep_results::boolean[], :needs_lanes::boolean[], :decisions::text[])
-    AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
-         keep_done_s, keep_result, needs_lane, decisions)
+       r.tag, r.keep_done_s, r.keep_result, r.needs_lane, r.decisions::text
+FROM json_to_recordset(:queues::json) AS r(
+    name text, limiter text, batch integer, retries integer, timeout_s double precision,
+    importance smallint, slots_min integer, slots_max integer, tag text,
+    keep_done_s double precision, keep_result boolean, needs_lane boolean, decisions json)
 WHERE NOT EXISTS (SELECT FROM headrace.queue_alias a WHERE a.name = r.name)
    OR EXISTS (SELECT FROM headrace.queue n WHERE n.name = r.name)
 ORDER BY r.name

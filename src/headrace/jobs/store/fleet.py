@@ -54,7 +54,7 @@ async def report_host(
         capacity=capacity,
         load_per_core=load_per_core,
         cpu_pressure=cpu_pressure,
-        slots=msgspec.json.encode(slots).decode(),
+        slots=_json(slots),
     )
     return row is not None
 
@@ -65,10 +65,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
         SQL.add_counts,
         host=host_id,
         ended=sum(count.ended for count in counts),
-        queues=[count.queue_id for count in counts],
-        calls=[count.calls for count in counts],
-        run_s=[count.run_s for count in counts],
-        slot_s=[count.slot_s for count in counts],
+        counts=_json(counts),
     )
 
 
@@ -79,15 +76,7 @@ async def allow_slots(
 
     `call` grows with each call of the host.
     """
-    rows = await runner.all(
-        SQL.allow_slots,
-        host=host_id,
-        call=call,
-        queues=[one.queue_id for one in requests],
-        used=[one.used for one in requests],
-        kept=[one.kept for one in requests],
-        wanted=[one.wanted for one in requests],
-    )
+    rows = await runner.all(SQL.allow_slots, host=host_id, call=call, requests=_json(requests))
     return {row["queue"]: row["slots"] for row in rows}
 
 
@@ -170,24 +159,13 @@ async def write_plan(
 ) -> int | None:
     """Replace the map and store its decisions. Return the version; None if no longer leading."""
     rows = [
-        (host, queue_ids[queue], count)
+        {"host": host, "queue": queue_ids[queue], "slots": count}
         for host, there in sorted(slots.items())
         for queue, count in sorted(there.items())
         if count > 0
     ]
     version = await runner.value(
-        SQL.write_plan,
-        leader=leader,
-        term=term,
-        hosts=[row[0] for row in rows],
-        queues=[row[1] for row in rows],
-        slots=[row[2] for row in rows],
-        changed_hosts=[move.host for move in moves],
-        changed_queues=[move.queue for move in moves],
-        befores=[move.before for move in moves],
-        afters=[move.after for move in moves],
-        codes=[move.code for move in moves],
-        whys=[move.why for move in moves],
+        SQL.write_plan, leader=leader, term=term, slots=_json(rows), moves=_json(moves)
     )
     return None if version is None else int(version)
 
@@ -196,6 +174,10 @@ async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -
     """Decisions, newest first."""
     rows = await runner.all(SQL.decisions, before=before, decisions_max=decisions_max)
     return [Decision(**row) for row in rows]
+
+
+def _json(rows: Sequence[Any]) -> str:
+    return msgspec.json.encode(rows).decode()
 
 
 def _host(row: Row) -> FleetHost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,22 +33,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
     olds, names = [old for old, _ in pairs], [name for _, name in pairs]
     if pairs:
         await runner.run(SQL.rename_queues, olds=olds, names=names)
-    await runner.run(
-        SQL.declare_queues,
-        names=[queue.name for queue in declared],
-        limiters=[queue.limiter for queue in declared],
-        batches=[queue.batch for queue in declared],
-        retries=[queue.retries for queue in declared],
-        timeouts_s=[queue.timeout_s for queue in declared],
-        importances=[queue.importance for queue in declared],
-        slots_mins=[queue.slots_min for queue in declared],
-        slots_maxs=[queue.slots_max for queue in declared],
-        tags=[queue.tag for queue in declared],
-        keep_dones_s=[queue.keep_done_s for queue in declared],
-        keep_results=[queue.keep_result for queue in declared],
-        needs_lanes=[queue.needs_lane for queue in declared],
-        decisions=[_json(queue.decisions) for queue in declared],
-    )
+    await runner.run(SQL.declare_queues, queues=msgspec.json.encode(declared).decode())
     if pairs:
         await runner.run(SQL.declare_aliases, olds=olds, names=names)
 
@@ -66,28 +51,6 @@ async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
     """The settings of the queue with that name or alias."""
     row = await runner.one(SQL.queue_settings, queue=queue)
     return None if row is None else _settings_of(row)
-
-
-async def override_queue(
-    runner: Runner,
-    queue: str,
-    *,
-    importance: int | None,
-    slots_min: int | None,
-    slots_max: int | None,
-    retries: int | None,
-    decisions: Mapping[str, str | None] | None,
-) -> None:
-    """Override settings of the queue; None: as declared by code."""
-    await runner.run(
-        SQL.override_queue,
-        queue=queue,
-        importance=importance,
-        slots_min=slots_min,
-        slots_max=slots_max,
-        retries=retries,
-        decisions=None if decisions is None else _json(decisions),
-    )
 
 
 async def queue_statuses(
@@ -120,11 +83,6 @@ def _settings_of(row: Row) -> QueueSettings:
         own["decisions"] = msgspec.json.decode(row["set_decisions"])
     held["decisions"] = own.get("decisions", msgspec.json.decode(row["decisions"]))
     return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
-
-
-def _json(decisions: Mapping[str, str | None]) -> str:
-    """Decisions as text, which keeps their order."""
-    return msgspec.json.encode(decisions).decode()
 
 
 async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:

@@ -146,14 +146,12 @@ END $$;
 
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
 CREATE FUNCTION headrace.add_counts_v1(
-    p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[],
-        p_run_s double precision[],
-    p_slot_s double precision[]
+    p_host bigint, p_ended bigint, p_counts json
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO headrace.job_count (queue, calls, run_s, slot_s)
-    SELECT r.queue, r.calls, r.run_s, r.slot_s
-    FROM unnest(p_queues, p_calls, p_run_s, p_slot_s) AS r(queue, calls, run_s, slot_s);
+    SELECT r.* FROM json_to_recordset(p_counts) AS r(
+        queue_id integer, calls integer, run_s double precision, slot_s double precision);
     UPDATE headrace.host SET jobs_ended = jobs_ended + p_ended WHERE id = p_host AND p_ended > 0;
     PERFORM headrace.fold_counts_v1(10000);
 END $$;
