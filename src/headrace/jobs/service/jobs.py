@@ -357,20 +357,24 @@ class Jobs:
         if job.state not in (JobState.READY, JobState.SCHEDULED) or job.queue is None:
             raise not_waiting(job, "changed")
         task = self.registry.find(job.queue)
+        has_payload = payload is not msgspec.UNSET
         new = NewJob(
             queue=job.queue,
-            payload=job.payload if payload is msgspec.UNSET else payload,
+            payload=payload if has_payload else job.payload,
             version=1 if task is None else task.version,
             priority=5 if priority is None else priority,
             at=at,
             after_s=after_s,
         )
-        is_edited = await store.jobs.edit_waiting(
-            _borrowed(tx) or self._postgres,
-            job_id,
-            prepare_change(new, None if payload is msgspec.UNSET else self.registry),
-            has_payload=payload is not msgspec.UNSET,
-            has_priority=priority is not None,
+        row = prepare_change(new, self.registry if has_payload else None)
+        is_edited = await (_borrowed(tx) or self._postgres).value(
+            SQL.edit_waiting,
+            job=job_id,
+            payload=row.payloads[0] if has_payload else None,
+            version=row.versions[0] if has_payload else None,
+            priority=priority,
+            run_at=row.run_ats[0],
+            delay_s=row.delays_s[0],
         )
         if not is_edited:
             raise not_waiting(await self.job(job_id, tx=tx), "changed")

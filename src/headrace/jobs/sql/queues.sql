@@ -119,8 +119,8 @@ UPDATE headrace.queue SET paused = :is_paused WHERE name = :queue
 RETURNING pg_notify('headrace_jobs', id::text);
 
 -- name: set_lane
--- Set a lane's own limits, let it follow its limiter, or (:is_own NULL) leave its limits. NULL pause
--- or weight: unchanged.
+-- Set a lane's own limits, let it follow its limiter, or (:is_own NULL) leave its limits. NULL
+-- pause or weight: unchanged.
 SELECT headrace.set_lane_v1(
     :limiter, :lane, :is_own::boolean, :starts_max::integer, :window_s::double precision,
     :concurrency::integer, :is_paused::boolean, :weight::integer);

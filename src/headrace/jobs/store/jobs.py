@@ -53,14 +53,8 @@ async def enqueue(
     ids = await runner.value(
         SQL.enqueue,
         queues=queue_ids,
-        priorities=rows.priorities,
-        run_ats=_none_if_empty(rows.run_ats),
-        delays_s=_none_if_empty(rows.delays_s),
-        lanes=_none_if_empty(rows.lanes),
-        keys=_none_if_empty(rows.keys),
         groups=group_ids,
-        payloads=rows.payloads,
-        versions=None if rows.versions.count(1) == len(rows) else rows.versions,
+        **_columns(rows),
         headers=headers,
         is_hinted=is_hinted,
         key_times_s=rows.key_times_s,
@@ -101,6 +95,19 @@ async def _enqueue_alike(
     return list(await runner.value(SQL.enqueue_alike, payloads=rows.payloads, **alike))
 
 
+def _columns(rows: JobColumns) -> dict[str, list[Any] | None]:
+    """The columns that all jobs and callbacks have, as arguments."""
+    return {
+        "priorities": rows.priorities,
+        "run_ats": _none_if_empty(rows.run_ats),
+        "delays_s": _none_if_empty(rows.delays_s),
+        "lanes": _none_if_empty(rows.lanes),
+        "keys": _none_if_empty(rows.keys),
+        "payloads": rows.payloads,
+        "versions": None if rows.versions.count(1) == len(rows) else rows.versions,
+    }
+
+
 def _none_if_empty(column: list[Any]) -> list[Any] | None:
     """The column, or None if it has no value: the driver visits every element."""
     return None if column.count(None) == len(column) else column
@@ -119,13 +126,7 @@ async def add_groups(
         SQL.add_groups,
         pending=pending,
         queues=queue_ids,
-        priorities=callbacks.priorities,
-        run_ats=callbacks.run_ats,
-        delays_s=callbacks.delays_s,
-        lanes=callbacks.lanes,
-        keys=callbacks.keys,
-        payloads=callbacks.payloads,
-        versions=callbacks.versions,
+        **_columns(callbacks),
         headers=headers,
     )
     return list(ids)
@@ -148,13 +149,7 @@ async def add_members(
         SQL.add_members,
         groups=group_ids,
         queues=queue_ids,
-        priorities=rows.priorities,
-        run_ats=rows.run_ats,
-        delays_s=rows.delays_s,
-        lanes=rows.lanes,
-        keys=rows.keys,
-        payloads=rows.payloads,
-        versions=rows.versions,
+        **_columns(rows),
         headers=headers,
         is_hinted=is_hinted,
         key_times_s=rows.key_times_s,
@@ -221,23 +216,6 @@ async def find_ending(runner: Runner, job_id: int) -> Ending | None:
     """How the job ended, if that is kept."""
     row = await runner.one(SQL.find_ending, job=job_id)
     return None if row is None else Ending(row["state"], row["error"], row["result"])
-
-
-async def edit_waiting(
-    runner: Runner, job_id: int, row: JobColumns, *, has_payload: bool, has_priority: bool
-) -> bool:
-    """Change a waiting job to the first of `row`. Return whether it waited."""
-    return bool(
-        await runner.value(
-            SQL.edit_waiting,
-            job=job_id,
-            payload=row.payloads[0] if has_payload else None,
-            version=row.versions[0] if has_payload else None,
-            priority=row.priorities[0] if has_priority else None,
-            run_at=row.run_ats[0],
-            delay_s=row.delays_s[0],
-        )
-    )
 
 
 async def retry_jobs(

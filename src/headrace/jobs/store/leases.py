@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.headers import own_retries
 from headrace.jobs.messages import Work
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
@@ -49,8 +49,7 @@ async def expire_host(runner: Runner, host_id: int) -> None:
     await runner.run(SQL.expire_host, host=host_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed lease with its jobs as columns."""
 
     lease_id: int
@@ -207,23 +206,7 @@ async def fold_lanes(
 
 def _claims(rows: list[Row], **rest: Any) -> Claims:
     first = rows[0]
-    leases = [
-        Claim(
-            lease_id=row["lease_id"],
-            is_plain=row["is_plain"],
-            ids=row["ids"],
-            run_ats=row["run_ats"],
-            priorities=row["priorities"],
-            attempts=row["attempts"],
-            losses=row["losses"],
-            lanes=row["lanes"],
-            headers=row["headers"],
-            versions=row["versions"],
-            payloads=row["payloads"],
-        )
-        for row in rows
-        if row["lease_id"] is not None
-    ]
+    leases = [from_row(Claim, row) for row in rows if row["lease_id"] is not None]
     if len(leases) > 1:
         leases.sort(key=lambda lease: (lease.priorities[0], lease.run_ats[0], lease.ids[0]))
     return Claims(

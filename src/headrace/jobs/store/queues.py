@@ -41,10 +41,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
 async def find_queues(runner: Runner, names: list[str] | None = None) -> list[QueueRow]:
     """The stored queues among `names`, aliases included, or every queue."""
     rows = await runner.all(SQL.find_queues, names=names)
-    return [
-        QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"], row["needs_lane"])
-        for row in rows
-    ]
+    return [QueueRow(**row) for row in rows]
 
 
 async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:

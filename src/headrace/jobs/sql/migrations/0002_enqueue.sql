@@ -228,11 +228,7 @@ BEGIN
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    IF array_remove(p_keys, NULL) = '{}' THEN
-        v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-            p_groups, p_payloads, p_versions, p_headers, p_notify, NULL, p_chains);
-        v_added := p_groups;
-    ELSE
+    IF array_remove(p_keys, NULL) <> '{}' THEN
         v_mark := nextval('headrace.job_group_id');
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
             array_fill(v_mark, ARRAY[cardinality(p_queues)]), p_payloads, p_versions,
@@ -250,6 +246,10 @@ BEGIN
         )
         SELECT array_agg(a.group_id) INTO v_added
         FROM (SELECT group_id FROM ready UNION ALL SELECT group_id FROM laned) AS a;
+    ELSE
+        v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
+            p_groups, p_payloads, p_versions, p_headers, p_notify, NULL, p_chains);
+        v_added := p_groups;
     END IF;
     IF v_added IS NOT NULL THEN
         PERFORM 1 FROM headrace.job_group WHERE id = ANY(v_added) ORDER BY id FOR UPDATE;

@@ -145,9 +145,8 @@ BEGIN
 END $$;
 
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
-CREATE FUNCTION headrace.add_counts_v1(
-    p_host bigint, p_ended bigint, p_counts json
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION headrace.add_counts_v1(p_host bigint, p_ended bigint, p_counts json)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO headrace.job_count (queue, calls, run_s, slot_s)
     SELECT r.* FROM json_to_recordset(p_counts) AS r(

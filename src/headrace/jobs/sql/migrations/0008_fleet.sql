@@ -46,9 +46,8 @@ END $$;
 -- Write the plan of a leader that still leads. Return its new version; NULL: the leader was
 -- replaced, or another writes at this moment. One statement, so that a leader that stops at any
 -- point holds no lock.
-CREATE FUNCTION headrace.write_plan_v1(
-    p_leader text, p_term bigint, p_slots json, p_moves json
-) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION headrace.write_plan_v1(p_leader text, p_term bigint, p_slots json, p_moves json)
+RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_version bigint;
     v_deleted integer;
@@ -116,12 +115,11 @@ RETURNS TABLE (queue integer, slots bigint) LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Change a host's slot allowances and return them, one row per queue; NULL: the queue has no
--- maximum. A request: the host works `used` slots of a queue now, keeps to `kept` from the moment it
--- sent this call, and would work `wanted`. p_call grows with each call of the host: a call that arrives
--- after a later one has no effect.
-CREATE FUNCTION headrace.allow_slots_v1(
-    p_host bigint, p_call bigint, p_requests json
-) RETURNS TABLE (queue integer, slots integer) LANGUAGE plpgsql AS $$
+-- maximum. A request: the host works `used` slots of a queue now, keeps to `kept` from the moment
+-- it sent this call, and would work `wanted`. p_call grows with each call of the host: a call that
+-- arrives after a later one has no effect.
+CREATE FUNCTION headrace.allow_slots_v1(p_host bigint, p_call bigint, p_requests json)
+RETURNS TABLE (queue integer, slots integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     r record;
