@@ -16,7 +16,6 @@ from headrace.jobs import (
     Cancel,
     Fail,
     JobContext,
-    JobState,
     NewJob,
     Registry,
     Retry,
@@ -25,7 +24,6 @@ from headrace.jobs import (
 )
 from headrace.jobs.cli import parse_rate
 from headrace.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
-from headrace.jobs.model import MOVES
 from headrace.jobs.outcomes import (
     DONE,
     Outcome,
@@ -50,12 +48,6 @@ class Point:
     """Another one."""
 
     x: int
-
-
-def test_every_state_has_its_moves():
-    assert MOVES.keys() == set(JobState)
-    assert MOVES[JobState.GONE] == frozenset()
-    assert all(JobState.GONE in MOVES[s] for s in (JobState.DONE, JobState.FAILED))
 
 
 @given(attempt=st.integers(1, 40), retries=st.integers(0, 30))

@@ -44,15 +44,9 @@ class NewCron(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
 
 
-class Cron(msgspec.Struct, frozen=True, kw_only=True):
+class Cron(NewCron, frozen=True, kw_only=True):
     """A stored cron."""
 
-    name: str
-    spec: str
-    tz: str
-    queue: str
-    payload: Any
-    priority: int
     next_at: datetime
     """If paused: the next scheduled time at the time of the pause."""
     last_at: datetime | None

@@ -1,7 +1,6 @@
 """Jobs as values: states and transitions, limits, settings, arguments and results. No I/O.
 
-A `task` is the code, a `job` is a row, a `queue` is its backlog. MOVES lists all transitions of a
-job's state.
+A `task` is the code, a `job` is a row, a `queue` is its backlog.
 """
 
 from __future__ import annotations
@@ -53,28 +52,6 @@ class JobState(StrEnum):
     QUARANTINED = "quarantined"
     GONE = "gone"
     """Ended and not kept, such as most done jobs."""
-
-
-MOVES: Final[dict[JobState, frozenset[JobState]]] = {
-    JobState.SCHEDULED: frozenset({JobState.READY, JobState.CANCELLED}),
-    JobState.READY: frozenset({JobState.LEASED, JobState.CANCELLED}),
-    JobState.LEASED: frozenset(
-        {
-            JobState.DONE,
-            JobState.READY,
-            JobState.SCHEDULED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.QUARANTINED,
-        }
-    ),
-    JobState.DONE: frozenset({JobState.GONE}),
-    JobState.FAILED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.CANCELLED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.QUARANTINED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.GONE: frozenset(),
-}
-"""`ready` after a final state is a manual retry."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import Ack, Answer, FromSlot, Left, Ready, Spend, Work
+from headrace.jobs.messages import Ack, FromSlot, Left, Ready, Spend
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.service import Jobs
 from headrace.jobs.slots.runner import SlotRunner
@@ -83,8 +83,6 @@ class LocalWorkerPool:
         self._dispatcher: Dispatcher | None = None
         self._workers: dict[str, WorkerProxy] = {}
         """By queue."""
-        self._worker_of: dict[int, WorkerProxy] = {}
-        """By lease in flight."""
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """See `WorkerPool`."""
@@ -94,12 +92,10 @@ class LocalWorkerPool:
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        self._worker_of.clear()
         runner = SlotRunner(self._jobs.registry, send=self._receive, config=self._config)
         self._runner = runner
-        channel = LocalChannel(runner, self._note_given)
         self._workers = {
-            queue.facts.queue: WorkerProxy(channel, bound=queue) for queue in dispatcher.queues
+            queue.facts.queue: WorkerProxy(runner, bound=queue) for queue in dispatcher.queues
         }
         for worker in self._workers.values():
             dispatcher.add(worker)
@@ -127,18 +123,14 @@ class LocalWorkerPool:
                 async with asyncio.timeout(grace_s + END_S):
                     await runner.stop(grace_s)
 
-    def _note_given(self, work: Work) -> None:
-        self._worker_of[work.lease_id] = self._workers[work.queue]
-
     def _receive(self, message: FromSlot) -> None:
         assert self._dispatcher is not None, "the runner is created after it"
         match message:
             case Ack():
-                worker = self._worker_of.get(message.lease_id)
-                if worker is not None:
-                    self._dispatcher.receive(worker, message)
-                    if message.lease_id not in worker.leases:
-                        del self._worker_of[message.lease_id]
+                for worker in self._workers.values():
+                    if message.lease_id in worker.leases:
+                        self._dispatcher.receive(worker, message)
+                        break
             case Left():
                 return
             case Spend():
@@ -149,24 +141,3 @@ class LocalWorkerPool:
             case _:
                 # Any proxy will do: progress belongs to a job.
                 self._dispatcher.receive(next(iter(self._workers.values())), message)
-
-
-class LocalChannel:
-    """The proxies' way to the runner in this process; implements `WorkerChannel`."""
-
-    def __init__(self, runner: SlotRunner, on_given: Callable[[Work], None]) -> None:
-        self._runner = runner
-        self._on_given = on_given
-
-    def give(self, work: Work) -> None:
-        """See `WorkerChannel`."""
-        self._on_given(work)
-        self._runner.give(work)
-
-    def cancel(self, job_id: int) -> None:
-        """See `WorkerChannel`."""
-        self._runner.cancel(job_id)
-
-    def answer(self, answer: Answer) -> None:
-        """See `WorkerChannel`."""
-        self._runner.answer(answer)

@@ -8,7 +8,7 @@ transaction of a suspended scheduler, so that another can continue.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ from headrace.kernel.ids import require_id
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
 
+if TYPE_CHECKING:
+    from headrace.jobs.service.jobs import Jobs
+
 FORGOTTEN_S: Final = 3600.0
 """A cron that no running code has declared for this long stops firing; its row stays."""
 UNDECLARED_KEPT_S: Final = 30 * 86_400.0
@@ -35,23 +38,14 @@ FIRED_PER_STEP: Final = 100
 _log: Final = logger(__name__)
 
 
-class Enqueue(Protocol):
-    """`Jobs.enqueue`."""
-
-    async def __call__(self, job: NewJob, *, tx: Transaction | None = None) -> int:
-        """Enqueue one job; return its id."""
-
-
 class Crons:
     """The crons of an app; `Jobs.crons`."""
 
-    def __init__(
-        self, postgres: Postgres, registry: Registry, queues: Queues, enqueue: Enqueue
-    ) -> None:
+    def __init__(self, postgres: Postgres, registry: Registry, queues: Queues, jobs: Jobs) -> None:
         self._postgres = postgres
         self._registry = registry
         self._queues = queues
-        self._enqueue = enqueue
+        self._jobs = jobs
 
     async def all(self) -> list[Cron]:
         """Every cron, by name."""
@@ -88,7 +82,9 @@ class Crons:
             return await (self.pause(name) if is_paused else self.resume(name))
         if found.source == "code":
             raise CronFixed(name)
-        cron = msgspec.structs.replace(_as_new(found), **changes)
+        cron = msgspec.structs.replace(
+            msgspec.convert(found, NewCron, from_attributes=True), **changes
+        )
         next_at = await self._require_valid(cron)
         if not await store.queues.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
             raise CronUnknown(name)
@@ -125,7 +121,7 @@ class Crons:
             async with self._postgres.transaction() as own:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
-        job_id = await self._enqueue(_job(_as_new(found)), tx=tx)
+        job_id = await self._jobs.enqueue(_job(found), tx=tx)
         await runner_for(tx).run(SQL.note_cron_job, name=name, job=job_id)
         return job_id
 
@@ -177,7 +173,7 @@ class Crons:
                     return False
                 name = due.cron.name
                 next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
-                job_id = await self._enqueue(_job(due.cron), tx=tx)
+                job_id = await self._jobs.enqueue(_job(due.cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
                 await tx.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")
@@ -208,14 +204,3 @@ class Crons:
 
 def _job(cron: NewCron) -> NewJob:
     return NewJob(queue=cron.queue, payload=cron.payload, priority=cron.priority)
-
-
-def _as_new(cron: Cron) -> NewCron:
-    return NewCron(
-        name=cron.name,
-        spec=cron.spec,
-        tz=cron.tz,
-        queue=cron.queue,
-        payload=cron.payload,
-        priority=cron.priority,
-    )

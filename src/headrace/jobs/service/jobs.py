@@ -96,7 +96,7 @@ class Jobs:
         self.queues = Queues(postgres, registry, self.lanes)
         self.takes = Takes(postgres, config)
         self.fleet = Fleet(postgres, config)
-        self.crons = Crons(postgres, registry, self.queues, self.enqueue)
+        self.crons = Crons(postgres, registry, self.queues, self)
         self._bulk = BulkActions(postgres)
         self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres

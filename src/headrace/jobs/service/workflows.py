@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from headrace.engines.caller_transaction import Transaction, runner_for
@@ -16,13 +16,7 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import QueueUnknown, WorkflowUnknown
 from headrace.jobs.job_context import JobContext
-from headrace.jobs.model import (
-    Job,
-    JobPage,
-    JobsConfig,
-    NewJob,
-    QueueStatus,
-)
+from headrace.jobs.model import JobPage, JobsConfig, NewJob, QueueStatus
 from headrace.jobs.service.bulk import not_waiting
 from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.queues import Queues
@@ -40,20 +34,8 @@ from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import prepare_jobs, require_job_id
 from headrace.kernel.batching import Batcher
 
-
-class JobVerbs(Protocol):
-    """The verbs of `Jobs` that workflows use."""
-
-    async def job(self, job_id: int) -> Job:
-        """The job in any state."""
-
-    async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
-        """Enqueue one job."""
-
-    async def find(
-        self, *, queue: str | None, state: str | None, before: int | None, jobs_max: int
-    ) -> JobPage:
-        """A page of jobs."""
+if TYPE_CHECKING:
+    from headrace.jobs.service.jobs import Jobs
 
 
 class Workflows:
@@ -67,7 +49,7 @@ class Workflows:
         registry: Registry,
         queues: Queues,
         inserts: Inserts,
-        jobs: JobVerbs,
+        jobs: Jobs,
     ) -> None:
         self.backoff = config.backoff
         self._postgres = postgres
