@@ -143,12 +143,12 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     assert await store.fleet.raise_alert(postgres, "at_max", "mail", "again") is None
     assert [a.text for a in await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9)]
-    assert await store.fleet.count_open_alerts(postgres) == 1
+    assert await postgres.value(SQL.count_open_alerts) == 1
     cleared = await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert cleared.cleared_at is not None
     assert await store.fleet.clear_alert(postgres, "at_max", "mail") is None
     assert await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9) == []
-    assert await store.fleet.count_open_alerts(postgres) == 0
+    assert await postgres.value(SQL.count_open_alerts) == 0
     await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
     assert (
         await postgres.value(

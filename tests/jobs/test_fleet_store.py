@@ -151,9 +151,9 @@ async def test_a_plan_is_announced_and_explained(postgres, queue_ids):
     planned = await store.fleet.planned_slots(postgres, "a")
     assert (planned.version, planned.slots, planned.is_draining) == (2, {"mail": 3}, False)
     assert (await store.fleet.planned_slots(postgres, "new")).slots == {}
-    assert await store.fleet.set_draining(postgres, "a")
+    assert await postgres.run(SQL.set_draining, host="a", is_draining=True)
     assert (await store.fleet.planned_slots(postgres, "a")).is_draining
-    assert not await store.fleet.set_draining(postgres, "nobody")
+    assert not await postgres.run(SQL.set_draining, host="nobody", is_draining=True)
     [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=10)
     assert (decision.version, decision.host, decision.after) == (1, "a", 2)
     await postgres.run(SQL.remove_host, host=host_id)

@@ -88,12 +88,12 @@ def prepare_change(job: NewJob, registry: Registry | None) -> JobColumns:
     try:
         return prepare_jobs([job], registry)
     except InvalidJob as error:
-        problems = tuple(
+        problems = [
             FieldProblem(problem.pointer.removeprefix("/0"), problem.code, problem.text)
             for problem in error.problems
-        )
-        lines = "; ".join(f"{problem.pointer}: {problem.text}" for problem in problems[:3])
-        raise InvalidJob(f"nothing was changed: {lines}", problems=problems) from error
+        ]
+        InvalidJob.require_none(problems, "nothing was changed", shown_max=3)
+        raise
 
 
 def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobColumns, JobColumns]:
@@ -338,9 +338,7 @@ def require_page(name: str, rows_max: int) -> None:
     """Refuse a page size out of range. Raises: InvalidFilter."""
     if type(rows_max) is not int or not 1 <= rows_max <= PAGE_ROWS_MAX:
         text = mismatch(f"a whole number 1 to {PAGE_ROWS_MAX}", rows_max)
-        raise InvalidFilter(
-            f"a page: /{name}: {text}", problems=(FieldProblem(f"/{name}", "invalid", text),)
-        )
+        InvalidFilter.require_none([FieldProblem(f"/{name}", "invalid", text)], "a page")
 
 
 def require_lane(

@@ -19,7 +19,6 @@ from headrace.jobs import store
 from headrace.jobs.errors import (
     InvalidFilter,
     JobNotWaiting,
-    QueueUnknown,
 )
 from headrace.jobs.model import (
     JOB_ID_LAST,
@@ -152,12 +151,7 @@ class BulkActions:
         _refuse(_faults(job_filter, states, whose))
         queue_id = None
         if job_filter.queue is not None:
-            queues: list[Any] = []
-            if is_storable(job_filter.queue):
-                queues = await store.queues.find_queues(self._postgres, [job_filter.queue])
-            if not queues:
-                raise QueueUnknown(job_filter.queue)
-            queue_id = queues[0].id
+            queue_id = (await store.queues.require_queue(self._postgres, job_filter.queue)).id
         if job_filter.state is not None:
             states = (job_filter.state,)
         elif job_filter.q is not None:

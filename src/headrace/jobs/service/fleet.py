@@ -6,7 +6,7 @@ A sweep is maintenance in bounded steps. Any number of processes may sweep at on
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -52,7 +52,7 @@ class Fleet:
             ],
             plan=await store.fleet.find_plan(self._postgres),
             decisions=await self.decisions(decisions_max=DECISIONS_SHOWN),
-            alerts_open=await store.fleet.count_open_alerts(self._postgres),
+            alerts_open=await self._postgres.value(SQL.count_open_alerts),
             alerts=await self.alerts(is_open=True),
         )
 
@@ -102,10 +102,9 @@ class Fleet:
         await self._set_draining(host, is_draining=False)
 
     async def _set_draining(self, host: str, *, is_draining: bool) -> None:
-        is_known = is_storable(host) and await store.fleet.set_draining(
-            self._postgres, host, is_draining=is_draining
-        )
-        if not is_known:
+        if not is_storable(host) or not await self._postgres.run(
+            SQL.set_draining, host=host, is_draining=is_draining
+        ):
             raise HostUnknown(host)
 
 
@@ -143,10 +142,15 @@ class Sweeper:
         dropped = await self._drop_old("job_failed", "ended_at", self._config.failed_kept_s)
         await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
         hosts = await self._postgres.run(SQL.drop_hosts)
-        last, removed = await store.queues.remove_idle_lanes(
-            self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
+        limiter, lane = self._lane_after
+        seen: Any = await self._postgres.one(
+            SQL.remove_idle_lanes,
+            limiter=limiter,
+            lane=lane,
+            lanes_max=LANES_PER_SWEEP,
+            idle_s=LANE_IDLE_S,
         )
-        self._lane_after = last or ("", "")
+        self._lane_after = (seen["last_limiter"] or "", seen["last_name"] or "")
         for row in await self._postgres.all(SQL.unspread_limiters):
             await self._lanes.spread(row["name"])
         kept = await self._drop_old("job_done_rest", "drop_at", 0)
@@ -161,7 +165,7 @@ class Sweeper:
             hosts_dropped=hosts,
             more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
             or leases_returned == LEASES_PER_SWEEP,
-            lanes_removed=removed,
+            lanes_removed=seen["removed"],
         )
 
     async def _return_leases(self) -> list[int]:

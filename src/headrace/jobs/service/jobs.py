@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
-from headrace.engines.postgres import Postgres, Runner
+from headrace.engines.postgres import Postgres, Row, Runner
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import (
@@ -65,7 +65,6 @@ from headrace.jobs.service.takes import Takes
 from headrace.jobs.service.workflows import Workflows
 from headrace.jobs.sql import SQL
 from headrace.jobs.steps import JobResult
-from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import (
@@ -254,7 +253,7 @@ class Jobs:
         began_s = checked_s = time.monotonic()
         wait_s = RESULT_FIRST_WAIT_S
         while True:
-            ending = await store.jobs.find_ending(self._postgres, job_id)
+            ending = await self._postgres.one(SQL.find_ending, job=job_id)
             now_s = time.monotonic()
             is_check_due = checked_s == began_s or now_s - checked_s > STATE_CHECK_EVERY_S
             if ending is None and is_check_due:
@@ -443,13 +442,13 @@ class Jobs:
         rows = await runner_for(tx).all(SQL.lock_leases, leases=sorted(set(lease_ids)))
         return {row["id"] for row in rows}
 
-    async def _ending_if_over(self, job_id: int) -> Ending | None:
+    async def _ending_if_over(self, job_id: int) -> Row | None:
         """None while the job is unfinished. Raises: ResultGone, JobUnknown."""
         job = await self.job(job_id)
         if job.state not in (JobState.DONE, JobState.GONE):
             return None
         # It may have ended between the two queries.
-        ending = await store.jobs.find_ending(self._postgres, job_id)
+        ending = await self._postgres.one(SQL.find_ending, job=job_id)
         if ending is None:
             raise ResultGone(job_id)
         return ending
@@ -476,10 +475,10 @@ async def _abandon_group(runner: Runner, group_id: int) -> None:
         _log.warning("group_not_deleted", group_id=group_id, error=error.text)
 
 
-def _result_of(job_id: int, ending: Ending) -> Any:
-    if ending.state != JobState.DONE:
-        raise JobFailed(job_id, ending.state, ending.error)
-    return None if ending.result is None else msgspec.json.decode(ending.result)
+def _result_of(job_id: int, ending: Row) -> Any:
+    if ending["state"] != JobState.DONE:
+        raise JobFailed(job_id, ending["state"], ending["error"])
+    return None if ending["result"] is None else msgspec.json.decode(ending["result"])
 
 
 def _chunks(rows: JobColumns) -> Iterator[tuple[slice, JobColumns]]:

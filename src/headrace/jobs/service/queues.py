@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import ConstraintViolated, Postgres
+from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
@@ -193,9 +193,11 @@ class Queues:
         Raises: QueueUnknown, InvalidSpan.
         """
         span = _span_of("minutes", from_at, to_at, usual=MINUTES_SPAN, most=MINUTES_SPAN_MAX)
-        return await store.fleet.queue_minutes(
-            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        queue = await store.queues.require_queue(self._postgres, name)
+        rows = await self._postgres.all(
+            SQL.queue_minutes, queue=queue.id, from_at=span[0], to_at=span[1]
         )
+        return [from_row(QueueMinute, row) for row in rows]
 
     async def hours(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
@@ -205,17 +207,11 @@ class Queues:
         Raises: QueueUnknown, InvalidSpan.
         """
         span = _span_of("hours", from_at, to_at, usual=HOURS_SPAN, most=HOURS_SPAN_MAX)
-        return await store.fleet.queue_hours(
-            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        queue = await store.queues.require_queue(self._postgres, name)
+        rows = await self._postgres.all(
+            SQL.queue_hours, queue=queue.id, from_at=span[0], to_at=span[1]
         )
-
-    async def _id_of(self, name: str) -> int:
-        rows = []
-        if is_storable(name):
-            rows = await store.queues.find_queues(self._postgres, [name])
-        if not rows:
-            raise QueueUnknown(name)
-        return rows[0].id
+        return [from_row(QueueHour, row) for row in rows]
 
     async def _find(self, name: str) -> QueueSettings | None:
         if not is_storable(name):

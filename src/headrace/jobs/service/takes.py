@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
-from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
+from headrace.jobs.errors import InvalidTake, LeaseLost
 from headrace.jobs.headers import traceparent_of
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
@@ -32,7 +32,7 @@ from headrace.jobs.outcomes import Outcome, final_outcome
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.store.leases import Claims, TakenJobs
-from headrace.jobs.validation import is_row_id, is_storable
+from headrace.jobs.validation import is_row_id
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
@@ -89,10 +89,7 @@ class Takes:
             problems.append(("n", mismatch(f"1 to {JOBS_PER_TAKE_MAX} jobs", n)))
         problems += _lease_faults(lease_s)
         _refuse(f"queue {queue[:160]!r}", problems)
-        rows = await store.queues.find_queues(self._postgres, [queue]) if is_storable(queue) else []
-        if not rows:
-            raise QueueUnknown(queue)
-        queue_id = rows[0].id
+        queue_id = (await store.queues.require_queue(self._postgres, queue)).id
         nothing = Taken(lease_id=None, jobs=[], expires_at=None)
         ahead = await store.leases.work_ahead(self._postgres, [queue_id])
         if not ahead.queue_ids:
@@ -200,8 +197,7 @@ class Takes:
         outcomes = {id_: _decided(given, taken.decisions) for id_, given in outcomes.items()}
         queues = {o.queue for o in outcomes.values() if o.outcome == "send_to" and o.queue}
         for queue in queues:
-            if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
-                raise QueueUnknown(queue)
+            await store.queues.require_queue(tx, queue)
         recorded = {}
         for job_id, given in outcomes.items():
             final = final_outcome(
@@ -288,10 +284,6 @@ def _outcome_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) ->
     return faults
 
 
-def _refuse(subject: str, problems: Sequence[tuple[str, str]]) -> None:
-    if problems:
-        lines = "; ".join(f"{name}: {text}" for name, text in problems[:5])
-        raise InvalidTake(
-            f"{subject}: {lines}",
-            problems=tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in problems),
-        )
+def _refuse(subject: str, faults: Sequence[tuple[str, str]]) -> None:
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in faults]
+    InvalidTake.require_none(problems, subject, shown_max=5)

@@ -34,7 +34,7 @@ SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacit
 FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
 -- name: fleet_queues
--- Every queue with its declared settings, their overrides and its totals.
+-- Every queue with its settings in force, its totals and leased jobs.
 SELECT q.id, q.name, q.paused, q.batch, q.tag,
        coalesce(o.importance, q.importance) AS importance,
        coalesce(o.slots_min, q.slots_min) AS slots_min,
@@ -43,16 +43,16 @@ SELECT q.id, q.name, q.paused, q.batch, q.tag,
        coalesce(t.cancelled, 0) AS cancelled,
        coalesce(t.retried, 0) AS retried, coalesce(t.lost, 0) AS lost,
        coalesce(t.calls, 0) AS calls, coalesce(t.run_s, 0) AS run_s,
-       coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s
+       coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s,
+       coalesce(l.jobs, 0) AS leased
 FROM headrace.queue q
 LEFT JOIN headrace.queue_override o ON o.queue = q.id
 LEFT JOIN headrace.queue_total t ON t.queue = q.id
+LEFT JOIN (
+    SELECT queue, sum(cardinality(ids) - cardinality(settled))::bigint AS jobs
+    FROM headrace.job_lease GROUP BY queue
+) l ON l.queue = q.id
 ORDER BY q.name;
-
--- name: fleet_leased
--- Leased jobs by queue.
-SELECT l.queue, sum(cardinality(l.ids) - cardinality(l.settled))::bigint AS jobs
-FROM headrace.job_lease l GROUP BY l.queue;
 
 -- name: fleet_waiting
 -- Due jobs by queue, counted up to :count_max, and the age of the oldest. Paused queues are left
@@ -129,9 +129,7 @@ WHERE id = :alert;
 
 -- name: queue_minutes
 -- Counts of a queue per minute, oldest first. Minutes with only idle slots are left out.
-SELECT m.minute, m.done, m.failed, m.cancelled, m.retried, m.lost, m.calls, m.claimed, m.run_s,
-    m.wait_s, m.wait_max_s, m.slot_s, m.ready, m.scheduled, m.running, m.failed_kept, m.oldest_s
-FROM headrace.queue_minute m
+SELECT m.* FROM headrace.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
   AND m.done + m.failed + m.cancelled + m.retried + m.lost + m.calls + m.claimed
       + coalesce(m.ready + m.scheduled + m.running + m.failed_kept, 0) > 0
@@ -139,9 +137,7 @@ ORDER BY m.minute;
 
 -- name: queue_hours
 -- The same per hour.
-SELECT h.hour, h.done, h.failed, h.cancelled, h.retried, h.lost, h.calls, h.claimed, h.run_s,
-    h.wait_s, h.wait_max_s, h.slot_s, h.ready, h.scheduled, h.running, h.failed_kept, h.oldest_s
-FROM headrace.queue_hour h
+SELECT h.* FROM headrace.queue_hour h
 WHERE h.queue = :queue AND h.hour >= :from_at AND h.hour < :to_at
   AND h.done + h.failed + h.cancelled + h.retried + h.lost + h.calls + h.claimed
       + coalesce(h.ready + h.scheduled + h.running + h.failed_kept, 0) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -22,9 +21,7 @@ from headrace.jobs.fleet.state import (
     Planned,
     QueueCounts,
     QueueFailures,
-    QueueHour,
     QueueLoad,
-    QueueMinute,
     QueueReading,
     QueueSnapshot,
     SlotRequest,
@@ -89,12 +86,6 @@ async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
     return Planned(version=row["version"], slots=slots, is_draining=row["is_draining"])
 
 
-async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = True) -> bool:
-    """Start or stop draining a host until its next start. Return whether it exists."""
-    row = await runner.one(SQL.set_draining, host=host_name, is_draining=is_draining)
-    return row is not None
-
-
 async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSnapshot]:
     """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
     rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
@@ -105,7 +96,6 @@ async def fleet_queues(
     runner: Runner, waiting: Mapping[int, tuple[int, float]]
 ) -> list[QueueSnapshot]:
     """Every queue by name with its totals and leased jobs; `waiting` from `fleet_waiting`."""
-    leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
         from_row(
@@ -113,7 +103,6 @@ async def fleet_queues(
             row,
             is_paused=row["paused"],
             waiting=waiting.get(row["id"], (0, 0.0))[0],
-            leased=leased.get(row["id"], 0),
             oldest_age_s=waiting.get(row["id"], (0, 0.0))[1],
         )
         for row in rows
@@ -184,22 +173,6 @@ def _host(row: Row) -> FleetHost:
     return from_row(FleetHost, row, slots=_SLOTS.decode(row["slots"]))
 
 
-async def queue_minutes(
-    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
-) -> list[QueueMinute]:
-    """Counts of the queue per minute, oldest first. Idle minutes have no row."""
-    rows = await runner.all(SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at)
-    return [QueueMinute(**row) for row in rows]
-
-
-async def queue_hours(
-    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
-) -> list[QueueHour]:
-    """Counts of the queue per hour, oldest first. Idle hours have no row."""
-    rows = await runner.all(SQL.queue_hours, queue=queue_id, from_at=from_at, to_at=to_at)
-    return [QueueHour(**row) for row in rows]
-
-
 async def record_backlog(runner: Runner, *, count_max: int) -> list[QueueReading]:
     """Store the backlog of each queue in the current minute. Return it with the totals."""
     rows = await runner.all(SQL.record_backlog, count_max=count_max)
@@ -246,12 +219,6 @@ async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list
     """Alerts, newest first; with `is_open` only open ones."""
     rows = await runner.all(SQL.alerts, is_open=is_open, alerts_max=alerts_max)
     return [Alert(**row) for row in rows]
-
-
-async def count_open_alerts(runner: Runner) -> int:
-    """Number of open alerts."""
-    [row] = await runner.all(SQL.count_open_alerts)
-    return int(row["alerts"])
 
 
 async def unsent_alerts(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -201,21 +200,6 @@ async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]
         ratios=[one.ratio for _, one in reports],
         texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for _, one in reports],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended: `done` with or without a result, or another state with an error."""
-
-    state: str
-    error: str
-    result: bytes | None
-
-
-async def find_ending(runner: Runner, job_id: int) -> Ending | None:
-    """How the job ended, if that is kept."""
-    row = await runner.one(SQL.find_ending, job=job_id)
-    return None if row is None else Ending(row["state"], row["error"], row["result"])
 
 
 async def retry_jobs(

@@ -11,9 +11,11 @@ import msgspec
 
 from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.crons import Cron, NewCron
+from headrace.jobs.errors import QueueUnknown
 from headrace.jobs.model import Lane, Limiter, QueueSettings, QueueStatus
 from headrace.jobs.sql import SQL
 from headrace.jobs.tasks.options import QueueDeclared
+from headrace.jobs.validation import is_storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ async def find_queues(runner: Runner, names: list[str] | None = None) -> list[Qu
     """The stored queues among `names`, aliases included, or every queue."""
     rows = await runner.all(SQL.find_queues, names=names)
     return [QueueRow(**row) for row in rows]
+
+
+async def require_queue(runner: Runner, name: str) -> QueueRow:
+    """The stored queue of that name or alias. Raises: QueueUnknown."""
+    found = await find_queues(runner, [name]) if is_storable(name) else []
+    if not found:
+        raise QueueUnknown(name)
+    return found[0]
 
 
 async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
@@ -106,22 +116,6 @@ async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limi
     """Every limiter by name, or the one called `limiter`."""
     rows = await runner.all(SQL.find_limiters, limiter=limiter)
     return [from_row(Limiter, row, limiter=row["name"]) for row in rows]
-
-
-async def remove_idle_lanes(
-    runner: Runner, after: tuple[str, str], *, lanes_max: int, idle_s: float
-) -> tuple[tuple[str, str] | None, int]:
-    """Remove idle lanes after (limiter, name). Return the last lane seen and how many."""
-    row = await runner.one(
-        SQL.remove_idle_lanes,
-        limiter=after[0],
-        lane=after[1],
-        lanes_max=lanes_max,
-        idle_s=idle_s,
-    )
-    assert row is not None, "the function returns one row always"
-    last = None if row["last_name"] is None else (row["last_limiter"], row["last_name"])
-    return last, row["removed"]
 
 
 @dataclass(frozen=True, slots=True)

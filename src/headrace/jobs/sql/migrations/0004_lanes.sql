@@ -358,13 +358,15 @@ BEGIN
         EXIT WHEN FOUND;
         PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
     END LOOP;
-    IF p_is_own THEN
+    IF p_is_own IS NULL THEN
+        p_starts_max := l.starts_max;
+        p_window_s := l.window_s;
+        p_concurrency := l.concurrency;
+    END IF;
+    IF l.is_own THEN
         PERFORM headrace.limit_lanes_v1(
             p_limiter, ARRAY[p_name], p_starts_max, p_window_s,
             greatest(coalesce(v.slack_s, 0.25), least(1, p_window_s / 60)), p_concurrency);
-    ELSIF l.is_own THEN
-        PERFORM headrace.limit_lanes_v1(
-            p_limiter, ARRAY[p_name], l.starts_max, l.window_s, l.slack_s, l.concurrency);
     ELSE
         PERFORM headrace.limit_lanes_v1(
             p_limiter, ARRAY[p_name], v.starts_max, v.window_s, coalesce(v.slack_s, 0.25),
