@@ -11,7 +11,7 @@ from tests.kit.queue_counts import add_counts
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.errors import InvalidSpan
+from headrace.jobs.errors import InvalidFilter
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
@@ -157,7 +157,7 @@ async def test_minutes_of_a_span(jobs, postgres, queue_id, sql):
         (None, datetime.min.replace(tzinfo=UTC)),
         (datetime.fromisoformat("0001-01-01T00:00:00+14:00"), None),
     ):
-        with pytest.raises(InvalidSpan):
+        with pytest.raises(InvalidFilter):
             await jobs.queues.minutes("q", from_at=from_at, to_at=to_at)
     await sql("UPDATE headrace.queue_minute SET minute = minute - interval '9 d' WHERE done = 3")
     assert (

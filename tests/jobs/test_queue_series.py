@@ -8,7 +8,7 @@ import pytest
 from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.errors import InvalidSpan, QueueUnknown
+from headrace.jobs.errors import InvalidFilter, QueueUnknown
 from headrace.jobs.fleet.queue_metrics import QUEUES_MAX, QueueMetrics
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.fleet.state import QueueReading
@@ -92,7 +92,7 @@ async def test_minutes_are_summed_to_hours_and_kept_longer(jobs, postgres, queue
     )
     assert [one.done for one in await jobs.queues.hours("mail")] == [5]
     assert await jobs.queues.hours("mail", from_at=now - timedelta(days=92), to_at=now)
-    with pytest.raises(InvalidSpan, match="at most 92 days"):
+    with pytest.raises(InvalidFilter, match="at most 92 days"):
         await jobs.queues.hours("mail", from_at=now - timedelta(days=93), to_at=now)
     with pytest.raises(QueueUnknown):
         await jobs.queues.hours("nobody")

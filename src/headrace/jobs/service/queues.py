@@ -17,7 +17,7 @@ import msgspec
 from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
-from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
+from headrace.jobs.errors import InvalidFilter, InvalidSetting, LimiterFixed, QueueUnknown
 from headrace.jobs.fleet.state import QueueHour, QueueMinute
 from headrace.jobs.model import (
     IMPORTANCE_LAST,
@@ -190,7 +190,7 @@ class Queues:
         """Counts and backlog of a queue by minute, oldest first: the last hour, or up to two days.
 
         Minutes without work and backlog are left out. Minutes are kept for `jobs.minutes_kept`.
-        Raises: QueueUnknown, InvalidSpan.
+        Raises: QueueUnknown, InvalidFilter.
         """
         span = _span_of("minutes", from_at, to_at, usual=MINUTES_SPAN, most=MINUTES_SPAN_MAX)
         queue = await store.queues.require_queue(self._postgres, name)
@@ -204,7 +204,7 @@ class Queues:
     ) -> list[QueueHour]:
         """The same by hour: the last seven days, or up to 92 days; the backlog is the highest.
 
-        Raises: QueueUnknown, InvalidSpan.
+        Raises: QueueUnknown, InvalidFilter.
         """
         span = _span_of("hours", from_at, to_at, usual=HOURS_SPAN, most=HOURS_SPAN_MAX)
         queue = await store.queues.require_queue(self._postgres, name)
@@ -277,16 +277,16 @@ def _span_of(
     usual: timedelta,
     most: timedelta,
 ) -> tuple[datetime, datetime]:
-    """The span of a series. Raises: InvalidSpan."""
+    """The span of a series. Raises: InvalidFilter."""
     try:
         until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
         since_at = _in_utc(from_at or until_at - usual)
     except (OverflowError, ValueError) as error:
-        raise InvalidSpan(
+        raise InvalidFilter(
             f"{what}: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
         ) from error
     if not timedelta() < until_at - since_at <= most:
-        raise InvalidSpan(
+        raise InvalidFilter(
             f"{what} from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
             f" at most {most.days} days that begins before it ends"
         )

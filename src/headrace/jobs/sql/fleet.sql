@@ -36,17 +36,14 @@ FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 -- name: fleet_queues
 -- Every queue with its settings in force, its totals and leased jobs.
 SELECT q.id, q.name, q.paused, q.batch, q.tag,
-       coalesce(o.importance, q.importance) AS importance,
-       coalesce(o.slots_min, q.slots_min) AS slots_min,
-       coalesce(o.slots_max, q.slots_max) AS slots_max,
+       q.importance, q.slots_min, q.slots_max,
        coalesce(t.done, 0) AS done, coalesce(t.failed, 0) AS failed,
        coalesce(t.cancelled, 0) AS cancelled,
        coalesce(t.retried, 0) AS retried, coalesce(t.lost, 0) AS lost,
        coalesce(t.calls, 0) AS calls, coalesce(t.run_s, 0) AS run_s,
        coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s,
        coalesce(l.jobs, 0) AS leased
-FROM headrace.queue q
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
+FROM headrace.queue_setting q
 LEFT JOIN headrace.queue_total t ON t.queue = q.id
 LEFT JOIN (
     SELECT queue, sum(cardinality(ids) - cardinality(settled))::bigint AS jobs

@@ -137,8 +137,7 @@ SELECT * FROM headrace.why_waiting_v1(:job, :count_max);
 
 -- name: retries_of
 -- Retries of a queue's failed jobs.
-SELECT coalesce(o.retries, q.retries) FROM headrace.queue q
-LEFT JOIN headrace.queue_override o ON o.queue = q.id WHERE q.name = :queue;
+SELECT retries FROM headrace.queue_setting WHERE name = :queue;
 
 -- name: list_jobs
 -- Matching jobs, at most :jobs_max per table. A row without a state holds the id where a search

@@ -97,12 +97,10 @@ SELECT headrace.return_lease_v1(:lease, :losses_max);
 -- name: taken_jobs
 -- Lock a taker's lease, and return its jobs with retries and decisions of their queue. No row: the
 -- lease has ended.
-SELECT l.ids, l.attempts, l.headers, l.settled, l.acked, l.host,
-       coalesce(o.retries, q.retries) AS retries, coalesce(o.decisions, q.decisions) AS decisions
+SELECT l.ids, l.attempts, l.headers, l.settled, l.acked, l.host, q.retries, q.decisions
 FROM headrace.job_lease l
 JOIN headrace.host h ON h.id = l.host AND h.kind = 'taker'
-JOIN headrace.queue q ON q.id = l.queue
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
+JOIN headrace.queue_setting q ON q.id = l.queue
 WHERE l.id = :lease FOR UPDATE OF l;
 
 -- name: add_acked

@@ -57,16 +57,10 @@ WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
   AND NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = a.name);
 
 -- name: queue_settings
--- The settings of a queue by name or alias: those declared by code, and their overrides.
-SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions, q.declared_at,
-       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries, o.decisions AS set_decisions,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
-           ORDER BY a.name) AS aliases
-FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
-WHERE q.name = :queue OR q.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
-ORDER BY q.name <> :queue LIMIT 1;
+-- The settings of a queue by name or alias, and the overrides among them.
+SELECT s.* FROM headrace.queue_setting s
+WHERE s.name = :queue OR s.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
+ORDER BY s.name <> :queue LIMIT 1;
 
 -- name: override_queue
 -- Override the settings of a queue. NULL: as declared by code.
@@ -97,21 +91,13 @@ INSERT INTO headrace.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT D
 
 -- name: queue_statuses
 -- Every queue, or the queue :queue, with its settings and backlog, counted up to :count_max.
-SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
+SELECT s.*, c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
        c.ready + c.laned >= :count_max::integer AS ready_is_capped,
        c.scheduled >= :count_max::integer AS scheduled_is_capped,
        c.ended >= :count_max::integer AS failed_is_capped,
-       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
-       q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions,
-       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries, o.decisions AS set_decisions,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
-           ORDER BY a.name) AS aliases
+       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s
 FROM headrace.queue_counts_v1(:queue, :count_max::integer) c
-JOIN headrace.queue q ON q.id = c.queue
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
-ORDER BY q.name;
+JOIN headrace.queue_setting s ON s.id = c.queue ORDER BY s.name;
 
 -- name: set_paused
 -- Pause or resume a queue and notify its workers. No row: no such queue.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
@@ -77,19 +76,12 @@ async def queue_statuses(
 
 
 def _settings_of(row: Row) -> QueueSettings:
-    own: dict[str, Any] = {
-        name: row[f"set_{name}"]
-        for name in ("importance", "slots_min", "slots_max", "retries")
-        if row[f"set_{name}"] is not None
-    }
-    held = {
-        name: own.get(name, row[name])
-        for name in ("importance", "slots_min", "slots_max", "retries")
-    }
-    if row["set_decisions"] is not None:
-        own["decisions"] = msgspec.json.decode(row["set_decisions"])
-    held["decisions"] = own.get("decisions", msgspec.json.decode(row["decisions"]))
-    return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
+    override = msgspec.json.decode(row["override"] or "{}")
+    own = {k: value for k, value in override.items() if k != "queue" and value is not None}
+    if "decisions" in own:
+        own["decisions"] = msgspec.json.decode(own["decisions"])
+    decisions = msgspec.json.decode(row["decisions"])
+    return from_row(QueueSettings, row, queue=row["name"], overridden=own, decisions=decisions)
 
 
 async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:

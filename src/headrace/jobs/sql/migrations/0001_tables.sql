@@ -46,6 +46,18 @@ CREATE TABLE headrace.queue_alias (
     queue integer NOT NULL REFERENCES headrace.queue
 );
 
+-- Settings in force: as declared, unless an operator set others.
+CREATE VIEW headrace.queue_setting AS
+SELECT q.id, q.name, q.limiter, q.paused, q.needs_lane, q.batch, q.timeout_s, q.tag, q.keep_done_s,
+       q.keep_result, coalesce(o.retries, q.retries) AS retries,
+       coalesce(o.importance, q.importance) AS importance,
+       coalesce(o.slots_min, q.slots_min) AS slots_min,
+       coalesce(o.slots_max, q.slots_max) AS slots_max,
+       coalesce(o.decisions, q.decisions) AS decisions, to_json(o)::text AS override,
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
+             ORDER BY a.name) AS aliases
+FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id;
+
 -- Waiting jobs. ----------------------------------------------------------------------------------
 
 -- Due jobs without a lane, and every job whose run_at lies in the future.

@@ -25,11 +25,10 @@ BEGIN
     IF p_done <> '{}' THEN
         SELECT a.lost, a.busy INTO v_lost, v_busy FROM headrace.ack_v1(p_done) a;
     END IF;
-    SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result
+    SELECT q.retries, q.keep_done_s IS NULL AND NOT q.keep_result
     INTO v_retries, v_is_plain
     FROM headrace.host h
-    JOIN headrace.queue q ON q.id = p_queue AND NOT q.paused
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = p_queue AND NOT q.paused
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF NOT FOUND THEN
         RETURN QUERY SELECT now(), v_retries, 0, v_lost, v_busy, NULL::bigint, NULL::boolean,
@@ -131,11 +130,10 @@ DECLARE
     v_slack double precision := 0;
     v_wait double precision;
 BEGIN
-    SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result, q.limiter
+    SELECT q.retries, q.keep_done_s IS NULL AND NOT q.keep_result, q.limiter
     INTO v_retries, v_is_plain, v_limiter
     FROM headrace.host h
-    JOIN headrace.queue q ON q.id = p_queue AND NOT q.paused
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = p_queue AND NOT q.paused
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF FOUND THEN
         IF p_is_folding THEN

@@ -353,13 +353,12 @@ BEGIN
         SELECT r.id, r.queue, r.priority, r.run_at, r.lane, false
         FROM headrace.lane_job r WHERE r.id = p_id LIMIT 1
     )
-    SELECT q.paused, q.tag, coalesce(o.slots_max, q.slots_max), known.n, known.tagged, known.open,
+    SELECT q.paused, q.tag, q.slots_max, known.n, known.tagged, known.open,
            known.is_reported, known.slots, known.free, l.paused, l.inflight + l.uncounted,
            l.concurrency, l.starts_max, l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
            CASE WHEN j.is_ready THEN before.n ELSE laned.n END
     FROM job j
-    JOIN headrace.queue q ON q.id = j.queue
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = j.queue
     LEFT JOIN headrace.lane l ON l.limiter = q.limiter AND l.name = j.lane
     CROSS JOIN LATERAL (
         SELECT count(*) AS n, count(*) FILTER (WHERE h.is_tagged) AS tagged,

@@ -133,12 +133,10 @@ BEGIN
     v_is_alive := EXISTS (SELECT FROM headrace.host h WHERE h.id = p_host AND h.expires_at > now());
     FOR r IN
         WITH requested AS (
-            SELECT q.id AS queue, u.used, u.kept, u.wanted,
-                   coalesce(o.slots_max, q.slots_max) AS slots_max
+            SELECT q.id AS queue, u.used, u.kept, u.wanted, q.slots_max
             FROM json_to_recordset(p_requests) AS u(
                 queue_id integer, used integer, kept integer, wanted integer)
-            JOIN headrace.queue q ON q.id = u.queue_id
-            LEFT JOIN headrace.queue_override o ON o.queue = q.id
+            JOIN headrace.queue_setting q ON q.id = u.queue_id
         ), busy AS (
             SELECT array_agg(a.queue) AS queues, array_agg(a.slots_max) AS slots_maxs
             FROM requested a WHERE a.slots_max < 100000 AND (a.kept > 0 OR a.wanted > 0)
@@ -174,8 +172,7 @@ BEGIN
             IF v_call > p_call THEN
                 RETURN;
             END IF;
-            SELECT coalesce(o.slots_max, q.slots_max) INTO v_slots_max
-            FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
+            SELECT q.slots_max INTO v_slots_max FROM headrace.queue_setting q
             WHERE q.id = r.queue;
             SELECT greatest(0, v_slots_max - coalesce(sum(e.slots), 0)) INTO v_limit
             FROM headrace.slots_elsewhere_v1(p_host, ARRAY[r.queue], ARRAY[v_slots_max]) e;
