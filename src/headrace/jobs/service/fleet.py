@@ -140,7 +140,7 @@ class Sweeper:
         returned = await self._return_leases()
         moved = await self._postgres.value(SQL.move_due, jobs_max=JOBS_PER_SWEEP)
         dropped = await self._drop_old("job_failed", "ended_at", self._config.failed_kept_s)
-        await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
+        keys = await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
         hosts = await self._postgres.run(SQL.drop_hosts)
         limiter, lane = self._lane_after
         seen: Any = await self._postgres.one(
@@ -154,6 +154,7 @@ class Sweeper:
         for row in await self._postgres.all(SQL.unspread_limiters):
             await self._lanes.spread(row["name"])
         kept = await self._drop_old("job_done_rest", "drop_at", 0)
+        events = await self._drop_old("workflow_event", "sent_at", self._config.events_kept_s)
         folded = await self._postgres.value(SQL.fold_counts, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
@@ -163,7 +164,7 @@ class Sweeper:
             lane_jobs_moved=moved,
             failed_dropped=dropped,
             hosts_dropped=hosts,
-            more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
+            more=JOBS_PER_SWEEP in (moved, dropped, keys, kept, events, folded)
             or leases_returned == LEASES_PER_SWEEP,
             lanes_removed=seen["removed"],
         )
@@ -197,15 +198,15 @@ class Sweeper:
         return returned
 
     async def _tend(self) -> None:
-        """Maintain partitions and drop abandoned groups, once a minute."""
+        """Maintain partitions, workflows and groups, once a minute or while much is left."""
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
-            self._tended_s = now_s
-            await self._postgres.value(
+            is_more = await self._postgres.value(
                 SQL.tend_workflows,
                 kept_s=self._config.events_kept_s,
                 rows_max=WORKFLOWS_PER_TENDING,
             )
+            self._tended_s = None if is_more else now_s
             await self._postgres.value(SQL.maintain_done_partitions)
             forgotten = await self._drop_old("job_group", "opened_at", GROUP_OPEN_S_MAX)
             if forgotten:
