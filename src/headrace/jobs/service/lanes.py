@@ -12,7 +12,7 @@ from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
 from headrace.jobs.model import Lane, Limiter
 from headrace.jobs.sql import SQL
-from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
+from headrace.jobs.validation import is_number, is_storable, is_whole, require_lane, require_page
 from headrace.kernel.errors import FieldProblem, mismatch
 
 SLACK_S: Final = 0.25
@@ -124,7 +124,7 @@ class Lanes:
         """
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
         problems = []
-        if type(starts) is not int or not 1 <= starts <= SPEND_STARTS_MAX:
+        if not is_whole(starts, 1, SPEND_STARTS_MAX):
             text = mismatch(f"1 to {SPEND_STARTS_MAX}", starts)
             problems.append(FieldProblem("/starts", "invalid", text))
         if not is_number(wait_max_s, 0, SPEND_WAIT_S_MAX):

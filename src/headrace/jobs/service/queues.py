@@ -29,7 +29,7 @@ from headrace.jobs.sql import SQL
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX, checked_decisions
-from headrace.jobs.validation import is_storable, refuse
+from headrace.jobs.validation import is_storable, is_whole, refuse
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.single_flight import SingleFlight
@@ -246,8 +246,7 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
     found += [
         (name, mismatch(f"a whole number 0 to {most}, or none for what code declares", value))
         for name, most in BOUNDS.items()
-        if (value := changes.get(name)) is not None
-        and (type(value) is not int or not 0 <= value <= most)
+        if (value := changes.get(name)) is not None and not is_whole(value, 0, most)
     ]
     if not isinstance(is_paused, bool):
         found.append(("paused", mismatch("true or false", is_paused)))

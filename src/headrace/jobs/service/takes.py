@@ -32,7 +32,7 @@ from headrace.jobs.outcomes import Outcome, final_outcome
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.store.leases import Claims, TakenJobs
-from headrace.jobs.validation import is_row_id
+from headrace.jobs.validation import is_number, is_row_id, is_whole
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
@@ -85,7 +85,7 @@ class Takes:
 
     async def _take(self, queue: str, n: int, lease_s: float) -> Taken:
         problems = []
-        if type(n) is not int or not 1 <= n <= JOBS_PER_TAKE_MAX:
+        if not is_whole(n, 1, JOBS_PER_TAKE_MAX):
             problems.append(("n", mismatch(f"1 to {JOBS_PER_TAKE_MAX} jobs", n)))
         problems += _lease_faults(lease_s)
         _refuse(f"queue {queue[:160]!r}", problems)
@@ -236,8 +236,7 @@ def _taken(claims: Claims, expires_at: datetime) -> Taken:
 
 
 def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
-    is_number = isinstance(lease_s, int | float) and not isinstance(lease_s, bool)
-    if is_number and LEASE_S_LEAST <= lease_s <= LEASE_S_MAX:
+    if is_number(lease_s, LEASE_S_LEAST, LEASE_S_MAX):
         return []
     text = f"seconds from {LEASE_S_LEAST:.0f} to {LEASE_S_MAX:.0f}"
     return [("lease_s", mismatch(text, lease_s))]
