@@ -42,7 +42,6 @@ from headrace.jobs.fleet.alerts import (
     AlertEvaluator,
     Change,
     FleetObservation,
-    Limits,
     QueueObservation,
     open_alerts,
 )
@@ -387,7 +386,7 @@ class Planner:
         if self._watch is None:
             known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
             self._watch = AlertEvaluator(
-                self._limits(), [(alert.rule, alert.subject) for alert in known]
+                self._config, [(alert.rule, alert.subject) for alert in known]
             )
         outcomes = await store.fleet.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
         for change in self._watch.observe(observation(facts, planned, outcomes)):
@@ -415,13 +414,6 @@ class Planner:
                 bound(open_alerts, "jobs_alerts_open", rule=rule).set(0)
         self.leads = is_leader
         is_leading.set(int(is_leader))
-
-    def _limits(self) -> Limits:
-        return Limits(
-            active_min=self._config.alert_active_min,
-            oldest_s=self._config.alert_oldest_s,
-            failure_share=self._config.alert_failed_percent / 100,
-        )
 
 
 def observation(

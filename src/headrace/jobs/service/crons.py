@@ -66,7 +66,8 @@ class Crons:
         """
         next_at = await self._require_valid(cron)
         runner = self._postgres if tx is None else runner_for(tx)
-        if not await store.queues.add_cron(runner, cron, next_at):
+        fields = store.queues.cron_fields(cron)
+        if not await runner.run(SQL.add_cron, **fields, next_at=next_at):
             raise CronExists(cron.name)
         return await self.get(cron.name, tx=tx)
 
@@ -86,7 +87,10 @@ class Crons:
             msgspec.convert(found, NewCron, from_attributes=True), **changes
         )
         next_at = await self._require_valid(cron)
-        if not await store.queues.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
+        fields = store.queues.cron_fields(cron)
+        if not await self._postgres.run(
+            SQL.change_cron, **fields, next_at=next_at, is_paused=is_paused
+        ):
             raise CronUnknown(name)
         return await self.get(name)
 
@@ -143,7 +147,8 @@ class Crons:
                     raise
                 _log.error("cron_left_out", cron=cron.name, error=error.text)
                 continue
-            await store.queues.declare_cron(self._postgres, cron, next_at)
+            fields = store.queues.cron_fields(cron)
+            await self._postgres.run(SQL.declare_cron, **fields, next_at=next_at)
             count += 1
         return count
 
@@ -171,9 +176,10 @@ class Crons:
                 )
                 if due is None:
                     return False
-                name = due.cron.name
-                next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
-                job_id = await self._jobs.enqueue(_job(due.cron), tx=tx)
+                cron, after_at = due
+                name = cron.name
+                next_at = next_moment(cron.spec, cron.tz, after_at)
+                job_id = await self._jobs.enqueue(_job(cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
                 await tx.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")

@@ -96,10 +96,10 @@ class Lanes:
         """A lane's limits and current counts. Raises: LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
-            found = await store.queues.find_lane(self._postgres, limiter, lane)
-        if found is None:
+            found = await store.queues.find_lanes(self._postgres, limiter, lane=lane)
+        if not found:
             raise LaneUnknown(limiter, lane)
-        return found
+        return found[0]
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
         """Up to `lanes_max` lanes of a limiter by name, those after `after`.
@@ -109,7 +109,7 @@ class Lanes:
         require_page("lanes_max", lanes_max)
         if not is_storable(limiter) or not is_storable(after):
             return []
-        return await store.queues.list_lanes(
+        return await store.queues.find_lanes(
             self._postgres, limiter, after=after, lanes_max=lanes_max
         )
 

@@ -84,24 +84,23 @@ def _settings_of(row: Row) -> QueueSettings:
     return from_row(QueueSettings, row, queue=row["name"], overridden=own, decisions=decisions)
 
 
-async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:
-    """The lane, if it was set or used."""
-    rows = await runner.all(SQL.find_lanes, limiter=limiter, lane=lane, after="", lanes_max=1)
-    return _lane(rows[0]) if rows else None
-
-
-async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> list[Lane]:
-    """Lanes of the limiter by name, those after `after`."""
+async def find_lanes(
+    runner: Runner, limiter: str, *, lane: str | None = None, after: str = "", lanes_max: int = 1
+) -> list[Lane]:
+    """Lanes of the limiter by name, that were set or used: those after `after`, or `lane`."""
     rows = await runner.all(
-        SQL.find_lanes, limiter=limiter, lane=None, after=after, lanes_max=lanes_max
+        SQL.find_lanes, limiter=limiter, lane=lane, after=after, lanes_max=lanes_max
     )
-    return [_lane(row) for row in rows]
-
-
-def _lane(row: Row) -> Lane:
-    return from_row(
-        Lane, row, lane=row["name"], waiting=int(row["waiting"]), follows_limiter=not row["is_own"]
-    )
+    return [
+        from_row(
+            Lane,
+            row,
+            lane=row["name"],
+            waiting=int(row["waiting"]),
+            follows_limiter=not row["is_own"],
+        )
+        for row in rows
+    ]
 
 
 async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
@@ -110,38 +109,15 @@ async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limi
     return [from_row(Limiter, row, limiter=row["name"]) for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class DueCron:
-    """A due, locked cron with the time of the database."""
-
-    cron: NewCron
-    due_at: datetime
-    now_at: datetime
-
-
 async def find_crons(runner: Runner, name: str | None = None) -> list[Cron]:
     """Every cron by name, or the one called `name`."""
     return [_cron(row) for row in await runner.all(SQL.crons, name=name)]
 
 
-async def add_cron(runner: Runner, cron: NewCron, next_at: datetime) -> bool:
-    """Store a cron. Return whether the name was free."""
-    return await runner.one(SQL.add_cron, **_fields(cron), next_at=next_at) is not None
-
-
-async def declare_cron(runner: Runner, cron: NewCron, next_at: datetime) -> None:
-    """Store a cron declared by code. An unchanged schedule keeps its next scheduled time."""
-    await runner.run(SQL.declare_cron, **_fields(cron), next_at=next_at)
-
-
-async def change_cron(runner: Runner, cron: NewCron, next_at: datetime, *, is_paused: bool) -> bool:
-    """Replace an API cron. Return whether it existed."""
-    row = await runner.one(SQL.change_cron, **_fields(cron), next_at=next_at, is_paused=is_paused)
-    return row is not None
-
-
-async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float) -> DueCron | None:
-    """Lock a due cron until the transaction ends.
+async def lock_due_cron(
+    runner: Runner, *, forgotten_s: float, idle_s_max: float
+) -> tuple[NewCron, datetime] | None:
+    """Lock a due cron until the transaction ends; return it, and the moment after which it is next.
 
     The server ends the transaction after `idle_s_max` without a statement.
     """
@@ -149,11 +125,11 @@ async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float
     row = await runner.one(SQL.lock_due_cron, forgotten_s=forgotten_s)
     if row is None:
         return None
-    cron = from_row(NewCron, row, payload=msgspec.json.decode(row["payload"]))
-    return DueCron(cron, row["next_at"], row["now_at"])
+    return from_row(NewCron, row, payload=msgspec.json.decode(row["payload"])), row["after_at"]
 
 
-def _fields(cron: NewCron) -> dict[str, object]:
+def cron_fields(cron: NewCron) -> dict[str, object]:
+    """The arguments of a statement that writes a cron."""
     return {
         "name": cron.name,
         "spec": cron.spec,
