@@ -339,9 +339,9 @@ BEGIN
 END $$;
 
 -- Set a lane's limits, its pause and its weight. p_is_own: true, the given limits; false, those of
--- its limiter from now on; NULL, limits as they are. p_paused, p_weight NULL: unchanged. The slack
--- of own limits grows with the window: many starts granted at once take a busy process longer to
--- begin. The limiter's row is locked before the lane's, the same order as spread_limiter.
+-- its limiter, which it then follows; NULL, limits as they are. p_paused, p_weight NULL: unchanged.
+-- The slack of own limits grows with the window: many starts granted at once take a busy process
+-- longer to begin. The limiter's row is locked before the lane's, the same order as spread_limiter.
 CREATE FUNCTION headrace.set_lane_v1(
     p_limiter text, p_name text, p_is_own boolean, p_starts_max integer,
     p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer

@@ -115,9 +115,9 @@ RETURNS TABLE (queue integer, slots bigint) LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Change a host's slot allowances and return them, one row per queue; NULL: the queue has no
--- maximum. A request: the host works `used` slots of a queue now, keeps to `kept` from the moment
--- it sent this call, and would work `wanted`. p_call grows with each call of the host: a call that
--- arrives after a later one has no effect.
+-- maximum. A request (SlotRequest) has the slots that the host works now, those that it keeps to
+-- from the moment it sent this call, and those that it would work. p_call grows with each call of
+-- the host: a call that arrives after a later one has no effect.
 CREATE FUNCTION headrace.allow_slots_v1(p_host bigint, p_call bigint, p_requests json)
 RETURNS TABLE (queue integer, slots integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
