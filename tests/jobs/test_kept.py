@@ -255,3 +255,21 @@ async def test_a_count_that_was_committed_late_is_added_within_a_minute(postgres
     await sql("UPDATE headrace.job_count_fold SET whole_at = whole_at - interval '1 min'")
     assert await postgres.value(SQL.fold_counts, rows_max=10) == 1
     assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (1, 0)}
+
+
+async def test_old_events_results_and_keys_are_forgotten_however_many(jobs, sql):
+    await sql(
+        "INSERT INTO headrace.workflow_event (name, key, sent_at, payload)"
+        " SELECT 'paid', n::text, now() - interval '60 d', '{}' FROM generate_series(1, 5001) n"
+    )
+    await sql(
+        "INSERT INTO headrace.group_result (group_id, job_id, state, ended_at)"
+        " SELECT 1, n, 'done', now() - interval '60 d' FROM generate_series(1, 1001) n"
+    )
+    await sql(
+        "INSERT INTO headrace.job_unique (queue, key, job_id, kept_until, is_done)"
+        " SELECT 1, n::text, n, now(), true FROM generate_series(1, 5001) n"
+    )
+    assert [(await jobs.sweep()).more for _ in range(2)] == [True, False]
+    for table in ("workflow_event", "group_result", "job_unique"):
+        assert await sql(f"SELECT FROM headrace.{table}") == []

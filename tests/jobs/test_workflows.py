@@ -490,21 +490,3 @@ async def test_wrong_events_and_names_are_refused(jobs, registry):
         registry.workflow("w")(lambda: None)
     with pytest.raises(InvalidTask, match="neither batch"):
         registry.workflow("w", batch=5)(lambda ctx: None)
-
-
-async def test_old_events_results_and_keys_are_forgotten_however_many(jobs, sql):
-    await sql(
-        "INSERT INTO headrace.workflow_event (name, key, sent_at, payload)"
-        " SELECT 'paid', n::text, now() - interval '60 d', '{}' FROM generate_series(1, 5001) n"
-    )
-    await sql(
-        "INSERT INTO headrace.group_result (group_id, job_id, state, ended_at)"
-        " SELECT 1, n, 'done', now() - interval '60 d' FROM generate_series(1, 1001) n"
-    )
-    await sql(
-        "INSERT INTO headrace.job_unique (queue, key, job_id, kept_until, is_done)"
-        " SELECT 1, n::text, n, now(), true FROM generate_series(1, 5001) n"
-    )
-    assert [(await jobs.sweep()).more for _ in range(2)] == [True, False]
-    for table in ("workflow_event", "group_result", "job_unique"):
-        assert await sql(f"SELECT FROM headrace.{table}") == []

@@ -24,13 +24,7 @@ from typing import Final
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.messages import Ack, Progress
-from headrace.jobs.model import (
-    OUTCOMES,
-    JobsConfig,
-    jobs_finished,
-    jobs_wait_seconds,
-    leases_lost,
-)
+from headrace.jobs.model import OUTCOMES, JobsConfig, jobs_finished, jobs_wait_seconds, leases_lost
 from headrace.jobs.outcomes import (
     DONE,
     AckBatch,
