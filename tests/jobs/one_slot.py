@@ -43,7 +43,7 @@ class Slot:
         self.said.append(message)
         if isinstance(message, Spend):
             if (answer := self.on_spend(message)) is not None:
-                self.runner.answer(answer)
+                self.runner.receive(answer)
         elif isinstance(message, Ack):
             self._note(message)
 

@@ -31,12 +31,12 @@ class HeldChannel:
         self.given = []
         self.answers = []
 
-    def give(self, work):
-        self.works.append(work)
-        self.given.append(work.queue)
-
-    def answer(self, answer):
-        self.answers.append(answer)
+    def send(self, message):
+        if isinstance(message, Work):
+            self.works.append(message)
+            self.given.append(message.queue)
+        else:
+            self.answers.append(message)
 
 
 class Host:

@@ -243,4 +243,4 @@ class _Slot:
             queue_id = self._queue_ids[ask.queue]
             wait_s = await self._desk.spend(queue_id, ask.lane, ask.starts, ask.wait_max_s)
         finally:
-            self.runner.answer(SpendAnswer(ask.call, wait_s))
+            self.runner.receive(SpendAnswer(ask.call, wait_s))

@@ -15,6 +15,7 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.messages import CancelJob
 from headrace.kernel.logs import logger
 
 _log: Final = logger(__name__)
@@ -49,7 +50,7 @@ class Cancellations:
                 continue
             if run not in self._sent_s:
                 self._sent_s[run] = now_s
-                worker.channel.cancel(job_id)
+                worker.channel.send(CancelJob(job_id))
             elif now_s - self._sent_s[run] > self._grace_s:
                 _log.warning("job_killed", job_id=job_id, grace_s=self._grace_s)
                 self._pool.kill(worker, f"job {job_id} was cancelled and did not end")

@@ -243,7 +243,7 @@ class Dispatcher:
             result = await self._tokens.take(
                 queue.queue_id, request.lane, starts=request.starts, wait_max_s=request.wait_max_s
             )
-        worker.channel.answer(SpendAnswer(request.call, result.wait_s, result.sent_s))
+        worker.channel.send(SpendAnswer(request.call, result.wait_s, result.sent_s))
 
     def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

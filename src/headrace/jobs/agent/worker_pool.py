@@ -23,7 +23,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.slot_statements import SlotStatements
-from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
+from headrace.jobs.agent.worker_process import WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.state import Planned
@@ -37,9 +37,12 @@ from headrace.jobs.messages import (
     Ready,
     Recycle,
     Statement,
+    Stop,
+    decode_from_slot,
 )
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
+from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import add_deltas
 from headrace.kernel.resilience import Backoff, wait_event
@@ -211,7 +214,8 @@ class ForkedWorkerPool:
         dispatcher = self._dispatcher
         number = next(n for n in range(SLOTS_MAX) if n not in self._slots)
         self._board.clear(number)
-        connection = WorkerConnection(
+        connection = MessageConnection(
+            decode_from_slot,
             lambda message: self._on_slot_message(slot, dispatcher, message),
             lambda: self._on_connection_lost(slot),
         )
@@ -239,7 +243,7 @@ class ForkedWorkerPool:
         slot.worker.accepts_work = False
         if not slot.was_stopped:
             slot.was_stopped = True
-            slot.connection.stop(grace_s)
+            slot.connection.send(Stop(grace_s))
 
     # Messages of slots
 

@@ -23,16 +23,12 @@ from setproctitle import setproctitle
 
 from headrace.jobs.messages import (
     Ack,
-    CancelJob,
     Declared,
-    Failure,
     FromSlot,
     Left,
     Measured,
     Recycle,
     Refused,
-    Result,
-    SpendAnswer,
     Stop,
     ToSlot,
     Work,
@@ -150,13 +146,9 @@ class _Slot:
                     self._queue = message.queue
                     self._title(message.queue)
                 self._worked_s = time.monotonic()
-                self._runner.give(message)
-            case CancelJob():
-                self._runner.cancel(message.job_id)
-            case SpendAnswer() | Result() | Failure():
-                self._runner.answer(message)
             case Stop():
                 self._stop(message.grace_s)
+        self._runner.receive(message)
 
     def _send(self, message: FromSlot) -> None:
         if isinstance(message, Left):

@@ -30,7 +30,17 @@ from headrace.jobs.job_context import (
     job_context,
     running_job,
 )
-from headrace.jobs.messages import Answer, FromSlot, Left, Ready, Work
+from headrace.jobs.messages import (
+    CancelJob,
+    Failure,
+    FromSlot,
+    Left,
+    Ready,
+    Result,
+    SpendAnswer,
+    ToSlot,
+    Work,
+)
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
     DONE,
@@ -120,6 +130,16 @@ class SlotRunner:
         self._beating = asyncio.create_task(self._beat())
         self._send(Ready(os.getpid()))
 
+    def receive(self, message: ToSlot) -> None:
+        """Handle a message of the agent. `Stop` is the process's: see `stop`."""
+        match message:
+            case Work():
+                self.give(message)
+            case CancelJob():
+                self.cancel(message.job_id)
+            case SpendAnswer() | Result() | Failure():
+                self.agent.answer(message)
+
     def give(self, work: Work) -> None:
         """Accept the jobs of one lease; they start as calls become free."""
         backlog = self._backlog(work.queue)
@@ -145,10 +165,6 @@ class SlotRunner:
             job.is_cancelled = True
         if task is not None:
             task.cancel("the job was cancelled")
-
-    def answer(self, answer: Answer) -> None:
-        """Pass on the answer to a request of a handler."""
-        self.agent.answer(answer)
 
     async def stop(self, grace_s: float) -> None:
         """Let calls end within `grace_s`, return other jobs, run the stop hooks, send `Left`."""
