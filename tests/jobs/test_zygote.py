@@ -145,10 +145,10 @@ async def test_slots_work_leave_and_die_while_their_zygote_runs(zygote, tmp_path
     slot = await Talk(zygote, 4).start()
     slot.link.send(work("sizes", [b'{"bytes": 1}'] * 3))
     ack = await slot.wait(Ack)
-    assert (ack.lease_id, ack.ids, ack.calls) == (1, None, 1)
+    assert (ack.lease_id, ack.outcomes, ack.calls) == (1, None, 1)
     slot.link.send(work("sizes", [b'{"bytes": 1}', b'{"bytes": -1}']))
     ack = await slot.wait(Ack, 2)
-    assert dict(zip(ack.ids, ack.kinds, strict=True)) == {1: "done", 2: "fail"}
+    assert {job: one.kind for job, one in ack.outcomes.items()} == {1: "done", 2: "fail"}
     assert zygote.board.read(4).jobs == 0
     assert zygote.board.read(4).is_whole
     slot.link.send(Stop(1.0))

@@ -23,7 +23,7 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
-from headrace.jobs.messages import Ack, Progress
+from headrace.jobs.messages import Ack, Outcome, Progress
 from headrace.jobs.model import (
     OUTCOMES,
     JobsConfig,
@@ -36,10 +36,8 @@ from headrace.jobs.outcomes import (
     AckBatch,
     AckBuffer,
     InFlightLease,
-    Outcome,
     final_outcome,
     is_all_done,
-    outcomes_by_job,
     readable_text,
 )
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
@@ -207,9 +205,9 @@ class LeaseManager:
                 self._acks.add(lease.lease_id, dict.fromkeys(left, DONE))
             lease.close(None)
         else:
-            ids = ack.ids or ()
-            lease.close(ids)
-            self._acks.add(lease.lease_id, outcomes_by_job(ack, ids))
+            outcomes = ack.outcomes or {}
+            lease.close(outcomes)
+            self._acks.add(lease.lease_id, outcomes)
         self._plan_flush(FLUSH_AFTER_S)
 
     def note_progress(self, progress: Progress) -> None:
@@ -295,10 +293,10 @@ class LeaseManager:
 
     def _settle_unknown(self, ack: Ack) -> None:
         """Buffer an ack of an untracked lease; the fence decides whether it counts."""
-        if ack.ids is None:
+        if ack.outcomes is None:
             self._acks.add_done(ack.lease_id, 1, may_ride=False)
         else:
-            self._acks.add(ack.lease_id, outcomes_by_job(ack, ack.ids))
+            self._acks.add(ack.lease_id, ack.outcomes)
 
     def _plan_flush(self, after_s: float) -> None:
         if self._timer is None and self._flushing is None and self._acks:

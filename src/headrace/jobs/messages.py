@@ -79,20 +79,24 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     pid: int
 
 
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What happens to a job after a run: one of `outcomes.OUTCOME_KINDS`, or `lost`."""
+
+    kind: str
+    after_s: float | None = None
+    error: str = ""
+    traceback: str = ""
+    result: bytes | None = None
+    """JSON, of a done job whose task keeps results."""
+    queue: str | None = None
+    """The target queue of a moved job."""
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
-    """Outcomes of jobs of a lease, as columns. `ids` None: every job of the lease is done."""
+    """Outcomes of jobs of a lease, by id. None: every job of the lease is done."""
 
     lease_id: int
-    ids: Sequence[int] | None = None
-    kinds: Sequence[str] = ()
-    """See `Outcome.kind`."""
-    delays_s: Sequence[float | None] = ()
-    errors: Sequence[str] = ()
-    tracebacks: Sequence[str] = ()
-    results: Sequence[bytes | None] = ()
-    """JSON, of tasks that keep results; may be omitted."""
-    queues: Sequence[str | None] = ()
-    """Target queues of `moved` jobs; may be omitted."""
+    outcomes: dict[int, Outcome] | None = None
     calls: int = 0
     """Handler calls that ended since the last ack."""
     run_s: float = 0.0

@@ -20,8 +20,9 @@ from typing import Any, Final, TypeVar, Unpack
 
 from headrace.jobs.errors import InvalidStep, InvalidTask, Nondeterministic, VersionMissing
 from headrace.jobs.job_context import current_job
+from headrace.jobs.messages import Outcome
 from headrace.jobs.model import VERSION_LAST
-from headrace.jobs.outcomes import Fail, Outcome
+from headrace.jobs.outcomes import Fail
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX, TaskOptions, require_within
 from headrace.jobs.tasks.payloads import Payloads
 from headrace.jobs.tasks.task import Task

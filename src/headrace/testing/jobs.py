@@ -18,6 +18,7 @@ from headrace.engines.sql import load_queries
 from headrace.jobs import Jobs, QueueUnknown, store
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
+from headrace.jobs.outcomes import DONE
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.store.claim_cursor import ClaimCursor
 from headrace.jobs.store.leases import Claims
@@ -229,10 +230,10 @@ class _Slot:
 
     def _settle(self, settled: Ack) -> None:
         self._desk.settle(settled)
-        words = ["done"] * len(self._open) if settled.ids is None else settled.kinds
-        self.outcomes.update(word for word in words if word not in RETURNED)
-        self._jobs_left += sum(word in RETURNED for word in words)
-        self._open.difference_update(list(self._open) if settled.ids is None else settled.ids)
+        outcomes = settled.outcomes or dict.fromkeys(self._open, DONE)
+        self.outcomes.update(one.kind for one in outcomes.values() if one.kind not in RETURNED)
+        self._jobs_left += sum(one.kind in RETURNED for one in outcomes.values())
+        self._open.difference_update(outcomes)
         if not self._open:
             self._is_settled.set()
 

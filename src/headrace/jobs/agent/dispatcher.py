@@ -198,23 +198,24 @@ class Dispatcher:
         lease, queue = worker.leases.get(ack.lease_id), worker.queue
         if lease is None or queue is None:
             return
-        jobs = len(lease.ids) if ack.ids is None else len(ack.ids)
+        jobs = len(lease.ids if ack.outcomes is None else ack.outcomes)
         if ack.calls:
             queue.note_calls(ack.calls, jobs, ack.run_s)
         self.jobs_run += jobs
         open_before = lease.open_count
         self._settle(queue, ack, jobs)
         # `LeaseManager` closed them too, unless it dropped the lease after refused outcomes.
-        lease.close(ack.ids)
+        lease.close(ack.outcomes)
         worker.release(lease, open_before - lease.open_count)
         self._plan_dispatch()
 
     def _settle(self, queue: QueueState, ack: Ack, jobs: int = 0) -> None:
-        if ack.ids is None:
+        if ack.outcomes is None:
             queue.counts.ended += jobs
         else:
-            queue.counts.add_ended(ack.kinds)
-            if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(ack.kinds):
+            kinds = [outcome.kind for outcome in ack.outcomes.values()]
+            queue.counts.add_ended(kinds)
+            if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(kinds):
                 queue.is_rescan_planned = True
                 self._start_background(self._rescan(queue))
         self._leases.settle(ack)

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -20,6 +19,7 @@ from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
 from headrace.jobs.headers import traceparent_of
+from headrace.jobs.messages import Outcome
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     NAME_CHARACTERS_MAX,
@@ -28,7 +28,7 @@ from headrace.jobs.model import (
     TakenJob,
     TakenOutcome,
 )
-from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.outcomes import final_outcome
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.store.leases import Claims, TakenJobs
 from headrace.jobs.validation import is_row_id, is_storable
@@ -208,7 +208,7 @@ class Takes:
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            recorded[job_id] = replace(final, result=result, queue=given.queue)
+            recorded[job_id] = msgspec.structs.replace(final, result=result, queue=given.queue)
         return recorded
 
 

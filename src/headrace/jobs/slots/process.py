@@ -159,7 +159,7 @@ class _Slot:
             asyncio.get_running_loop().call_later(MEASURE_EVERY_S, self._measure)
         self._link.send(message)
         if isinstance(message, Ack):
-            if any(message.tracebacks):
+            if any(outcome.traceback for outcome in (message.outcomes or {}).values()):
                 self._require_descriptors()
             self._plan_idle()
 

@@ -31,10 +31,12 @@ from headrace.jobs.job_context import (
     running_job,
 )
 from headrace.jobs.messages import (
+    Ack,
     CancelJob,
     Failure,
     FromSlot,
     Left,
+    Outcome,
     Ready,
     Result,
     SpendAnswer,
@@ -46,7 +48,6 @@ from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
     UNSTARTED,
-    Outcome,
     outcome_of,
     readable_text,
 )
@@ -59,7 +60,6 @@ from headrace.jobs.slots.executor import (
     LeaseRun,
     run_start_hooks,
     run_stop_hooks,
-    snooze_ack,
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
@@ -196,7 +196,8 @@ class SlotRunner:
     def _refuse(self, work: Work) -> None:
         """Return jobs of a queue that this code does not declare."""
         _log.error("queue_unknown_to_slot", queue=work.queue, jobs=len(work.ids))
-        self._send(snooze_ack(work, NEWER_CODE_AFTER_S))
+        later = Outcome("snooze", NEWER_CODE_AFTER_S)
+        self._send(Ack(lease_id=work.lease_id, outcomes=dict.fromkeys(work.ids, later)))
 
     def _refill(self, backlog: _Backlog) -> None:
         limit = 0 if self._executor.is_overdue else backlog.task.concurrency

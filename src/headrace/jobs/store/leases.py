@@ -14,9 +14,9 @@ import msgspec
 
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.headers import own_retries
-from headrace.jobs.messages import Work
+from headrace.jobs.messages import Outcome, Work
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
-from headrace.jobs.outcomes import Outcome, bounded_text
+from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import FIRST_AT, LaneCursor
 
