@@ -22,7 +22,7 @@ from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
 from headrace.jobs.agent.lane_folder import LaneFolder, cancel_tasks
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
-from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
+from headrace.jobs.agent.token_batcher import TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
@@ -239,12 +239,10 @@ class Dispatcher:
         self._plan_dispatch()
 
     async def _take_tokens(self, worker: WorkerProxy, request: Spend) -> None:
-        result = REFUSED
+        answer = SpendAnswer(request.call, None)
         if (queue := self._queue_by_name.get(request.queue)) is not None:
-            result = await self._tokens.take(
-                queue.queue_id, request.lane, starts=request.starts, wait_max_s=request.wait_max_s
-            )
-        worker.channel.send(SpendAnswer(request.call, result.wait_s, result.sent_s))
+            answer = await self._tokens.take(queue.queue_id, request)
+        worker.channel.send(answer)
 
     def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
