@@ -40,6 +40,8 @@ JOBS_PER_CLAIM_MAX: Final = 2_000
 LEASES_PER_CLAIM_MAX: Final = 50
 PREFETCH_KEPT_S: Final = 0.25
 RETRY_AFTER_S: Final = 0.02
+ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
+"""Outcomes that end a job."""
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
 """Outcomes that make a job ready again at its former due time."""
 RESCAN_AFTER_S: Final = 0.5
@@ -214,7 +216,7 @@ class Dispatcher:
             queue.counts.ended += jobs
         else:
             kinds = [outcome.kind for outcome in ack.outcomes.values()]
-            queue.counts.add_ended(kinds)
+            queue.counts.ended += sum(kind in ENDS for kind in kinds)
             if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(kinds):
                 queue.is_rescan_planned = True
                 self._start_background(self._rescan(queue))

@@ -19,9 +19,8 @@ from headrace.jobs import store
 from headrace.jobs.agent import capacity
 from headrace.jobs.agent.cancellations import Cancellations
 from headrace.jobs.agent.dispatcher import Dispatcher
-from headrace.jobs.agent.queue_state import Counts, QueueState, TaskFacts
+from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.fleet.state import QueueCounts
 from headrace.jobs.leases import RECONNECT, HostLost, LeaseManager
 from headrace.jobs.model import JobsConfig
 from headrace.kernel.errors import HeadraceError
@@ -91,7 +90,7 @@ class HostLoop:
         self._jobs_run_before = 0
         self._hosts_lost = 0
         self._is_report_due = asyncio.Event()
-        self._cancellations = Cancellations(postgres, pool, config.grace_s)
+        self._cancellations = Cancellations(postgres, pool.kill, config.grace_s)
         self.is_listening = False
         """Whether notifications arrive; otherwise polling alone finds work."""
 
@@ -276,30 +275,22 @@ class HostLoop:
 
     async def _add_counts(self, leases: LeaseManager, dispatcher: Dispatcher) -> None:
         """Report the counts since the last time; what fails is reported with the next counts."""
-        taken = [(queue, queue.take_counts()) for queue in dispatcher.queues]
-        filled = [(queue, counts) for queue, counts in taken if not counts.is_empty]
-        if not filled:
+        taken = {
+            queue: counts
+            for queue in dispatcher.queues
+            if (counts := queue.take_counts()) is not None
+        }
+        if not taken:
             return
         try:
-            rows = [_counts_row(queue, counts) for queue, counts in filled]
-            await store.fleet.add_counts(self._postgres, leases.host_id, rows)
+            await store.fleet.add_counts(self._postgres, leases.host_id, list(taken.values()))
         except HeadraceError as error:
-            for queue, counts in filled:
+            for queue, counts in taken.items():
                 queue.counts.add(counts)
             _often.info("counts_delayed", error=error.text)
 
     def _poll_s(self) -> float:
         return self._config.poll_s * random.uniform(0.5, 1.0)
-
-
-def _counts_row(queue: QueueState, counts: Counts) -> QueueCounts:
-    return QueueCounts(
-        queue_id=queue.queue_id,
-        ended=counts.ended,
-        calls=counts.calls,
-        run_s=counts.run_s,
-        slot_s=counts.slot_s,
-    )
 
 
 def _wake_queue(dispatcher: Dispatcher, queue_id: str) -> None:

@@ -418,16 +418,12 @@ class ForkedWorkerPool:
             read = capacity.pss_bytes(slot.pid) if slot is not None and slot.pid else None
             if read is not None:
                 self._pss[number] = read
-        state = capacity.HostState(
-            free_bytes=capacity.free_bytes(),
-            pss_bytes=self._pss,
-            slots=len(self._slots),
-            cores=capacity.cores(),
-        )
         self._capacity = capacity.slots_that_fit(
-            state,
+            capacity.free_bytes(),
+            self._pss.values(),
+            slots=len(self._slots),
+            slots_max=capacity.cores() * self._config.slots_per_core,
             reserve_bytes=self._config.memory_reserve_bytes,
-            slots_per_core=self._config.slots_per_core,
         )
 
     def _cpu_pressure(self) -> float:

@@ -22,7 +22,7 @@ CPU_PRESSURE_MAX: Final = 0.8
 """A host above it gets further slots only for the minimums of queues."""
 
 
-class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+class QueueCounts(msgspec.Struct, kw_only=True):
     """Counts of a host's slots for a queue that claims and settlements do not record."""
 
     queue_id: int
@@ -33,6 +33,13 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Slot time of handler calls: call time divided by the concurrency of the slot."""
     slot_s: float = 0.0
     """Time for which slots belonged to the queue, busy or idle."""
+
+    def add(self, other: QueueCounts) -> None:
+        """Add counts whose report failed."""
+        self.ended += other.ended
+        self.calls += other.calls
+        self.run_s += other.run_s
+        self.slot_s += other.slot_s
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
