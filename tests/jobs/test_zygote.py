@@ -17,7 +17,16 @@ from tests.kit.waiting import wait_true
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.errors import ApplicationBroken
-from headrace.jobs.messages import Ack, Left, Ready, Stop, Work, decode_from_slot
+from headrace.jobs.messages import (
+    TEXT_CHARACTERS_MAX,
+    Ack,
+    Broken,
+    Left,
+    Ready,
+    Stop,
+    Work,
+    decode_from_slot,
+)
 from headrace.jobs.slots.status_board import StatusBoard
 from headrace.kernel.ipc import MessageConnection
 
@@ -205,8 +214,8 @@ def test_packets_carry_descriptors_that_no_program_inherits():
         assert order == zygote_protocol.Fork(3)
         assert not link.get_inheritable()
         link.close()
-        text = "x" * zygote_protocol.TEXT_CHARACTERS_MAX
-        zygote_protocol.send(theirs, zygote_protocol.Broken(text, 2))
+        text = "x" * TEXT_CHARACTERS_MAX
+        zygote_protocol.send(theirs, Broken(text, 2))
         assert zygote_protocol.receive_from_zygote(ours)[0].text == text
         theirs.close()
         assert zygote_protocol.receive_from_zygote(ours) is None

@@ -27,7 +27,7 @@ from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
 from headrace.engines.mount_guard import RECORD_FILE
-from headrace.engines.postgres import PostgresDown, PostgresRefused
+from headrace.engines.postgres import Postgres, PostgresDown, PostgresRefused
 from headrace.kernel import metrics
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
@@ -35,6 +35,7 @@ from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
+    from headrace.jobs import Jobs
     from headrace.jobs.service.inserts import AgentStatements
     from headrace.media.worker.ipc_reports import ChildConfig
 
@@ -243,7 +244,7 @@ def agent(
     reload: bool,
 ) -> int:
     """Run jobs of all queues of MODULE:APP in processes forked after one import."""
-    from headrace.jobs.agent.agent import Agent
+    from headrace.jobs.agent.agent import run_agent
 
     if name is not None:
         require_id("host", name)
@@ -253,24 +254,25 @@ def agent(
     async def body(app: App, stop: asyncio.Event) -> None:
         opened: list[App] = []
 
-        async def open_app(settings: dict[str, str]) -> App:
-            """An app with the zygote's settings, without the application code."""
+        async def open_jobs(settings: dict[str, str]) -> tuple[Postgres, Jobs]:
+            """Jobs with the zygote's settings, without the application code."""
             inner = line.make_app(None)
             opened.append(inner)
             inner.use_flags({"postgres.connections_max": AGENT_CONNECTIONS, **settings})
             await wait_for_schema(inner, line.packages, stop)
-            return inner
+            return inner.engines.postgres, inner.jobs
 
-        host = Agent(
-            name or socket.gethostname(),
-            app.data_folder / "run" / "agents",
-            partial(zygote_command, line, application),
-            open_app,
-            tags=tags,
-            on_ready=announce_ready,
-        )
         try:
-            await host.run(stop, lease_s=app.config.sections["jobs"].lease_s)
+            await run_agent(
+                stop,
+                name=name or socket.gethostname(),
+                folder=app.data_folder / "run" / "agents",
+                command=partial(zygote_command, line, application),
+                open_jobs=open_jobs,
+                lease_s=app.config.sections["jobs"].lease_s,
+                tags=tags,
+                on_ready=announce_ready,
+            )
         finally:
             for inner in opened:
                 await inner.close()

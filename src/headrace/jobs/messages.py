@@ -8,6 +8,7 @@ connections. Payloads pass as the driver returned them.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,11 @@ import msgspec
 
 from headrace.engines.remote import PackedError
 from headrace.jobs.columns import JobColumns
+from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.metrics import Delta
+
+TEXT_CHARACTERS_MAX: Final = 60_000
+"""Of `Broken`, which must fit into one packet."""
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=True):
@@ -169,13 +174,20 @@ class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
     queues: dict[str, int]
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_only=True):
-    """The queues could not be stored."""
+class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
+    """The application cannot be imported, or its queues could not be stored."""
 
-    code: str
     text: str
     exit_code: int
-    retryable: bool
+    retryable: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> Broken:
+        """The message of `error`; of an unexpected one the end of its traceback."""
+        if isinstance(error, HeadraceError):
+            return cls(f"{error.text} [{error.code}]", error.exit_code, error.retryable)
+        text = "".join(traceback.format_exception(error))
+        return cls(text[-TEXT_CHARACTERS_MAX:], InvalidInput.exit_code)
 
 
 DECLARING: Final = -1

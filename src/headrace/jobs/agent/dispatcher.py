@@ -128,8 +128,6 @@ class Dispatcher:
                 self._start_background(self._take_tokens(worker, message))
             case Progress():
                 self._leases.note_progress(message)
-            case _:
-                return
 
     def add_slot_time(self, elapsed_s: float) -> None:
         """Count the time since the last call for the queues that slots are bound to or work."""

@@ -31,10 +31,9 @@ from setproctitle import setproctitle
 from headrace.engines.children import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.queue_state import TaskFacts
-from headrace.jobs.messages import DECLARING
+from headrace.jobs.messages import DECLARING, Broken
 from headrace.jobs.slots.process import Application, run_slot
 from headrace.jobs.slots.status_board import StatusBoard
-from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.metrics import discard_deltas
 
 END_S: Final = 2.0
@@ -50,12 +49,6 @@ class Inherited:
     board: int
     lock: int
     """Of the host lock: the next agent of this host waits until no process holds it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    slot: int
-    pid: int
 
 
 def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> int:
@@ -80,7 +73,7 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
         tasks = [TaskFacts.of(task) for task in application.registry]
     except BaseException as error:  # noqa: BLE001 - sent to the agent, which exits with it
         with suppress(OSError):
-            zygote_protocol.send(link, _broken(error))
+            zygote_protocol.send(link, Broken.of(error))
         return EXIT_BROKEN
     # Here and not in each slot, which would copy every page that the collector touches.
     discard_deltas()
@@ -110,7 +103,7 @@ class _Zygote:
         self._board = board
         self._lock = lock
         self._application = application
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, zygote_protocol.Forked] = {}
         """By pidfd."""
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
@@ -142,9 +135,9 @@ class _Zygote:
                 self._become_slot(slot, link)
             lead_group(pid)
         pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = _Child(slot, pid)
+        self._children[pidfd] = child = zygote_protocol.Forked(slot, pid)
         self._poll.register(pidfd, select.POLLIN)
-        self._send(zygote_protocol.Forked(slot, pid), [pidfd])
+        self._send(child, [pidfd])
 
     def _become_slot(self, slot: int, link: socket.socket) -> None:
         """Run the slot and exit; never returns."""
@@ -194,15 +187,6 @@ class _Zygote:
             while self._children and (left_s := ends_s - time.monotonic()) > 0:
                 self._step(left_s)
         end_children(END_S)
-
-
-def _broken(error: BaseException) -> zygote_protocol.Broken:
-    if isinstance(error, HeadraceError):
-        return zygote_protocol.Broken(f"{error.text} [{error.code}]", error.exit_code)
-    text = "".join(traceback.format_exception(error))
-    return zygote_protocol.Broken(
-        text[-zygote_protocol.TEXT_CHARACTERS_MAX :], InvalidInput.exit_code
-    )
 
 
 def _detach_input() -> None:

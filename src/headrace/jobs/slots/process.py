@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +22,12 @@ from setproctitle import setproctitle
 
 from headrace.jobs.messages import (
     Ack,
+    Broken,
     Declared,
     FromSlot,
     Left,
     Measured,
     Recycle,
-    Refused,
     Stop,
     ToSlot,
     Work,
@@ -40,7 +39,6 @@ from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry
-from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
@@ -219,24 +217,10 @@ class _Slot:
 async def _declare(application: Application, link: socket.socket) -> int:
     end = MessageConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
     await end.connect(link)
-    answer: Declared | Refused
     try:
-        answer = Declared(await application.declare())
-    except HeadraceError as error:
-        answer = Refused(
-            code=error.code,
-            text=error.text,
-            exit_code=error.exit_code,
-            retryable=error.retryable,
-        )
-    except Exception:  # noqa: BLE001 - sent to the agent, which exits with it
-        answer = Refused(
-            code="jobs.application_broken",
-            text=traceback.format_exc(),
-            exit_code=InvalidInput.exit_code,
-            retryable=False,
-        )
-    end.send(answer)
+        end.send(Declared(await application.declare()))
+    except Exception as error:  # noqa: BLE001 - sent to the agent, which exits with it
+        end.send(Broken.of(error))
     await end.flush()
     await application.close()
     return 0
