@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import click
+import msgspec
 
+from headrace.kernel.config import parse_as
 from headrace.kernel.errors import InvalidInput
 
 Service = TypeVar("Service")
@@ -56,6 +58,41 @@ class CommandGroup(click.Group):
         """Add the decorated function as a command."""
         add: Callable[[Any], click.Command] = super().command(*args, **options)
         return lambda function: add(click.pass_obj(function))
+
+
+class Parsed(click.ParamType[Any]):
+    """A type of options and arguments: the value that `parse` returns for a text.
+
+    A text that `parse` refuses by a ValueError raises `refusal`, with the option's name.
+    """
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any], refusal: type[InvalidInput]) -> None:
+        self._parse = parse
+        self._refusal = refusal
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> Any:
+        """Parse a text. A default that is no text is a value already."""
+        if not isinstance(value, str) or param is None:
+            return value
+        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        return parse_as(self._parse, name, value, self._refusal)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises: ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested less deeply") from error
+    except ValueError as error:
+        raise ValueError(f"JSON with its quotes ({error})") from error
 
 
 @contextmanager
