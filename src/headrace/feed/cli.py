@@ -8,12 +8,12 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
+from headrace.feed.errors import InvalidPost
 from headrace.feed.follows import Follows
 from headrace.feed.import_files import (
     COLUMNS,
     follow_of,
     import_in_steps,
-    moment_of,
     post_of,
     rows_of,
 )
@@ -21,7 +21,7 @@ from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
 from headrace.feed.service import Feed
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_moment, pluralize, table
 
 PROGRESS_EVERY: Final = 10_000
 
@@ -80,21 +80,6 @@ def _limit(most: int, usual: int) -> Callable[[Command], Command]:
     )
 
 
-class Moment(click.ParamType[datetime]):
-    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; UTC without an offset."""
-
-    name = "moment"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,  # noqa: ARG002 - click's signature
-        ctx: click.Context | None,  # noqa: ARG002 - click's signature
-    ) -> datetime:
-        """Parse a moment."""
-        return value if isinstance(value, datetime) else moment_of(str(value), where="--at")
-
-
 @click.group("feed", cls=CommandGroup)
 def feed() -> None:
     """Write, read and check feeds of followed authors."""
@@ -103,7 +88,11 @@ def feed() -> None:
 @feed.command("post", short_help="Add a post.")
 @click.argument("author")
 @click.argument("id")
-@click.option("--at", type=Moment(), default=None, help="Its time; a later one delays the post.")
+@click.option(
+    "--at",
+    type=Parsed(parse_moment, InvalidPost, name="moment"),
+    help="Its time; a later one delays the post.",
+)
 @click.option("--ref", default=None, help="Passed to handlers of its deletion.")
 @click.option("--kind", default=None, help="Kind by which pages can be filtered.")
 def add_post(

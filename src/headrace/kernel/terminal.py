@@ -63,14 +63,19 @@ class CommandGroup(click.Group):
 class Parsed(click.ParamType[Any]):
     """A type of options and arguments: the value that `parse` returns for a text.
 
-    A text that `parse` refuses by a ValueError raises `refusal`, with the option's name.
+    A text that `parse` refuses by a ValueError, with what it expects, raises `refusal`.
     """
 
-    name = "text"
-
-    def __init__(self, parse: Callable[[str], Any], refusal: type[InvalidInput]) -> None:
+    def __init__(
+        self,
+        parse: Callable[[str], Any],
+        refusal: type[InvalidInput] = InvalidInput,
+        *,
+        name: str = "text",
+    ) -> None:
         self._parse = parse
         self._refusal = refusal
+        self.name = name
 
     def convert(
         self,
@@ -134,5 +139,8 @@ def _number(character: str) -> str:
 
 def parse_moment(text: str) -> datetime:
     """An ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a moment such as 2026-11-21T10:00Z") from error
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

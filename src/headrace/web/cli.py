@@ -8,25 +8,10 @@ from typing import Any, Final
 import click
 
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Terminal, table, visible
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table, visible
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
-
-
-class Duration(click.ParamType[float]):
-    """A duration such as `30d` or `12h`, as in settings."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a duration into seconds."""
-        try:
-            return parse_duration_s(str(value))
-        except ValueError as error:
-            self.fail(f"expected {error}, got {value!r}", param, ctx)
 
 
 @click.group(cls=CommandGroup)
@@ -44,7 +29,10 @@ def tokens() -> None:
     help=f"Scope of the token; repeat the option for each scope: {', '.join(SCOPES)}.",
 )
 @click.option(
-    "--expires", "expires_s", type=Duration(), help="Expire the token after this time, such as 90d."
+    "--expires",
+    "expires_s",
+    type=Parsed(parse_duration_s, name="duration"),
+    help="Expire the token after this time, such as 90d.",
 )
 @click.option(
     "--publishable",

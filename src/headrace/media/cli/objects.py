@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from headrace.kernel.config import parse_duration_s, parse_size_bytes
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
@@ -174,25 +174,8 @@ def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
         raise click.exceptions.Exit(7)
 
 
-class Written(click.ParamType[Any]):
-    """A value in the notation of settings: `30m`, `64KiB`."""
-
-    def __init__(self, name: str, parse: Any) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The number that the text means."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: expected {error}", param, ctx)
-
-
-DURATION = Written("duration", parse_duration_s)
-SIZE = Written("size", parse_size_bytes)
+DURATION = Parsed(parse_duration_s, name="duration")
+SIZE = Parsed(parse_size_bytes, name="size")
 
 
 @click.command("sign", short_help="Print a signed URL of an object.")
