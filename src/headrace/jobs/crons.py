@@ -33,7 +33,7 @@ NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
 """Zone files that differ between machines or name no zone."""
 
 
-class NewCron(msgspec.Struct, frozen=True, kw_only=True):
+class NewCron(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cron to create. `spec` has five fields: minute, hour, day, month, day of week."""
 
     name: str

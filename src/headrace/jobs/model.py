@@ -77,11 +77,11 @@ MOVES: Final[dict[JobState, frozenset[JobState]]] = {
 """`ready` after a final state is a manual retry."""
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue. `payload` is any JSON value, up to 64 KiB encoded."""
+class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 is first."""
 
-    queue: str
     payload: Any = None
+    """Any JSON value, up to 64 KiB encoded."""
     at: datetime | None = None
     after_s: float | None = None
     priority: int = 5
@@ -104,6 +104,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """With `unique`: keep the key for this time, also when the job is done."""
     chain: str | None = None
     """It starts when the jobs of its queue that were enqueued before with this chain have ended."""
+
+
+class NewJob(JobToAdd, frozen=True, kw_only=True):
+    """A job to enqueue, with its queue."""
+
+    queue: str
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,8 +184,8 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     """None: the last page. A page may be short or empty if the search was cut off."""
 
 
-class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
+class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one bounded step of a bulk action."""
 
     action: str
     dry_run: bool
@@ -188,6 +194,11 @@ class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     """Matched, but changed meanwhile, or not retried since another job has the unique key."""
     more: bool
+
+
+class BulkDone(BulkCounts, frozen=True, kw_only=True):
+    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
+
     next_before: int | None
 
 

@@ -85,17 +85,6 @@ async def list_queue_hours(
     return await jobs.queues.hours(queue, from_at=from_at, to_at=to_at)
 
 
-class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cron to add: `spec` is minute, hour, day of month, month and day of week."""
-
-    name: str
-    spec: str
-    queue: str
-    tz: str = "UTC"
-    payload: Any = None
-    priority: int = 5
-
-
 class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of a cron; a cron declared by code accepts `paused` only."""
 
@@ -123,13 +112,12 @@ async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
 async def add_cron(
     jobs: NamedDependency[Jobs],
     idempotency: NamedDependency[Idempotency],
-    data: JSONBody[CronToAdd],
+    data: JSONBody[NewCron],
 ) -> Cron:
     """Add a cron. Its first job comes at its next scheduled time."""
-    cron = NewCron(**msgspec.structs.asdict(data))
 
     async def add(tx: Any) -> Cron:
-        return await jobs.crons.add(cron, tx=tx)
+        return await jobs.crons.add(data, tx=tx)
 
     return await idempotency.run(add)
 

@@ -12,7 +12,8 @@ from litestar import delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from headrace.jobs.http.jobs import READ, WRITE, JobToAdd
+from headrace.jobs.http.jobs import READ, WRITE
+from headrace.jobs.model import JobToAdd
 from headrace.jobs.service import Jobs
 from headrace.jobs.steps import WorkflowRun, parse_workflow_id
 from headrace.kernel.routes import Idempotency
