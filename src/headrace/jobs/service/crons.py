@@ -131,14 +131,7 @@ class Crons:
     async def declare(self) -> int:
         """Store the crons of this app's code. Return how many; invalid ones are logged."""
         count = 0
-        for declared in self._registry.crons.values():
-            cron = NewCron(
-                name=declared.name,
-                spec=declared.spec,
-                tz=declared.tz,
-                queue=declared.queue,
-                payload=declared.payload,
-            )
+        for cron in self._registry.crons.values():
             try:
                 next_at = await self._require_valid(cron)
             except HeadraceError as error:

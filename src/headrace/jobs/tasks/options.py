@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypedDict, get_type_hints
 
-from headrace.jobs.crons import next_moment
+from headrace.jobs.crons import NewCron, next_moment
 from headrace.jobs.errors import InvalidCron, InvalidTask
 from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
 from headrace.kernel import config
@@ -142,17 +142,6 @@ class LimiterDeclared:
     slack_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronDeclared:
-    """A job of `queue` with `payload` at every scheduled time of `spec` in the time zone `tz`."""
-
-    name: str
-    spec: str
-    tz: str
-    queue: str
-    payload: Any = None
-
-
 def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
     """The options of queue `name`, checked. Raises: InvalidTask."""
     limiter, tag = options.get("limiter") or name, options.get("tag")
@@ -234,14 +223,14 @@ def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
     )
 
 
-def declared_cron(name: str, spec: str, tz: str) -> CronDeclared:
+def declared_cron(name: str, spec: str, tz: str) -> NewCron:
     """A cron's options, checked. Raises: InvalidTask."""
     _require_names(name, (name,))
     try:
         next_moment(spec, tz, datetime.now(UTC))
     except InvalidCron as error:
         raise InvalidTask(f"cron {name!r}: {error.text}") from error
-    return CronDeclared(name=name, spec=spec, tz=tz, queue=CRON_PREFIX + name)
+    return NewCron(name=name, spec=spec, tz=tz, queue=CRON_PREFIX + name)
 
 
 def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:

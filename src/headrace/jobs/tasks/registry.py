@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from headrace.jobs.crons import NewCron
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.handle import Bridge, JobService
 from headrace.jobs.tasks.options import (
     SLACK,
-    CronDeclared,
     LimiterDeclared,
     LimiterOptions,
     QueueDeclared,
@@ -34,7 +34,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.limiters: dict[str, LimiterDeclared] = {}
-        self.crons: dict[str, CronDeclared] = {}
+        self.crons: dict[str, NewCron] = {}
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Callable[..., Any]] = []
