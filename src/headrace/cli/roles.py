@@ -36,7 +36,6 @@ from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
     from headrace.jobs import Jobs
-    from headrace.jobs.service.inserts import AgentStatements
     from headrace.media.worker.ipc_reports import ChildConfig
 
 
@@ -298,7 +297,7 @@ def zygote(
     line: CommandLine, application: str | None, *, control: int, board: int, lock: int
 ) -> int:
     """Import MODULE:APP and fork slots on request of the agent."""
-    from headrace.jobs.agent.zygote import Inherited, serve
+    from headrace.jobs.agent.zygote import serve
 
     def load() -> LoadedApp:
         app = line.app(application)
@@ -307,8 +306,7 @@ def zygote(
         app.load_rooms()
         return LoadedApp(app)
 
-    inherited = Inherited(control=control, board=board, lock=lock)
-    return serve(inherited, application or "headrace", load)
+    return serve(application or "headrace", load, control=control, board=board, lock=lock)
 
 
 class LoadedApp:
@@ -316,8 +314,7 @@ class LoadedApp:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self.registry = app.registry
-        self.jobs_config = app.jobs.config
+        self.jobs = app.jobs
         self.settings = {
             key: text for key, (text, source) in app.config.written.items() if source != "default"
         }
@@ -325,10 +322,6 @@ class LoadedApp:
     async def declare(self) -> dict[str, int]:
         """Register the declared queues and consumers; return queue ids by name."""
         return await declare(self._app)
-
-    def use_agent(self, agent: AgentStatements) -> None:
-        """Run statements of jobs through the agent of this slot."""
-        self._app.jobs.use_agent(agent)
 
     async def close(self) -> None:
         """Close the app."""

@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,28 +40,21 @@ EXIT_BROKEN: Final = 70
 PR_SET_PDEATHSIG: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Inherited:
-    """The descriptors that a zygote inherits from its agent."""
-
-    control: int
-    board: int
-    lock: int
-    """Of the host lock: the next agent of this host waits until no process holds it."""
-
-
-def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> int:
+def serve(
+    name: str, load: Callable[[], Application], *, control: int, board: int, lock: int
+) -> int:
     """Import by `load`, then fork slots until the agent exits. Return the exit code.
 
-    It does not return in a forked slot.
+    It does not return in a forked slot. The numbers are descriptors inherited from the agent: the
+    control socket, the status board, and the host lock, for whose last holder the next agent waits.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in (inherited.control, inherited.board, inherited.lock):
+    for descriptor in (control, board, lock):
         os.set_inheritable(descriptor, False)
     # It must outlive a kill of the agent's process group, to end the slots, which have their own.
     lead_group()
-    link = socket.socket(fileno=inherited.control)
+    link = socket.socket(fileno=control)
     setproctitle(f"headrace zygote: {name}")
     _detach_input()
     # An import that hangs would not notice that the agent exits.
@@ -70,7 +62,7 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
     began_s = time.monotonic()
     try:
         application = load()
-        tasks = [TaskFacts.of(task) for task in application.registry]
+        tasks = [TaskFacts.of(task) for task in application.jobs.registry]
     except BaseException as error:  # noqa: BLE001 - sent to the agent, which exits with it
         with suppress(OSError):
             zygote_protocol.send(link, Broken.of(error))
@@ -84,14 +76,13 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
         tasks=tasks,
         settings=application.settings,
         threads=_threads(),
-        sockets=_sockets(inherited.control),
+        sockets=_sockets(control),
         import_s=time.monotonic() - began_s,
     )
-    board = StatusBoard(inherited.board)
     _bind_to_parent(0)
     with suppress(OSError):
         zygote_protocol.send(link, loaded)
-    _Zygote(link, board, application, lock=inherited.lock).run()
+    _Zygote(link, StatusBoard(board), application, lock=lock).run()
     return 0
 
 

@@ -13,9 +13,7 @@ from headrace.jobs.model import (
     BulkDone,
     Job,
     JobFilter,
-    Lane,
     NewJob,
-    QueueStatus,
     Taken,
     TakenOutcome,
 )
@@ -290,80 +288,6 @@ def describe_job(job: Job) -> str:
     return "\n".join([*lines, job.traceback] if job.traceback else lines)
 
 
-def describe_lane(lane: Lane) -> str:
-    """A lane in lines of text."""
-    rate = "none" if lane.window_s is None else f"{lane.starts_max} in {lane.window_s:g} s"
-    full = "none" if lane.concurrency is None else str(lane.concurrency)
-    lines = [
-        f"lane        {lane.limiter} / {lane.lane}{' (paused)' if lane.paused else ''}",
-        f"rate        {rate}",
-        f"concurrency {full}",
-        f"weight      {lane.weight}",
-        f"waiting     {lane.waiting}",
-        f"in flight   {lane.inflight}",
-        f"started     {lane.starts_live} in the current window",
-    ]
-    if lane.next_at is not None:
-        lines.append(f"next        {lane.next_at:%Y-%m-%d %H:%M:%S} UTC")
-    return "\n".join(lines)
-
-
-def queue_row(status: QueueStatus) -> tuple[Any, ...]:
-    """A queue as a row of the table."""
-    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
-    notes = ["paused"] if status.paused else []
-    notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
-    counts = (
-        _count(status.ready, is_capped=status.ready_is_capped),
-        _count(status.scheduled, is_capped=status.scheduled_is_capped),
-        status.leased,
-        _count(status.failed, is_capped=status.failed_is_capped),
-    )
-    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
-    return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
-
-
-QUEUE_HEAD: Final = (
-    "queue",
-    "ready",
-    "scheduled",
-    "leased",
-    "failed",
-    "oldest",
-    "slots",
-    "importance",
-    "",
-)
-
-
-def describe_queue(status: QueueStatus) -> str:
-    """A queue in lines of text."""
-    by_hand = status.overridden
-    held = {
-        name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
-    }
-    lines = [table(QUEUE_HEAD, [queue_row(status)]), ""]
-    lines += [
-        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
-        for name, value in held.items()
-    ]
-    kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"
-    lines += [
-        f"batch       {status.batch}",
-        f"timeout     {status.timeout_s:g} s",
-        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
-        f"done jobs   {kept}",
-    ]
-    if status.tag is not None:
-        lines.append(f"tag         {status.tag}")
-    if status.decisions:
-        shown = [f"{name}={queue}" if queue else name for name, queue in status.decisions.items()]
-        lines.append(f"decisions   {', '.join(shown)}")
-    if status.aliases:
-        lines.append(f"aliases     {' '.join(status.aliases)}")
-    return "\n".join(lines)
-
-
 def describe_taken(taken: Taken) -> str:
     """A take in lines of text."""
     if taken.lease_id is None:
@@ -374,10 +298,6 @@ def describe_taken(taken: Taken) -> str:
     ]
     until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
     return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
-
-
-def _count(count: int, *, is_capped: bool) -> str:
-    return f"{count}+" if is_capped else str(count)
 
 
 def first_line(text: str | None) -> str:

@@ -8,13 +8,7 @@ from typing import Any, Final
 import click
 from msgspec import UNSET
 
-from headrace.jobs.cli.jobs import (
-    QUEUE_HEAD,
-    describe_lane,
-    describe_queue,
-    duration,
-    queue_row,
-)
+from headrace.jobs.cli.jobs import duration
 from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
@@ -42,7 +36,7 @@ def queues() -> None:
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
-    terminal.show(found, table(QUEUE_HEAD, map(queue_row, found)))
+    terminal.show(found, table(QUEUE_HEAD, map(_queue_row, found)))
 
 
 @queues.command("show", short_help="Show a queue.")
@@ -285,3 +279,79 @@ def _rate(starts_max: int | None, window_s: float | None) -> str:
 
 def _count(concurrency: int | None) -> str:
     return "none" if concurrency is None else str(concurrency)
+
+
+def describe_lane(lane: Lane) -> str:
+    """A lane in lines of text."""
+    lines = [
+        f"lane        {lane.limiter} / {lane.lane}{' (paused)' if lane.paused else ''}",
+        f"rate        {_rate(lane.starts_max, lane.window_s)}",
+        f"concurrency {_count(lane.concurrency)}",
+        f"weight      {lane.weight}",
+        f"waiting     {lane.waiting}",
+        f"in flight   {lane.inflight}",
+        f"started     {lane.starts_live} in the current window",
+    ]
+    if lane.next_at is not None:
+        lines.append(f"next        {lane.next_at:%Y-%m-%d %H:%M:%S} UTC")
+    return "\n".join(lines)
+
+
+def _queue_row(status: QueueStatus) -> tuple[Any, ...]:
+    """A queue as a row of the table."""
+    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
+    notes = ["paused"] if status.paused else []
+    notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
+    counts = (
+        _capped(status.ready, is_capped=status.ready_is_capped),
+        _capped(status.scheduled, is_capped=status.scheduled_is_capped),
+        status.leased,
+        _capped(status.failed, is_capped=status.failed_is_capped),
+    )
+    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
+    return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
+
+
+QUEUE_HEAD: Final = (
+    "queue",
+    "ready",
+    "scheduled",
+    "leased",
+    "failed",
+    "oldest",
+    "slots",
+    "importance",
+    "",
+)
+
+
+def describe_queue(status: QueueStatus) -> str:
+    """A queue in lines of text."""
+    by_hand = status.overridden
+    held = {
+        name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
+    }
+    lines = [table(QUEUE_HEAD, [_queue_row(status)]), ""]
+    lines += [
+        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
+        for name, value in held.items()
+    ]
+    kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"
+    lines += [
+        f"batch       {status.batch}",
+        f"timeout     {status.timeout_s:g} s",
+        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
+        f"done jobs   {kept}",
+    ]
+    if status.tag is not None:
+        lines.append(f"tag         {status.tag}")
+    if status.decisions:
+        shown = [f"{name}={queue}" if queue else name for name, queue in status.decisions.items()]
+        lines.append(f"decisions   {', '.join(shown)}")
+    if status.aliases:
+        lines.append(f"aliases     {' '.join(status.aliases)}")
+    return "\n".join(lines)
+
+
+def _capped(count: int, *, is_capped: bool) -> str:
+    return f"{count}+" if is_capped else str(count)

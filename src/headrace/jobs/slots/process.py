@@ -33,12 +33,10 @@ from headrace.jobs.messages import (
     Work,
     decode_to_slot,
 )
-from headrace.jobs.model import JobsConfig
-from headrace.jobs.service.inserts import AgentStatements
+from headrace.jobs.service import Jobs
 from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
-from headrace.jobs.tasks import Registry
 from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
@@ -55,10 +53,7 @@ class Application(Protocol):
     """The parts of an app that a slot and its zygote need."""
 
     @property
-    def registry(self) -> Registry: ...
-
-    @property
-    def jobs_config(self) -> JobsConfig: ...
+    def jobs(self) -> Jobs: ...
 
     @property
     def settings(self) -> dict[str, str]:
@@ -66,9 +61,6 @@ class Application(Protocol):
 
     async def declare(self) -> dict[str, int]:
         """Store the queues that the code declares. Return their ids by name."""
-
-    def use_agent(self, agent: AgentStatements) -> None:
-        """Run statements of jobs through the agent of this slot."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -108,10 +100,13 @@ class _Slot:
         self._is_unfit = False
         self._has_left = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
-        self._private_bytes_max = application.jobs_config.slot_private_max_bytes
+        self._private_bytes_max = application.jobs.config.slot_private_max_bytes
         self._is_measure_planned = False
         self._runner = SlotRunner(
-            application.registry, send=self._send, config=application.jobs_config, status=cell
+            application.jobs.registry,
+            send=self._send,
+            config=application.jobs.config,
+            status=cell,
         )
         self._link = MessageConnection(decode_to_slot, self._receive, self._orphaned)
 
@@ -120,7 +115,7 @@ class _Slot:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
         await self._link.connect(link)
-        self._application.use_agent(self._runner.agent)
+        self._application.jobs.use_agent(self._runner.agent)
         await self._runner.start()
         self._title("idle")
         await self._has_left.wait()
@@ -191,7 +186,7 @@ class _Slot:
         self._is_unfit = True
         _log.error("slot_unfit", slot=self._number, error=str(error))
         self._link.send(Recycle(0, str(error)))
-        tasks = self._application.registry
+        tasks = self._application.jobs.registry
         self._stop(max((task.timeout_s for task in tasks), default=TERMINATED_GRACE_S))
 
     def _plan_idle(self) -> None:

@@ -63,7 +63,6 @@ from headrace.jobs.slots.executor import (
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
-from headrace.jobs.tasks.payloads import fields_of
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 REPORT_AFTER_S: Final = 0.005
@@ -247,7 +246,7 @@ class SlotRunner:
             start_before_s=work.start_before_s,
         )
         if task.takes_fields:
-            call.named = fields_of(job.payload)
+            call.named = msgspec.structs.asdict(job.payload)
         else:
             call.arguments = (job if task.takes_job else job.payload,)
         if job.id in self._cancelled:

@@ -161,7 +161,7 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
         limiter=limiter,
         batch=1 if batch is None else batch,
         retries=options.get("retries", 5),
-        timeout_s=_duration_s(name, "timeout", options.get("timeout", "2h")),
+        timeout_s=duration_s(name, "timeout", options.get("timeout", "2h")),
         importance=options.get("importance", 5),
         slots_min=slots_min,
         slots_max=slots_max,
@@ -209,7 +209,7 @@ def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
     require_known(name, options, LimiterOptions)
     _require_names(name, (name,))
     starts_max, window_s = parse_rate(name, options.get("rate"))
-    slack_s = _duration_s(name, "slack", options.get("slack", SLACK))
+    slack_s = duration_s(name, "slack", options.get("slack", SLACK))
     concurrency = options.get("concurrency")
     require_within(name, "slack", slack_s, (0.001, SLACK_S_MAX))
     if concurrency is not None:
@@ -284,7 +284,7 @@ def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
     """How long done jobs are kept, and whether results are kept."""
     keep_done, keep_result = options.get("keep_done"), options.get("keep_result", False)
     kept_s = [
-        _duration_s(name, what, text)
+        duration_s(name, what, text)
         for what, text in (("keep_done", keep_done), ("keep_result", keep_result))
         if isinstance(text, str)
     ]
@@ -301,7 +301,8 @@ def _decisions(name: str, options: QueueOptions) -> dict[str, str | None]:
         raise InvalidTask(f"queue {name!r}: decisions: {mismatch(str(error), given)}") from error
 
 
-def _duration_s(name: str, what: str, text: str) -> float:
+def duration_s(name: str, what: str, text: str) -> float:
+    """The seconds of an option that is a duration. Raises: InvalidTask."""
     try:
         return parse_duration_s(text)
     except (ValueError, AttributeError) as error:
