@@ -82,7 +82,7 @@ async def zygote(tmp_path, monkeypatch):
     with contextlib.suppress(asyncio.CancelledError, ApplicationBroken):
         await running
     os.close(lock)
-    board.close()
+    os.close(board.descriptor)
 
 
 class Talk:

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueHour, QueueMinute
-from headrace.jobs.http.jobs import READ, WRITE
+from headrace.jobs.http.jobs import READ, WRITE, JobAdded
 from headrace.jobs.service import Jobs
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
 
@@ -96,12 +96,6 @@ class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     paused: bool | UnsetType = UNSET
 
 
-class CronJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job enqueued for a cron."""
-
-    id: int
-
-
 @get("/v1/crons", opt=READ)
 async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
     """List every cron, by name."""
@@ -146,10 +140,10 @@ async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
 @post("/v1/crons/{name:str}/run", status_code=202, opt={**WRITE, "idempotent": True})
 async def run_cron(
     jobs: NamedDependency[Jobs], idempotency: NamedDependency[Idempotency], name: FromPath[str]
-) -> CronJob:
+) -> JobAdded:
     """Enqueue the cron's job now, in addition to its schedule."""
 
-    async def run(tx: Any) -> CronJob:
-        return CronJob(id=await jobs.crons.run(name, tx=tx))
+    async def run(tx: Any) -> JobAdded:
+        return JobAdded(id=await jobs.crons.run(name, tx=tx))
 
     return await idempotency.run(run)

@@ -58,6 +58,12 @@ class JobsListed(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+class JobAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of the job that was enqueued, which is also that of its workflow."""
+
+    id: int
+
+
 class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
     """Ids in the order of the jobs sent."""
 

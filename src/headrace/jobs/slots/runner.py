@@ -117,11 +117,6 @@ class SlotRunner:
         """Jobs that were given and have no outcome yet."""
         return sum(lease.open_count for lease in self._leases)
 
-    @property
-    def calls_running(self) -> int:
-        """Handler calls in progress."""
-        return sum(backlog.running for backlog in self._backlogs.values())
-
     async def start(self) -> None:
         """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
         self.agent.bind(asyncio.get_running_loop())
