@@ -226,9 +226,9 @@ def parse_data_plane(text: str) -> str:
 
 
 def parse_access_log(text: str) -> str:
-    """Parse `off`, `json` or `combined`. Raises: ValueError."""
-    if text.strip() not in ("off", "json", "combined"):
-        raise ValueError("off, json or combined")
+    """Parse `off` or `json`. Raises: ValueError."""
+    if text.strip() not in ("off", "json"):
+        raise ValueError("off or json")
     return text.strip()
 
 
@@ -355,7 +355,7 @@ class MediaConfig:
         parse_data_plane,
     )
     access_log: str = setting(
-        "off", "Log each answer: `off`, `json` or `combined`.", parse_access_log
+        "off", "`json`: log each answer as a JSON object; `off`: none.", parse_access_log
     )
     access_log_path: str | None = setting(
         None, "File of the access log, rotated by renaming it; unset: standard output.", parse_text
