@@ -23,7 +23,7 @@ from headrace.media.cluster.membership import Membership, MembershipStore, NodeU
 from headrace.media.errors import NodeNotHere, NoNodes
 from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
-from headrace.media.simulate.cluster import Load, Situation, loads_of
+from headrace.media.simulate.cluster import Load, loads_of
 
 SOCKET: Final = "filler.sock"
 OBJECTS_MAX: Final = ROWS_MAX
@@ -327,8 +327,7 @@ class Partitions:
         before = after = await self._nodes.table(membership)
         if kept != now:
             after = await asyncio.to_thread(PartitionTable.build, kept, membership.replicas)
-        situation = Situation(tuple(now), before, after, gone, away)
-        return Plan(*await asyncio.to_thread(loads_of, situation))
+        return Plan(*await asyncio.to_thread(loads_of, now, before, after, gone))
 
 
 def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[str]:
