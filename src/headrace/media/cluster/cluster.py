@@ -24,7 +24,7 @@ from typing import Any, Final
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, HeadraceError
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, gauge
 from headrace.kernel.signing import Key
 from headrace.media.cluster.cluster_config import PREFIX, DocumentPoller, FollowedDocument
@@ -36,7 +36,6 @@ from headrace.media.cluster.hop import (
     HopSigner,
     PeerLost,
     PeerRequest,
-    ReportInterval,
     target_of,
 )
 from headrace.media.cluster.membership import (
@@ -170,7 +169,7 @@ class Cluster:
         self._member: Member | None = None
         self._listen = config.listen
         self._registering: asyncio.Task[None] | None = None
-        self._duplicate_reports = ReportInterval()
+        self._often = SparseLogger(log)
 
     async def start(self, listen: tuple[str, int] | None = None) -> None:
         """Follow the cluster, and register this node if `media.node` is set.
@@ -228,8 +227,7 @@ class Cluster:
                     await member_store.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
-                if self._duplicate_reports.is_due():
-                    log.error("node_name_taken", node=member.name, reason=error.text)  # noqa: TRY400 - no fault of code
+                self._often.error("node_name_taken", node=member.name, reason=error.text)
                 await asyncio.sleep(DUPLICATE_RETRY_S)
             except (HeadraceError, TimeoutError) as error:
                 log.warning("node_not_registered", node=member.name, reason=str(error))

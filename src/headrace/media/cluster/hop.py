@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from headrace.kernel.errors import Conflict, Forbidden, Unavailable
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.signing import Key
 from headrace.media.cluster.purge import Generations
 from headrace.media.model import Shape, content_address
@@ -44,7 +44,6 @@ REPLY_FIELD: Final = "x-headrace-reply"
 KEY_USE: Final = "media-hop"
 WINDOW_S: Final = 30.0
 CONNECTIONS_MAX: Final = 65_536
-REPORT_EVERY_S: Final = 60.0
 _FORMAT: Final = "1"
 _PARTS: Final = 9
 _DIGITS_MAX: Final = 16
@@ -95,15 +94,6 @@ class AnswerSpan(NamedTuple):
 
 
 NOTHING: Final = AnswerSpan("", 0, 0)
-
-
-class VerifiedHop(NamedTuple):
-    """A hop with a valid signature. `HopGuard.accept` checks that it is new."""
-
-    hop: Hop
-    connection: str
-    counter: int
-    moment_s: float
 
 
 class HopSigner:
@@ -167,12 +157,6 @@ class HopGuard:
         value = request.fields.get(HOP_FIELD)
         if value is None:
             return None
-        covered = covered_by(request.method, request.target, request.fields)
-        return self.accept(self.verify(value, covered))
-
-    def verify(self, value: str, covered: str) -> VerifiedHop:
-        """The hop of a field that covers `covered`, without recording it. Raises: HopRefused."""
-        text, _, mac = value.rpartition(";")
         parts = value.split(";")
         if (
             len(parts) != _PARTS
@@ -180,26 +164,21 @@ class HopGuard:
             or not all(_is_number(parts[place]) for place in (4, 6, 7))
         ):
             raise _refused("is malformed")
-        key = self.keys.get(parts[1])
-        message = f"hop\n{text}\n{covered}"
+        _, key_id, sender, to, moment_ms, connection, counter, generation, mac = parts
+        key = self.keys.get(key_id)
+        covered = covered_by(request.method, request.target, request.fields)
+        message = f"hop\n{value.rpartition(';')[0]}\n{covered}"
         if key is None or not key.verify(message.encode(), _unhex(mac)):
             raise _refused("is not signed with this cluster's secret")
-        if parts[3] != self.name:
+        if to != self.name:
             raise _refused("is meant for another node")
-        hop = Hop(parts[2], int(parts[7]), key, mac)
-        return VerifiedHop(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
-
-    def accept(self, proven: VerifiedHop) -> Hop:
-        """The hop, if it is recent and not a replay. Raises: HopRefused."""
-        hop, connection, counter, moment_s = proven
         now_s = self._now_s()
-        if abs(now_s - moment_s) > WINDOW_S:
-            raise _refused(
-                f"is of a moment {abs(now_s - moment_s):.0f} s away: set the clocks right"
-            )
-        if not self._advance(connection, counter, now_s):
+        away_s = abs(now_s - int(moment_ms) / 1000)
+        if away_s > WINDOW_S:
+            raise _refused(f"is of a moment {away_s:.0f} s away: set the clocks right")
+        if not self._advance(connection, int(counter), now_s):
             raise _refused("came before")
-        return hop
+        return Hop(sender, int(generation), key, mac)
 
     def share_counters(self, advance: Callable[[int, int], bool]) -> None:
         """Keep the counters in the native data plane, which accepts hops too.
@@ -226,21 +205,6 @@ class HopGuard:
             del self._newest[connection]
 
 
-class ReportInterval:
-    """Limits a repeated report to one per interval."""
-
-    def __init__(self) -> None:
-        self._next_s = float("-inf")
-
-    def is_due(self) -> bool:
-        """Whether to report now."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + REPORT_EVERY_S
-        return True
-
-
 class HopGate:
     """Admits the requests of other nodes; without a guard there are none."""
 
@@ -252,28 +216,20 @@ class HopGate:
         name: str,
         refresh_purges: Callable[[], None],
     ) -> None:
-        self._guard = guard
+        self.guard: Final = guard
         self._generations = generations
         self._name = name
         self._refresh_purges = refresh_purges
-        self._duplicate_reports = ReportInterval()
-
-    @property
-    def guard(self) -> HopGuard | None:
-        """The guard of this node; None: it accepts no hops."""
-        return self._guard
+        self._often = SparseLogger(log)
 
     def hop_of(self, request: Head) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused, HopAhead."""
-        if self._guard is None:
+        if self.guard is None:
             return None
-        hop = self._guard.judge(request)
-        if hop is not None and hop.sender == self._name and self._duplicate_reports.is_due():
-            log.error(
-                "node_name_taken",
-                node=self._name,
-                reason="another node with this name sent a request",
-            )
+        hop = self.guard.judge(request)
+        if hop is not None and hop.sender == self._name:
+            reason = "another node with this name sent a request"
+            self._often.error("node_name_taken", node=self._name, reason=reason)
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self._generations.generation(key):
