@@ -103,6 +103,17 @@ def parse_share(text: str) -> float:
     return float(text)
 
 
+def parse_choice(*choices: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text.strip() not in choices:
+            raise ValueError(" or ".join(choices))
+        return text.strip()
+
+    return parse
+
+
 def parse_text(text: str) -> str:
     """Any text that is not empty. Raises: ValueError."""
     if not text.strip():

@@ -212,7 +212,10 @@ class Objects:
         text = "expected the name of a node or data center, and media.preferred_url to be set"
         template = self._config.preferred_url
         if template is None or _PREFERRED.fullmatch(name) is None:
-            raise signing.UnsignableUrl.of([FieldProblem("prefer", "invalid", text)])
+            raise signing.UnsignableUrl(
+                f"this URL cannot be made: prefer: {text}",
+                problems=(FieldProblem("prefer", "invalid", text),),
+            )
         return template.replace(NAME_MARK, name)
 
     def _variant(self, key: str, options: SignOptions) -> Variant | None:
@@ -228,9 +231,8 @@ class Objects:
         ttl_s, tag, variant = options.get("ttl_s"), options.get("tag"), self._variant(key, options)
         grid_s = options.get("grid_s", 1.0)
         kept_s = self._config.url_ttl_s if ttl_s is None else ttl_s
-        faults = _faults(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
-        if faults:
-            raise signing.UnsignableUrl.of(faults)
+        problems = _problems(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
+        signing.UnsignableUrl.require_none(problems, "this URL cannot be made")
         expires_at = signing.expiry_on_grid(time.time(), kept_s, grid_s)
         query = signing.sign(
             self.url_keys,
@@ -268,7 +270,7 @@ def require_own_store(config: MediaConfig) -> None:
         )
 
 
-def _faults(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[FieldProblem]:
+def _problems(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[FieldProblem]:
     faults = []
     if is_reserved(key):
         faults.append(FieldProblem("key", "invalid", "expected a key outside _headrace/"))
