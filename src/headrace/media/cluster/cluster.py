@@ -51,7 +51,7 @@ from headrace.media.cluster.routing import Router
 from headrace.media.cluster.upstream import Upstream, follow_purges
 from headrace.media.hottest import HOTTEST, Row
 from headrace.media.model import MediaConfig
-from headrace.media.partitions import Candidate, PartitionTable, build_in_steps
+from headrace.media.partitions import Candidate, build_in_steps
 from headrace.media.sources import OriginSource, Source
 
 log = logger(__name__)
@@ -248,7 +248,9 @@ class Cluster:
                 self._update_peers(membership)
                 candidates = membership.candidates(time.time())
                 if self._built_of != (membership.replicas, candidates):
-                    self.router.table = await _build_slowly(candidates, membership.replicas)
+                    for table in build_in_steps(candidates, membership.replicas):
+                        self.router.table = table or self.router.table
+                        await asyncio.sleep(0)
                     self._built_of = (membership.replicas, candidates)
                     log.info("table_built", version=membership.version, nodes=len(candidates))
             except Exception:
@@ -317,15 +319,3 @@ class Cluster:
 def copied_keys(rows: Sequence[Row], rate: float, copied: Collection[str]) -> frozenset[str]:
     """The keys of `rows` above `rate`. Those in `copied` stay down to half of it."""
     return frozenset(key for key, per_s in rows if per_s >= (rate / 2 if key in copied else rate))
-
-
-async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> PartitionTable:
-    """Build a table without blocking the event loop."""
-    steps = build_in_steps(candidates, replicas)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            table: PartitionTable = done.value
-            return table
-        await asyncio.sleep(0)

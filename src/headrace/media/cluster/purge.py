@@ -40,10 +40,6 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_prefix: bool = False
     generation: Annotated[int, Meta(ge=1)]
 
-    def covers(self, key: str) -> bool:
-        """Whether this purge includes `key`."""
-        return key.startswith(self.name) if self.is_prefix else key == self.name
-
 
 class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
     """All purges in effect, oldest first; `upstream`: the included version of the home's list."""
