@@ -384,14 +384,19 @@ async def test_a_node_without_a_purge_is_not_used_until_it_has_it():
 
 async def test_shapes_are_kept_for_a_moment_and_bounded():
     async with asking({KEY: DATA}) as router:
-        source, shape = router.router.source(KEY, None), await known_shape(router)
-        kept = router.router.shapes[KEY]
-        assert 0 < kept.until_s - time.monotonic() <= SHAPE_KEPT_S
-        router.router.shapes[KEY] = kept._replace(until_s=time.monotonic() - 1)
+        source = router.router.source(KEY, None)
+        await known_shape(router)
+        shapes = router.router.shapes
+        known = shapes.get(KEY, 0)
+        assert 0 < known.expires_s - time.monotonic() <= SHAPE_KEPT_S
+        assert shapes.get(KEY, 1) is None, "of an older purge"
+        shapes.keep(KEY, known._replace(expires_s=time.monotonic() - 1))
         assert source.shape_now(KEY) is None
-        for number in range(SHAPES_MAX + 10):
-            router.router.keep_shape(f"k{number}", shape)
-        assert len(router.router.shapes) == SHAPES_MAX
+        lasting = known._replace(expires_s=time.monotonic() + 60)
+        for number in range(SHAPES_MAX + 1):
+            shapes.keep(f"k{number}", lasting)
+        found = [shapes.get(f"k{number}", 0) for number in (0, 1, SHAPES_MAX)]
+        assert found == [None, lasting, lasting]
 
 
 async def test_trace_fields_are_sent_with_the_hop():

@@ -46,8 +46,9 @@ from headrace.media.cache.frame_table import MARKS_MAX, VERIFIED, Entry, Hit
 from headrace.media.cache.layout import SLOTS, BlockKey, Digests, version_of
 from headrace.media.cache.linux import is_in_memory
 from headrace.media.cache.metrics import SUMS
-from headrace.media.cache.origin import KnownShape, ShapeCache
+from headrace.media.cache.origin import SHAPES_MAX
 from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.sources import KnownShape, ShapeCache
 
 log = logger(__name__)
 READERS: Final = 8
@@ -79,15 +80,22 @@ class BlockCache:
         *,
         worker: int,
         boot: str,
-        timeout_s: float,
-        generation: Callable[[str], int],
+        timeout_s: float = 10.0,
+        generation: Callable[[str], int] = lambda _name: 0,
     ) -> None:
+        """Open the cache of the node with this run folder, whether or not its filler runs yet.
+
+        Call it in the process that uses it, after any fork. `worker` is a number that no other live
+        process of the node has. `boot` is the value that the filler got. `generation` returns the
+        purge generation of an object.
+        """
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._run = run
         self._boot = boot
         self._generation = generation
         self._epochs = WorkerEpochs(run, worker)
         self._filler = FillerClient(run, timeout_s=timeout_s + _ANSWER_S)
-        self._shapes = ShapeCache()
+        self._shapes = ShapeCache(SHAPES_MAX)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
         self._digests = Digests(b"")
         self._digests_key = b""
@@ -102,25 +110,6 @@ class BlockCache:
         self._owners_before: Owners = []
         self._requests: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
         self._looks: SingleFlight[tuple[str, int, bool], Shape] = SingleFlight()
-
-    @classmethod
-    def open(
-        cls,
-        run: Path,
-        *,
-        worker: int,
-        boot: str,
-        timeout_s: float = 10.0,
-        generation: Callable[[str], int] = lambda _name: 0,
-    ) -> BlockCache:
-        """Open the cache of the node with this run folder, whether or not its filler runs yet.
-
-        Call it in the process that uses it, after any fork. `worker` is a number that no other live
-        process of the node has. `boot` is the value that the filler got. `generation` returns the
-        purge generation of an object.
-        """
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cls(run, worker=worker, boot=boot, timeout_s=timeout_s, generation=generation)
 
     async def wait_for_disks(self, *, within_s: float) -> bool:
         """Wait until the filler of this start has published its disks. Return whether it did.
@@ -373,9 +362,9 @@ class BlockCache:
     async def _look(self, name: str, generation: int, *, is_fresh: bool) -> Shape:
         reply = await self._filler.request(lambda call: GetShape(call, name, generation, is_fresh))
         assert isinstance(reply, ShapeReply), f"a look is answered by a shape, not {reply}"
-        shape = Shape(reply.size_bytes, reply.etag, reply.modified_s, reply.is_immutable)
-        self._shapes.keep(name, KnownShape(shape, generation, time.monotonic() - reply.age_s))
-        return shape
+        known = KnownShape(reply.shape, generation, time.monotonic() + reply.fresh_s)
+        self._shapes.keep(name, known)
+        return known.shape
 
     def _refresh(self) -> None:
         """Load the filler's newest manifest between two epochs.

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headrace.kernel.logs import logger
-from headrace.media.cache.filler_ipc import OUT, ManifestDisk
+from headrace.media.cache.filler_ipc import DiskState, ManifestDisk
 from headrace.media.cache.frame_table import Entry, FrameTable, Hit, table_bytes
 from headrace.media.cache.layout import (
     BLANK_BYTES,
@@ -393,7 +393,7 @@ def open_read_disk(
     disk: ManifestDisk, position: int, before: Mapping[int, ReadDisk]
 ) -> ReadDisk | None:
     """The disk, already open or opened now; None: out of use, or this process cannot open it."""
-    if disk.state == OUT:
+    if disk.state is DiskState.OUT:
         return None
     for known in before.values():
         if known.is_same(disk):

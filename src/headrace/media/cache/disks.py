@@ -21,12 +21,12 @@ from headrace.media.cache.disk import (
     ROTTEN_MAX,
     ROTTEN_WITHIN_S,
     Disk,
-    DiskState,
     open_disk,
 )
 from headrace.media.cache.epochs import FillerEpochs
 from headrace.media.cache.filler_ipc import (
     NO_DISK,
+    DiskState,
     Manifest,
     ManifestDisk,
     read_manifest,
@@ -50,7 +50,7 @@ class DiskOverrides(msgspec.Struct):
     """Changes made by operators; `states` by disk id."""
 
     added: dict[str, int] = {}
-    states: dict[str, str] = {}
+    states: dict[str, DiskState] = {}
     faults: dict[str, str] = {}
     """Why the node itself retired a disk, by id."""
 
@@ -127,7 +127,7 @@ class Disks:
         disk.fault = "drained" if is_draining else ""
         self._overrides.states.pop(disk.id, None)
         if is_draining:
-            self._overrides.states[disk.id] = disk.state.value
+            self._overrides.states[disk.id] = disk.state
         self._save_overrides()
         self._publish()
         return disk
@@ -138,7 +138,7 @@ class Disks:
         Raises: DiskUnknown.
         """
         disk = self.by_id(disk_id)
-        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.states[disk.id] = DiskState.OUT
         self._overrides.faults.pop(disk.id, None)
         self._overrides.added.pop(str(disk.config.path), None)
         self._save_overrides()
@@ -204,7 +204,7 @@ class Disks:
             "disk_corrupts_blocks", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten
         )
         FAULTS.inc()
-        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.states[disk.id] = DiskState.OUT
         self._overrides.faults[disk.id] = reason
         self._take_out(disk, reason)
         self._start(self._close_out(disk, is_clean=False))
@@ -292,8 +292,7 @@ class Disks:
             disk.close()
             self._refuse(config, f"disk {config.path} is a copy of {disk.id}: empty one of them")
             return None
-        wish = self._overrides.states.get(disk.id, DiskState.IN_USE.value)
-        disk.state = DiskState(wish)
+        disk.state = self._overrides.states.get(disk.id, DiskState.IN_USE)
         retired = self._overrides.faults.get(disk.id, RETIRED)
         disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: retired}.get(disk.state, "")
         self.refused.pop(config.path, None)
@@ -364,8 +363,8 @@ class Disks:
         self._epochs.publish_revision(revision)
 
     def _count(self) -> None:
-        counted = [disk.state.value for disk in self.listed() if disk.fault != RETIRED]
-        counted += [DiskState.OUT.value] * len(self.refused)
+        counted = [disk.state for disk in self.listed() if disk.fault != RETIRED]
+        counted += [DiskState.OUT] * len(self.refused)
         for state, child in DISKS.items():
             child.set(counted.count(state))
 
@@ -379,7 +378,7 @@ def _manifest_disk(disk: Disk) -> ManifestDisk:
     return ManifestDisk(
         id=disk.id,
         frames=disk.frames,
-        state=disk.state.value,
+        state=disk.state,
         reader_path=str(disk.files.reader_path),
         reader_identity=disk.reader_identity,
         data_at=disk.files.data_at,

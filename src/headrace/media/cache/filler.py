@@ -17,6 +17,7 @@ import fcntl
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ipc import encode_message
 from headrace.kernel.logs import logger
-from headrace.media.cache.disk import CheckCounts, Disk, DiskState, check_frames, scrub
+from headrace.media.cache.disk import CheckCounts, Disk, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
 from headrace.media.cache.epochs import BOARD_BYTES, FillerEpochs
 from headrace.media.cache.filler_ipc import (
@@ -34,6 +35,7 @@ from headrace.media.cache.filler_ipc import (
     Command,
     CommandReply,
     DiskFault,
+    DiskState,
     ErrorReply,
     GetBlock,
     GetShape,
@@ -101,7 +103,7 @@ class Filler:
         self._origin = Origin(blobs, timeout_s=timeout_s)
         self._disks = Disks(run, self._epochs, boot=boot, hash_key=hash_key)
         self._fills = Fills(self._origin, self._disks, self._epochs)
-        self._commands = Commands(self._disks, self._fills, self._epochs, self._start_scrub)
+        self._commands = Commands(self._disks, self._start_scrub)
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies: dict[asyncio.StreamWriter, asyncio.Lock] = {}
 
@@ -214,15 +216,7 @@ class Filler:
                 known = await self._origin.shape(
                     message.object, message.generation, is_fresh=message.is_fresh
                 )
-                shape, age_s = known.shape, known.age_s
-                return ShapeReply(
-                    message.call,
-                    shape.size_bytes,
-                    shape.etag,
-                    shape.modified_s,
-                    shape.is_immutable,
-                    age_s,
-                )
+                return ShapeReply(message.call, known.shape, known.expires_s - time.monotonic())
             case Command():
                 value = await self._commands.run(message.name, message.arguments)
                 return CommandReply(message.call, value)
@@ -274,12 +268,8 @@ def _require_board(run: Path, boot: str) -> None:
 class Commands:
     """The commands of one filler."""
 
-    def __init__(
-        self, disks: Disks, fills: Fills, epochs: FillerEpochs, on_added: Callable[[Disk], None]
-    ) -> None:
+    def __init__(self, disks: Disks, on_added: Callable[[Disk], None]) -> None:
         self._disks = disks
-        self._fills = fills
-        self._epochs = epochs
         self._on_added = on_added
         self._known: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "disks": self.disks,
@@ -288,7 +278,6 @@ class Commands:
             "undrain": self.undrain,
             "retire": self.retire,
             "verify": self.verify,
-            "stats": self.stats,
         }
 
     async def run(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -337,14 +326,6 @@ class Commands:
         )
         return dataclasses.asdict(counts)
 
-    async def stats(self) -> dict[str, int]:
-        """Counts of disks in service, live workers and fills in progress."""
-        return {
-            "disks": len(self._disks.in_service()),
-            "workers": self._epochs.workers(),
-            "filling": self._fills.count,
-        }
-
     async def _verify(self, disk: Disk, share: float, counts: CheckCounts) -> None:
         count = min(disk.frames, max(1, round(disk.frames * share)))
         frames = (
@@ -363,7 +344,7 @@ class Commands:
             "size_bytes": disk.config.size_bytes,
             "frames": disk.frames,
             "used": 0 if is_out else disk.table.used(),
-            "state": disk.state.value,
+            "state": disk.state,
             "fault": disk.fault,
             "is_copied": disk.is_copied,
             "queue": disk.writes_waiting,
@@ -379,9 +360,6 @@ def _refused(path: Path, why: str) -> dict[str, Any]:
         "size_bytes": 0,
         "frames": 0,
         "used": 0,
-        "queue": 0,
-        "rotten": 0,
-        "state": DiskState.OUT.value,
+        "state": DiskState.OUT,
         "fault": why,
-        "is_copied": False,
     }

@@ -45,7 +45,7 @@ from headrace.media.cluster.purge import Generations
 from headrace.media.errors import ObjectUnknown, SourceCut, VariantRefused, VariantsBusy
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import PartitionTable, partition_of
-from headrace.media.sources import PartialBlock, Source, Span
+from headrace.media.sources import KnownShape, PartialBlock, ShapeCache, Source, Span
 
 log = logger(__name__)
 T = TypeVar("T")
@@ -93,14 +93,6 @@ class PeerFetch(NamedTuple):
     began_s: float
 
 
-class _CachedShape(NamedTuple):
-    """A shape, its expiry, and the generation of its key."""
-
-    shape: Shape
-    until_s: float
-    generation: int
-
-
 def _nothing(*_: object) -> None:
     """A callback that does nothing."""
 
@@ -127,7 +119,7 @@ class Router:
         self.generations = generations
         self.copied: frozenset[str] = frozenset()
         """Hot objects of other nodes that this node caches too."""
-        self.shapes: dict[str, _CachedShape] = {}
+        self.shapes = ShapeCache(SHAPES_MAX)
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.receiving: dict[BlockRequest, PartialBlock] = {}
@@ -186,19 +178,15 @@ class Router:
 
         None: it is not the cached shape, or no peer keeps the key.
         """
-        kept, peers = self.shapes.get(key), self.others(key)
-        generation = self.generations.generation(key)
-        if kept is None or kept.shape != shape or kept.generation != generation or not peers:
+        known, peers = self.shapes.get(key, self.generations.generation(key)), self.others(key)
+        if known is None or known.shape != shape or not peers:
             return None
-        return generation, kept.until_s, peers[0]
+        return known.generation, known.expires_s, peers[0]
 
     def keep_shape(self, key: str, shape: Shape) -> None:
-        """Cache `shape` for a short time; the oldest entry is dropped."""
+        """Cache `shape` for a short time."""
         generation = self.generations.generation(key)
-        self.shapes.pop(key, None)
-        self.shapes[key] = _CachedShape(shape, time.monotonic() + SHAPE_KEPT_S, generation)
-        if len(self.shapes) > SHAPES_MAX:
-            del self.shapes[next(iter(self.shapes))]
+        self.shapes.keep(key, KnownShape(shape, generation, time.monotonic() + SHAPE_KEPT_S))
 
 
 class PeerSource:
@@ -212,10 +200,8 @@ class PeerSource:
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
-        kept = self._router.shapes.get(key)
-        if kept is None or kept.until_s < time.monotonic():
-            return None
-        return kept.shape if kept.generation == self._router.generations.generation(key) else None
+        known = self._router.shapes.get(key, self._router.generations.generation(key))
+        return known.shape if known is not None else None
 
     async def shape(self, key: str) -> Shape:
         """See `Source`. Raises: ObjectUnknown, StoreUnavailable."""
@@ -360,7 +346,7 @@ class PeerSource:
         if answer is None:
             return None
         if answer.status in (404, 412):
-            self._router.shapes.pop(key, None)
+            self._router.shapes.forget(key)
             if answer.status == 412:
                 # This peer has just read the origin; other replicas may still have the old version.
                 with suppress(ObjectUnknown):

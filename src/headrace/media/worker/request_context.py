@@ -279,7 +279,7 @@ async def open_request_context(
     generations, watched = Generations(), FollowedDocument(tracing.TRACE)
     store: BlockCache | None = None
     if config.disks:
-        store = BlockCache.open(
+        store = BlockCache(
             run,
             worker=number,
             boot=boot,

@@ -38,7 +38,7 @@ from headrace.media.cluster.routing import Router
 from headrace.media.errors import ObjectUnknown, VariantRefused, VariantsBusy
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.service import Media
-from headrace.media.sources import Source, Span, find_object, store_down
+from headrace.media.sources import OriginSource, Source, Span, store_down
 from headrace.media.variants import Variant, hop_target, outdated, variant_key, version_name
 
 log = logger(__name__)
@@ -98,6 +98,7 @@ class VariantMaker:
         if media.config.variants is not None:
             require_extra("variants", "pyvips")
         self._blobs = media.blobs
+        self._stored = OriginSource(media.blobs, timeout_s=media.config.origin_timeout_s)
         self._timeout_s = media.config.origin_timeout_s
         self._run = run
         self._source = source
@@ -185,7 +186,7 @@ class VariantMaker:
 
     async def _is_stored(self, stored_key: str) -> bool:
         try:
-            await find_object(self._blobs, stored_key, timeout_s=self._timeout_s)
+            await self._stored.shape(stored_key)
         except ObjectUnknown:
             return False
         return True
