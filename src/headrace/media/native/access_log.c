@@ -38,22 +38,21 @@ void access_log_close(struct access_log *log) {
 }
 
 struct log_entry *log_entry_make(struct access_log *log, const struct head *head) {
-  const char *texts[4] = {head->target, head->range, head->referer, head->agent};
-  size_t counts[4] = {head->target_bytes, head->range_bytes, head->referer_bytes, head->agent_bytes}, all = 0;
+  struct text texts[4] = {head->target, head->range, head->referer, head->agent};
+  size_t all = 0;
   if (log == NULL) return NULL;
   for (int i = 0; i < 4; i++) {
-    if (texts[i] == NULL) counts[i] = 0;
-    if (counts[i] > LOG_TEXT_MAX) counts[i] = LOG_TEXT_MAX;
-    all += counts[i];
+    if (texts[i].bytes > LOG_TEXT_MAX) texts[i].bytes = LOG_TEXT_MAX;
+    all += texts[i].bytes;
   }
   struct log_entry *entry = malloc(sizeof *entry + all);
   if (entry == NULL) return NULL;
   memset(entry, 0, sizeof *entry);
   char *at = entry->texts;
   for (int i = 0; i < 4; i++) {
-    entry->counts[i] = (uint16_t)counts[i];
-    if (counts[i]) memcpy(at, texts[i], counts[i]);
-    at += counts[i];
+    entry->counts[i] = (uint16_t)texts[i].bytes;
+    if (texts[i].bytes) memcpy(at, texts[i].at, texts[i].bytes);
+    at += texts[i].bytes;
   }
   return entry;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "residency.h"
+#include "files.h"
 
 enum {
   WAYS = 16,
@@ -114,7 +114,7 @@ static void note_cold(const struct frame *frame) {
 /* The verified mark is read after the page cache: it is removed before any process reads the block
    from the disk again, so pages that were read but not verified are not sent. */
 int frame_is_resident(const struct frame *frame, int64_t offset, int64_t bytes) {
-  if (!residency_probe(frame->disk->reader, frame->offset + offset, bytes)) {
+  if (!file_is_resident(frame->disk->reader, frame->offset + offset, bytes)) {
     note_cold(frame);
     return 0;
   }

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <string.h>
 #include <sys/socket.h>
 
 static const char PREFIX[] = "/m/";
@@ -23,12 +22,6 @@ static void encode_signature(const uint8_t digest[SHA256_BYTES], char out[SIGNAT
     uint32_t bits = (uint32_t)padded[3 * i] << 16 | (uint32_t)padded[3 * i + 1] << 8 | padded[3 * i + 2];
     for (int j = 0; j < 4; j++) out[4 * i + j] = DIGITS[bits >> (18 - 6 * j) & 63];
   }
-}
-
-static int is_equal(const char *left, const char *right, size_t bytes) {
-  unsigned char differs = 0;
-  for (size_t i = 0; i < bytes; i++) differs |= (unsigned char)(left[i] ^ right[i]);
-  return differs == 0;
 }
 
 const struct hmac_key *url_find_key(const struct url_keys *keys, const char *id) {
@@ -59,10 +52,10 @@ static int skip(const char **at, const char *end, const char *text) {
 /* [&a=NETWORK][&r=RATE] */
 static int read_limits(const char **at, const char *end, struct url *url) {
   if (skip(at, end, "&a=")) {
-    url->network = *at;
+    url->network.at = *at;
     while (*at < end && **at != '&') ++*at;
-    url->network_bytes = (size_t)(*at - url->network);
-    if (url->network_bytes < 2 || url->network_bytes > NETWORK_CHARACTERS_MAX) return 0;
+    url->network.bytes = (size_t)(*at - url->network.at);
+    if (url->network.bytes < 2 || url->network.bytes > NETWORK_CHARACTERS_MAX) return 0;
   }
   return !skip(at, end, "&r=") || (url->rate = read_digits(at, end, RATE_DIGITS_MAX)) > 0;
 }
@@ -82,7 +75,7 @@ static int read_signed(const char *target, const char *query, const char *end, c
   char expected[SIGNATURE_CHARACTERS + 1];
   hmac_sha256(key, (const uint8_t *)target, (size_t)(signed_end - target), digest);
   encode_signature(digest, expected);
-  return is_equal(at, expected, SIGNATURE_CHARACTERS);
+  return is_equal_secret(at, expected, SIGNATURE_CHARACTERS);
 }
 
 int url_read_key(const char *target, size_t bytes, struct url *url) {
@@ -90,10 +83,10 @@ int url_read_key(const char *target, size_t bytes, struct url *url) {
   const char *path_end = query != NULL ? query : target + bytes;
   memset(url, 0, sizeof *url);
   if ((size_t)(path_end - target) <= PREFIX_BYTES || memcmp(target, PREFIX, PREFIX_BYTES) != 0) return 0;
-  url->key = target + PREFIX_BYTES;
-  url->key_bytes = (size_t)(path_end - url->key);
+  url->key.at = target + PREFIX_BYTES;
+  url->key.bytes = (size_t)(path_end - url->key.at);
   /* An escape may stand for a character of a key: only the control plane decodes it. */
-  return memchr(url->key, '%', url->key_bytes) == NULL;
+  return memchr(url->key.at, '%', url->key.bytes) == NULL;
 }
 
 /* Whether a query has a field of a variant, which only the control plane reads (media/variants.py). */
@@ -145,8 +138,8 @@ void address_write(const struct address *address, char into[ADDRESS_TEXT_BYTES])
 /* The network's address and its number of leading bits in 16 bytes; 0: it has another notation. */
 static int read_network(const struct url *url, uint8_t network[16], int *bits) {
   char text[NETWORK_CHARACTERS_MAX + 1];
-  memcpy(text, url->network, url->network_bytes);
-  text[url->network_bytes] = 0;
+  memcpy(text, url->network.at, url->network.bytes);
+  text[url->network.bytes] = 0;
   char *slash = strchr(text, '/');
   if (slash != NULL) *slash = 0;
   int is_ipv4 = inet_pton(AF_INET, text, network + 12) == 1;
@@ -166,7 +159,7 @@ static int read_network(const struct url *url, uint8_t network[16], int *bits) {
 int url_allows(const struct url *url, const struct address *address) {
   uint8_t network[16];
   int bits;
-  if (url->network == NULL) return 1;
+  if (url->network.at == NULL) return 1;
   if (!address->is_known || !read_network(url, network, &bits)) return 0;
   for (int i = 0; i < 128; i++) {
     int expected = network[i / 8] >> (7 - i % 8) & 1, found = address->bytes[i / 8] >> (7 - i % 8) & 1;

@@ -6,6 +6,7 @@
 #define HEADRACE_URL_H
 
 #include "digest.h"
+#include "text.h"
 
 #define URL_KEYS_MAX 64
 #define URL_KEY_ID 8
@@ -21,12 +22,10 @@ struct url_keys {
 const struct hmac_key *url_find_key(const struct url_keys *keys, const char *id);
 
 struct url {
-  const char *key;
-  size_t key_bytes;
+  struct text key;
   int64_t expires_s; /* since 1970; 0: not signed */
   int64_t rate;      /* bytes per second; 0: unlimited */
-  const char *network; /* the URL is only for this address or network; NULL: for all */
-  size_t network_bytes;
+  struct text network; /* the URL is only for this address or network; none: for all */
 };
 
 /* An address as 16 bytes, IPv4 as ::ffff:a.b.c.d; `is_known` is 0 before it was read. */

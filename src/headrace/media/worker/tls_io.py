@@ -130,7 +130,7 @@ class NativeTlsChannel(TlsChannel):
     def close(self) -> None:
         """See `Channel`."""
         state, self._state = self._state, 0
-        self._library.plane_tls_free(state)
+        self._library.tls_free(state)
         super().close()
 
     def detach(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class NativeTlsChannel(TlsChannel):
         return _checked(self._library.plane_tls_send(self._state, bytes(data), len(data)))
 
     def _send_notice(self) -> None:
-        self._library.plane_tls_end(self._state)
+        self._library.tls_end(self._state)
 
 
 def _checked(result: int) -> int:
