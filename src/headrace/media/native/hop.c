@@ -113,7 +113,7 @@ int hop_sign(const struct hop_keys *keys, const char *to, const char *target, co
 }
 
 void hop_sign_reply(const struct hop *hop, const char *etag, int64_t start, int64_t bytes, char out[HOP_MAC + 1]) {
-  char message[1024];
+  char message[MESSAGE_MAX];
   int count = snprintf(message, sizeof message, "reply\n%.*s\n%s\n%lld\n%lld", HOP_MAC, hop->mac, etag, (long long)start,
                        (long long)bytes);
   sign(hop->key, message, count, out);
