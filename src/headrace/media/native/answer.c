@@ -8,7 +8,6 @@
 #include <unistd.h>
 #include <sys/epoll.h>
 
-#include "fetch.h"
 #include "loop.h"
 #include "stream.h"
 

@@ -1,8 +1,7 @@
-#include "fetch.h"
-
 #include <errno.h>
 #include <string.h>
 
+#include "loop.h"
 #include "stream.h"
 
 int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,

@@ -1,6 +1,7 @@
 #include "head.h"
 
 enum { TOKEN = 1, VALUE = 2, TARGET = 4, HOST = 8, LETTER_OR_DIGIT = 16 };
+enum { RANGE_DIGITS_MAX = 18 };
 static uint8_t kinds[256];
 
 __attribute__((constructor)) static void kinds_fill(void) {
@@ -37,26 +38,15 @@ static int is_host(struct text text) {
   return 1;
 }
 
-/* Up to 18 digits; -1: none, or too many. Moves `*at`. */
-static int64_t read_number(const char **at, const char *end) {
-  int64_t number = 0;
-  const char *start = *at;
-  for (; *at < end && **at >= '0' && **at <= '9'; ++*at) {
-    if (*at - start >= 18) return -1;
-    number = number * 10 + (**at - '0');
-  }
-  return *at == start ? -1 : number;
-}
-
 /* bytes=FIRST-[LAST] */
 static int read_range(const struct field *field, struct head *head) {
   const char *at = field->value.at, *end = at + field->value.bytes;
   if (head->has_range || field->value.bytes < 8 || memcmp(at, "bytes=", 6) != 0) return 0;
   at += 6;
-  head->first = read_number(&at, end);
+  head->first = text_read_number(&at, end, RANGE_DIGITS_MAX);
   if (head->first < 0 || at == end || *at++ != '-') return 0;
   head->last = -1;
-  if (at < end && ((head->last = read_number(&at, end)) < head->first || at < end)) return 0;
+  if (at < end && ((head->last = text_read_number(&at, end, RANGE_DIGITS_MAX)) < head->first || at < end)) return 0;
   head->has_range = 1;
   head->range = field->value;
   return 1;

@@ -15,21 +15,17 @@ static void sign(const struct hmac_key *key, const char *message, int bytes, cha
   }
 }
 
-static int read_decimal(const struct text *part, int64_t *number) {
-  *number = 0;
-  if (part->bytes == 0 || part->bytes > DIGITS_MAX) return 0;
-  for (size_t i = 0; i < part->bytes; i++) {
-    if (part->at[i] < '0' || part->at[i] > '9') return 0;
-    *number = *number * 10 + (part->at[i] - '0');
-  }
-  return 1;
+static int read_decimal(struct text part, int64_t *number) {
+  const char *at = part.at, *end = at + part.bytes;
+  *number = text_read_number(&at, end, DIGITS_MAX);
+  return *number >= 0 && at == end;
 }
 
-static int read_connection(const struct text *part, uint64_t *number) {
+static int read_connection(struct text part, uint64_t *number) {
   *number = 0;
-  if (part->bytes != CONNECTION_DIGITS) return 0;
-  for (size_t i = 0; i < part->bytes; i++) {
-    char c = part->at[i];
+  if (part.bytes != CONNECTION_DIGITS) return 0;
+  for (size_t i = 0; i < part.bytes; i++) {
+    char c = part.at[i];
     int is_digit = c >= '0' && c <= '9';
     if (!is_digit && !(c >= 'a' && c <= 'f')) return 0;
     *number = *number << 4 | (uint64_t)(is_digit ? c - '0' : c - 'a' + 10);
@@ -65,8 +61,8 @@ int hop_read(const struct hop_keys *keys, const struct head *head, struct hop *h
   struct text parts[PARTS];
   int64_t counter;
   if (keys == NULL || !split(head->hop, parts) || !text_is(parts[0], "1")) return 0;
-  if (!read_decimal(&parts[MOMENT], &hop->moment_ms) || !read_connection(&parts[CONNECTION], &hop->connection) ||
-      !read_decimal(&parts[COUNTER], &counter) || !read_decimal(&parts[GENERATION], &hop->generation))
+  if (!read_decimal(parts[MOMENT], &hop->moment_ms) || !read_connection(parts[CONNECTION], &hop->connection) ||
+      !read_decimal(parts[COUNTER], &counter) || !read_decimal(parts[GENERATION], &hop->generation))
     return 0;
   hop->counter = (uint64_t)counter;
   hop->mac = parts[MAC].at;

@@ -176,6 +176,16 @@ enum step connection_lose(struct plane *plane, struct connection *connection);
 enum step connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
                                size_t bytes);
 
+/* fetch.c: the client's side of an answer with bytes of another node; see peers.h.
+   Begin the answer of `connection`, whose object, range and rate are set. `head` goes before its
+   first bytes. 0: it must be handed over. */
+int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,
+                size_t request_bytes, int is_part);
+/* Send received bytes, and request the next block. */
+enum step fetch_send(struct plane *plane, struct connection *connection);
+/* The peer failed: hand the client over. */
+void fetch_fail(struct plane *plane, struct connection *connection);
+
 /* plane.c */
 void plane_push_event(struct plane *plane, struct queued_event *event);
 void plane_report(struct plane *plane, int kind, int64_t number); /* an event without a socket */

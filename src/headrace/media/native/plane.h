@@ -58,10 +58,9 @@ struct plane_disk {
   uint8_t *index;
   uint8_t *visited;
   uint8_t *verified;
-  uint64_t sets;
+  uint64_t sets; /* 0: its blocks are not sent from here */
   int64_t data_at;
-  int32_t reader;    /* descriptor for sendfile and preadv; stays open until the disk is replaced */
-  int32_t is_copied; /* the disk failed the probe of sent bytes: its blocks are never sent from here */
+  int32_t reader; /* descriptor for sendfile and preadv; stays open until the disk is replaced */
 };
 
 /* What the plane needs to answer for one object, valid until `expires_ms` of CLOCK_MONOTONIC. */

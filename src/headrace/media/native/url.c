@@ -30,16 +30,11 @@ const struct hmac_key *url_find_key(const struct url_keys *keys, const char *id)
   return NULL;
 }
 
-/* Digits of a number above 0 without leading zeros; 0: there are none, or more than `digits_max`. */
+/* A number above 0 without leading zeros; 0: there is none. */
 static int64_t read_digits(const char **at, const char *end, int digits_max) {
-  const char *start = *at;
-  int64_t number = 0;
-  if (start < end && *start == '0') return 0;
-  for (; *at < end && **at >= '0' && **at <= '9'; ++*at) {
-    if (*at - start == digits_max) return 0;
-    number = number * 10 + (**at - '0');
-  }
-  return number;
+  if (*at < end && **at == '0') return 0;
+  int64_t number = text_read_number(at, end, digits_max);
+  return number < 0 ? 0 : number;
 }
 
 static int skip(const char **at, const char *end, const char *text) {

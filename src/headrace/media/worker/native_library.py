@@ -52,7 +52,6 @@ class PlaneDisk(Structure):
         ("sets", c_uint64),
         ("data_at", c_int64),
         ("reader", c_int32),
-        ("is_copied", c_int32),
     ]
 
 

@@ -309,10 +309,8 @@ class NativePlane:
         rows = (PlaneDisk * max(1, len(disks)))()
         held = []
         for row, disk in zip(rows, disks, strict=False):
-            if disk is None:
-                row.is_copied = 1
-                row.sets = 1
-                continue
+            if disk is None or disk.is_copied:
+                continue  # without sets: its blocks are sent by Python
             disk.hold()
             views = [
                 (c_uint8 * 1).from_buffer(view)
@@ -321,7 +319,7 @@ class NativePlane:
             held.append((disk, views))
             row.index, row.visited, row.verified = map(ctypes.addressof, views)
             row.sets, row.data_at = disk.table.sets, disk.source.data_at
-            row.reader, row.is_copied = disk.reader, disk.is_copied
+            row.reader = disk.reader
         self._held[revision] = held
         self.revision = revision
         self._library.plane_set_disks(
