@@ -32,10 +32,10 @@ from headrace.media.cache.linux import open_shared, remove_shared, shared_folder
 from headrace.media.errors import (
     CommandUnknown,
     DiskRefused,
-    DiskTooSmall,
     DiskUnknown,
     FillerAway,
     FillerRunning,
+    InvalidDiskSize,
     SharedMemoryLost,
     SourceCut,
     StoreUnavailable,
@@ -73,7 +73,7 @@ async def test_invalid_disks_are_not_added(one_set, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "blocks").write_bytes(b"somebody's work")
     for path, size_bytes, error in (
-        (tmp_path / "small", 1000, (DiskRefused, DiskTooSmall)),
+        (tmp_path / "small", 1000, (DiskRefused, InvalidDiskSize)),
         (tmp_path / "full", disk_bytes(1), DiskRefused),
         (one_set.disks[0].path, disk_bytes(1), DiskRefused),
         (tmp_path / "not" / "there", disk_bytes(1), DiskRefused),

@@ -12,12 +12,12 @@ from headrace.media.cluster import purge as purging
 from headrace.media.cluster.purge import (
     PURGES,
     Generations,
-    InvalidPrefix,
     Purge,
     PurgeList,
     Purges,
     folded,
 )
+from headrace.media.errors import InvalidPurge
 
 KEYS = ["a.mp3", "b/c.mp3", "b/d.mp3", "b/e/f.mp3", "photos/ab/cd/x.jpg", "photos/ab/ce/y.jpg"]
 
@@ -55,7 +55,7 @@ async def test_a_purge_repeated_leaves_one_entry(blobs):
 
 @pytest.mark.parametrize("prefix", ["/", "/a", "../", "a//", "a b", ".a", "a/.", "x" * 600, "é"])
 async def test_a_prefix_of_no_key_is_refused(blobs, prefix):
-    with pytest.raises(InvalidPrefix):
+    with pytest.raises(InvalidPurge):
         await Purges(blobs).purge_prefix(prefix)
     with pytest.raises(InvalidBlobKey):
         await Purges(blobs).purge("a.mp3", prefix)

@@ -33,11 +33,12 @@ from headrace.media.cache.disk_files import Frame, ReadDisk, open_read_disk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cache.filler_ipc import (
     NO_DISK,
-    BlockBytes,
+    BlockReply,
     DiskFault,
     FillerClient,
     GetBlock,
     GetShape,
+    Manifest,
     ShapeReply,
     WrongBlock,
     read_manifest,
@@ -98,13 +99,10 @@ class BlockCache:
         self._shapes = ShapeCache(SHAPES_MAX)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
         self._digests = Digests(b"")
-        self._digests_key = b""
-        self._slots: Sequence[int] = [NO_DISK] * SLOTS
-        self._slots_before: Sequence[int] = []
         self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
         self._revision = 0
-        self._has_manifest = False
-        """Whether the filler of this start has published its disks."""
+        self._manifest: Manifest | None = None
+        """The disks that the filler of this start has published."""
         self._disks: list[ReadDisk | None] = []
         self._owners: Owners = [None] * SLOTS
         self._owners_before: Owners = []
@@ -121,8 +119,8 @@ class BlockCache:
         while True:
             self.enter_epoch()
             self.leave_epoch()
-            if self._has_manifest or loop.time() >= ends_s:
-                return self._has_manifest
+            if self._manifest is not None or loop.time() >= ends_s:
+                return self._manifest is not None
             await asyncio.sleep(_LOOK_S)
 
     def key(self, name: str, shape: Shape, number: int) -> BlockKey:
@@ -206,26 +204,31 @@ class BlockCache:
 
     def disks_for_plane(self) -> PlaneDisks:
         """The disks of the newest manifest that was read, for the native data plane."""
-        before = bytes(self._slots_before) if self._slots_before else None
-        return PlaneDisks(
-            self._revision, self._disks, bytes(self._slots), before, self._digests_key
-        )
+        found = self._manifest
+        if found is None:
+            return PlaneDisks(self._revision, (), bytes([NO_DISK]) * SLOTS, None, b"")
+        before = found.owners_before or None
+        return PlaneDisks(self._revision, self._disks, found.owners, before, found.hash_key[:64])
 
     def known_shape(self, name: str) -> Shape | None:
         """The shape if it is cached and fresh, without waiting."""
         known = self._shapes.get(name, self._generation(name))
         return known.shape if known is not None else None
 
-    async def shape(self, name: str) -> Shape:
+    async def shape(self, name: str, *, is_fresh: bool = False) -> Shape:
         """Size, ETag and time of the object, at most 60 s old.
 
-        Raises: ObjectUnknown, StoreUnavailable.
+        With `is_fresh` they are read from the origin now, after a block showed that the object was
+        replaced. Raises: ObjectUnknown, StoreUnavailable.
         """
-        return self.known_shape(name) or await self._shared_look(name, is_fresh=False)
-
-    async def shape_now(self, name: str) -> Shape:
-        """The shape read from the origin now, after a block showed that the object was replaced."""
-        return await self._shared_look(name, is_fresh=True)
+        known = None if is_fresh else self.known_shape(name)
+        if known is not None:
+            return known
+        generation = self._generation(name)
+        request = name, generation, is_fresh
+        return await self._looks.call(
+            request, lambda: self._look(name, generation, is_fresh=is_fresh)
+        )
 
     def forget_shape(self, name: str) -> None:
         """Drop the cached shape: the next call requests it from the filler."""
@@ -308,7 +311,8 @@ class BlockCache:
                 call, key.object, key.version, key.number, wants_bytes, trace_fields
             )
         )
-        return reply.data if isinstance(reply, BlockBytes) else None
+        assert isinstance(reply, BlockReply), f"a block is answered by a block, not {reply}"
+        return reply.data
 
     async def _prove(self, key: BlockKey, *, is_copy: bool) -> Frame | bytes | None:
         """Verify a stored block if necessary; read it if it is to be copied."""
@@ -352,13 +356,6 @@ class BlockCache:
         finally:
             disk.release()
 
-    async def _shared_look(self, name: str, *, is_fresh: bool) -> Shape:
-        generation = self._generation(name)
-        request = name, generation, is_fresh
-        return await self._looks.call(
-            request, lambda: self._look(name, generation, is_fresh=is_fresh)
-        )
-
     async def _look(self, name: str, generation: int, *, is_fresh: bool) -> Shape:
         reply = await self._filler.request(lambda call: GetShape(call, name, generation, is_fresh))
         assert isinstance(reply, ShapeReply), f"a look is answered by a shape, not {reply}"
@@ -373,16 +370,14 @@ class BlockCache:
         """
         self._revision = self._epochs.revision
         manifest = read_manifest(self._run)
-        is_ours = manifest is not None and manifest.boot == self._boot
-        self._has_manifest = is_ours
+        if manifest is not None and manifest.boot != self._boot:
+            manifest = None
+        self._manifest = manifest
         before = {disk.position: disk for disk in self._disks if disk is not None}
-        if manifest is None or not is_ours:
+        if manifest is None:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []
-            self._slots, self._slots_before = [NO_DISK] * SLOTS, []
         else:
             self._digests = Digests(manifest.hash_key)
-            self._digests_key = manifest.hash_key[:64]
-            self._slots, self._slots_before = manifest.owners, manifest.owners_before
             self._keys.clear()
             self._disks = [
                 open_read_disk(disk, position, before)

@@ -215,7 +215,7 @@ class Disk:
 
 
 def open_disk(config: DiskConfig, run: Path, *, is_same_boot: bool) -> Disk:
-    """Open a disk with its table in shared memory. Raises: DiskRefused, DiskTooSmall, OSError.
+    """Open a disk with its table in shared memory. Raises: DiskRefused, InvalidDiskSize, OSError.
 
     With `is_same_boot` the workers of this node still use the table, so it is newer than the index
     on the disk and verified marks stay. Otherwise the table is read from the disk and no block

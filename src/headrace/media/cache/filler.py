@@ -18,7 +18,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,13 @@ from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ipc import encode_message
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.media.cache.disk import CheckCounts, Disk, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
 from headrace.media.cache.epochs import BOARD_BYTES, FillerEpochs
 from headrace.media.cache.filler_ipc import (
     SOCKET_NAME,
-    BlockBytes,
+    BlockReply,
     Command,
     CommandReply,
     DiskFault,
@@ -41,7 +42,6 @@ from headrace.media.cache.filler_ipc import (
     GetShape,
     Reply,
     ShapeReply,
-    StoredReply,
     ToFiller,
     WrongBlock,
     read_manifest,
@@ -104,7 +104,7 @@ class Filler:
         self._disks = Disks(run, self._epochs, boot=boot, hash_key=hash_key)
         self._fills = Fills(self._origin, self._disks, self._epochs)
         self._commands = Commands(self._disks, self._start_scrub)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._replies: dict[asyncio.StreamWriter, asyncio.Lock] = {}
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
@@ -116,7 +116,7 @@ class Filler:
         try:
             await self._disks.open(self._configs)
             server = await self._listen()
-            self._start(self._keep_up())
+            self._tasks.start(self._keep_up())
             for disk in self._disks.in_service():
                 self._start_scrub(disk)
             on_ready()
@@ -130,9 +130,7 @@ class Filler:
             (self._run / SOCKET_NAME).unlink(missing_ok=True)
         for writer in list(self._replies):
             writer.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._fills.close()
         await self._disks.close()
         if not self._epochs.workers():
@@ -175,7 +173,7 @@ class Filler:
                 if (known := self._known(disk)) is not None:
                     self._disks.fail(known, OSError(number, os.strerror(number)))
             case _:
-                self._start(self._reply(message, writer))
+                self._tasks.start(self._reply(message, writer))
 
     def _known(self, disk_id: str) -> Disk | None:
         try:
@@ -211,7 +209,7 @@ class Filler:
                 logs.onward.set(message.onward)
                 key = self._digests.key(message.object, message.version, message.number)
                 data = await self._fills.block(key, wants_bytes=message.wants_bytes)
-                return StoredReply(message.call) if data is None else BlockBytes(message.call, data)
+                return BlockReply(message.call, data)
             case GetShape():
                 known = await self._origin.shape(
                     message.object, message.generation, is_fresh=message.is_fresh
@@ -227,7 +225,7 @@ class Filler:
             await asyncio.sleep(KEEP_UP_S)
 
     def _start_scrub(self, disk: Disk) -> None:
-        self._start(self._scrub(disk))
+        self._tasks.start(self._scrub(disk))
 
     async def _scrub(self, disk: Disk) -> None:
         await asyncio.sleep(SCRUB_AFTER_S)
@@ -236,11 +234,6 @@ class Filler:
                 await scrub(disk)
             except OSError as error:
                 self._disks.fail(disk, error)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _take_lock(run: Path) -> int:

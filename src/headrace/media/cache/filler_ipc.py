@@ -31,9 +31,9 @@ from headrace.media.cache.layout import slot_owners
 from headrace.media.errors import (
     CommandUnknown,
     DiskRefused,
-    DiskTooSmall,
     DiskUnknown,
     FillerAway,
+    InvalidDiskSize,
     ObjectUnknown,
     SourceCut,
     StoreUnavailable,
@@ -60,7 +60,7 @@ _KINDS: Final[dict[str, type[HeadraceError]]] = {
         SourceCut,
         StoreUnavailable,
         DiskRefused,
-        DiskTooSmall,
+        InvalidDiskSize,
         DiskUnknown,
         CommandUnknown,
     )
@@ -111,17 +111,11 @@ class DiskFault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
     errno: int
 
 
-class StoredReply(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """The block is stored in its frame."""
+class BlockReply(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+    """The block's bytes, which may not be stored; None: it is stored in its frame."""
 
     call: int
-
-
-class BlockBytes(msgspec.Struct, frozen=True, array_like=True, tag="passed"):
-    """The block's bytes; it may not be stored."""
-
-    call: int
-    data: bytes
+    data: bytes | None
 
 
 class ShapeReply(msgspec.Struct, frozen=True, array_like=True, tag="shaped"):
@@ -149,7 +143,7 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 ToFiller = GetBlock | GetShape | Command | WrongBlock | DiskFault
-Reply = StoredReply | BlockBytes | ShapeReply | CommandReply | ErrorReply
+Reply = BlockReply | ShapeReply | CommandReply | ErrorReply
 
 _decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(ToFiller).decode
 _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).decode

@@ -26,6 +26,7 @@ from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, gauge
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.kernel.signing import Key
 from headrace.media.cluster.cluster_config import PREFIX, DocumentPoller, FollowedDocument
 from headrace.media.cluster.hop import (
@@ -135,7 +136,7 @@ class Cluster:
         own: Source,
         keys: Sequence[Key],
         folder: Path,
-        generations: Generations | None = None,
+        generations: Generations,
         also: Sequence[FollowedDocument[Any]] = (),
         upstream: Upstream | None = None,
     ) -> None:
@@ -143,7 +144,6 @@ class Cluster:
         self._config = config
         self._blobs = blobs
         self._upstream = upstream
-        generations = generations or Generations()
         self._signer = HopSigner(keys, name)
         self.members = FollowedDocument(MEMBERSHIP)
         self.router = Router(
@@ -158,14 +158,13 @@ class Cluster:
         self.gate = HopGate(
             HopGuard(keys, name) if name else None,
             generations,
-            name=name,
             refresh_purges=self._refresh_purges,
         )
         self._polling = DocumentPoller(blobs, folder, [self.members, generations, *also])
         self._built_of: tuple[int, tuple[Candidate, ...]] | None = None
         self._peers: dict[str, Peer] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._member: Member | None = None
         self._listen = config.listen
         self._registering: asyncio.Task[None] | None = None
@@ -185,35 +184,24 @@ class Cluster:
         await self._polling.start()
         if self._upstream is not None:
             purges = Purges(self._blobs)
-            self._begin(follow_purges(self._upstream, purges, lambda: self._polling.leads))
+            self._tasks.start(follow_purges(self._upstream, purges, lambda: self._polling.leads))
         if self._member is not None:
             self._register_soon(self._member)
-            self._begin(self._update())
+            self._tasks.start(self._update())
 
     async def close(self) -> None:
         """End all tasks and connections."""
-        tasks = [*self._tasks, *self._probing.values(), *self.router.repairs]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
+        await self.router.repairs.cancel()
         for peer in self._peers.values():
             peer.close()
         await self._polling.close()
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _register_soon(self, member: Member) -> None:
         """Register this node in the background, in the one process that polls the object store."""
         is_under_way = self._registering is not None and not self._registering.done()
         if self._polling.leads and not is_under_way:
-            task = self._registering = asyncio.get_running_loop().create_task(
-                self._register(member)
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._registering = self._tasks.start(self._register(member))
 
     async def _register(self, member: Member) -> None:
         """Register this node; retry while the store is unavailable or another node has its name."""
@@ -282,7 +270,7 @@ class Cluster:
             peer = Peer(wanted[name], self._signer, timeout_s=timeout_s, on_slow=self._probe_soon)
             self._peers[name] = peer
             probing = self._probe_for_ever(peer, first_s=random.uniform(0, PROBE_EVERY_S))
-            self._probing[name] = asyncio.get_running_loop().create_task(probing)
+            self._probing[name] = self._tasks.start(probing)
         self.router.peers = dict(self._peers)
         states = [peer.health.is_usable for peer in self._peers.values()]
         bound(PEERS, "media_peers", state="in").set(states.count(True))
@@ -308,12 +296,10 @@ class Cluster:
         """Probe a peer to which a request is slow or failed, once for all such requests."""
         name = f"probe {peer.name}"
         if all(task.get_name() != name for task in self._tasks):
-            task = asyncio.get_running_loop().create_task(self._probe(peer), name=name)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._probe(peer), name=name)
 
     def _refresh_purges(self) -> None:
-        self._begin(self._polling.refresh(PURGES.name))
+        self._tasks.start(self._polling.refresh(PURGES.name))
 
 
 def copied_keys(rows: Sequence[Row], rate: float, copied: Collection[str]) -> frozenset[str]:

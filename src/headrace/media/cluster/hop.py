@@ -27,7 +27,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.kernel.errors import Conflict, Forbidden, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
@@ -36,6 +36,9 @@ from headrace.media.cluster.purge import Generations
 from headrace.media.model import Shape, content_address
 from headrace.media.ranges import parse_http_date_s
 from headrace.media.sources import PartialBlock
+
+if TYPE_CHECKING:
+    from headrace.media.requests import Request
 
 log = logger(__name__)
 
@@ -60,19 +63,6 @@ class HopAhead(Conflict):
     """The requesting node has a newer purge than this one, which will read it in a moment."""
 
     code = "media.hop_ahead"
-
-
-class Head(Protocol):
-    """The parts of a request that are read here."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def target(self) -> str: ...
-
-    @property
-    def fields(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +92,17 @@ class HopSigner:
     def __init__(
         self, keys: Sequence[Key], sender: str, now_s: Callable[[], float] = time.time
     ) -> None:
-        self._key = keys[0]
-        self._sender = sender
-        self._now_s = now_s
+        self.key: Final = keys[0]
+        self.sender: Final = sender
+        self.now_s: Final = now_s
 
     def sequence(self) -> HopSequence:
         """A signer for the requests of one new connection."""
         return HopSequence(self)
 
-    def sign(self, order: str, to: str, covered: str, generation: int) -> tuple[str, str]:
-        """The field's value and its HMAC. `order` is connection and counter."""
-        moment_ms = int(self._now_s() * 1000)
-        text = f"{_FORMAT};{self._key.id};{self._sender};{to};{moment_ms};{order};{generation}"
-        mac = self._key.sign(f"hop\n{text}\n{covered}".encode()).hex()
-        return f"{text};{mac}", mac
-
     def is_authentic(self, mac: str, reply: str, span: AnswerSpan) -> bool:
         """Whether `reply` signs this span as the answer to the request of `mac`."""
-        return self._key.verify(_proof(mac, span), _unhex(reply))
+        return self.key.verify(_proof(mac, span), _unhex(reply))
 
 
 class HopSequence:
@@ -134,9 +117,11 @@ class HopSequence:
 
     def sign(self, to: str, covered: str, generation: int) -> tuple[str, str]:
         """The hop field of the next request, and its HMAC."""
-        return self._signer.sign(
-            f"{self._connection};{next(self._counter)}", to, covered, generation
-        )
+        key, sender, moment_ms = self._signer.key, self._signer.sender, self._signer.now_s() * 1000
+        order = f"{int(moment_ms)};{self._connection};{next(self._counter)}"
+        text = f"{_FORMAT};{key.id};{sender};{to};{order};{generation}"
+        mac = key.sign(f"hop\n{text}\n{covered}".encode()).hex()
+        return f"{text};{mac}", mac
 
 
 class HopGuard:
@@ -152,7 +137,7 @@ class HopGuard:
         self._newest: dict[str, tuple[int, float]] = {}
         """The last counter and time of each connection, the least recently used first."""
 
-    def judge(self, request: Head) -> Hop | None:
+    def judge(self, request: Request) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused."""
         value = request.fields.get(HOP_FIELD)
         if value is None:
@@ -213,23 +198,21 @@ class HopGate:
         guard: HopGuard | None,
         generations: Generations,
         *,
-        name: str,
         refresh_purges: Callable[[], None],
     ) -> None:
         self.guard: Final = guard
         self._generations = generations
-        self._name = name
         self._refresh_purges = refresh_purges
         self._often = SparseLogger(log)
 
-    def hop_of(self, request: Head) -> Hop | None:
+    def hop_of(self, request: Request) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused, HopAhead."""
         if self.guard is None:
             return None
         hop = self.guard.judge(request)
-        if hop is not None and hop.sender == self._name:
+        if hop is not None and hop.sender == self.guard.name:
             reason = "another node with this name sent a request"
-            self._often.error("node_name_taken", node=self._name, reason=reason)
+            self._often.error("node_name_taken", node=self.guard.name, reason=reason)
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self._generations.generation(key):

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram, observe_many
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     REPLY_FIELD,
@@ -93,10 +94,6 @@ class PeerFetch(NamedTuple):
     began_s: float
 
 
-def _nothing(*_: object) -> None:
-    """A callback that does nothing."""
-
-
 class Router:
     """Where one worker gets objects from. The cluster keeps `table` and `peers` up to date."""
 
@@ -106,10 +103,10 @@ class Router:
         origin: Source,
         generations: Generations,
         *,
-        name: str = "",
-        dc: str = "",
-        signer: HopSigner | None = None,
-        on_peer_out: Callable[[Peer], None] = _nothing,
+        name: str,
+        dc: str,
+        signer: HopSigner,
+        on_peer_out: Callable[[Peer], None],
     ) -> None:
         self.own = own
         self.origin = origin
@@ -124,7 +121,8 @@ class Router:
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.receiving: dict[BlockRequest, PartialBlock] = {}
         """Blocks being received, which concurrent requests share."""
-        self.repairs: set[asyncio.Task[Any]] = set()
+        self.repairs = BackgroundTasks()
+        """Rests of blocks whose peer was lost; the cluster cancels them at its end."""
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
@@ -259,14 +257,7 @@ class PeerSource:
             _note_whole(fetch.peer, fetch.began_s)
             return
         self._note_lost(fetch.peer, fault)
-        self.begin_task(self._repair(block, fetch))
-
-    def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` as a task that the cluster cancels at its end."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._router.repairs.add(task)
-        task.add_done_callback(self._router.repairs.discard)
-        return task
+        self._router.repairs.start(self._repair(block, fetch))
 
     async def _repair(self, block: PartialBlock, fetch: PeerFetch) -> None:
         try:
@@ -383,10 +374,8 @@ class PeerSource:
             return "changed"
         if answer.status in (200, 206, 404, 422):
             span = answer_span(answer, request)
-            signer = self._router.signer
-            assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
-            if span is None or not signer.is_authentic(answer.mac, proof, span):
+            if span is None or not self._router.signer.is_authentic(answer.mac, proof, span):
                 return "unproven"
             return "missing" if answer.status in (404, 422) else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")

@@ -83,7 +83,7 @@ class Disks:
     async def add(self, path: str, size_bytes: int) -> Disk:
         """Add a folder or block device, including blocks that it holds from an earlier use.
 
-        Raises: NodeNotHere, FillerAway, DiskRefused, DiskTooSmall.
+        Raises: NodeNotHere, FillerAway, DiskRefused, InvalidDiskSize.
         """
         return await self._change("add", path=path, size_bytes=size_bytes)
 

@@ -220,7 +220,7 @@ class RequestContext:
         Raises: ObjectUnknown, StoreUnavailable.
         """
         if is_fresh and isinstance(source, CacheSource):
-            return await source.store.shape_now(key)
+            return await source.store.shape(key, is_fresh=True)
         return await source.shape(key)
 
     def enter_epoch(self) -> None:
