@@ -147,7 +147,7 @@ async def test_right_bytes_whatever_the_peers_do(seed):
             if out and dice.random() < 0.5:
                 name = dice.choice(sorted(out))
                 assert await router.peers[name].probe() or router.nodes[name].mood == "full"
-                router.peers[name].health.probe_succeeded()
+                router.peers[name].health.note_probe(is_answered=True)
                 assert router.nodes[name] in router.order(KEY)
 
 
@@ -226,7 +226,7 @@ async def test_a_peer_that_hangs_is_dropped_when_its_probe_fails():
         await wait_true(lambda: router.slow == [first.name])
         peer = router.peers[first.name]
         assert not await peer.probe()
-        peer.health.probe_failed()
+        peer.health.note_probe(is_answered=False)
         peer.drop()
         assert await coming == DATA[7:77]
 
@@ -431,7 +431,7 @@ async def test_the_load_of_a_dead_node_is_spread_over_all_others():
         keys = [f"tracks/{number}.mp3" for number in range(700)]
         dead = router.nodes["n5"]
         await dead.stop()
-        router.peers["n5"].health.probe_failed()
+        router.peers["n5"].health.note_probe(is_answered=False)
         for node in router.nodes.values():
             node.objects.update(dict.fromkeys(keys, b"x"))
         # All nodes run in this loop: many concurrent connects would exceed the limit of a peer.

@@ -285,10 +285,10 @@ class Cluster:
     async def _probe(self, peer: Peer) -> None:
         """Probe a peer, and again if that fails, so that one lost packet has no effect."""
         if await peer.probe() or await peer.probe():
-            if peer.health.probe_succeeded():
+            if peer.health.note_probe(is_answered=True):
                 log.info("peer_back", node=peer.name)
             return
-        if peer.health.probe_failed():
+        if peer.health.note_probe(is_answered=False):
             log.warning("peer_out", node=peer.name, why="its probes were not answered")
         peer.drop()
 

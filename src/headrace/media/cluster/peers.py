@@ -61,24 +61,16 @@ class Health:
         Return whether the peer is out now.
         """
         self.failures += 1
-        was_usable = self.is_usable
-        if is_refused or self.failures >= FAILURES_MAX:
-            self.is_usable = False
-        return was_usable and not self.is_usable
+        is_out = is_refused or self.failures >= FAILURES_MAX
+        return is_out and self.note_probe(is_answered=False)
 
-    def probe_failed(self) -> bool:
-        """Record a failed probe. Return whether the peer is out now."""
-        was_usable = self.is_usable
-        self.is_usable = False
-        return was_usable
-
-    def probe_succeeded(self) -> bool:
-        """Record a successful probe. Return whether the peer is back now."""
-        was_usable = self.is_usable
-        self.is_usable = True
-        if not was_usable:
+    def note_probe(self, *, is_answered: bool) -> bool:
+        """Record a probe. Return whether the peer is out or back now."""
+        is_changed = self.is_usable != is_answered
+        self.is_usable = is_answered
+        if is_changed and is_answered:
             self.failures = 0
-        return not was_usable
+        return is_changed
 
 
 CONNECT_TIMEOUT_S: Final = 0.5

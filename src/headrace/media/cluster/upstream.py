@@ -225,11 +225,11 @@ class Upstream:
 
     async def _probe(self, node: Peer) -> None:
         while not await node.probe():
-            if node.health.probe_failed():
+            if node.health.note_probe(is_answered=False):
                 log.warning("upstream_out", node=node.name, why="its probes were not answered")
             node.drop()
             await asyncio.sleep(PROBE_EVERY_S)
-        if node.health.probe_succeeded():
+        if node.health.note_probe(is_answered=True):
             log.info("upstream_back", node=node.name)
 
 
