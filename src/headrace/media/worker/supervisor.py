@@ -237,6 +237,8 @@ class Supervisor:
             return ready.done() and not any(end.done() for end in ends)
         finally:
             ready.cancel()
+            # Retrieved here, or asyncio logs the cancellation as an error.
+            await asyncio.gather(ready, return_exceptions=True)
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
