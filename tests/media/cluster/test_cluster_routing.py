@@ -28,7 +28,7 @@ from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.sources import Span
 from headrace.media.worker.bodies import BlockBody
-from headrace.media.worker.socket_io import PlainChannel
+from headrace.media.worker.socket_io import Channel
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"
@@ -49,7 +49,7 @@ class Body:
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)
         self.theirs.setblocking(False)
-        self.channel, self.got, self.wakes = PlainChannel(ours), b"", 0
+        self.channel, self.got, self.wakes = Channel(ours), b"", 0
         source, length = router.router.peer_source, span.end - span.start
         self.body = BlockBody(
             source, KEY, shape, start=span.start, length_bytes=length, wake=self.wake

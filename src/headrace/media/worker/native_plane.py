@@ -42,7 +42,7 @@ from headrace.media.worker.native_library import (
     plane_library,
 )
 from headrace.media.worker.native_peers import PlanePeers
-from headrace.media.worker.socket_io import Channel, PlainChannel
+from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import ANSWERED, SENT
 from headrace.media.worker.tls_io import NativeTlsChannel
 
@@ -201,11 +201,7 @@ class NativePlane:
     def channel(self, event: PlaneEvent) -> Channel:
         """The connection of an event. Raises: OSError."""
         client = socket.socket(fileno=event.fd)
-        return (
-            NativeTlsChannel(client, self._library, event.tls)
-            if event.tls
-            else PlainChannel(client)
-        )
+        return NativeTlsChannel(client, self._library, event.tls) if event.tls else Channel(client)
 
     def adopt(self, fd: int, tls: int, sent_bytes: int) -> None:
         """Give back a connection that waits for its next request. The plane owns both now."""

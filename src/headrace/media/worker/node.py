@@ -45,7 +45,7 @@ from headrace.media.worker.native_plane import (
     describe_object,
 )
 from headrace.media.worker.request_context import RequestContext
-from headrace.media.worker.socket_io import Channel, PlainChannel
+from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import Exchange, StageSampler
 from headrace.media.worker.tls_io import ServerTls
 
@@ -142,7 +142,8 @@ class Node:
         """Start accepting. Raises: OSError if the certificate cannot be read."""
         if self._tls:
             is_native = self._plane is not None and self._native_listeners >= self._tls
-            self._server_tls = ServerTls(self.config, self._plane if is_native else None)
+            plane = self._plane if is_native else None
+            self._server_tls = ServerTls(self.config, plane.set_certificate if plane else None)
         for descriptor, listener in self._listeners.items():
             listener.setblocking(False)
             if self._plane is not None and descriptor in self._native_listeners:
@@ -446,7 +447,7 @@ class Node:
         unheard_ms = int(self.config.send_timeout_s * 1000)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, unheard_ms))
         if not is_tls:
-            return PlainChannel(client)
+            return Channel(client)
         assert self._server_tls is not None, "start loaded the certificate"
         return self._server_tls.wrap(client)
 

@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import struct
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.kernel.logs import logger
 from headrace.media.errors import ListenFailed
@@ -30,52 +30,12 @@ UNEVEN: Final = 1.25
 """The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
 
-class Channel(Protocol):
-    """A client's socket.
+class Channel:
+    """A client's socket by plain TCP; `tls_io` has those with TLS.
 
-    Methods except the last two raise BlockingIOError, or OSError if it is closed.
+    Methods except `peer`, `reset`, `close` and `detach` raise BlockingIOError, or OSError if it is
+    closed.
     """
-
-    fd: int
-    is_full: bool
-    is_drained: bool
-
-    def receive(self, bytes_max: int) -> bytes:
-        """The received bytes; empty at the end."""
-        ...
-
-    def send(self, data: memoryview, *, is_more: bool = False) -> int:
-        """Send as much as fits; `is_more`: other bytes follow at once."""
-        ...
-
-    def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """Send as much as fits of a file; 0 at the file's end."""
-        ...
-
-    def end(self) -> None:
-        """Shut down the sending side."""
-        ...
-
-    def peer(self) -> str:
-        """The client's address; empty if it disconnected, which no signature allows."""
-        ...
-
-    def reset(self) -> None:
-        """Close so that the client receives an error instead of an end."""
-        ...
-
-    def close(self) -> None: ...
-
-    def detach(self) -> tuple[int, int]:
-        """Return the descriptor and the TLS state of the native plane, which the caller owns now.
-
-        The state is 0 for a plain connection.
-        """
-        ...
-
-
-class PlainChannel:
-    """Plain TCP."""
 
     __slots__ = ("_socket", "fd", "is_drained", "is_full")
 
@@ -85,52 +45,50 @@ class PlainChannel:
         self.is_full = self.is_drained = False
 
     def receive(self, bytes_max: int) -> bytes:
-        """See `Channel`."""
+        """The received bytes; empty at the end."""
         data = self._socket.recv(bytes_max)
         self.is_drained = 0 < len(data) < bytes_max
         return data
 
     def send(self, data: memoryview, *, is_more: bool = False) -> int:
-        """See `Channel`."""
+        """Send as much as fits; `is_more`: other bytes follow at once."""
         # MSG_MORE joins the head and the first bytes of the body in one segment.
         sent = self._socket.send(data, socket.MSG_MORE if is_more else 0)
         self.is_full = sent < len(data)
         return sent
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """See `Channel`."""
+        """Send as much as fits of a file; 0 at the file's end."""
         sent = os.sendfile(self.fd, descriptor, offset, count)
         self.is_full = 0 < sent < count
         return sent
 
     def end(self) -> None:
-        """See `Channel`."""
+        """Shut down the sending side."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def peer(self) -> str:
-        """See `Channel`."""
-        return address_of(self._socket)
+        """The client's address; empty if it disconnected, which no signature allows."""
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return ""
 
     def reset(self) -> None:
-        """See `Channel`."""
+        """Close so that the client receives an error instead of an end."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_LINGER)
-        self._socket.close()
+        self.close()
 
     def close(self) -> None:
-        """See `Channel`."""
+        """Close the socket."""
         self._socket.close()
 
     def detach(self) -> tuple[int, int]:
-        """See `Channel`."""
+        """Return the descriptor and the TLS state of the native plane, which the caller owns now.
+
+        The state is 0 for a connection that the native plane does not encrypt.
+        """
         return self._socket.detach(), 0
-
-
-def address_of(client: socket.socket) -> str:
-    """The client's address; empty if it disconnected."""
-    try:
-        return str(client.getpeername()[0])
-    except OSError:
-        return ""
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:
