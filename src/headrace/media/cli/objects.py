@@ -86,28 +86,6 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
     terminal.show(found, describe(found))
 
 
-@click.command("upload", short_help="Store a large file; continues after an interruption.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("key")
-@click.pass_obj
-def upload_object(terminal: Terminal, file: Path, key: str) -> None:
-    """Store FILE durably under KEY in parts, so that it needs little memory.
-
-    The same command continues an interrupted upload within `media.upload_ttl`. The largest file is
-    `media.upload_max`.
-    """
-
-    def report(sent: int, size: int) -> None:
-        terminal.progress(f"{sent >> 20} of {size >> 20} MiB")
-
-    async def send(media: Media) -> MediaObject:
-        await media.uploads.send(file, key, on_progress=report)
-        return await media.objects.info(key)
-
-    found = terminal.run(Media, send)
-    terminal.show(found, describe(found))
-
-
 @click.command("rm", short_help="Remove an object.")
 @click.argument("key")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
@@ -334,7 +312,6 @@ COMMANDS: Final[list[click.Command]] = [
     show_info,
     show_url,
     put_object,
-    upload_object,
     remove_object,
     purge,
     warm,

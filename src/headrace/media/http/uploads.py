@@ -1,6 +1,6 @@
 """Resumable uploads by tus 1.0.0 (https://tus.io/protocols/resumable-upload).
 
-Core, creation, expiration, checksum (sha1, sha256) and termination. The key of the object is the
+Core, creation, expiration and termination. The key of the object is the
 field `key` of Upload-Metadata; the field `sha256`, if given, is required of the whole.
 """
 
@@ -20,18 +20,15 @@ from litestar.params import FromPath
 from headrace.kernel.errors import Malformed
 from headrace.kernel.routes import OPTIONS_FIELDS, RESPONSE_FIELDS
 from headrace.media.service import Media
-from headrace.media.service.uploads import Checksum, Upload, UploadAborted
+from headrace.media.service.uploads import Upload, UploadAborted
 
 VERSION: Final = "1.0.0"
 CHUNK_TYPE: Final = "application/offset+octet-stream"
-ALGORITHMS: Final = {"sha1": 20, "sha256": 32}
-"""Checksums of requests, and the bytes of each."""
 LENGTH_DIGITS_MAX: Final = 15
 METADATA_CHARACTERS_MAX: Final = 4096
 _FIELDS: Final = (
     (b"tus-version", VERSION.encode()),
-    (b"tus-extension", b"creation,expiration,checksum,termination"),
-    (b"tus-checksum-algorithm", ",".join(ALGORITHMS).encode()),
+    (b"tus-extension", b"creation,expiration,termination"),
 )
 
 
@@ -130,13 +127,12 @@ async def append_to_media_upload(
     """Append the body at `Upload-Offset`. The answer's `Upload-Offset` is durable.
 
     The last byte stores the object: its answer takes as long as one copy of all bytes. The content
-    type is `application/offset+octet-stream`. With `Upload-Checksum` at most 8 MiB are accepted.
+    type is `application/offset+octet-stream`.
     """
     if request.headers.get("content-type") != CHUNK_TYPE:
         raise ChunkTypeRefused(f"the body needs the Content-Type {CHUNK_TYPE}")
-    offset = await media.uploads.append(
-        id, _number(request, "upload-offset"), _chunks(request), checksum=_checksum(request)
-    )
+    start = _number(request, "upload-offset")
+    offset = await media.uploads.append(id, start, _chunks(request))
     return Response(None, status_code=204, headers={"upload-offset": str(offset)})
 
 
@@ -188,18 +184,3 @@ def _metadata(text: str) -> dict[str, str]:
             f" most {METADATA_CHARACTERS_MAX} characters"
         )
     return found
-
-
-def _checksum(request: Request[Any, Any, Any]) -> Checksum | None:
-    text = request.headers.get("upload-checksum")
-    if text is None:
-        return None
-    algorithm, _, value = text.partition(" ")
-    try:
-        digest = base64.b64decode(value, validate=True)
-    except ValueError:
-        digest = b""
-    if len(digest) != ALGORITHMS.get(algorithm):
-        names = " or ".join(ALGORITHMS)
-        raise UploadMalformed(f"Upload-Checksum: expected {names} and the digest in base64")
-    return Checksum(algorithm, digest)
