@@ -11,7 +11,6 @@ a `request_context`.
     tls_io           a client's socket with TLS; the certificate
     node             accepts clients and schedules them
     connection       one client: states, deadlines, bounds
-    worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
     access_log       one line for each answer, written by a thread
     request_context  admission (hop, signature, key) and sources

@@ -16,11 +16,12 @@ completed correctly is cut by a reset.
 from __future__ import annotations
 
 import asyncio
+import enum
 import fcntl
 import select
 import struct
 import termios
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
@@ -35,7 +36,9 @@ from headrace.media.worker.native_plane import PlaneEvent
 from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import ANSWERED, SENT, Exchange
-from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, WorkerApi
+
+if TYPE_CHECKING:
+    from headrace.media.worker.node import Node
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
@@ -47,6 +50,20 @@ LINGER_BYTES: Final = 256 * 1024
 HEALTH_TARGET: Final = "/healthz"
 _GONE: Final = select.EPOLLERR | select.EPOLLHUP
 _NOTHING: Final = memoryview(b"")
+
+
+class State(enum.Enum):
+    """A connection's state; the transitions are at the top of this module."""
+
+    READING = "reading"
+    OPENING = "opening"
+    SENDING = "sending"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+# Module constants: access to members of an enumeration is slow, and each request needs ten.
+READING, OPENING, SENDING, LINGERING, CLOSED = State
 
 
 class Connection:
@@ -76,7 +93,7 @@ class Connection:
         "state",
     )
 
-    def __init__(self, channel: Channel, worker: WorkerApi) -> None:
+    def __init__(self, channel: Channel, worker: Node) -> None:
         self.fd = channel.fd
         self.state = READING
         self.is_queued = self.is_leaving = False
