@@ -14,9 +14,8 @@ a `request_context`.
     timing           measures of one request and its answer
     access_log       one line for each answer, written by a thread
     request_context  admission (hop, signature, key) and sources
-    native_plane     the control side of the native data plane
+    native_plane     the control side of the native data plane, and its peers
     native_library   its C library
-    native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
     variants         makes missing variants of images, in `variant_child`
     bodies           spans of files and blocks

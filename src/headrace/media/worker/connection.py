@@ -32,7 +32,7 @@ from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
 from headrace.media.worker.deadlines import RateLimit
-from headrace.media.worker.native_plane import PlaneEvent
+from headrace.media.worker.native_library import PlaneEvent
 from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import ANSWERED, SENT, Exchange
@@ -117,7 +117,7 @@ class Connection:
     def take_over(self, event: PlaneEvent, body: Body | None) -> None:
         """Continue a connection of the native data plane, or with `body` an answer's rest."""
         self._sent_bytes = self._acked_mark = event.sent_bytes
-        self._heads.feed(event.data)
+        self._heads.feed(event.received)
         if event.entry:
             self._begun_natively = event.entry, event.sent_bytes
         if body is not None:

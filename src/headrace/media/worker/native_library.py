@@ -74,8 +74,13 @@ class PlaneObject(Structure):
     ]
 
 
-class EventStruct(Structure):
-    """`plane_event` of plane.h."""
+class PlaneEvent(Structure):
+    """`plane_event` of plane.h: a connection that the plane passes on, and received bytes.
+
+    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
+    `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
+    `tls` is the state of an encrypted connection, or None; `entry` is for the access log, or None.
+    """
 
     _fields_: ClassVar = [
         ("kind", c_int32),
@@ -93,6 +98,11 @@ class EventStruct(Structure):
         ("tls", c_void_p),
         ("entry", c_void_p),
     ]
+
+    @property
+    def received(self) -> bytes:
+        """A copy of the received bytes."""
+        return ctypes.string_at(self.data, self.data_bytes)
 
 
 class PlaneCounters(Structure):
@@ -125,7 +135,7 @@ def plane_library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library_path()))
     loaded.plane_start.restype = loaded.access_log_open.restype = c_void_p
     loaded.access_log_take.restype = c_void_p
-    loaded.plane_next_event.restype = POINTER(EventStruct)
+    loaded.plane_next_event.restype = POINTER(PlaneEvent)
     loaded.plane_counters.restype = POINTER(PlaneCounters)
     loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
     arguments = {
@@ -137,7 +147,7 @@ def plane_library() -> ctypes.CDLL:
         "plane_close": [c_void_p],
         "plane_event_fd": [c_void_p],
         "plane_next_event": [c_void_p],
-        "plane_event_done": [POINTER(EventStruct)],
+        "plane_event_done": [POINTER(PlaneEvent)],
         "plane_counters": [c_void_p],
         "plane_take_samples": [c_void_p, c_char_p, c_int],
         "plane_listen": [c_void_p, c_int, c_int],

@@ -35,15 +35,8 @@ from headrace.media.worker.access_log import AccessLog
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.native_plane import (
-    BODY,
-    LATE,
-    REFUSED,
-    REQUEST,
-    NativePlane,
-    PlaneEvent,
-    describe_object,
-)
+from headrace.media.worker.native_library import PlaneEvent
+from headrace.media.worker.native_plane import BODY, LATE, REFUSED, REQUEST, NativePlane
 from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import Exchange, StageSampler
@@ -256,9 +249,7 @@ class Node:
             return
         described = self._description(key, shape)
         if described is not None:
-            plane.describe(
-                describe_object(key, shape, *described, is_for_peers=is_for_peers, **self._of(key))
-            )
+            plane.describe(key, shape, *described, is_for_peers=is_for_peers, **self._of(key))
 
     def _describe_of_peer(self, plane: NativePlane, router: Router, key: str, shape: Shape) -> None:
         """Let the plane request an object from the node that keeps it."""
@@ -269,9 +260,7 @@ class Node:
         number = plane.peers.number(peer)
         if number:
             version = version_of(shape, generation)
-            plane.describe(
-                describe_object(key, shape, version, expires_s, peer=number, **self._of(key))
-            )
+            plane.describe(key, shape, version, expires_s, peer=number, **self._of(key))
 
     def _of(self, key: str) -> dict[str, Any]:
         """The lines of settings in a description of `key`."""
@@ -320,7 +309,7 @@ class Node:
             connection.take_over(event, self._rest_of(event, connection))
         if event.kind == LATE:
             connection.expire()
-        elif self.is_stopping and event.kind == REQUEST and not event.data:
+        elif self.is_stopping and event.kind == REQUEST and not event.data_bytes:
             connection.stop()
         else:
             connection.advance()
@@ -329,9 +318,10 @@ class Node:
         """The rest of a body that the plane began, of the same version; None: it began none."""
         if event.kind != BODY:
             return None
+        key = event.key.decode()
         if self._plane is not None:
             # It may have been replaced: the next answer describes it again.
-            self._plane.forget_object(event.key)
+            self._plane.forget_object(key)
         wake = partial(self.resume, connection)
         own = self.context.cache_source
         if own is None:
@@ -341,8 +331,8 @@ class Node:
         router = self.context.router
         return BlockBody(
             router.peer_source if event.peer and router is not None else own,
-            event.key,
-            Shape(*parts_of_version(event.version), 0, is_immutable=False),
+            key,
+            Shape(*parts_of_version(event.version.decode()), 0, is_immutable=False),
             start=event.start,
             length_bytes=event.left,
             wake=wake,
