@@ -154,13 +154,6 @@ class AccessLog:
         self._file = os.open(self._path, flags, 0o640)
 
 
-def entry_of(
-    client: str, request: Request | None, status: int, *, cache: str, began_s: float, head_end: int
-) -> LogEntry:
-    """The entry of an answer that begins now."""
-    return LogEntry(client, request, status, cache, began_s, time.time(), head_end)
-
-
 def _without_signature(text: str) -> str:
     path, mark, query = text[:TEXT_CHARACTERS_MAX].partition("?")
     return path + _SIGNATURE.sub("s=*", mark + query) if mark else path

@@ -39,7 +39,7 @@ from headrace.media.worker.native_library import PlaneEvent
 from headrace.media.worker.native_plane import BODY, LATE, REFUSED, REQUEST, NativePlane
 from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Channel
-from headrace.media.worker.timing import Exchange, StageSampler
+from headrace.media.worker.timing import Exchange, samples
 from headrace.media.worker.tls_io import ServerTls
 
 log = logger(__name__)
@@ -82,7 +82,7 @@ class Node:
         self._deadlines: Deadlines[Connection] = Deadlines()
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
-        self._sampler = StageSampler()
+        self._samples = samples()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._server_tls: ServerTls | None = None
@@ -201,7 +201,7 @@ class Node:
         return Exchange(
             began_s,
             now_s=self._loop.time,
-            is_sampled=self._sampler.is_next(),
+            is_sampled=next(self._samples),
             traces=self.context.traces,
         )
 

@@ -283,20 +283,8 @@ class OpenRequest:
 
     def _plan(self, shape: Shape) -> Answer:
         decision = self._decide(shape)
-        answer = self._of_blocks(shape, decision, (), begins=(self._key, shape))
-        if self._has_body(decision):
-            assert self._source is not None
-            body = BlockBody(
-                self._source,
-                self._key,
-                shape,
-                start=decision.start,
-                length_bytes=decision.length_bytes,
-                wake=self._wake,
-                trace_fields=self._trace_fields,
-            )
-            answer.bodies.append(body)
-        return answer
+        whole = Piece(self._key, shape, decision.start, decision.length_bytes)
+        return self._of_blocks(shape, decision, (whole,), begins=(self._key, shape))
 
     def _plan_tagged(self, tagged: TaggedTrack) -> Answer:
         shape = tagged.shape
@@ -337,8 +325,7 @@ class OpenRequest:
     def _source_of(self, key: str) -> Source:
         """Other nodes may keep the tag than keep its track."""
         assert self._source is not None
-        is_track = key == self._admitted.key
-        return self._source if is_track else self._context.source(key, self._admitted)
+        return self._source if key == self._key else self._context.source(key, self._admitted)
 
     async def _tagged(self, source: Source, shape: Shape, tag: str) -> TaggedTrack:
         context, key = self._context, self._admitted.key

@@ -6,14 +6,16 @@ slow down answers. Samples are taken by count, so stages and tails represent all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Final
 
 from headrace.kernel.metrics import bound
 from headrace.media.model import REQUESTS, SENT_BYTES, SOURCES, STAGE, STAGES, STATUSES
 from headrace.media.requests import Request
 from headrace.media.tracing import TraceLog
-from headrace.media.worker.access_log import LogEntry, entry_of
+from headrace.media.worker.access_log import LogEntry
 from headrace.media.worker.request_context import Admitted
 
 SAMPLED_EVERY: Final = 16
@@ -44,19 +46,9 @@ class StageClock:
             _SERIES[stage].observe(spent_s)
 
 
-class StageSampler:
-    """Selects the requests of one worker that are measured."""
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def is_next(self) -> bool:
-        """Whether to measure this request; the first one is measured."""
-        self._left -= 1
-        if self._left >= 0:
-            return False
-        self._left = SAMPLED_EVERY - 1
-        return True
+def samples() -> Iterator[bool]:
+    """For each request of a worker whether to measure it: the first, then one in SAMPLED_EVERY."""
+    return cycle([True, *[False] * (SAMPLED_EVERY - 1)])
 
 
 class Exchange:
@@ -118,13 +110,14 @@ class Exchange:
     def begin_entry(self, client: str, data: bytes) -> None:
         """Record `client` for the access log; `data` begins with the head of the answer."""
         head_end = self._sent_before + data.find(b"\r\n\r\n") + 4
-        self.entry = entry_of(
+        self.entry = LogEntry(
             client,
             self.request,
             self._status,
-            cache=self.cache_status,
-            began_s=self._began_s,
-            head_end=head_end,
+            self.cache_status,
+            self._began_s,
+            time.time(),
+            head_end,
         )
 
     def note_first_byte(self, now_s: float) -> float:
