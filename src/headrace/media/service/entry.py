@@ -30,7 +30,6 @@ from headrace.kernel.logs import logger
 from headrace.media.cluster.membership import Member, Membership
 from headrace.media.cluster.peers import Peer
 from headrace.media.errors import NoNodes
-from headrace.media.partitions import partition_of
 from headrace.media.service.nodes import Nodes
 
 log = logger(__name__)
@@ -122,12 +121,8 @@ class Entry:
         The member list is at most 10 s old. Raises: InvalidBlobKey, NoNodes, BlobsDown.
         """
         membership = await self._membership(kept_s=MEMBERS_KEPT_S)
-        table = await self._nodes.table(membership)
-        owners = table.owners(partition_of(require_key(key)))
-        if not owners:
-            raise NoNodes("no node takes partitions: see `headrace media nodes ls`")
-        near = {member.name for member in membership.members if member.dc == dc}
-        return next((name for name in owners if name in near), owners[0])
+        owners = await self._nodes.owners(membership, require_key(key))
+        return next((owner for owner in owners if owner.dc == dc), owners[0]).name
 
     async def watch(
         self,
