@@ -118,8 +118,8 @@ class Node:
         except (NativePlaneMissing, OSError) as error:
             log.warning("native_plane_not_used", error=str(error))
             return None
-        if self.context.gate is not None and self.context.gate.guard is not None:
-            plane.set_hop_keys(self.context.gate.guard)
+        if self.context.hop_gate is not None and self.context.hop_gate.guard is not None:
+            plane.set_hop_keys(self.context.hop_gate.guard)
         return plane
 
     def _listeners_of_plane(self) -> set[int]:
@@ -239,11 +239,11 @@ class Node:
         plane = self._plane
         if plane is None or plane.is_described(key, time.monotonic()):
             return
-        if self.context.traces is not None and self.context.traces.is_on:
+        if self.context.traces.is_on:
             return
         router = self.context.router
         # Clients never get tags, which other nodes request.
-        is_for_peers = is_reserved(key) or not self.context.is_replica(key)
+        is_for_peers = is_reserved(key) or (router is not None and not router.is_replica(key))
         if router is not None and is_for_peers and not is_hop:
             self._describe_of_peer(plane, router, key, shape)
             return
@@ -344,14 +344,14 @@ class Node:
         disks = own.store.disks_for_plane() if own is not None else None
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
-        traces, router = self.context.traces, self.context.router
+        router = self.context.router
         if router is not None and plane.peers.drop_unused(router.is_used):
             plane.forget_objects()
         state = (
-            self.context.placement,
+            # Another table after every change of the members.
+            (router.table, router.copied, router.usable_names()) if router is not None else None,
             self.context.purges_version,
-            traces is not None and traces.is_on,
-            router.usable_names() if router is not None else (),
+            self.context.traces.is_on,
         )
         if state != self._described_for:
             self._described_for = state
@@ -372,26 +372,18 @@ class Node:
 
     def _on_events(self) -> None:
         accepts: list[int] = []
-        self.context.enter_epoch()
-        try:
+        with self.context.epoch():
             for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
                 connection = self._connections.get(descriptor)
                 if connection is None:
                     accepts.append(descriptor)
-                    continue
-                if mask == select.EPOLLOUT:
+                elif mask == select.EPOLLOUT:
                     # Thousands of slow clients that read at once would delay new requests.
                     self._enqueue(connection)
-                    continue
-                try:
-                    connection.on_event(mask)
-                except Exception:
-                    log.exception("connection_failed")
-                    connection.cut("source")
+                else:
+                    self._guard(connection, partial(connection.on_event, mask))
             self._advance_queued()
-        finally:
-            self.context.leave_epoch()
-            self._run_queue_soon()
+        self._run_queue_soon()
         # Last, so that a descriptor closed above is not reused while its old events are handled.
         for descriptor in accepts:
             if descriptor in self._listeners:

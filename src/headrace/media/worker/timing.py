@@ -74,7 +74,7 @@ class Exchange:
         *,
         now_s: Callable[[], float],
         is_sampled: bool,
-        traces: TraceLog | None,
+        traces: TraceLog,
     ) -> None:
         self.admitted: Admitted | None = None
         self.request: Request | None = None
@@ -83,7 +83,7 @@ class Exchange:
         self.cache_status = ""
         self.is_first_byte_out = False
         self._began_s = began_s
-        self._traces = traces if traces is not None and traces.is_on else None
+        self._traces = traces if traces.is_on else None
         self._is_sampled = is_sampled
         is_timed = is_sampled or self._traces is not None
         self._clock = StageClock(now_s, began_s) if is_timed else None

@@ -92,7 +92,7 @@ class VariantMaker:
         run: Path | None,
         source: Callable[[str], Source],
         router: Router | None,
-        generations: Generations | None,
+        generations: Generations,
     ) -> None:
         """Raises: ExtraMissing if variants are configured and the library is not installed."""
         if media.config.variants is not None:
@@ -110,8 +110,7 @@ class VariantMaker:
 
     def version(self, key: str, shape: Shape) -> str:
         """The version of an original as part of the keys of its variants."""
-        generation = self._generations.generation(key) if self._generations is not None else 0
-        return version_name(shape, generation)
+        return version_name(shape, self._generations.generation(key))
 
     async def make(self, key: str, shape: Shape, variant: Variant, *, is_hop: bool) -> None:
         """Make and store a variant of `key` in version `shape`; `is_hop`: do it on this node.
