@@ -14,7 +14,7 @@ from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table, w
 from headrace.media.cli.objects import DURATION, SIZE, Written, media
 from headrace.media.model import parse_weight
 from headrace.media.service import Media
-from headrace.media.service.entry import FORMS, EntryOptions
+from headrace.media.service.entry import FORMS, METHODS, EntryOptions
 from headrace.media.service.nodes import OBJECTS_MAX, Disk, NodeInfo, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, lines_svg, loads_svg, simulate
 
@@ -384,10 +384,10 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
 @click.option("--ttl", "ttl_s", type=DURATION, default="30s", show_default=True, help="dns: TTL.")
 @click.option(
     "--method",
-    type=click.Choice(("nat", "dr", "tun")),
+    type=click.Choice(METHODS),
     default="nat",
     show_default=True,
-    help="keepalived, ipvs: how packets are forwarded.",
+    help="keepalived: how packets are forwarded.",
 )
 @click.option(
     "--watch",
@@ -406,7 +406,7 @@ def entry(
     command: str | None,
     **options: Any,
 ) -> None:
-    """Print configuration that directs clients to the nodes: haproxy, keepalived, ipvs, dns, json.
+    """Print configuration that directs clients to the nodes: haproxy, keepalived, dns, json.
 
     A node that is draining or does not answer has weight 0; in a zone its names lead to others.
     """
