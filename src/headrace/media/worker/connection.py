@@ -31,10 +31,9 @@ from headrace.media.errors import HeadTimeout, SourceCut
 from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.deadlines import RateLimit
 from headrace.media.worker.native_library import PlaneEvent
 from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
-from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.socket_io import Channel, RateLimit
 from headrace.media.worker.timing import ANSWERED, SENT, Exchange
 
 if TYPE_CHECKING:
@@ -85,19 +84,21 @@ class Connection:
         "_rate_limit",
         "_sent_bytes",
         "_worker",
-        "bucket",
         "deadline_s",
         "fd",
         "is_leaving",
         "is_queued",
         "state",
+        "timer",
     )
 
     def __init__(self, channel: Channel, worker: Node) -> None:
         self.fd = channel.fd
         self.state = READING
         self.is_queued = self.is_leaving = False
-        self.deadline_s, self.bucket = 0.0, 0
+        self.deadline_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        """Both belong to `Node.watch`."""
         self._channel = channel
         self._worker = worker
         self._heads = HeadReader()

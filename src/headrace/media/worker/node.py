@@ -34,7 +34,6 @@ from headrace.media.native import NativePlaneMissing, native_tls_missing
 from headrace.media.worker.access_log import AccessLog
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
-from headrace.media.worker.deadlines import BUCKET_S, Deadlines
 from headrace.media.worker.native_library import PlaneEvent
 from headrace.media.worker.native_plane import BODY, LATE, REFUSED, REQUEST, NativePlane
 from headrace.media.worker.request_context import RequestContext
@@ -55,6 +54,7 @@ NOTSENT_BYTES: Final = 64 * 1024
 A small SO_SNDBUF instead would slow down answers by far.
 """
 PLANE_LOOK_S: Final = 0.02
+TICK_S: Final = 0.25
 FILES_DESCRIBED_S: Final = 3600.0
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
@@ -79,7 +79,6 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
-        self._deadlines: Deadlines[Connection] = Deadlines()
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
         self._samples = samples()
@@ -206,8 +205,27 @@ class Node:
         )
 
     def watch(self, connection: Connection, delay_s: float) -> None:
-        """Call `connection.expire` after `delay_s`, replacing an earlier deadline."""
-        self._deadlines.watch(connection, self._loop.time() + delay_s)
+        """Call `connection.expire` after `delay_s`, replacing an earlier deadline.
+
+        Moving a deadline later, as each request does, costs nothing: an early timer is set again.
+        """
+        connection.deadline_s = self._loop.time() + delay_s
+        if connection.timer is not None and connection.timer.when() > connection.deadline_s:
+            connection.timer.cancel()
+            connection.timer = None
+        if connection.timer is None:
+            self._set_timer(connection)
+
+    def _set_timer(self, connection: Connection) -> None:
+        at_s = connection.deadline_s
+        connection.timer = self._loop.call_at(at_s, self._on_timer, connection)
+
+    def _on_timer(self, connection: Connection) -> None:
+        connection.timer = None
+        if self._loop.time() < connection.deadline_s:
+            self._set_timer(connection)
+        else:
+            self._run_in_epoch(connection, connection.expire)
 
     def resume_later(self, connection: Connection) -> None:
         """Continue `connection` after the other clients."""
@@ -230,7 +248,8 @@ class Node:
             self._plane_descriptors.discard(connection.fd)
             if self._plane is not None and not connection.is_leaving:
                 self._plane.note_closed()
-        self._deadlines.forget(connection)
+        if connection.timer is not None:
+            connection.timer.cancel()
         if not self._connections:
             self._is_empty.set()
 
@@ -471,13 +490,10 @@ class Node:
             self._loop.call_soon(self._run_queue)
 
     def _tick(self) -> None:
-        now_s = self._loop.time()
-        with self.context.epoch():
-            if self._plane is not None:
-                self._plane.flush_counters()
+        if self._plane is not None:
+            self._plane.flush_counters()
+            with self.context.epoch():
                 self._sync_plane(self._plane)
-            for connection in self._deadlines.take_due(now_s):
-                self._guard(connection, connection.expire)
         if self._server_tls is not None:
-            self._server_tls.renew(now_s)
-        self._tick_handle = self._loop.call_later(BUCKET_S, self._tick)
+            self._server_tls.renew(self._loop.time())
+        self._tick_handle = self._loop.call_later(TICK_S, self._tick)

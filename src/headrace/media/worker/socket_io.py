@@ -1,4 +1,4 @@
-"""A client's socket, and listening sockets.
+"""A client's socket, its rate limit, and listening sockets.
 
 `is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
 `is_drained` reports the same for a read. Both are unknown for TLS (`tls_io`).
@@ -26,6 +26,8 @@ RESET_LINGER: Final = struct.pack("ii", 1, 0)
 BACKLOG: Final = 1024
 FILES_KEPT_BACK: Final = 128
 """Descriptors reserved for engines, logs, disks and temporary files."""
+BURST_S: Final = 0.25
+BURST_BYTES_MIN: Final = 64 * 1024
 UNEVEN: Final = 1.25
 """The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
@@ -89,6 +91,45 @@ class Channel:
         The state is 0 for a connection that the native plane does not encrypt.
         """
         return self._socket.detach(), 0
+
+
+class RateLimit:
+    """The rate limit of one answer, by a signed URL; in seconds of one monotonic clock.
+
+    A client may be ahead by one burst: a quarter of a second, but at least 64 KiB. So an answer
+    needs a timer for each burst and not for each segment. Unused rate is not saved.
+    """
+
+    __slots__ = ("_burst_bytes", "_left_bytes", "_rate", "_seen_s")
+
+    def __init__(self, rate: int, now_s: float) -> None:
+        self._rate = rate
+        self._burst_bytes = max(BURST_BYTES_MIN, int(rate * BURST_S))
+        self._left_bytes = float(self._burst_bytes)
+        self._seen_s = now_s
+
+    def allowed_bytes(self, now_s: float) -> int:
+        """The bytes that may be sent at `now_s`; 0: wait `wait_s`.
+
+        Less than a quarter of a burst counts as 0. Otherwise the bytes earned during one send would
+        allow the next one, and the client would occupy its worker until its answer ends.
+        """
+        earned = (now_s - self._seen_s) * self._rate
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + earned)
+        self._seen_s = now_s
+        return int(self._left_bytes) if self._left_bytes >= self._burst_bytes / 4 else 0
+
+    def spend(self, sent_bytes: int) -> None:
+        """Record sent bytes."""
+        self._left_bytes -= sent_bytes
+
+    def expected_bytes(self, over_s: float) -> int:
+        """The bytes that a client at full speed has certainly received after `over_s`."""
+        return int(self._rate * over_s / 2)
+
+    def wait_s(self) -> float:
+        """Seconds until half a burst may be sent."""
+        return max(0.001, (self._burst_bytes / 2 - self._left_bytes) / self._rate)
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:
