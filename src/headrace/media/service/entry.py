@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -146,7 +147,7 @@ class Entry:
             if nodes != applied:
                 text = render(form, nodes, options)
                 await asyncio.to_thread(_replace, file, text)
-                applied = nodes if await _run(command) else None
+                applied = nodes if await asyncio.to_thread(_run, command) else None
                 out = [node.name for node in nodes if not node.weight]
                 log.info("entry_changed", file=str(file), nodes=len(nodes), weight_0=out)
             await asyncio.sleep(every_s)
@@ -174,24 +175,15 @@ def _replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-async def _run(command: Sequence[str]) -> bool:
+def _run(command: Sequence[str]) -> bool:
     """Run `command`; return whether it succeeded."""
-    if not command:
-        return True
     try:
-        process = await asyncio.create_subprocess_exec(*command)
-    except OSError as error:
+        if command:
+            subprocess.run(command, check=True, timeout=COMMAND_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
         log.warning("entry_command_failed", command=command[0], reason=str(error))
         return False
-    try:
-        async with asyncio.timeout(COMMAND_TIMEOUT_S):
-            code = await process.wait()
-    except TimeoutError:
-        process.kill()
-        code = await process.wait()
-    if code:
-        log.warning("entry_command_failed", command=command[0], exit_code=code)
-    return not code
+    return True
 
 
 def _require_dc(nodes: Sequence[EntryNode], options: EntryOptions) -> None:

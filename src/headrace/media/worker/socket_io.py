@@ -143,7 +143,17 @@ def listening_sockets(address: tuple[str, int], count: int, setting: str) -> lis
             # error.
             socket.create_server((host, port), family=family).close()
         for _ in range(count):
-            made.append(_listening(family, host, port))
+            # As the address says: [::] takes IPv4 too, as far as this machine has it.
+            is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            made.append(
+                socket.create_server(
+                    (host, port),
+                    family=family,
+                    backlog=BACKLOG,
+                    reuse_port=True,
+                    dualstack_ipv6=is_dual,
+                )
+            )
             port = made[0].getsockname()[1]
     except OSError as error:
         for listener in made:
@@ -192,16 +202,3 @@ def connections_of_worker(
     if held < share:
         log.warning("connections_limited", wished=share, allowed=held, files_max=files_max)
     return min(share, held)
-
-
-def _listening(family: int, host: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
