@@ -176,22 +176,16 @@ async def put_media_tag(media: NamedDependency[Media], data: JSONBody[TagToPut])
     return await media.tags.put(**msgspec.structs.asdict(data))
 
 
-@get("/v1/media/tags/{id:str}", opt=READ)
-async def get_media_tag(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> StoredTag:
+@get("/v1/media/tags/{tag:str}", opt=READ)
+async def get_media_tag(media: NamedDependency[Media], tag: FromPath[str]) -> StoredTag:
     """The contents of a stored tag."""
-    return await media.tags.get(id)
+    return await media.tags.get(tag)
 
 
-@delete("/v1/media/tags/{id:str}", opt=WRITE)
-async def delete_media_tag(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> None:
+@delete("/v1/media/tags/{tag:str}", opt=WRITE)
+async def delete_media_tag(media: NamedDependency[Media], tag: FromPath[str]) -> None:
     """Remove a tag. URLs with this tag get 404."""
-    await media.tags.rm(id)
+    await media.tags.rm(tag)
 
 
 class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -95,34 +95,29 @@ async def create_media_upload(
 
 
 @get(
-    "/v1/media/uploads/{id:str}",
+    "/v1/media/uploads/{upload:str}",
     opt={**TUS, "scope": "media:read"},
     guards=[require_tus],
     status_code=200,
 )
-async def get_media_upload(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> Response[None]:
+async def get_media_upload(media: NamedDependency[Media], upload: FromPath[str]) -> Response[None]:
     """The offset of an upload, in `Upload-Offset`; use HEAD."""
-    upload = await media.uploads.get(id)
-    headers = {"upload-length": str(upload.size_bytes)}
-    if upload.metadata:
-        headers["upload-metadata"] = upload.metadata
-    return Response(None, headers={**headers, **_headers(upload)})
+    found = await media.uploads.get(upload)
+    headers = {"upload-length": str(found.size_bytes)}
+    if found.metadata:
+        headers["upload-metadata"] = found.metadata
+    return Response(None, headers={**headers, **_headers(found)})
 
 
 @patch(
-    "/v1/media/uploads/{id:str}",
+    "/v1/media/uploads/{upload:str}",
     opt=TUS,
     guards=[require_tus],
     status_code=204,
     request_max_body_size=None,
 )
 async def append_to_media_upload(
-    request: Request[Any, Any, Any],
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
+    request: Request[Any, Any, Any], media: NamedDependency[Media], upload: FromPath[str]
 ) -> Response[None]:
     """Append the body at `Upload-Offset`. The answer's `Upload-Offset` is durable.
 
@@ -132,17 +127,14 @@ async def append_to_media_upload(
     if request.headers.get("content-type") != CHUNK_TYPE:
         raise ChunkTypeRefused(f"the body needs the Content-Type {CHUNK_TYPE}")
     start = _number(request, "upload-offset")
-    offset = await media.uploads.append(id, start, _chunks(request))
+    offset = await media.uploads.append(upload, start, _chunks(request))
     return Response(None, status_code=204, headers={"upload-offset": str(offset)})
 
 
-@delete("/v1/media/uploads/{id:str}", opt=TUS, guards=[require_tus])
-async def remove_media_upload(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> None:
+@delete("/v1/media/uploads/{upload:str}", opt=TUS, guards=[require_tus])
+async def remove_media_upload(media: NamedDependency[Media], upload: FromPath[str]) -> None:
     """Remove an upload and its bytes. The object of a finished one stays."""
-    await media.uploads.rm(id)
+    await media.uploads.rm(upload)
 
 
 def _headers(upload: Upload) -> dict[str, str]:

@@ -17,7 +17,6 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -153,11 +152,12 @@ class Entry:
             await asyncio.sleep(every_s)
 
     async def _membership(self, *, kept_s: float) -> Membership:
-        if self._members is None:
-            self._members = await self._nodes.membership()
-        elif time.monotonic() - self._read_s >= kept_s:
-            with suppress(HeadraceError):
+        if self._members is None or time.monotonic() - self._read_s >= kept_s:
+            try:
                 self._members = await self._nodes.membership()
+            except HeadraceError:
+                if self._members is None:
+                    raise
             self._read_s = time.monotonic()
         return self._members
 

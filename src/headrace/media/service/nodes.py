@@ -20,7 +20,7 @@ from headrace.engines.blobs import Blobs, require_key
 from headrace.kernel.errors import require_extra
 from headrace.kernel.metrics import STALE_S
 from headrace.media.cluster.membership import Member, Membership, MembershipStore, NodeUnknown
-from headrace.media.errors import NodeNotHere, NoNodes
+from headrace.media.errors import DiskUnknown, NodeNotHere, NoNodes
 from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
@@ -73,8 +73,6 @@ class Disks:
 
     async def get(self, disk: str) -> Disk:
         """The disk of this id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
-        from headrace.media.errors import DiskUnknown
-
         for one in await self.list():
             if disk in (one.id, one.path):
                 return one
