@@ -378,7 +378,7 @@ class Node:
         plane.set_keys(self.context.url_keys())
 
     def _run_in_epoch(self, connection: Connection, step: Callable[[], None]) -> None:
-        with self.context.epoch():
+        with self.context.epoch:
             self._guard(connection, step)
 
     def _guard(self, connection: Connection, step: Callable[[], None]) -> None:
@@ -391,7 +391,7 @@ class Node:
 
     def _on_events(self) -> None:
         accepts: list[int] = []
-        with self.context.epoch():
+        with self.context.epoch:
             for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
                 connection = self._connections.get(descriptor)
                 if connection is None:
@@ -468,7 +468,7 @@ class Node:
 
     def _run_queue(self) -> None:
         self._is_run_due = False
-        with self.context.epoch():
+        with self.context.epoch:
             self._advance_queued()
         self._run_queue_soon()
 
@@ -492,7 +492,7 @@ class Node:
     def _tick(self) -> None:
         if self._plane is not None:
             self._plane.flush_counters()
-            with self.context.epoch():
+            with self.context.epoch:
                 self._sync_plane(self._plane)
         if self._server_tls is not None:
             self._server_tls.renew(self._loop.time())

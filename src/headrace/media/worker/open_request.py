@@ -204,7 +204,7 @@ class OpenRequest:
                 self._answer = self._plan_tagged(await self._tagged(source, shape, tag))
             if not is_fresh and self._is_doubted(self._answer):
                 raise SourceCut("a node of the cluster has another version of the object")
-            with self._context.epoch():
+            with self._context.epoch:
                 is_ready = self._is_ready(self._answer)
             if is_ready:
                 return self._hand_out()

@@ -7,9 +7,9 @@ chosen: files of a local store, the node's disks, a peer, or the object store.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,6 +58,21 @@ class Admitted(NamedTuple):
     """Whether another cluster reads it, and needs the origin's present version of it."""
 
 
+class Epoch:
+    """A span in which frames may be looked up and sent, but not used after it."""
+
+    def __init__(self, own: CacheSource | None) -> None:
+        self._own = own
+
+    def __enter__(self) -> None:
+        if self._own is not None:
+            self._own.enter_epoch()
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is not None:
+            self._own.leave_epoch()
+
+
 class RequestContext:
     """Settings, keys and sources of one worker. Made by `open_request_context`."""
 
@@ -87,6 +102,7 @@ class RequestContext:
         self._origin = OriginSource(media.origin, timeout_s=media.config.origin_timeout_s)
         self.cache_source = own if isinstance(own, CacheSource) else None
         """The node's own disks, if there are any."""
+        self.epoch = Epoch(self.cache_source)
         self.router = cluster.router if cluster is not None else None
         self.hop_gate = cluster.gate if cluster is not None else None
         """Admits requests of other nodes; None without a cluster, as `router`."""
@@ -198,17 +214,6 @@ class RequestContext:
         if is_fresh and isinstance(source, CacheSource):
             return await source.store.shape_now(key)
         return await source.shape(key)
-
-    @contextmanager
-    def epoch(self) -> Iterator[None]:
-        """An epoch, in which frames may be looked up and sent. None may be used after it."""
-        if self.cache_source is not None:
-            self.cache_source.enter_epoch()
-        try:
-            yield
-        finally:
-            if self.cache_source is not None:
-                self.cache_source.leave_epoch()
 
     async def close(self) -> None:
         """End the reading threads and the work on variants."""
