@@ -174,11 +174,6 @@ class Supervisor:
         self._listeners: list[socket.socket] = []
         self._children: list[Child] = []
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The process ids of running processes by name."""
-        return {c.name: c.process.pid for c in self._children if c.process is not None}
-
     async def run(self, stop: asyncio.Event, on_ready: OnReady) -> None:
         """Serve until `stop`. Raises: ListenFailed, ChildFailed."""
         plain = listening_sockets(self._config.listen, self.workers, "media.listen")
