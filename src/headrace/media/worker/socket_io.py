@@ -143,7 +143,7 @@ def listening_sockets(address: tuple[str, int], count: int, setting: str) -> lis
             # error.
             socket.create_server((host, port), family=family).close()
         for _ in range(count):
-            # As the address says: [::] takes IPv4 too, as far as this machine has it.
+            # An address [::] takes IPv4 clients too.
             is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             made.append(
                 socket.create_server(
