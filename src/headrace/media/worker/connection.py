@@ -442,7 +442,7 @@ class Connection:
             entry, sent_bytes = self._begun_natively
             log.end_native(entry, self._sent_bytes - sent_bytes)
             self._begun_natively = None
-        if exchange is not None and exchange.is_traced:
+        if exchange is not None:
             exchange.write_trace(outcome, self._sent_bytes)
 
     def _linger(self) -> int | None:

@@ -71,13 +71,6 @@ class Exchange:
         self._status = 0
         self._sent_before = 0
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether a watch matches this request."""
-        if self._traces is None or self.admitted is None or self.admitted.trace is None:
-            return False
-        return self._traces.is_wanted(self.admitted.trace)
-
     def mark(self, stage: str) -> None:
         """End `stage` and begin the next: add the time since the last mark to it."""
         if self._stages_s is not None:
@@ -113,14 +106,14 @@ class Exchange:
         return now_s - self._began_s
 
     def write_trace(self, outcome: str, sent_bytes: int) -> None:
-        """Log the line; its `send` includes the time to the answer's end."""
-        assert self._traces is not None, "only traced requests are written"
-        assert self._stages_s is not None, "traced requests are timed"
-        assert self.admitted is not None, "traced requests were admitted"
-        assert self.admitted.trace is not None, "traced requests have a tag"
+        """Log the line if a watch matches; its `send` includes the time to the answer's end."""
+        tag = self.admitted.trace if self.admitted is not None else None
+        if self._traces is None or tag is None or not self._traces.is_wanted(tag):
+            return
         self.mark("send")
+        assert self._stages_s is not None, "it is timed while there is a watch"
         self._traces.write(
-            self.admitted.trace,
+            tag,
             status=self._status,
             sent_bytes=sent_bytes - self._sent_before,
             cache=self.cache_status,
