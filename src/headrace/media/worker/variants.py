@@ -214,7 +214,7 @@ class VariantMaker:
     def _remember(self, stored_key: str, reason: str) -> None:
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
-        self._refused.setdefault(stored_key, (time.monotonic() + REFUSED_S, reason))
+        self._refused[stored_key] = time.monotonic() + REFUSED_S, reason
 
 
 class _Encoder:
