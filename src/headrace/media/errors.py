@@ -181,6 +181,12 @@ class NodeNotHere(Conflict):
     code = "media.node_not_here"
 
 
+class InvalidDiskSize(InvalidInput):
+    """The size of a disk is not in the notation of sizes."""
+
+    code = "media.invalid_disk_size"
+
+
 class DiskRefused(Conflict):
     """The disk cannot be used: it has other content, or another node uses it."""
 
