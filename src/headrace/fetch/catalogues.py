@@ -70,12 +70,11 @@ UNDO_FORMAT: Final = "undo"
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A request to run a file: its customer, how to read it, and what to do."""
 
     customer: str
-    file_name: str
+    file_name: str = ""
     format_name: str | None = None
     mapping: str | None = None
     is_dry_run: bool = False

@@ -195,8 +195,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of this source."""
     failures: int
     """Consecutive attempts without a readable file."""
-    is_supplemental: bool = False
-    """Whether it is the source of the supplemental feed."""
 
 
 class SellerLink(msgspec.Struct, frozen=True, kw_only=True):

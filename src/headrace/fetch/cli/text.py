@@ -79,8 +79,7 @@ def describe_change(change: Change) -> str:
 def describe_source(found: Source) -> str:
     """A source with its schedule and last result."""
     ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never: its cron is paused"
-    kind = " (supplemental)" if found.is_supplemental else ""
-    lines = [f"{found.customer}{kind}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
+    lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
         failed = f", {pluralize(found.failures, 'failure')} in a row" if found.failures else ""

@@ -181,7 +181,7 @@ class Sellers:
             value = known.get(name)
             if isinstance(value, str):
                 schema = schemas.get(plain_category(value), schema)
-        source = await self._postgres.one(SQL.sources, customer=customer, is_supplemental=False)
+        source = await self._postgres.one(SQL.sources, customer=customer)
         mapped = source["mapping"] if source is not None else None
         named = await store.runs.find_mappings(self._postgres, mapped) if mapped else []
         return schema, named[0].mapping if named else None, known
