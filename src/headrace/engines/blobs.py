@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ from headrace.engines.mount_guard import MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
+from headrace.kernel.single_flight import SingleFlight
 
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
@@ -139,6 +141,7 @@ class Blobs:
         self._traced: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
         self._guard: MountGuard | None = None
+        self._verifying: SingleFlight[asyncio.AbstractEventLoop, None] = SingleFlight()
         self._puts: DurableWriter | None = None
         self._store: Any = None
         self._timeout_s: float | None = None
@@ -342,11 +345,16 @@ class Blobs:
 
         Raises: BlobsDown.
         """
-        if self._guard is None or self._guard.is_verified:
-            return
+        if self._guard is not None and not self._guard.is_verified:
+            # Once for all first photos of a worker: each would take three statements.
+            await self._verifying.call(
+                asyncio.get_running_loop(), partial(self._verify, self._guard)
+            )
+
+    async def _verify(self, guard: MountGuard) -> None:
         assert self.folder is not None, "a mount guard belongs to a folder"
         try:
-            fault = await self._guard.verify()
+            fault = await guard.verify()
         except OSError as error:
             raise _unusable(self.folder, error) from error
         except (Unavailable, Conflict) as error:
