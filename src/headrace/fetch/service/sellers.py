@@ -135,7 +135,6 @@ class Sellers:
             rows=[problem for _, problem in rows],
             photos=[photo for _, photo in photos],
             example=example_of(schema, mapping, known, texts=texts, policy=self._policy),
-            mapping=mapping,
         )
         return seller_page(view, texts)
 
