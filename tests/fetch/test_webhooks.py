@@ -377,6 +377,16 @@ async def test_no_forbidden_url_is_set_and_no_such_address_connected(
     assert receiver.posts == []
 
 
+async def test_the_status_of_a_long_response_counts(config, receiver):
+    client = Downloader(config)
+    receiver.answer = b"x" * 500_000
+    for status in (200, 302, 503):
+        receiver.planned = [(status, {"Retry-After": "7"})]
+        found = await client.post(receiver.url, [], b"{}", time_s=15)
+        assert (found.status, found.retry_after_s) == (status, 7)
+    await client.close()
+
+
 async def test_a_receiver_that_hangs_or_does_not_listen_is_given_up(config, receiver):
     receiver.is_hanging = True
     url = receiver.url

@@ -40,7 +40,7 @@ from headrace.fetch.errors import (
     UnknownFormat,
 )
 from headrace.fetch.mappings import Mapping, NamedMapping
-from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, RunState
+from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, Run, RunState
 from headrace.fetch.readers import Catalogue, open_catalogue, require_format
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
@@ -143,45 +143,34 @@ class Catalogues:
             await self._decide(run_id, order, reading, tx)
             return run_id
 
-    async def confirm(self, run_id: int) -> None:
-        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        customer = known["customer"]
-        async with self._only_reader(customer):
+    async def confirm(self, run: Run) -> None:
+        """Apply a held run. Raises: RunNotHeld, RunUnderWay, RunsBusy."""
+        async with self._only_reader(run.customer):
             try:
-                await self._apply(run_id, customer, expected=RunState.HELD)
+                await self._apply(run.run, run.customer, expected=RunState.HELD)
             except _ItemsChanged:
-                await self._postgres.run(SQL.note_outdated, run_id=run_id, reason=OUTDATED)
+                await self._postgres.run(SQL.note_outdated, run_id=run.run, reason=OUTDATED)
                 detail = OUTDATED.partition(": ")[2]
-                raise RunNotHeld(f"run {run_id} cannot be applied: {detail}") from None
+                raise RunNotHeld(f"run {run.run} cannot be applied: {detail}") from None
 
-    async def discard(self, run_id: int) -> None:
+    async def discard(self, run: Run) -> None:
         """Discard a held run; it can no longer be confirmed.
 
-        Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy.
+        Raises: RunNotHeld, RunUnderWay, RunsBusy.
         """
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        customer = known["customer"]
-        async with self._only_reader(customer), self._postgres.transaction() as tx:
-            if await tx.value(SQL.discard_held, run_id=run_id) is None:
-                raise RunNotHeld(f"run {run_id} cannot be discarded: it is not held")
-            await tx.run(SQL.clear_staged, customer=customer)
+        async with self._only_reader(run.customer), self._postgres.transaction() as tx:
+            if await tx.value(SQL.discard_held, run_id=run.run) is None:
+                raise RunNotHeld(f"run {run.run} cannot be discarded: it is not held")
+            await tx.run(SQL.clear_staged, customer=run.customer)
 
-    async def undo(self, run_id: int) -> int:
+    async def undo(self, run: Run) -> int:
         """Restore the items to their state before an applied run; return the id of the new run.
 
         This is one transaction. Items that were sent by API since the run are not restored.
-        Raises: RunUnknown, RunNotUndoable, RunUnderWay, RunsBusy.
+        Raises: RunNotUndoable, RunUnderWay, RunsBusy.
         """
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        async with self._only_reader(known["customer"]):
-            return await self._retry_busy(lambda tx: self._undo(tx, run_id, known["customer"]))
+        async with self._only_reader(run.customer):
+            return await self._retry_busy(lambda tx: self._undo(tx, run.run, run.customer))
 
     async def _undo(self, tx: Tx, run_id: int, customer: str) -> int:
         await tx.allow_long_statements(APPLY_S_MAX)

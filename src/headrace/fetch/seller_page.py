@@ -17,9 +17,8 @@ from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.mappings import Mapping as NameMapping
 from headrace.fetch.model import SUPPLEMENTAL, PhotoProblem, RowProblem, Run
-from headrace.fetch.outcomes import is_bad
 from headrace.fetch.readers import Fault, Value
-from headrace.fetch.reports import STYLE, Html, policy_of, table
+from headrace.fetch.reports import STYLE, Html, bad_photos, policy_of, table
 from headrace.fetch.schemas import ALWAYS, CompiledRule, FieldRule, Schema
 from headrace.kernel.terminal import visible
 
@@ -111,11 +110,6 @@ def _candidates(
     yield texts.heading(f"sample_{rule.type}")
     yield from (str(bound) for bound in (rule.least, rule.most) if bound is not None)
     yield "|".join(map(str, range(1, length + 1))) if rule.type == "list" else "x" * length
-
-
-def bad_photos(run: Run) -> int:
-    """Number of photos that failed or were refused."""
-    return sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
 
 
 def seller_page(view: SellerView, texts: Texts) -> str:

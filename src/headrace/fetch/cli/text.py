@@ -20,6 +20,7 @@ from headrace.fetch.model import (
     Webhook,
 )
 from headrace.fetch.outcomes import is_bad
+from headrace.fetch.reports import bad_photos
 from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
 from headrace.kernel.terminal import pluralize, table, visible
@@ -147,8 +148,7 @@ def describe_run(run: Run) -> str:
             f"  {pluralize(run.problems, 'problem')} in rows:"
             f" `headrace fetch catalogue errors {run.run}`"
         )
-    bad = sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
-    if bad:
+    if bad := bad_photos(run):
         lines.append(
             f"  {pluralize(bad, 'photo')} failed or refused:"
             f" `headrace fetch catalogue errors {run.run}`"

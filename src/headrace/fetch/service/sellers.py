@@ -28,9 +28,10 @@ from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping
 from headrace.fetch.model import SUPPLEMENTAL, Run, SellerLink
 from headrace.fetch.readers import Value
+from headrace.fetch.reports import bad_photos
 from headrace.fetch.schemas import DEFAULT as DEFAULT_SCHEMA
 from headrace.fetch.schemas import Schema, plain_category
-from headrace.fetch.seller_page import SellerView, bad_photos, example_of, seller_page
+from headrace.fetch.seller_page import SellerView, example_of, seller_page
 from headrace.fetch.service.catalogues import Reports, Runs
 from headrace.fetch.service.items import FORMAT as ITEMS_FORMAT
 from headrace.fetch.settings import FetchConfig

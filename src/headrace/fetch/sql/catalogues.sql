@@ -124,7 +124,7 @@ WHERE :plain::text IS NULL OR plain = :plain ORDER BY plain;
 
 -- name: drop_schema
 -- Delete the schema of a category.
-DELETE FROM headrace.fetch_schema WHERE plain = :plain RETURNING plain;
+DELETE FROM headrace.fetch_schema WHERE plain = :plain;
 
 -- name: set_mapping
 -- Create or replace a mapping.
@@ -139,7 +139,7 @@ WHERE :name::text IS NULL OR name = :name ORDER BY name;
 
 -- name: drop_mapping
 -- Delete a mapping.
-DELETE FROM headrace.fetch_mapping WHERE name = :name RETURNING name;
+DELETE FROM headrace.fetch_mapping WHERE name = :name;
 
 -- name: insert_problems
 -- Store the problems of some rows.

@@ -60,11 +60,6 @@ async def set_schema(runner: Runner, plain: str, category: str, schema: Schema) 
     return _schema(row)
 
 
-async def drop_schema(runner: Runner, plain: str) -> bool:
-    """Delete the schema. Return whether it existed."""
-    return await runner.one(SQL.drop_schema, plain=plain) is not None
-
-
 async def find_mappings(runner: Runner, name: str | None = None) -> list[NamedMapping]:
     """Every mapping, by name, or the one of that name."""
     return [_mapping(row) for row in await runner.all(SQL.mappings, name=name)]
@@ -75,11 +70,6 @@ async def set_mapping(runner: Runner, name: str, mapping: Mapping) -> NamedMappi
     encoded = msgspec.json.encode(mapping).decode()
     row: Row = await runner.one(SQL.set_mapping, name=name, mapping=encoded)
     return _mapping(row)
-
-
-async def drop_mapping(runner: Runner, name: str) -> bool:
-    """Delete the mapping. Return whether it existed."""
-    return await runner.one(SQL.drop_mapping, name=name) is not None
 
 
 def _schema(row: Row) -> CategorySchema:
