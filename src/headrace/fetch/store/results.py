@@ -69,22 +69,6 @@ def has_same_photos(kept: str, photos: list[ItemPhoto]) -> bool:
     return [photo.key for photo in _PHOTOS.decode(kept)] == [photo.key for photo in photos]
 
 
-async def find_results(
-    runner: Runner, *, after: int, rows_max: int, customer: str | None
-) -> list[Result]:
-    """A page of results."""
-    rows = await runner.all(SQL.results, after=after, rows_max=rows_max, customer=customer)
-    return [result_of(row) for row in rows]
-
-
-async def results_before(
-    runner: Runner, *, before: int, rows_max: int, customer: str | None
-) -> list[Result]:
-    """A page of results, newest first."""
-    rows = await runner.all(SQL.results_before, before=before, rows_max=rows_max, customer=customer)
-    return [result_of(row) for row in rows]
-
-
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """The newest version of an item for one job of a consumer."""

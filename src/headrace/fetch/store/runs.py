@@ -175,10 +175,7 @@ async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> 
     )
     return [
         from_row(
-            Change,
-            row,
-            fields=_changed_fields(row),
-            values=_PAIRS.decode(row["values"] or "{}"),
+            Change, row, fields=_changed_fields(row), values=_PAIRS.decode(row["values"] or "{}")
         )
         for row in rows
     ]
@@ -342,10 +339,4 @@ async def photo_problems(
 ) -> list[tuple[int, PhotoProblem]]:
     """(position, photo) of a page, without its text."""
     rows = await runner.all(SQL.photo_problems, run_id=run_id, after=after, rows_max=rows_max)
-    return [
-        (
-            row["id"],
-            from_row(PhotoProblem, row, text=""),
-        )
-        for row in rows
-    ]
+    return [(row["id"], from_row(PhotoProblem, row, text="")) for row in rows]
