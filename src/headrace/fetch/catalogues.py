@@ -266,7 +266,7 @@ class Catalogues:
         if found is None:
             raise RunUnknown(order.run_id)
         # A process may have died while it read this run.
-        await slow_value(self._postgres, SQL.clear_run, run_id=order.run_id)
+        await slow_value(self._postgres, SQL.forget_staged, runs=[order.run_id])
         await self._postgres.run(SQL.clear_problems, run_id=order.run_id)
         async with self._postgres.transaction() as tx:
             await store.runs.forget_comparison(tx, order.run_id)
@@ -326,7 +326,7 @@ class Catalogues:
             await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
             await self._compare(run_id, order)
-            await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
+            await slow_value(self._postgres, SQL.forget_needs, runs=[run_id])
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
                 await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
                 if order.is_review:
@@ -362,7 +362,7 @@ class Catalogues:
             sample = await self._sampling.sample(run_id, customer)
             encoded = msgspec.json.encode(sample).decode()
             await self._postgres.run(SQL.keep_sample, run_id=run_id, sample=encoded)
-        await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
+        await slow_value(self._postgres, SQL.forget_needs, runs=[run_id])
 
     async def _end(
         self,
@@ -383,7 +383,7 @@ class Catalogues:
         await tx.allow_long_statements(APPLY_S_MAX)
         await tx.run(SQL.end_run, run_id=run_id, state=state.value, reason=reason)
         if state is not RunState.HELD:
-            await tx.run(SQL.clear_run, run_id=run_id)
+            await tx.run(SQL.forget_staged, runs=[run_id])
 
     async def _apply(
         self,

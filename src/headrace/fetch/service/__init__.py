@@ -114,7 +114,7 @@ class Upkeep:
         async with self._postgres.transaction() as tx:
             await tx.allow_long_statements(APPLY_S_MAX)
             for row in await tx.all(SQL.discard_unreviewed):
-                await tx.run(SQL.clear_run, run_id=row["id"])
+                await tx.run(SQL.forget_staged, runs=[row["id"]])
                 _LOG.info("upload_discarded", run=row["id"])
 
     async def recheck_links(self) -> None:

@@ -268,7 +268,7 @@ async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole:
         await runner.run(SQL.clear_staged, customer=customer)
         await runner.run(SQL.forget_older_before, customer=customer, runs_kept=UNDOABLE_RUNS)
     else:
-        await runner.run(SQL.clear_run, run_id=run_id)
+        await runner.run(SQL.forget_staged, runs=[run_id])
     old = await runner.all(
         SQL.forget_runs,
         customer=customer,
