@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
-from headrace.fetch.outcomes import is_bad
+from headrace.fetch.outcomes import count_bad
 
 
 def policy_of(style: str) -> str:
@@ -90,11 +90,6 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
     return out.getvalue()
 
 
-def bad_photos(run: Run) -> int:
-    """Number of photos that failed or were refused."""
-    return sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
-
-
 def page_of(
     run: Run, rows: Sequence[RowProblem], photos: Sequence[PhotoProblem], texts: Texts
 ) -> str:
@@ -111,7 +106,7 @@ def page_of(
     if photos:
         listed = [(p.item, p.url, _problem(p.text, p.outcome)) for p in photos]
         parts += [_heading(texts, "photo_problems"), table(texts, _PHOTO_HEADS, listed)]
-        parts += _more(texts, len(photos), bad_photos(run))
+        parts += _more(texts, len(photos), count_bad(run.photos_by_outcome))
     return (
         f'<!DOCTYPE html>\n<html lang="{escape(texts.lang)}">\n<head><meta charset="utf-8">'
         f"<title>{title}</title><style>{STYLE}</style></head>\n"

@@ -17,8 +17,9 @@ from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.mappings import Mapping as NameMapping
 from headrace.fetch.model import SUPPLEMENTAL, PhotoProblem, RowProblem, Run
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.readers import Fault, Value
-from headrace.fetch.reports import STYLE, Html, bad_photos, policy_of, table
+from headrace.fetch.reports import STYLE, Html, policy_of, table
 from headrace.fetch.schemas import ALWAYS, CompiledRule, FieldRule, Schema
 from headrace.kernel.terminal import visible
 
@@ -167,7 +168,7 @@ def _result(run: Run, texts: Texts) -> str:
     state = texts.heading("state_undone" if run.undone_by else f"state_{run.state}")
     if run.format == SUPPLEMENTAL:
         return f"{texts.heading('supplemental')} {state} {texts.heading('overlays', **counts)}"
-    return f"{state} {texts.heading('counts', bad=bad_photos(run), **counts)}"
+    return f"{state} {texts.heading('counts', bad=count_bad(run.photos_by_outcome), **counts)}"
 
 
 def _problems(view: SellerView, run: Run, texts: Texts) -> Iterator[str]:

@@ -36,6 +36,7 @@ from headrace.fetch.model import (
     StoredItem,
     Webhook,
 )
+from headrace.fetch.outcomes import count_bad
 from headrace.jobs.errors import LaneUnknown
 from headrace.jobs.model import Lane
 
@@ -131,11 +132,7 @@ class RunView:
 
 def line_of(run: Run) -> RunLine:
     """A run with derived figures."""
-    bad = sum(
-        photos
-        for outcome, photos in run.photos_by_outcome.items()
-        if outcome.startswith(("failed:", "refused:"))
-    )
+    bad = count_bad(run.photos_by_outcome)
     decided = max(0, run.photos - run.photos_pending)
     return RunLine(run=run, tone=TONES[run.state], photos_decided=decided, photos_bad=bad)
 

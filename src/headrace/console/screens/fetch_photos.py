@@ -12,6 +12,7 @@ from typing import Final
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Consumer, Host, ItemPhoto, Source, UrlReport, Webhook
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, Study
 
 RESULTS_LOOKED_AT: Final = 60
@@ -142,11 +143,7 @@ async def view_hosts(context: ViewContext) -> HostsView:
 def host_line(host: Host) -> HostLine:
     """A host with derived figures."""
     photos = sum(host.photos_by_outcome.values())
-    bad = sum(
-        count
-        for outcome, count in host.photos_by_outcome.items()
-        if outcome.startswith(("failed:", "refused:"))
-    )
+    bad = count_bad(host.photos_by_outcome)
     return HostLine(
         host=host,
         share_bad=bad / photos if photos else None,

@@ -27,8 +27,8 @@ from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping
 from headrace.fetch.model import SUPPLEMENTAL, Run, SellerLink
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.readers import Value
-from headrace.fetch.reports import bad_photos
 from headrace.fetch.schemas import DEFAULT as DEFAULT_SCHEMA
 from headrace.fetch.schemas import Schema, plain_category
 from headrace.fetch.seller_page import SellerView, example_of, seller_page
@@ -190,6 +190,8 @@ class Sellers:
 def _default_run(runs: Sequence[Run]) -> Run | None:
     """The run of the newest catalogue if it has problems, else the newest of `runs`."""
     newest = next((one for one in runs if one.format not in (SUPPLEMENTAL, ITEMS_FORMAT)), None)
-    if newest is not None and (newest.problems or newest.reason or bad_photos(newest)):
+    if newest is not None and (
+        newest.problems or newest.reason or count_bad(newest.photos_by_outcome)
+    ):
         return newest
     return runs[0] if runs else None
