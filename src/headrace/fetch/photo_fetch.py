@@ -77,7 +77,7 @@ class BlobWriter:
         self._postgres = postgres
         self.breaker = StoreBreaker(blobs)
         self._decoder = Decoder(decode_share)
-        self._large: asyncio.Semaphore | None = None
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._known: Batcher[str, bool] = Batcher(self._read_known)
 
     async def write(self, found: Download) -> NewPhoto:
@@ -87,8 +87,6 @@ class BlobWriter:
         """
         if found.size_bytes <= HELD_BYTES_MAX:
             return await self._write(found)
-        if self._large is None:
-            self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         async with self._large:
             return await self._write(found)
 
