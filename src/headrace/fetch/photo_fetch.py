@@ -43,7 +43,7 @@ import msgspec
 from headrace.engines.blobs import Blobs, BlobsDown
 from headrace.engines.postgres import Postgres
 from headrace.fetch.curl import HELD_BYTES_MAX, Bounds, Validators
-from headrace.fetch.decoding import Decoder
+from headrace.fetch.decoding.client import Decoder
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.host_stats import Classes, HostStats, TimeClass, host_of
 from headrace.fetch.images import NotAPhoto, inspect_image
