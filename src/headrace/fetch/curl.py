@@ -202,7 +202,7 @@ class Exchange:
         return None
 
     def on_body(self, block: bytes) -> int | None:
-        """Store a part of the body of a 200 if it is wanted; drop other bodies up to a limit."""
+        """Store a part of the body of a requested 200; drop other bodies up to a limit."""
         self.body_bytes += len(block)
         if self.status != 200 or not self.bounds.bytes_max:
             if self.status in REDIRECTS or self.body_bytes > ERROR_BODY_BYTES_MAX:
