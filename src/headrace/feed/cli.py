@@ -17,7 +17,7 @@ from headrace.feed.import_files import (
     post_of,
     rows_of,
 )
-from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
+from headrace.feed.model import PAGE_MAX, Page, People
 from headrace.feed.service import Feed
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
@@ -197,7 +197,7 @@ def _list_command(name: str, of: str, verb: ListVerb, what: str) -> None:
     @_CURSOR
     def command(terminal: Terminal, entity: str, *, limit: int, cursor: str | None) -> None:
         found = terminal.run(Feed, lambda feed: verb(feed.follows, entity, limit, cursor=cursor))
-        terminal.show(feed_people(found), describe_people(found))
+        terminal.show(found, describe_people(found))
 
 
 _list_command("following", "VIEWER", Follows.following, "the authors that a viewer follows")
@@ -230,7 +230,7 @@ def show_page(
             viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
         ),
     )
-    terminal.show(feed_page(found), describe_page(found))
+    terminal.show(found, describe_page(found))
 
 
 @feed.command("author", short_help="Show an author's posts.")
@@ -246,7 +246,7 @@ def list_author_posts(
         Feed,
         lambda feed: feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds)),
     )
-    terminal.show(feed_page(found), describe_page(found))
+    terminal.show(found, describe_page(found))
 
 
 @feed.command("unread", short_help="Count unread posts.")

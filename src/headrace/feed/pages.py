@@ -260,7 +260,10 @@ class Pages:
         is_full = len(rows) == limit
         last = Position(rows[-1].score, rows[-1].id) if is_full else None
         return Page(
-            posts=[PagePost(row.id, given, row.score, row.kind) for row in rows],
+            posts=[
+                PagePost(id=row.id, author=given, at=moment_of(row.score), kind=row.kind)
+                for row in rows
+            ],
             next=self._cursors.sign(AUTHOR, number, last) if last else None,
         )
 
@@ -366,7 +369,7 @@ class Pages:
         return number
 
 
-class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True):
+class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Posts since the last poll, newest first. `is_cut`: there were more, so read the page."""
 
     posts: list[PagePost]
@@ -425,10 +428,11 @@ class LiveFeed:
 
 async def external_posts(found: list[Found], ids: IdMap) -> list[PagePost]:
     """Posts with the external ids of their authors."""
-    if all(post.author > 0 for post in found):
-        return [PagePost(post.id, post.author, post.score, post.kind) for post in found]
     names = await ids.external_ids([post.author for post in found])
-    return [PagePost(post.id, names[post.author], post.score, post.kind) for post in found]
+    return [
+        PagePost(id=post.id, author=names[post.author], at=moment_of(post.score), kind=post.kind)
+        for post in found
+    ]
 
 
 def _position_of(post: Found) -> Position:
