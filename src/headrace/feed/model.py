@@ -225,8 +225,11 @@ class Change:
     scores: Sequence[int]
     id: int = 0
     """Id in the outbox, if it was read from there."""
-    is_snapshot: bool = False
-    """Whether these are all items at that version, rather than its change."""
+
+    @property
+    def is_emptying(self) -> bool:
+        """Whether the entity has no items from this version on: a viewer unfollowed everyone."""
+        return not self.items
 
 
 def score_of(moment: datetime) -> int:

@@ -124,8 +124,8 @@ class ValkeyStore:
         return await self._send(_CHANGE[change.kind], shard, change)
 
     async def apply(self, shard: int, change: Change) -> tuple[str, int]:
-        """Apply a change, or put a snapshot. The replies are the same."""
-        return await (self.put if change.is_snapshot else self.change)(shard, change)
+        """Apply a change; one without items is put as an empty snapshot. The replies are equal."""
+        return await (self.put if change.is_emptying else self.change)(shard, change)
 
     async def put(self, shard: int, snapshot: Change) -> tuple[str, int]:
         """Replace an entity. Return `ok`, `old` or `unready`, and the previous version.
