@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -38,14 +38,6 @@ POSTS_AT_ONCE: Final = 5_000
 """Posts per call; Valkey serves no other client during a call."""
 SPLITS_PER_CHANGE: Final = 8
 """Crowded buckets that a writer splits after its change; the sweep splits the others."""
-_CHANGE: Final = {
-    ChangeKind.POSTS: "headrace_feed_change_posts_v1",
-    ChangeKind.FOLLOWS: "headrace_feed_change_follows_v1",
-}
-_PUT: Final = {
-    ChangeKind.POSTS: "headrace_feed_put_posts_v1",
-    ChangeKind.FOLLOWS: "headrace_feed_put_follows_v1",
-}
 
 
 class Found(NamedTuple):
@@ -121,7 +113,14 @@ class ValkeyStore:
 
     async def change(self, shard: int, change: Change) -> tuple[str, int]:
         """Apply a change: `ok`, `old`, `gap` or `unready`, and the previous version."""
-        return await self._send(_CHANGE[change.kind], shard, change)
+        if change.kind is ChangeKind.FOLLOWS:
+            return await self._send_follows("headrace_feed_change_follows_v1", shard, change)
+        arguments: list[Any] = [change.entity, change.version]
+        for post, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, post)
+        return await self._call(
+            "headrace_feed_change_posts_v1", shard, f"p:{change.entity}", arguments
+        )
 
     async def apply(self, shard: int, change: Change) -> tuple[str, int]:
         """Apply a change; one without items is put as an empty snapshot. The replies are equal."""
@@ -132,11 +131,21 @@ class ValkeyStore:
 
         An author with many posts takes several calls.
         """
-        if snapshot.kind is ChangeKind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
-            return await self._put_in_parts(shard, snapshot)
-        # Newest first: each insertion into a listpack scans from the oldest, so this is faster.
-        newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
-        return await self._send(_PUT[snapshot.kind], shard, newest_first)
+        if snapshot.kind is ChangeKind.FOLLOWS:
+            return await self._send_follows("headrace_feed_put_follows_v1", shard, snapshot)
+        reply = ("ok", 0)
+        for part in parts_of(snapshot):
+            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
+            arguments.append(int(part.last == SCORE_MAX))
+            # Newest first: each insertion into a listpack scans from the oldest, so it is faster.
+            for score, post in reversed(part.posts):
+                arguments += (score, post)
+            reply = await self._call(
+                "headrace_feed_put_posts_v1", shard, f"p:{snapshot.entity}", arguments
+            )
+            if reply[0] != "ok":
+                break
+        return reply
 
     def shards_of(self, kind: ChangeKind, entity: int) -> Sequence[int]:
         """The shards with an entity: all for an author's posts, one for a viewer's follows."""
@@ -250,35 +259,19 @@ class ValkeyStore:
         keys = [f"{self._starts[shard]}m"]
         return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
 
-    async def _put_in_parts(self, shard: int, snapshot: Change) -> tuple[str, int]:
-        start = self._starts[shard]
-        keys = [f"{start}p:{snapshot.entity}", f"{start}m"]
-        reply = ("ok", 0)
-        for part in parts_of(snapshot):
-            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
-            arguments.append(int(part.last == SCORE_MAX))
-            for score, post in part.posts:
-                arguments += (score, post)
-            reply = await self._call("headrace_feed_put_posts_part_v1", shard, keys, arguments)
-            if reply[0] != "ok":
-                break
-        return reply
-
-    async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
-        start = self._starts[shard]
-        arguments: list[Any] = [change.entity, change.version]
-        if change.kind is ChangeKind.FOLLOWS:
-            arguments.append(change.entity % VERSION_SLOTS)
-        for item, score in zip(change.items, change.scores, strict=True):
-            arguments += (score, item)
-        letter = "p" if change.kind is ChangeKind.POSTS else "f"
-        keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
-        return await self._call(function, shard, keys, arguments)
+    async def _send_follows(self, function: str, shard: int, change: Change) -> tuple[str, int]:
+        viewer = change.entity
+        arguments: list[Any] = [viewer, change.version, viewer % VERSION_SLOTS]
+        for author, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, author)
+        return await self._call(function, shard, f"f:{viewer}", arguments)
 
     async def _call(
-        self, function: str, shard: int, keys: list[str], arguments: list[Any]
+        self, function: str, shard: int, key: str, arguments: list[Any]
     ) -> tuple[str, int]:
-        """Call a function that changes a shard, then split some crowded buckets."""
+        """Call a function that changes `key` of a shard, then split some crowded buckets."""
+        start = self._starts[shard]
+        keys = [f"{start}{key}", f"{start}m"]
         state, version, *crowded = await self._functions.call(function, keys, arguments)
         if crowded == [1]:
             for _ in range(SPLITS_PER_CHANGE):
@@ -319,13 +312,13 @@ class Part(NamedTuple):
 
 
 def parts_of(snapshot: Change) -> Iterator[Part]:
-    """Split an author's posts into parts, oldest first, that cover all scores.
+    """Split an author's posts into parts, oldest first, that cover all scores; at least one.
 
     Posts of one score are in one part.
     """
     posts = sorted(zip(snapshot.scores, snapshot.items, strict=True))
     first = begin = 0
-    while begin < len(posts):
+    while first <= SCORE_MAX:
         end = begin + POSTS_AT_ONCE
         if end < len(posts):
             end = bisect_right(posts, posts[end - 1][0], key=itemgetter(0))
