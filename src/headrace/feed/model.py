@@ -359,10 +359,13 @@ def _fault_of_kind(kind: object) -> str:
 
 
 def require_kinds(kinds: Iterable[str] | None) -> frozenset[str] | None:
-    """Validate the kinds of a filter; None: no filter. Raises: InvalidKind."""
+    """Validate the kinds of a filter, also as `photo,video`; None: no filter.
+
+    Raises: InvalidKind.
+    """
     if kinds is None:
         return None
-    listed = [kinds] if isinstance(kinds, str) else list(kinds)
+    listed = kinds.split(",") if isinstance(kinds, str) else list(kinds)
     for kind in listed:
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise InvalidKind(f"kind {str(kind)[:40]!r}: expected {_KIND_TEXT}")

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import click
 
+from headrace.kernel.config import parse_as
 from headrace.kernel.errors import InvalidInput
 
 Service = TypeVar("Service")
@@ -58,6 +59,29 @@ class CommandGroup(click.Group):
         return lambda function: add(click.pass_obj(function))
 
 
+class Parsed(click.ParamType[Any]):
+    """An argument or option that `parse` converts, such as a parser of settings.
+
+    Raises: `refusal`, with what a ValueError of `parse` expects.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any], refusal: type[InvalidInput]) -> None:
+        self.name = name
+        self._parse = parse
+        self._refusal = refusal
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> Any:
+        """Parse the text of the user; click also passes values that are converted already."""
+        if not isinstance(value, str):
+            return value
+        return parse_as(self._parse, param.opts[0] if param else self.name, value, self._refusal)
+
+
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
     """Report a fault of the system while the block writes `file`. Raises: InvalidInput."""
@@ -97,5 +121,8 @@ def _number(character: str) -> str:
 
 def parse_moment(text: str) -> datetime:
     """An ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a moment such as 2026-11-21T10:00Z") from error
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -21,6 +21,7 @@ from headrace.console.views import (
     attempt,
     choices,
 )
+from headrace.kernel.config import parse_as
 from headrace.kernel.terminal import parse_moment, pluralize
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
@@ -351,11 +352,8 @@ async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: A
     )
 
 
-def _moment(name: str, text: str) -> Any:
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        raise InvalidSpan(f"{name}: expected a moment such as 2026-11-21T10:00Z") from error
+def _moment(name: str, text: str) -> datetime:
+    return parse_as(parse_moment, name, text, InvalidSpan)
 
 
 ACTIONS: Final = (

@@ -93,10 +93,6 @@ class ReadUpTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     position: str
 
 
-def _kinds_of(text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
-
-
 async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
     query = request.query
     limit = _LIMITS.get(query.get("limit", "20"))
@@ -131,9 +127,7 @@ async def get_feed_page(
     newer posts only, `kinds=photo,video` posts of these kinds. `rank=` names an order defined by
     the application. An unknown viewer has an empty feed.
     """
-    page = await feed.page(
-        viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
-    )
+    page = await feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank)
     return with_link(request, page, limit=limit, since=since, kinds=kinds, rank=rank)
 
 
@@ -148,7 +142,7 @@ async def list_author_posts(
     kinds: FromQuery[str | None] = None,
 ) -> Response[Page]:
     """The posts of one author, newest first, independent of the viewer; `kinds=` filters."""
-    page = await feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds))
+    page = await feed.pages.author_posts(author, limit, cursor=cursor, kinds=kinds)
     return with_link(request, page, limit=limit, kinds=kinds)
 
 
@@ -157,7 +151,7 @@ async def count_unread(
     feed: NamedDependency[Feed], viewer: FromPath[str], kinds: FromQuery[str | None] = None
 ) -> Unread:
     """Number of posts newer than the read marker, counted to 100; all posts without a marker."""
-    return await feed.pages.unread(viewer, kinds=_kinds_of(kinds))
+    return await feed.pages.unread(viewer, kinds=kinds)
 
 
 @get("/v1/feed/viewers/{viewer:str}/marker", opt=READ)
@@ -188,7 +182,7 @@ async def watch_feed(
     `kinds=` selects posts of these kinds. Deletions are not sent; pages reflect them.
     """
     since = request.headers.get("last-event-id") or since
-    live = await feed.pages.watch(viewer, since=since, kinds=_kinds_of(kinds))
+    live = await feed.pages.watch(viewer, since=since, kinds=kinds)
     if request.scope.get("is_head"):
         return Response(b"", media_type=MEDIA_TYPE)
     request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
