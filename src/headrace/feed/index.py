@@ -17,7 +17,6 @@ from headrace.feed.index_recovery import Progress, Rebuild, Recovery
 from headrace.feed.model import (
     TICKS,
     ChangeKind,
-    FeedDifference,
     FeedVerified,
     ShardState,
     moment_of,
@@ -120,18 +119,16 @@ class Index:
         """Enqueue the job that builds the index. Return its id. Raises: PostgresDown."""
         return await self._enqueue_build()
 
-    async def rebuild_now(self, *, clean: bool = False, on_progress: Progress | None = None) -> int:
+    async def rebuild_now(self, *, clean: bool = False) -> int:
         """Build the index in this process. Return the number of viewers and authors.
 
         `clean` drops the index first, so pages are slow until it is built. Raises: PostgresDown,
         ValkeyDown.
         """
         await self.ready()
-        return await self._build(clean=clean, on_progress=on_progress)
+        return await self._build(clean=clean)
 
-    async def verify(
-        self, *, sample: int | None = None, on_progress: Progress | None = None
-    ) -> FeedVerified:
+    async def verify(self, *, sample: int | None = None) -> FeedVerified:
         """Compare the index with PostgreSQL, for all or `sample` viewers and authors.
 
         Raises: InvalidLimit, PostgresDown, ValkeyDown.
@@ -139,23 +136,13 @@ class Index:
         if sample is not None:
             require_limit(sample, SAMPLE_MAX, what="sample")
         await self.ready()
-        compared, differences = await self._rebuild.verify(sample=sample, on_progress=on_progress)
-        ids = await self._ids.external_ids([each.entity for each in differences])
-        return FeedVerified(
-            viewers=compared.viewers,
-            authors=compared.authors,
-            posts=compared.posts,
-            follows=compared.follows,
-            differences=[
-                FeedDifference(
-                    kind=each.kind.name.lower(),
-                    entity=ids[each.entity],
-                    missing=each.missing,
-                    extra=each.extra,
-                )
-                for each in differences
-            ],
-        )
+        found = await self._rebuild.verify(sample=sample)
+        ids = await self._ids.external_ids([int(each.entity) for each in found.differences])
+        differences = [
+            msgspec.structs.replace(each, entity=ids[int(each.entity)])
+            for each in found.differences
+        ]
+        return msgspec.structs.replace(found, differences=differences)
 
     async def stats(self) -> list[ShardState]:
         """State of each shard. Raises: ValkeyDown."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
@@ -189,13 +189,15 @@ class ValkeyStore:
             server_run=server_run or "",
         )
 
-    async def note_swept(self, shard: int, *, run: str, swept: int) -> bool:
-        """Record that the shard is complete on a run of its server; False: another run."""
-        return await self._note(shard, "run", run, swept)
+    async def note(
+        self, shard: int, field: Literal["run", "recovering"], *, run: str, swept: int
+    ) -> bool:
+        """Record a run of the shard's server in a field; False: the server has another run.
 
-    async def note_recovering(self, shard: int, *, run: str, swept: int) -> bool:
-        """Record that changes are marked for another sweep on a run; False: another run."""
-        return await self._note(shard, "recovering", run, swept)
+        `run`: the shard is complete on it. `recovering`: changes are marked for another sweep.
+        """
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
 
     async def posts(self, shard: int, author: int) -> tuple[int, int, dict[str, int]]:
         """Version (-1: changed during the read), missing bucket entries and posts of an author."""
@@ -254,10 +256,6 @@ class ValkeyStore:
     def _keys(self, letter: str) -> Keys:
         pattern = f"{self._starts[0].partition('{')[0]}{{f:*}}:{letter}*"
         return Keys(pattern, [start + letter for start in self._starts])
-
-    async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
-        keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
 
     async def _send_follows(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         viewer = change.entity
