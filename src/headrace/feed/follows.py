@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres
 from headrace.feed import store
-from headrace.feed.errors import TooManyFollows, TooManyMutesBlocks
+from headrace.feed.errors import TooManyFollows
 from headrace.feed.id_map import Cursors, IdMap, require_no_cursor
 from headrace.feed.index import Index
 from headrace.feed.model import (
@@ -83,7 +83,7 @@ class Follows:
         return changed
 
     async def mute(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
-        """Hide authors from a viewer. Return how many mutes are new. Raises: TooManyMutesBlocks."""
+        """Hide authors from a viewer. Return how many mutes are new. Raises: TooManyFollows."""
         return await self.set_kind(viewer, authors, MuteOrBlock.MUTE, is_set=True)
 
     async def unmute(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
@@ -93,7 +93,7 @@ class Follows:
     async def block(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
         """Hide viewer and authors from each other. Return how many blocks are new.
 
-        Raises: TooManyMutesBlocks.
+        Raises: TooManyFollows.
         """
         return await self.set_kind(viewer, authors, MuteOrBlock.BLOCK, is_set=True)
 
@@ -120,7 +120,7 @@ class Follows:
             self._postgres, number, numbers, kind, is_set=is_set, rows_max=MUTES_BLOCKS_MAX
         )
         if changed < 0:
-            raise TooManyMutesBlocks(who, kind.value, MUTES_BLOCKS_MAX)
+            raise TooManyFollows(who, f"{kind.value}s", MUTES_BLOCKS_MAX)
         await self._index.applier.apply_or_defer(changes)
         return changed
 
@@ -193,7 +193,7 @@ class Follows:
             follows_max=self._follows_max,
         )
         if changed < 0:
-            raise TooManyFollows(who, self._follows_max)
+            raise TooManyFollows(who, "follows (feed.follows_max)", self._follows_max)
         await self._index.applier.apply_or_defer(changes)
         return changed
 

@@ -12,7 +12,7 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.feed.errors import UnclearUnfollow
+from headrace.feed.errors import InvalidFollow
 from headrace.feed.http.posts import AUTHORS_MAX, READ, WRITE, Changed, with_link
 from headrace.feed.model import FeedId, MuteOrBlock, People
 from headrace.feed.service import Feed
@@ -67,7 +67,7 @@ async def unfollow_many(
     is_clear = given in (["authors"], ["all"]) and (authors is not None or is_all)
     if has_body or not is_clear:
         what = "a body" if has_body else ", ".join(given) or "nothing"
-        raise UnclearUnfollow(
+        raise InvalidFollow(
             f"unfollow by viewer {viewer[:128]!r} has {what[:200]}: use ?authors=a,b,c once, or"
             " ?all=true for everyone; nothing was changed"
         )
