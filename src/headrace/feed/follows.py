@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from headrace.engines.postgres import Postgres
@@ -26,6 +26,9 @@ from headrace.feed.model import (
 
 Follow = tuple[FeedId, FeedId] | tuple[FeedId, FeedId, datetime | None]
 """A viewer, an author, and the moment of the follow."""
+Row = tuple[datetime, int]
+"""The position of a person in a list: since when, and the number."""
+LATEST: Final[Row] = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
 IMPORT_STEP: Final = 1_000
 PEOPLE_MAX: Final = 1_000
 
@@ -208,15 +211,16 @@ class Follows:
         if number is None:
             require_no_cursor(cursor)
             return People(people=[], total=0)
-        before = self._cursors.read_person(f"feed.{listing}", number, cursor)
+        before = self._cursors.read(f"feed.{listing}", number, cursor, Row) or LATEST
         rows, total = await store.people(
             self._postgres, listing, number, before=before, rows_max=limit
         )
-        ids = await self._ids.external_ids([row[0] for row in rows])
-        is_full = len(rows) == limit
-        last = self._cursors.sign_person(f"feed.{listing}", number, rows[-1]) if is_full else None
+        ids = await self._ids.external_ids([who for _, who in rows])
+        last = None
+        if len(rows) == limit:
+            last = self._cursors.sign(f"feed.{listing}", number, rows[-1])
         return People(
-            people=[Person(id=ids[row[0]], since_at=row[1]) for row in rows],
+            people=[Person(id=ids[who], since_at=since_at) for since_at, who in rows],
             total=total,
             next=last,
         )

@@ -115,9 +115,13 @@ class Index:
         if self.applier.has_deferred or time.monotonic() - self._tried_s >= REPEAT_S:
             self._making = asyncio.create_task(self._make_ready())
 
-    async def rebuild(self) -> int:
-        """Enqueue the job that builds the index. Return its id. Raises: PostgresDown."""
-        return await self._enqueue_build()
+    async def rebuild(self, *, clean: bool = False) -> int:
+        """Enqueue the job that builds the index unless one is pending. Return its id.
+
+        `clean` drops the index first. Raises: PostgresDown.
+        """
+        job = NewJob(queue=REBUILD_QUEUE, payload=Build(clean=clean), unique="build")
+        return await self._jobs.enqueue(job)
 
     async def rebuild_now(self, *, clean: bool = False) -> int:
         """Build the index in this process. Return the number of viewers and authors.
@@ -182,11 +186,6 @@ class Index:
         _log.info("feed_index_built", entities=count)
         return count
 
-    async def _enqueue_build(self, *, clean: bool = False) -> int:
-        """Enqueue a build unless one is pending. Return the job id."""
-        job = NewJob(queue=REBUILD_QUEUE, payload=Build(clean=clean), unique="build")
-        return await self._jobs.enqueue(job)
-
     async def _make_ready(self) -> None:
         """Repeat until nothing is left to do; during an outage only for deferred changes."""
         ends_s, failures = time.monotonic() + GIVE_UP_S, 0
@@ -222,7 +221,7 @@ class Index:
         if now_s - self._built_s >= BUILD_EVERY_S:
             self._built_s = now_s
             if not await self._build_if_small(clean=clean):
-                await self._enqueue_build(clean=clean)
+                await self.rebuild(clean=clean)
 
     async def _build_if_small(self, *, clean: bool = False) -> bool:
         if await store.has_entities(self._postgres, rows=SMALL):

@@ -34,7 +34,7 @@ from headrace.feed.model import (
     require_limit,
     require_post_ids,
 )
-from headrace.feed.ranking import RankedPlace, Ranking, Rankings
+from headrace.feed.ranking import RankedPlace, Ranking, Rankings, place_of
 from headrace.feed.valkey_store import Found
 from headrace.kernel.signing import CursorInvalid
 
@@ -118,6 +118,7 @@ def _hiding(facts: Any, viewer: FeedId, author: FeedId | None) -> Iterator[Reaso
 
 
 AUTHOR: Final = "feed.author"
+RANKED: Final = "feed.ranked."
 OVERLAP_MS: Final = 2_000
 """How far each poll of a live feed reaches back."""
 NOBODY: Final = 0
@@ -170,7 +171,8 @@ class Pages:
             return Page(posts=[])
         after = self._cursors.read(FEED, number, since) if since is not None else None
         if ranking is not None:
-            place = self._cursors.read_ranked(ranking.name, number, cursor)
+            listing = f"{RANKED}{ranking.name}"
+            place = place_of(self._cursors.read(listing, number, cursor, tuple[int, str, str]))
             query = PageQuery(number, ranking.newest, place.before, after, wanted)
             return await self._ranked_page(given, ranking, place, query, limit=limit)
         before = self._cursors.read(FEED, number, cursor) if cursor is not None else None
@@ -217,7 +219,7 @@ class Pages:
             next_place = RankedPlace(merged.end or position_of(merged.posts[-1]))
         return Page(
             posts=posts,
-            next=self._cursors.sign_ranked(ranking.name, number, next_place)
+            next=self._cursors.sign(f"{RANKED}{ranking.name}", number, next_place.to_position())
             if next_place
             else None,
             newest=newest,

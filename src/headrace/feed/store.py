@@ -201,8 +201,8 @@ async def mute_block(
 
 async def people(
     runner: Runner, listing: str, entity: int, *, before: tuple[datetime, int], rows_max: int
-) -> tuple[list[tuple[int, datetime]], int]:
-    """Rows of one of LISTS, latest first, and their total number."""
+) -> tuple[list[tuple[datetime, int]], int]:
+    """Since when, and who: rows of one of LISTS, latest first, and their total number."""
     rows_query, count_query = LISTS[listing]
     given: dict[str, Any] = {"entity": entity}
     if rows_query is SQL.muted_blocked:
@@ -211,7 +211,7 @@ async def people(
         rows_query, **given, before_at=before[0], before_id=before[1], rows_max=rows_max
     )
     total = await runner.value(count_query, **given)
-    return [(row["id"], row["since_at"]) for row in rows], int(total)
+    return [(row["since_at"], row["id"]) for row in rows], int(total)
 
 
 async def marker(runner: Runner, viewer: int) -> tuple[Position, datetime] | None:

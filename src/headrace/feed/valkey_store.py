@@ -64,9 +64,7 @@ class ShardStatus:
 
     state: str | None
     floor: int
-    fine: int
     newest: int
-    oldest: int
     run: str | None
     """Run id of the server on which the shard was last known to be complete."""
     recovering: str | None
@@ -176,13 +174,11 @@ class ValkeyStore:
         keys = [f"{self._starts[shard]}m"]
         reply = await self._functions.call("headrace_feed_status_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
-        state, floor, fine, newest, oldest, run, recovering, swept, server_run = words
+        state, floor, newest, run, recovering, swept, server_run = words
         return ShardStatus(
             state=state,
             floor=int(floor or 0),
-            fine=int(fine or 0),
             newest=int(newest or 0),
-            oldest=int(oldest or 0),
             run=run,
             recovering=recovering,
             swept=int(swept or 0),

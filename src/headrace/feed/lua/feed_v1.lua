@@ -336,9 +336,9 @@ end
 -- headrace_feed_status_v1: the state of the index. Read-only.
 -- KEYS: m. Reply: its fields as named below, and the run id of this server.
 local function status(keys)
-  local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run',
-    'recovering', 'swept')
-  reply[9] = run_of_server()
+  local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'newest', 'run', 'recovering',
+    'swept')
+  reply[7] = run_of_server()
   return reply
 end
 
