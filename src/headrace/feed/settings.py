@@ -10,6 +10,7 @@ from headrace.kernel.metrics import counter, gauge
 
 SHARDS_MAX: Final = 64
 FOLLOWS_MAX: Final = 10_000
+"""Tested up to this number."""
 SLOW_PAGES_MAX: Final = 64
 
 
