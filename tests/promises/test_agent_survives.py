@@ -75,6 +75,18 @@ async def test_no_process_of_a_handler_outlives_its_agent(host, number):
     wait_until(lambda: not any(map(is_alive, left)), what="all ended", deadline_s=deadline_s)
 
 
+async def test_slots_without_agent_and_zygote_end_all_that_handlers_left(host):
+    ids = await host.add("leaves", 4)
+    agent = host.start()
+    await wait_true(lambda: len(host.noted("child")) == 2 * len(ids))
+    left = [pid for word in ("child", "detached") for _, pid in host.noted(word)]
+    os.kill(agent.pid, signal.SIGSTOP)
+    os.kill(zygote_pid(agent), signal.SIGKILL)
+    agent.signal(signal.SIGKILL)
+    agent.wait_exit()
+    wait_until(lambda: not any(map(is_alive, left)), what="all ended", deadline_s=20)
+
+
 async def test_slots_of_a_killed_zygote_end_their_handlers_processes(host):
     await host.add("leaves", 4)
     agent = host.start()

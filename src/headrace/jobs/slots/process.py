@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import uvloop
 from setproctitle import setproctitle
 
+from headrace.engines.children import adopt_orphans, end_children
 from headrace.jobs.messages import (
     Ack,
     CancelJob,
@@ -52,6 +53,7 @@ from headrace.kernel.metrics import take_deltas
 ORPHANED_GRACE_S: Final = 0.5
 TERMINATED_GRACE_S: Final = 1.0
 CLOSE_S: Final = 2.0
+LEFT_PROCESSES_S: Final = 1.0
 MEASURE_EVERY_S: Final = 5.0
 IDLE_AFTER_S: Final = 1.0
 _log: Final = logger(__name__)
@@ -134,8 +136,12 @@ class _Slot:
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self._application.close()
+        if self._is_orphan:
+            # The zygote may have died too, or may become their parent only after this exit.
+            adopt_orphans()
+            end_children(LEFT_PROCESSES_S)
         if self._is_orphan and os.getppid() != self._zygote_pid:
-            # Without agent and zygote, only this process can end what handlers left running.
+            # Members of the group whose own parents had died before.
             os.killpg(0, signal.SIGKILL)
 
     def _orphaned(self) -> None:
