@@ -23,6 +23,7 @@ import click
 import uvloop
 
 from headrace.cli.app_context import App, CommandLine
+from headrace.cli.metrics_listener import serve_metrics
 from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
@@ -71,6 +72,8 @@ def run_role(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        listen = app.config.sections["data"].metrics_listen
+        listener = await serve_metrics(listen, app.metrics_folder) if listen else None
         writing = asyncio.create_task(write_metrics(app, role))
         try:
             if needs_schema:
@@ -79,6 +82,8 @@ def run_role(
                 await body(app, stop)
         finally:
             writing.cancel()
+            if listener is not None:
+                listener.close()
             # An error here would hide the one that stopped the role.
             with suppress(OSError):
                 metrics.remove_snapshot(app.metrics_folder, role)
@@ -438,17 +443,6 @@ def serve_media(line: CommandLine, application: str | None) -> None:
         loop_factory=asyncio.new_event_loop,
         needs_schema=False,
     )
-
-
-@media.command("metrics", short_help="Print the metrics of this machine's node.")
-@click.pass_obj
-def media_metrics(line: CommandLine) -> None:
-    """Print the metrics of this data folder's node in Prometheus format.
-
-    For machines without `headrace api`: write the output to node_exporter's textfile collector
-    periodically. Prints nothing while the node is stopped.
-    """
-    click.echo(metrics.merged_metrics(line.app().metrics_folder, None).decode(), nl=False)
 
 
 COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, flusher, media]

@@ -183,6 +183,22 @@ def setting(
     return dataclasses.field(default=value, metadata=metadata)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Section `data`."""
+
+    folder: str = setting(
+        "headrace-data", "Folder of embedded engines, secret and root token.", parse_text
+    )
+    log_level: str = setting("info", "Minimum log level.", parse_text)
+    metrics_listen: tuple[str, int] | None = setting(
+        None,
+        "Address and port where each role answers GET /metrics and GET /healthz; all roles"
+        " of the data folder share it. It needs no token. Unset: none.",
+        parse_listen,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SettingRow:
     """One setting, as `headrace config show` and the reference page print it."""
