@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from bench import feed, fetch, jobs, media, views
+from bench import costs, feed, fetch, jobs, media, views
 from bench.figures import Figure, figure
 from bench.harness import QUICK_S, Run, bench_run, bounded
 from bench.machine import (
@@ -43,6 +43,7 @@ ROOMS = {
     "views": views.QUESTIONS,
     "feed": feed.QUESTIONS,
     "media": media.QUESTIONS,
+    "costs": costs.QUESTIONS,
 }
 PEER_PACKAGES = {
     "jobs": [
@@ -58,6 +59,7 @@ PEER_PACKAGES = {
     "views": views.PACKAGES,
     "feed": feed.PACKAGES,
     "media": media.PACKAGES,
+    "costs": [],
 }
 SETTINGS = {
     "jobs": {system.name: system.settings for system in (OURS, *PEERS)},
@@ -65,6 +67,7 @@ SETTINGS = {
     "views": views.SETTINGS,
     "feed": feed.SETTINGS,
     "media": media.SETTINGS,
+    "costs": costs.SETTINGS,
 }
 
 

@@ -53,6 +53,13 @@ class BenchEngines:
         assert pid is not None, "Valkey does not run"
         return pid
 
+    @property
+    def postgres_pid(self) -> int:
+        """The first process of PostgreSQL."""
+        pid = self._embedded.postgres_pid
+        assert pid is not None, "PostgreSQL does not run"
+        return pid
+
     def cpu_s(self) -> float:
         """CPU seconds of both servers so far."""
         pids = (self._embedded.postgres_pid, self._embedded.valkey_pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench import views_history, views_hits, views_http
+from bench import views_cold, views_history, views_hits, views_http
 from bench.harness import Measure
 
 QUESTIONS: Final[dict[str, Measure]] = {
@@ -12,6 +12,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "wait": views_http.measure_wait,
     "hits": views_hits.measure_hits,
     "flush": views_hits.measure_flush,
+    "cold": views_cold.measure_cold,
     "history": views_history.measure_history,
 }
 PACKAGES: Final[list[str]] = []

@@ -23,6 +23,7 @@ from headrace.kernel.config import setting_rows
 from headrace.kernel.errors import KINDS, error_table, kind_of
 from headrace.kernel.metrics import declared_metrics
 from headrace.web.server import describe_api
+from tools.capacity_page import capacity_page
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
 NOTE: Final = "Written by `make reference` from the code; do not edit.\n"
@@ -163,6 +164,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "http.md": http_page(description),
         "errors.md": errors_page(),
+        "capacity.md": capacity_page(),
     }
 
 

@@ -18,7 +18,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +30,7 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecord
 from headrace.engines.postgres import PostgresConfig
 from headrace.engines.valkey import ValkeyConfig
-from headrace.kernel.config import InvalidConfig, Loaded, load_config, parse_text, setting
+from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, load_config
 from headrace.kernel.errors import Conflict, require_extra
 from headrace.kernel.signing import load_or_create_secret
 
@@ -64,16 +63,6 @@ Hook = TypeVar("Hook", bound=Callable[[], Any])
 Check = TypeVar("Check", bound=Callable[..., Awaitable[Any]])
 OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """Section `data`."""
-
-    folder: str = setting(
-        "headrace-data", "Folder of embedded engines, secret and root token.", parse_text
-    )
-    log_level: str = setting("info", "Minimum log level.", parse_text)
 
 
 def sections() -> dict[str, type[Any]]:

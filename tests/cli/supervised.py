@@ -38,10 +38,7 @@ def act(kind: str, folder: str) -> int:
 async def supervise(folder: str, kinds: list[str]) -> int:
     configure_logs("up")
     engines = EmbeddedEngines(Path(folder), durable=False) if folder != "-" else None
-    roles = [
-        Role(kind, (sys.executable, __file__, "--role", kind, folder), {"GREETING": "hello"})
-        for kind in kinds
-    ]
+    roles = [Role(kind, (sys.executable, __file__, "--role", kind, folder)) for kind in kinds]
     supervisor = Supervisor(
         engines,
         roles,

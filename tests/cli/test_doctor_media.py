@@ -7,14 +7,10 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
-from click.testing import CliRunner
 from tests.media.raw_clients import SECRET, serving
 
 from headrace import Headrace
-from headrace.cli.app_context import CommandLine
 from headrace.cli.doctor import check_media_disks, check_up, serves_media_alone
-from headrace.cli.roles import media_metrics
-from headrace.kernel import metrics
 from headrace.media.cluster.membership import Member, MembershipStore
 from headrace.media.errors import NodeNotHere
 
@@ -94,13 +90,3 @@ async def test_disks_of_a_stopped_node_fail(tmp_path):
         assert (await found(app))["media disks"][0][0] == "fail"
         with pytest.raises(NodeNotHere):
             await check_media_disks(app)
-
-
-def test_the_metrics_of_a_node_are_printed(tmp_path):
-    line = CommandLine(lambda _: Headrace(), ())
-    line.flags["data.folder"] = str(tmp_path)
-    printed = CliRunner().invoke(media_metrics, obj=line)
-    assert (printed.exit_code, printed.output) == (0, "")
-    metrics.write_snapshot(tmp_path / "run" / "metrics", "media")
-    printed = CliRunner().invoke(media_metrics, obj=line)
-    assert 'media_connections{role="media"}' in printed.output

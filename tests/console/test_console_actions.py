@@ -181,7 +181,6 @@ def run_rows(stack):
     yield "upload", {**given, "upload": "%PDF-1.7"}, Refused("PDF document")
     yield "seller-link", {"customer": "fragile", "days": 2}, f"{stack.api}/v1/fetch/sellers/"
     assert "/sellers/" not in json.dumps(stack.call("GET", "/v1/audit"))
-    yield "seller-revoke", {"customer": "fragile"}, "are revoked"
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
     at = f"/v1/fetch/runs/{held}"

@@ -98,7 +98,9 @@ def crawl(stack):
     """The crawl of the whole console."""
     run = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1]["run"]
     crawl = Crawl(stack.browse)
-    crawl.run([*SEEDS, f"{PREFIX}/fetch/runs/{run}?list=problems", *(one.href for one in ROOMS)])
+    paths = [PREFIX + screen.path.rstrip("/") for room in ROOMS for screen in room.screens]
+    plain = [path for path in paths if "{" not in path]
+    crawl.run([*SEEDS, f"{PREFIX}/fetch/runs/{run}?list=problems", *plain])
     return crawl
 
 

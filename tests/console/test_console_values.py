@@ -32,10 +32,12 @@ from headrace.console.screens.health import (
     role_issues,
     unreadable_issues,
 )
+from headrace.console.screens.job_actions import job_number
 from headrace.console.screens.jobs import step_bars
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
-from headrace.console.views import PanelData, Query, Rates, parse_series
+from headrace.console.views import PanelData, Query, Rates, parse_series, row_id
+from headrace.jobs.errors import JobUnknown
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.kernel.terminal import is_visible, pluralize
@@ -84,7 +86,8 @@ def test_long_documents_are_truncated():
 
 
 def test_query_errors_name_the_expected_values():
-    query = Query({"n": "5", "bad": "five", "sort": "name", "long": "x" * 300})
+    given = {"zeros": "0" * 20 + "9" * 30, "more": "0" * 5_000}
+    query = Query({"n": "5", "bad": "five", "sort": "name", "long": "x" * 300, **given})
     assert (query.number("n", 1), query.number("m", 1)) == (5, 1)
     assert query.choice("sort", ("name", "load"), "load") == "name"
     assert query.choice("other", ("name",), "") == ""
@@ -94,11 +97,20 @@ def test_query_errors_name_the_expected_values():
         lambda: query.number("bad", 1),
         lambda: query.number("n", 1, most=4),
         lambda: query.number("long", 1),
+        lambda: query.number("zeros", 1),
+        lambda: query.number("more", 1),
         lambda: query.choice("sort", ("load",), "load"),
         lambda: query.text("long"),
     ):
         with pytest.raises(QueryInvalid, match="expected"):
             issue()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "٣", "0" * 20 + "9" * 30, "0" * 5_000, str(2**63)])
+def test_other_texts_than_ids_are_no_row(text):
+    assert row_id(text) == 0
+    with pytest.raises(JobUnknown):
+        job_number(text)
 
 
 ACTIONS = {action.name: action for room in ROOMS for action in room.actions}

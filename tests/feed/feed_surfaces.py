@@ -11,7 +11,6 @@ from typing import NamedTuple
 from tests.views.room_harness import ANY, Refusal, Surface, Verb, quoted, served, words_of
 
 from headrace.feed import cli, http
-from headrace.feed.model import feed_page, feed_people
 
 SCOPES = ("feed:read", "feed:write")
 GROUP = cli.COMMANDS[0]
@@ -65,30 +64,6 @@ def of_index(name, method, call, wrap=""):
     )
 
 
-def people(verb):
-    """A list as JSON has it."""
-
-    def read(feed):
-        async def listed(*arguments, **options):
-            return feed_people(await getattr(feed.follows, verb)(*arguments, **options))
-
-        return listed
-
-    return read
-
-
-def page(call):
-    """A page as JSON has it."""
-
-    def read(feed):
-        async def listed(viewer, limit=20, **more):
-            return feed_page(await call(feed)(viewer, limit, **more))
-
-        return listed
-
-    return read
-
-
 VERBS = {
     "follow": change("follow", "PUT", "follows", lambda feed: feed.follow),
     "unfollow": change("unfollow", "DELETE", "follows", lambda feed: feed.unfollow),
@@ -102,11 +77,11 @@ VERBS = {
         lambda viewer: ("unfollow", viewer, "--all"),
         wrap="changed",
     ),
-    "following": of_viewer("/follows", "following", people("following")),
-    "muted": of_viewer("/mutes", "muted", people("muted")),
-    "blocked": of_viewer("/blocks", "blocked", people("blocked")),
+    "following": of_viewer("/follows", "following", lambda feed: feed.follows.following),
+    "muted": of_viewer("/mutes", "muted", lambda feed: feed.follows.muted),
+    "blocked": of_viewer("/blocks", "blocked", lambda feed: feed.follows.blocked),
     "followers": Verb(
-        lambda feed, author, **more: people("followers")(feed)(author, **more),
+        lambda feed, author, **more: feed.follows.followers(author, **more),
         lambda author, **params: ("GET", author_path(author, "/followers"), {"params": params}),
         lambda author, **options: ("followers", author, *words_of(options)),
     ),
@@ -127,9 +102,9 @@ VERBS = {
         lambda id: ("DELETE", f"/v1/feed/posts/{quoted(id)}"),
         lambda id: ("rm", id),
     ),
-    "page": of_viewer("", "page", page(lambda feed: feed.page)),
+    "page": of_viewer("", "page", lambda feed: feed.page),
     "author_posts": Verb(
-        lambda feed, author: page(lambda feed: feed.pages.author_posts)(feed)(author),
+        lambda feed, author: feed.pages.author_posts(author),
         lambda author: ("GET", author_path(author, "/posts")),
         lambda author: ("author", author),
     ),

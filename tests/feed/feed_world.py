@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from headrace.engines.sql import compile_query
 from headrace.feed import NewPost
+from headrace.feed.model import moment_of
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -190,8 +191,9 @@ class History:
             cursor, since = self._signed(viewer, before), self._signed(viewer, after)
             kinds = self.random.choice([None, None, ["video"], ["photo", "z"]])
             page = await self.feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds)
-            found = [(post.score, post.id) for post in page.posts]
-            expected = self.world.page(viewer, limit, before, after, kinds)
+            found = [(post.at, post.id) for post in page.posts]
+            places = self.world.page(viewer, limit, before, after, kinds)
+            expected = [(moment_of(score), post_id) for score, post_id in places]
             assert found == expected, (viewer, limit, before, after, kinds)
             assert all(post.kind == self.world.kinds[post.id] for post in page.posts)
             assert len(found) == limit or page.next is None

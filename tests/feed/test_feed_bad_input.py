@@ -63,7 +63,7 @@ def table(other, line, cut):
             ("GET", f"{VIEWER}/live", {"headers": {"last-event-id": other}}),
             *bodies("PUT", MARKER, {"position": "x"}, {"position": other}),
         ],
-        "422 feed.unclear_unfollow": [
+        "422 feed.invalid_follow": [
             *paths("DELETE", FOLLOWS, f"{FOLLOWS}?all=false", f"{FOLLOWS}?all=true&authors=100"),
             ("DELETE", FOLLOWS, {"json": [100]}),
         ],

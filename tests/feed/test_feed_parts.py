@@ -42,6 +42,8 @@ def test_parts_cover_all_scores_and_split_none():
     assert sorted(post for part in parts for _, post in part.posts) == sorted(items)
     one = Change(ChangeKind.POSTS, 1, 1, ["a"], [5])
     assert list(parts_of(one)) == [Part(0, SCORE_MAX, [(5, "a")])]
+    none = Change(ChangeKind.POSTS, 1, 1, [], [])
+    assert list(parts_of(none)) == [Part(0, SCORE_MAX, [])]
 
 
 @pytest.mark.slow
@@ -84,7 +86,7 @@ async def test_after_a_crash_between_two_parts_the_next_writer_puts_all(many, en
     start = f"{engines.valkey.prefix}:{{f:0}}:"
     before = await ids(many, 7, limit=200)
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
-    words = ["FCALL", "headrace_feed_put_posts_part_v1", 2, f"{start}p:1", f"{start}m", 1, 1]
+    words = ["FCALL", "headrace_feed_put_posts_v1", 2, f"{start}p:1", f"{start}m", 1, 1]
     upto = 1_772_000_000_000 * TICKS
     assert await engines.valkey.command(*words, 0, upto, 0) == [b"ok", 0, 0]
     assert await ids(many, 7, limit=200) == before

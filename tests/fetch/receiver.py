@@ -39,6 +39,7 @@ class Receiver:
     posts: list[Received] = field(default_factory=list)
     path: str = "/hook"
     is_hanging: bool = False
+    answer: bytes = b""
     _server: asyncio.Server | None = None
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -93,8 +94,8 @@ class Receiver:
             return False
         status, more = self.planned.pop(0) if self.planned else (204, {})
         self.posts.append(Received(headers, body, status))
-        lines = [f"HTTP/1.1 {status} Answer", "Content-Length: 0"]
+        lines = [f"HTTP/1.1 {status} Answer", f"Content-Length: {len(self.answer)}"]
         lines += [f"{name}: {value}" for name, value in more.items()]
-        writer.write("\r\n".join([*lines, "", ""]).encode())
+        writer.write("\r\n".join([*lines, "", ""]).encode() + self.answer)
         await writer.drain()
         return True

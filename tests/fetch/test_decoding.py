@@ -17,7 +17,7 @@ from origin import Answer, photo
 from PIL import Image
 from tests.kit.waiting import wait_true
 
-from headrace.fetch.decoding import DecodeLimits, Decoder, DecoderDown
+from headrace.fetch.decoding.client import DecodeLimits, Decoder, DecoderDown
 from headrace.fetch.images import NotAPhoto, inspect_image
 
 KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from room import HEAD, LIMITS
 
 from headrace.fetch import store
-from headrace.fetch.decoding import Decoder
+from headrace.fetch.decoding.client import Decoder
 from headrace.fetch.decoding.photo_child import ORIENTATION
 from headrace.fetch.duplicates import BITS_MAX, PAIRS_MAX
 from headrace.fetch.errors import DuplicateUnknown

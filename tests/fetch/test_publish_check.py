@@ -89,6 +89,17 @@ async def test_items_are_accepted_changed_and_held(shop, checked):
             await shop.fetch.held.release(customer, item)
 
 
+async def test_a_held_item_has_the_values_of_the_supplemental_feed(shop, checked):
+    checked.verdicts = {"a": Hold("look")}
+    await shop.run_to_end(rows("a"))
+    await shop.run_to_end("id,price\na,4\n", is_supplemental=True)
+    [held] = await shop.fetch.held.list()
+    assert held.fields["price"] == "4", "as the handler saw it"
+    await shop.fetch.held.release("shop", "a")
+    [published] = await shop.fetch.items.results(after=0)
+    assert published.fields["price"] == "4"
+
+
 async def test_a_later_version_takes_the_place_of_a_held_one(shop, checked):
     checked.verdicts = {"a": Hold("first"), "b": Hold("first"), "c": Hold("first")}
     await shop.run_to_end(rows("a", "b", "c"))

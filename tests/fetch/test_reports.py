@@ -36,7 +36,6 @@ from headrace.fetch.reports import (
     csv_head,
     csv_of,
     line_of_photo,
-    line_of_row,
     page_of,
     safe_cell,
 )
@@ -97,8 +96,8 @@ class Page(HTMLParser):
 @given(st.text(alphabet=st.sampled_from("<>&\"'/ab=x\x00é"), max_size=40))
 def test_nothing_of_a_file_becomes_markup(text):
     photo = PhotoProblem(item=text, url=f"javascript:{text}", outcome="failed:dns", text=text)
-    rows = [line_of_row(problem(text=text, item=text, field=text))]
-    page = Page(page_of(run_of(file_name=text), rows, [line_of_photo(photo)], Texts.load("ru")))
+    rows = [problem(text=text, item=text, field=text)]
+    page = Page(page_of(run_of(file_name=text), rows, [photo], Texts.load("ru")))
     assert set(page.tags) <= set(TAGS.split())
     assert set(page.attributes) == {("lang", "ru"), ("charset", "utf-8")}
 
@@ -113,7 +112,7 @@ def test_the_page_shows_its_problems_and_how_many_more_exist():
         assert "No problems" not in held, state
     assert "No problems" in page_of(run_of(state=RunState.DONE, reason=cut), [], [], texts)
     assert "&lt;b&gt;c.csv" in good
-    rows = [line_of_row(problem())]
+    rows = [problem()]
     assert "The first 1 are shown" in page_of(run_of(problems=2), rows, [], texts)
     assert "The first" not in page_of(run_of(problems=1), rows, [], texts)
     style = re.search(r"<style>(.*)</style>", good)[1]

@@ -253,7 +253,7 @@ async def test_settings_of_a_source(shop):
     assert (changed.next_at, await sources.all()) == (None, [changed])
     (cron,) = await shop.jobs.crons.all()
     assert (cron.spec, cron.tz, cron.paused) == ("*/5 * * * *", "Europe/Moscow", True)
-    assert cron.payload == {"customer": "shop", "is_supplemental": False}
+    assert cron.payload == {"customer": "shop"}
     await sources.bring("shop")
     await sources.remove("shop")
     with pytest.raises(CronUnknown):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from origin import Answer
 from room import HEAD, rows
-from tests.kit.waiting import wait_true
 
 from headrace.fetch import store
-from headrace.fetch.errors import RunNotHeld, RunNotUndoable, SourceUnknown
+from headrace.fetch.errors import RunNotHeld, RunNotUndoable
 from headrace.fetch.model import RunState
-from headrace.fetch.sources import cron_name
 
 CATALOGUE = f"{HEAD}a,A,5,\nb,B,6,\nc,C,7,\n"
 
@@ -155,41 +153,14 @@ async def test_over_http_and_on_the_command_line(shop, client, command, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
-async def test_a_feed_from_a_url_has_a_source_of_its_own(shop, client, command):
+async def test_a_feed_from_a_url_is_fetched_once(shop, client):
     await shop.run(CATALOGUE)
     url = shop.origin.url("/prices.csv")
-    tagged = {"ETag": '"1"'}
-    shop.origin.answers["/prices.csv"] = [
-        Answer(200, b"id,price\na,4\n", tagged),
-        Answer(304, headers=tagged),
-        Answer(200, b"id,price\na,3\n"),
-    ]
-    sources, never = shop.fetch.sources, "0 0 1 1 *"
-    await sources.set("shop", url=shop.origin.url("/shop.csv"), cron=never)
-    body = {"url": url, "cron": never}
-    path = "/v1/fetch/customers/shop"
-    answer = await client.post(f"{path}/catalogues?supplemental=true", json=body)
-    assert answer.json()["is_supplemental"] is True, answer.text
-    assert [one.is_supplemental for one in await sources.all()] == [False, True]
-
-    async def bring() -> str:
-        before = (await sources.get("shop", is_supplemental=True)).tried_at
-        await client.post(f"{path}/source/bring?supplemental=true")
-
-        async def found():
-            source = await sources.get("shop", is_supplemental=True)
-            return source if source.tried_at != before else None
-
-        return (await wait_true(found, what="the file is fetched")).outcome
-
-    assert await bring() == "applied"
-    assert await bring() == "unchanged", "with the validators of the applied file"
-    assert (await fields(shop, "a"))["price"] == "4"
-    once = await shop.fetch.bring_catalogue("shop", url, is_supplemental=True)
-    await shop.wait_done(once)
+    shop.origin.answers["/prices.csv"] = [Answer(200, b"id,price\na,3\n")]
+    path = "/v1/fetch/customers/shop/catalogues?supplemental=true"
+    refused = await client.post(path, json={"url": url, "cron": "0 0 1 1 *"})
+    assert (refused.status_code, "omit `cron`" in refused.text) == (422, True), refused.text
+    once = (await client.post(path, json={"url": url})).json()
+    await shop.wait_done(await shop.fetch.runs.get(once["run"]))
     assert (await fields(shop, "a"))["price"] == "3"
-    assert (await shop.fetch.runs.get(once.run)).format == "supplemental"
-    assert (await command("catalogue", "rm", "shop", "--supplemental"))[0] == 0
-    with pytest.raises(SourceUnknown):
-        await sources.get("shop", is_supplemental=True)
-    assert [cron.name for cron in await shop.jobs.crons.all()] == [cron_name("shop")]
+    assert (await shop.fetch.runs.get(once["run"])).format == "supplemental"

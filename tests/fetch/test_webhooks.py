@@ -19,6 +19,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.cli.doctor import check_webhooks
 from headrace.fetch import FetchConfig, store
+from headrace.fetch.download import Downloader, PostFailed
 from headrace.fetch.errors import UrlRefused, WebhookUnknown
 from headrace.fetch.model import WEBHOOK_QUEUE, Customer, Result
 from headrace.fetch.service.customers import Webhooks
@@ -26,8 +27,6 @@ from headrace.fetch.sql import SQL
 from headrace.fetch.store.results import NewResult
 from headrace.fetch.webhook_delivery import (
     MESSAGE_BYTES_MAX,
-    PostFailed,
-    WebhookClient,
     WebhookJob,
     WebhookSender,
     headers_of,
@@ -108,9 +107,9 @@ class Hooks:
         self.jobs = Jobs(postgres, JOBS, self.registry)
         self.registry.bind(lambda: self.jobs)
         self.postgres = postgres
-        self.client = WebhookClient(config)
-        self.sender = WebhookSender(postgres, self.jobs, self.client)
-        self.webhooks = Webhooks(postgres, self.jobs, self.client, self.sender)
+        self.client = Downloader(config)
+        self.sender = WebhookSender(postgres, self.jobs, self.client, timeout_s=15)
+        self.webhooks = Webhooks(postgres, self.jobs, self.sender, self.client.policy)
         self.registry.add(
             Task(queue=WEBHOOK_QUEUE, handler=self.sender.deliver, timeout="5m", concurrency=5)
         )
@@ -366,27 +365,37 @@ async def test_no_forbidden_url_is_set_and_no_such_address_connected(
         with pytest.raises(WebhookUnknown):
             await hooks.webhooks.get(name)
     name_servers = f"127.0.0.1:{names.port}"
-    strict = WebhookClient(replace(config, allow_networks=(), name_servers=name_servers))
+    strict = Downloader(replace(config, allow_networks=(), name_servers=name_servers))
     with pytest.raises(PostFailed, match="this machine"):
-        await strict.post(receiver.url.replace("127.0.0.1", "localhost"), [], b"{}")
+        await strict.post(receiver.url.replace("127.0.0.1", "localhost"), [], b"{}", time_s=15)
     for number, address in enumerate(FORBIDDEN_ADDRESSES):
         host = f"h{number}.example"
         names.records[host] = ["93.184.215.14", address]
         with pytest.raises(PostFailed, match="not public"):
-            await strict.post(f"http://{host}:{receiver.port}/", [], b"{}")
+            await strict.post(f"http://{host}:{receiver.port}/", [], b"{}", time_s=15)
     await strict.close()
     assert receiver.posts == []
+
+
+async def test_the_status_of_a_long_response_counts(config, receiver):
+    client = Downloader(config)
+    receiver.answer = b"x" * 500_000
+    for status in (200, 302, 503):
+        receiver.planned = [(status, {"Retry-After": "7"})]
+        found = await client.post(receiver.url, [], b"{}", time_s=15)
+        assert (found.status, found.retry_after_s) == (status, 7)
+    await client.close()
 
 
 async def test_a_receiver_that_hangs_or_does_not_listen_is_given_up(config, receiver):
     receiver.is_hanging = True
     url = receiver.url
-    client = WebhookClient(replace(config, webhook_timeout_s=0.2))
+    client = Downloader(config)
     with pytest.raises(PostFailed):
-        await client.post(url, [], b"{}")
+        await client.post(url, [], b"{}", time_s=0.2)
     await receiver.close()
     with pytest.raises(PostFailed):
-        await client.post(url, [], b"{}")
+        await client.post(url, [], b"{}", time_s=0.2)
     await client.close()
 
 

@@ -1,10 +1,11 @@
-"""Files for operators: alerts, runbook, dashboard, systemd units, compose file."""
+"""Files for operators: alerts, runbook, dashboard, systemd units, compose file, Kubernetes."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import socket
 import socketserver
 import struct
@@ -14,6 +15,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -29,6 +31,10 @@ RULES = [
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SSL_REQUEST = 80877103
 AWAY = "127.0.0.1:1"
+KUBERNETES = DEPLOY / "kubernetes"
+KUBERNETES_VERSION = "1.33"
+OTHER_KINDS = {"Kustomization", "Cluster", "ScaledObject"}
+"""Of kustomize, CloudNativePG and KEDA, whose schemas are not those of Kubernetes."""
 EXAMPLE = DEPLOY / "systemd" / "headrace.env.example"
 RUN_EACH = """
 import contextlib, io, json, sys
@@ -169,3 +175,60 @@ def test_the_compose_file_runs_every_role():
     for name in roles:
         words = f"headrace {compose['services'][name]['command']}".split(" ${")[0]
         assert words in COMMANDS
+        service = compose["services"][name]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+
+
+def manifests(*parts):
+    """Every object of the files in a folder of deploy/kubernetes."""
+    files = sorted(KUBERNETES.joinpath(*parts).rglob("*.yaml"))
+    return [one for file in files for one in yaml.safe_load_all(file.read_text())]
+
+
+def test_kubernetes_objects_fit_their_schemas():
+    known = [one for one in manifests() if one["kind"] not in OTHER_KINDS]
+    assert len(known) > 15
+    for one in known:
+        kubernetes_validate.validate(one, KUBERNETES_VERSION, strict=True)
+
+
+def test_kubernetes_runs_every_role_without_privileges():
+    started = set()
+    for one in manifests("base"):
+        if one["kind"] not in {"Deployment", "StatefulSet", "Job"}:
+            continue
+        pod = one["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        words = f"headrace {' '.join(container['args'])}".split(" $")[0].split(" --")[0]
+        assert words in COMMANDS
+        started.add(one["metadata"]["name"].removeprefix("headrace-"))
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert one["kind"] == "Job" or container["livenessProbe"]
+    assert started == {"migrate", "api", "agent", "scheduler", "flusher", "media"}
+
+
+def test_kubernetes_settings_exist():
+    known = set(re.findall(r"`(HEADRACE_\w+)`", (ROOT / "docs/reference/settings.md").read_text()))
+    lines = "".join(
+        (KUBERNETES / "site" / name).read_text() for name in ("settings.env", "secrets.env")
+    )
+    names = set(re.findall(r"^(HEADRACE_\w+)=", lines, re.MULTILINE))
+    for one in manifests("base"):
+        names |= set(re.findall(r"HEADRACE_\w+", json.dumps(one)))
+    assert names <= known | {"HEADRACE_SECRET", "HEADRACE_APP"}
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl renders the site, and is not here")
+def test_kubectl_renders_the_example_of_a_site():
+    command = ["kubectl", "kustomize", str(KUBERNETES / "site")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    rendered = list(yaml.safe_load_all(ran.stdout))
+    for one in rendered:
+        kubernetes_validate.validate(one, KUBERNETES_VERSION, strict=True)
+    pods = [
+        one["spec"]["template"]["spec"] for one in rendered if "template" in one.get("spec", {})
+    ]
+    assert {pod["containers"][0]["image"] for pod in pods} == {"registry.example.com/site:1"}

@@ -35,7 +35,7 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 MOCKS = re.compile(r"\b(MagicMock|AsyncMock|unittest\.mock|fakeredis)\b")
 SLEEPS = re.compile(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)")
 REGISTRIES = re.compile("pypi" + r"\.org|python" + r"hosted|registry\.npm|deb\." + "debian")
-REGISTERED = re.compile(r"register_function\W+(?:function_name\W+)?(\w+)")
+REGISTERED = re.compile(r"^register\('(\w+)'", re.MULTILINE)
 SMALL = {
     "headrace/__main__.py": "the command; Python gives the name",
     "headrace/feed/service.py": "the public attributes of the room",
@@ -166,6 +166,7 @@ def test_every_query_and_lua_function_is_used_and_migrations_have_no_gap():
     require_none(sorted(SRC.glob("*/sql/*.sql")), faults)
     code = "\n".join(path.read_text() for path in SOURCES)
     names = [name for lib in find_libraries(PACKAGES) for name in REGISTERED.findall(lib.code)]
+    assert names
     assert [name for name in names if name not in code] == []
     for package in PACKAGES:
         numbers = [migration.number for migration in find_migrations((package,))]

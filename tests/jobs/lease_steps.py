@@ -55,17 +55,7 @@ def told(claim, outcomes=DONE):
         return Ack(lease_id=claim.lease_id)
     if isinstance(outcomes, Outcome):
         outcomes = dict.fromkeys(claim.ids, outcomes)
-    some = list(outcomes.values())
-    return Ack(
-        lease_id=claim.lease_id,
-        ids=list(outcomes),
-        kinds=[one.kind for one in some],
-        delays_s=[one.after_s for one in some],
-        errors=[one.error for one in some],
-        tracebacks=[one.traceback for one in some],
-        results=[one.result for one in some],
-        queues=[one.queue for one in some],
-    )
+    return Ack(lease_id=claim.lease_id, outcomes=dict(outcomes))
 
 
 async def settle(manager, claim, outcomes=DONE):

@@ -9,6 +9,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.jobs.messages import Ack, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
+from headrace.jobs.outcomes import DONE
 from headrace.jobs.slots.runner import SlotRunner
 
 
@@ -43,30 +44,17 @@ class Slot:
         self.said.append(message)
         if isinstance(message, Spend):
             if (answer := self.on_spend(message)) is not None:
-                self.runner.answer(answer)
+                self.runner.receive(answer)
         elif isinstance(message, Ack):
             self._note(message)
 
     def _note(self, ack):
         self.calls += ack.calls
-        if ack.ids is None:
-            rows = dict.fromkeys(self._leases[ack.lease_id].ids, ("done", None, "", None, None))
-        else:
-            jobs = len(ack.ids)
-            rows = dict(
-                zip(
-                    ack.ids,
-                    zip(
-                        ack.kinds,
-                        ack.delays_s,
-                        ack.errors,
-                        ack.results or [None] * jobs,
-                        ack.queues or [None] * jobs,
-                        strict=True,
-                    ),
-                    strict=True,
-                )
-            )
+        outcomes = ack.outcomes or dict.fromkeys(self._leases[ack.lease_id].ids, DONE)
+        rows = {
+            job: (one.kind, one.after_s, one.error, one.result, one.queue)
+            for job, one in outcomes.items()
+        }
         assert not self.outcomes.keys() & rows.keys(), "a job was settled twice"
         self.outcomes |= rows
 

@@ -13,9 +13,10 @@ from tests.kit.processes import HeadraceProcess, descendants, is_alive
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
 from headrace.jobs.agent.host_lock import HostLock, LockRecord, file_name, start_time
 from headrace.jobs.errors import AgentRuns
+from headrace.jobs.sql import SQL
 
 APPLICATION = '''
 """Two queues."""
@@ -117,10 +118,10 @@ async def test_it_reports_itself_follows_the_plan_counts_and_drains(
     await wait_true(lambda: "jobs_run_seconds_count" in _metrics(tmp_path))
     await wait_true(lambda: _counted(tmp_path) >= 3, what="slots' counts arrive")
     await _plan(postgres, "h1", {})
-    await store.fleet.set_draining(postgres, "h1")
+    await postgres.run(SQL.set_draining, host="h1", is_draining=True)
     await wait_true(lambda: _has_slots(postgres, []))
     assert agent.events("slot_died") == []
-    await store.fleet.set_draining(postgres, "h1", is_draining=False)
+    await postgres.run(SQL.set_draining, host="h1", is_draining=False)
     await wait_true(lambda: _has_slots(postgres, ["None", "None"]))
 
 

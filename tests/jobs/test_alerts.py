@@ -18,14 +18,15 @@ from headrace.jobs.fleet.alerts import (
     QUEUE_RULES,
     AlertEvaluator,
     FleetObservation,
-    Limits,
     QueueObservation,
 )
 from headrace.jobs.fleet.scheduler import USE, AlertSender, Scheduler, WebhookFailed, send_alert
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.sql import SQL
 from headrace.kernel.resilience import Backoff
 from headrace.kernel.signing import derive_key
 
-LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
+CONFIG = JobsConfig()
 SECRET = "a root secret of at least thirty-two characters"
 WELL = {"active": 10, "leased": 1, "oldest_age_s": 0.0, "done": 100, "failed": 0}
 
@@ -59,20 +60,20 @@ def seen(**changes):
     ],
 )
 def test_the_edge_of_each_rule(rule, before, now, is_broken):
-    text = QUEUE_RULES[rule].broken(now, before, LIMITS)
+    text = QUEUE_RULES[rule].broken(now, before, CONFIG)
     assert (text is not None) is is_broken
 
 
 def test_the_text_of_an_alert_names_the_cause():
     broken = QUEUE_RULES["below_min"].broken
-    assert broken(seen(slots=2, slots_min=2), None, LIMITS) is None
-    text = broken(seen(slots=1, slots_min=2), None, LIMITS)
+    assert broken(seen(slots=2, slots_min=2), None, CONFIG) is None
+    text = broken(seen(slots=1, slots_min=2), None, CONFIG)
     assert "1 of its minimum of 2 slots" in text
     assert "they lack memory or cores" in text
-    assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, LIMITS)
+    assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, CONFIG)
     broken = QUEUE_RULES["fleet_short"].broken
     for is_loaded in (True, False):
-        text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=is_loaded), None, LIMITS)
+        text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=is_loaded), None, CONFIG)
         assert ("hosts short of CPU add no slots" in text) is is_loaded
 
 
@@ -89,13 +90,13 @@ def test_an_alert_is_raised_and_cleared_after_several_evaluations():
     bad, good = seen(oldest_age_s=1000.0), seen()
     rule = QUEUE_RULES["oldest_waits"]
     raised = [bad] * rule.raise_after
-    assert changes_of(AlertEvaluator(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
+    assert changes_of(AlertEvaluator(CONFIG), [*raised[1:], good, *raised[1:]]) == [], (
         "never often enough in a row"
     )
     edges = [good, bad] * 20
-    assert changes_of(AlertEvaluator(LIMITS), edges) == []
+    assert changes_of(AlertEvaluator(CONFIG), edges) == []
     cleared = [good] * rule.clear_after
-    assert changes_of(AlertEvaluator(LIMITS), [*raised, *edges, *cleared]) == [
+    assert changes_of(AlertEvaluator(CONFIG), [*raised, *edges, *cleared]) == [
         (rule.raise_after - 1, "oldest_waits", True),
         (rule.raise_after - 1 + len(edges) + rule.clear_after, "oldest_waits", False),
     ]
@@ -106,7 +107,7 @@ def test_growth_is_seen_over_ten_minutes():
     sights = [seen(active=400)] * 120 + [seen(active=1600)] * 200
     rule = QUEUE_RULES["active_grows"]
     [(raised_index, _, _), (cleared_index, _, is_raised)] = changes_of(
-        AlertEvaluator(LIMITS), sights
+        AlertEvaluator(CONFIG), sights
     )
     assert raised_index == 120 + rule.raise_after - 1
     assert not is_raised
@@ -124,17 +125,17 @@ def changes_of_hosts(watch, rounds):
 def test_a_missing_agent_is_an_alert_until_it_is_back():
     alive, silent, swept = {"a": False}, {"a": True}, {}
     rounds = [alive, silent, swept, swept, swept, alive, alive, alive]
-    found = changes_of_hosts(AlertEvaluator(LIMITS), rounds)
+    found = changes_of_hosts(AlertEvaluator(CONFIG), rounds)
     assert found == [(HOST_RAISE_AFTER, "a", True), (6, "a", False)]
 
 
 def test_a_new_leader_continues_with_open_alerts():
-    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
+    watch = AlertEvaluator(CONFIG, [(HOST_RULE, "a")])
     assert watch.open_counts[HOST_RULE] == 1
     assert changes_of_hosts(watch, [{}] * 5) == [], "still missing, and known"
     assert changes_of_hosts(watch, [{"a": False}] * 2) == [(1, "a", False)]
-    assert changes_of_hosts(AlertEvaluator(LIMITS), [{"a": False}, {}, {}, {}, {}]) == [], "it left"
-    missing = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
+    assert changes_of_hosts(AlertEvaluator(CONFIG), [{"a": False}, {}, {}, {}, {}]) == [], "it left"
+    missing = AlertEvaluator(CONFIG, [(HOST_RULE, "a")])
     assert [change[1:] for change in changes_of_hosts(missing, [{}] * 800)] == [("a", False)]
 
 
@@ -142,14 +143,19 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     assert await store.fleet.raise_alert(postgres, "at_max", "mail", "again") is None
     assert [a.text for a in await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9)]
-    assert await store.fleet.count_open_alerts(postgres) == 1
+    assert await postgres.value(SQL.count_open_alerts) == 1
     cleared = await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert cleared.cleared_at is not None
     assert await store.fleet.clear_alert(postgres, "at_max", "mail") is None
     assert await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9) == []
-    assert await store.fleet.count_open_alerts(postgres) == 0
+    assert await postgres.value(SQL.count_open_alerts) == 0
     await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
-    assert await store.fleet.drop_alerts(postgres, kept_s=7 * 86400) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="alert", column="cleared_at", kept_s=7 * 86400, rows_max=100
+        )
+        == 1
+    )
 
 
 async def test_the_webhook_receives_each_change_once(postgres):
@@ -162,10 +168,10 @@ async def test_the_webhook_receives_each_change_once(postgres):
     assert is_raise
     await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert [is_raise for _, is_raise in await unsent()] == [True], "first that it was raised"
-    await store.fleet.mark_sent(postgres, alert.id, is_raise=True)
+    await postgres.run(SQL.mark_sent, alert=alert.id, is_raise=True)
     [(alert, is_raise)] = await unsent()
     assert not is_raise
-    await store.fleet.mark_sent(postgres, alert.id, is_raise=False)
+    await postgres.run(SQL.mark_sent, alert=alert.id, is_raise=False)
     assert await unsent() == []
 
 

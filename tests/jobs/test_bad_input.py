@@ -200,8 +200,10 @@ async def test_numbers_that_only_python_can_pass(jobs, registry):
     for starts, wait_max_s in ((-1, 0), (True, 0), (1, -1), (1, NAN), (1, 1e9)):
         with pytest.raises(InvalidJob):
             await jobs.lanes.spend("l", "x", starts, wait_max_s=wait_max_s)
-    with pytest.raises(InvalidJob):
-        await jobs.lanes.set("l", "x", starts_max=5, window_s=NAN, concurrency=None)
+    for limits in ((5, NAN, None, 1), (2.5, 60, None, 1), (None, None, 2.5, 1), (5, 60, None, 1.5)):
+        names = ("starts_max", "window_s", "concurrency", "weight")
+        with pytest.raises(InvalidJob):
+            await jobs.lanes.set("l", "x", **dict(zip(names, limits, strict=True)))
     for number in (2**31, 10**400):
         limits = {"starts_max": number, "window_s": 60, "concurrency": number}
         with pytest.raises(InvalidJob) as raised:

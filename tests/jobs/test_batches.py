@@ -36,7 +36,7 @@ async def test_a_batch_that_returns_is_acked_as_a_whole(registry, slot):
     assert await slot.wait_settled(jobs) == ["done"] * 100
     assert seen == list(range(100))
     (ack,) = [message for message in slot.said if isinstance(message, Ack)]
-    assert (ack.ids, ack.calls) == (None, 1)
+    assert (ack.outcomes, ack.calls) == (None, 1)
     assert ack.run_s > 0
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from headrace.jobs.agent.capacity import (
     SLOT_BYTES_MIN,
-    HostState,
     SlotCpu,
     cores,
     cpu_pressure,
@@ -36,8 +35,8 @@ GB = 2**30
     ],
 )
 def test_slots_that_fit(free, pss, slots, fit):
-    state = HostState(free_bytes=free, pss_bytes=dict(enumerate(pss)), slots=slots, cores=2)
-    assert slots_that_fit(state, reserve_bytes=256 * MB, slots_per_core=50) == fit
+    found = slots_that_fit(free, pss, slots=slots, slots_max=100, reserve_bytes=256 * MB)
+    assert found == fit
 
 
 def machine(root, cgroup, files):

@@ -18,7 +18,7 @@ FIRST = ClaimCursor().marks[0]
 LATE = (NOW - timedelta(seconds=LATE_COMMIT_S), 0)
 
 
-def claims(*jobs, moved=0):
+def claims(*jobs, moved=0, scan_s=0.001):
     """A claim that returned jobs given as (priority, seconds before now, id)."""
     columns = dict.fromkeys(("attempts", "losses", "lanes", "headers", "versions", "payloads"))
     lease = Claim(
@@ -29,7 +29,7 @@ def claims(*jobs, moved=0):
         run_ats=[NOW - timedelta(seconds=age_s) for _, age_s, _ in jobs],
         **columns,
     )
-    return Claims([lease] if jobs else [], NOW, retries=5, moved=moved)
+    return Claims([lease] if jobs else [], NOW, retries=5, moved=moved, scan_s=scan_s)
 
 
 def key(age_s, job_id):
@@ -74,19 +74,19 @@ def test_where_looking_back_is_slow_it_is_done_seldom():
     """A scan of 0.1 s is not repeated for 2 s, not even after a short claim."""
     cursor = ClaimCursor()
     cursor.next_order()
-    cursor.note(claims((5, 1, 1)), jobs_max=2, now_s=1000.0, took_s=0.1)
+    cursor.note(claims((5, 1, 1), scan_s=0.1), jobs_max=2, now_s=1000.0)
     assert cursor.is_costly
     assert cursor.marks == [LATE] * 10
-    cursor.note(claims(), jobs_max=2, now_s=1001.9, took_s=0.001)
+    cursor.note(claims(), jobs_max=2, now_s=1001.9)
     assert cursor.marks[5] == LATE
-    cursor.note(claims(), jobs_max=2, now_s=1002.1, took_s=0.001)
+    cursor.note(claims(), jobs_max=2, now_s=1002.1)
     assert cursor.marks == [FIRST] * 10
-    cursor.note(claims(), jobs_max=2, now_s=1002.2, took_s=0.001)
+    cursor.note(claims(), jobs_max=2, now_s=1002.2)
     assert not cursor.is_costly
-    cursor.note(claims((5, 1, 9)), jobs_max=2, now_s=1002.3, took_s=9.0)
-    cursor.note(claims(), jobs_max=2, now_s=1031.0, took_s=0.001)
+    cursor.note(claims((5, 1, 9), scan_s=9.0), jobs_max=2, now_s=1002.3)
+    cursor.note(claims(), jobs_max=2, now_s=1031.0)
     assert cursor.marks == [LATE] * 10
-    cursor.note(claims(), jobs_max=2, now_s=1033.0, took_s=0.001)
+    cursor.note(claims(), jobs_max=2, now_s=1033.0)
     assert cursor.marks == [FIRST] * 10
 
 

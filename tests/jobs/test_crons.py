@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from surfaces import client_of
 
@@ -131,7 +131,7 @@ async def test_code_declares_and_alone_changes(jobs, declared, make_due):
     await make_due("1 h")
     await jobs.crons.declare()
     assert await jobs.crons.fire_due() == 1, "a missed moment fires after code starts"
-    declared["nightly"] = dataclasses.replace(declared["nightly"], spec="0 5 * * *")
+    declared["nightly"] = msgspec.structs.replace(declared["nightly"], spec="0 5 * * *")
     await make_due("1 h")
     await jobs.crons.declare()
     assert await jobs.crons.fire_due() == 0, "a changed schedule starts from scratch"
@@ -150,7 +150,7 @@ async def test_a_cron_that_code_no_longer_declares_does_not_fire(jobs, declared,
 
 
 async def test_an_invalid_declaration_leaves_the_others(jobs, declared):
-    wrong = dataclasses.replace(declared["nightly"], name="wrong", tz="Mars/Olympus")
+    wrong = msgspec.structs.replace(declared["nightly"], name="wrong", tz="Mars/Olympus")
     declared["wrong"] = wrong
     assert await jobs.crons.declare() == 1
 

@@ -18,6 +18,7 @@ from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import InFlightLease, WorkerProxy
 from headrace.jobs.leases import LeaseManager
 from headrace.jobs.messages import Ack, Ready, Spend, Work
+from headrace.jobs.outcomes import DONE
 from headrace.jobs.slots.status_board import SlotStatus
 
 NOTHING = SlotStatus(None, 0, 0.0, 0.0, 0.0)
@@ -31,12 +32,12 @@ class HeldChannel:
         self.given = []
         self.answers = []
 
-    def give(self, work):
-        self.works.append(work)
-        self.given.append(work.queue)
-
-    def answer(self, answer):
-        self.answers.append(answer)
+    def send(self, message):
+        if isinstance(message, Work):
+            self.works.append(message)
+            self.given.append(message.queue)
+        else:
+            self.answers.append(message)
 
 
 class Host:
@@ -209,8 +210,7 @@ async def test_single_jobs_are_refilled_as_they_end(open_host, jobs):
         worker = host.worker(bound="a")
         await wait_true(lambda: worker.jobs_open == 4)
         first = worker.channel.works[0]
-        outcome = {"kinds": ["done"], "delays_s": [None], "errors": [""], "tracebacks": [""]}
-        host.dispatcher.receive(worker, Ack(lease_id=first.lease_id, ids=ids[:1], **outcome))
+        host.dispatcher.receive(worker, Ack(lease_id=first.lease_id, outcomes={ids[0]: DONE}))
         await wait_true(lambda: len(worker.channel.works) > 1)
         assert list(worker.channel.works[1].ids) == ids[4:5]
         assert worker.jobs_open == 4
@@ -236,7 +236,7 @@ async def test_quick_batches_are_claimed_in_advance_and_returned_if_no_slot_is_f
         assert not host.queues["a"].prefetched, "slow batches are not claimed in advance"
         counts = host.queues["a"].take_counts()
         assert (counts.ended, counts.calls) == (4, 2)
-        assert host.queues["a"].take_counts().is_empty
+        assert host.queues["a"].take_counts() is None
 
 
 @pytest.mark.parametrize(

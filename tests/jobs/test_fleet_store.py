@@ -10,6 +10,7 @@ from tests.kit.queue_counts import add_counts
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ async def test_hosts_that_report_at_once_count_each_report_once(postgres, queue_
     ids = list(queue_ids.values())
     await asyncio.gather(*(report(ids[::step]) for step in (1, -1, 1, -1)))
     # Counts that arrive while another call folds are left for the next.
-    await store.fleet.fold_counts(postgres, rows_max=1000)
+    await postgres.value(SQL.fold_counts, rows_max=1000)
     queues = await store.fleet.fleet_queues(postgres, {})
     assert [queue.calls for queue in queues] == [120, 120]
 
@@ -121,9 +122,9 @@ async def test_one_leads_until_its_time_is_over(postgres, sql):
     await sql("UPDATE headrace.fleet_plan SET leads_until = now()")
     assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) == 2
     assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) is None
-    await store.fleet.stop_leading(postgres, "a")
+    await postgres.run(SQL.stop_leading, leader="a")
     assert (await store.fleet.find_plan(postgres)).is_led
-    await store.fleet.stop_leading(postgres, "b")
+    await postgres.run(SQL.stop_leading, leader="b")
     assert not (await store.fleet.find_plan(postgres)).is_led
 
 
@@ -150,12 +151,12 @@ async def test_a_plan_is_announced_and_explained(postgres, queue_ids):
     planned = await store.fleet.planned_slots(postgres, "a")
     assert (planned.version, planned.slots, planned.is_draining) == (2, {"mail": 3}, False)
     assert (await store.fleet.planned_slots(postgres, "new")).slots == {}
-    assert await store.fleet.set_draining(postgres, "a")
+    assert await postgres.run(SQL.set_draining, host="a", is_draining=True)
     assert (await store.fleet.planned_slots(postgres, "a")).is_draining
-    assert not await store.fleet.set_draining(postgres, "nobody")
+    assert not await postgres.run(SQL.set_draining, host="nobody", is_draining=True)
     [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=10)
     assert (decision.version, decision.host, decision.after) == (1, "a", 2)
-    await store.leases.remove_host(postgres, host_id)
+    await postgres.run(SQL.remove_host, host=host_id)
 
 
 async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sql):
@@ -177,7 +178,12 @@ async def test_decisions_are_deleted_after_their_time(postgres, queue_ids, sql):
         postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=[move, move]
     )
     await sql("UPDATE headrace.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
-    assert await store.fleet.drop_decisions(postgres, kept_s=7 * 86400, rows_max=10) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="fleet_decision", column="at", kept_s=7 * 86400, rows_max=100
+        )
+        == 1
+    )
     assert len(await store.fleet.decisions(postgres, before=None, decisions_max=10)) == 1
 
 

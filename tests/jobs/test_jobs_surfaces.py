@@ -223,8 +223,8 @@ async def test_names_of_lanes_with_slashes_are_reached(postgres, jobs):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("{to:x}",), "PAYLOAD: expected JSON with its quotes, got '{to:x}': JSON is malformed"),
-        (("[" * 9000 + "]" * 9000,), "PAYLOAD: the JSON is nested too deep"),
+        (("{to:x}",), "PAYLOAD: expected JSON with its quotes (JSON is malformed"),
+        (("[" * 9000 + "]" * 9000,), "PAYLOAD: expected JSON that is nested less deeply"),
         (("{}", "--after", "2y"), "--after: expected a duration such as 30s, 10m or 2h, got '2y'"),
         (("{}", "--spread", "x"), "--spread: expected a duration such as 30s, 10m or 2h, got 'x'"),
     ],

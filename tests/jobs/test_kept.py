@@ -11,10 +11,11 @@ from tests.kit.queue_counts import add_counts
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.errors import InvalidSpan
+from headrace.jobs.errors import InvalidFilter
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import PRIORITIES, ClaimCursor
 
 DAY = timedelta(days=1)
@@ -46,11 +47,11 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     lease = await claim_one(manager, keeping)
     outcomes = {job_id: Outcome("done", result=b"1"), other: Outcome("fail")}
     assert await settle(manager, lease, outcomes)
-    row = await store.jobs.find_done(postgres, job_id)
-    assert (row["state"], row["queue"], row["payload"]) == ("done", "q", b"[1]")
-    assert (row["unique_key"], row["version"], row["result"]) == ("k", 2, None)
-    [kept] = await sql("SELECT drop_at - ended_at AS kept FROM headrace.job_done")
-    assert kept["kept"].total_seconds() == 86_400
+    job = await jobs.job(job_id)
+    assert (job.state, job.queue, job.payload) == ("done", "q", [1])
+    assert (job.unique, job.result) == ("k", None)
+    [kept] = await sql("SELECT drop_at - ended_at AS kept, version FROM headrace.job_done")
+    assert (kept["kept"].total_seconds(), kept["version"]) == (86_400, 2)
     await sql("UPDATE headrace.queue SET keep_done_s = NULL, keep_result = true")
     ids = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
     lease = await claim_one(manager, keeping)
@@ -60,21 +61,20 @@ async def test_done_jobs_and_results_are_kept_as_the_queue_declares(
     ids += await jobs.enqueue_many([NewJob(queue="q")])
     taken = await jobs.takes.take("q")
     await jobs.takes.ack(taken.lease_id, {ids[2]: TakenOutcome(result={"ok": True})})
-    rows = [await store.jobs.find_done(postgres, job_id) for job_id in ids]
-    assert [row["result"] for row in rows] == [b"[7]", None, b'{"ok":true}']
+    assert [(await jobs.job(job_id)).result for job_id in ids] == [[7], None, {"ok": True}]
 
 
 async def test_partitions_are_created_ahead_and_dropped_whole(
     jobs, manager, queue_id, *, postgres, sql
 ):
-    assert await store.jobs.maintain_done_partitions(postgres) == 0, "no queue keeps anything"
+    assert await postgres.value(SQL.maintain_done_partitions) == 0, "no queue keeps anything"
     assert await partitions(sql) == ["job_done_rest"]
     await sql("UPDATE headrace.queue SET keep_done_s = 86400 WHERE name = 'q'")
-    created = await store.jobs.maintain_done_partitions(postgres)
+    created = await postgres.value(SQL.maintain_done_partitions)
     names = await partitions(sql)
     assert len(names) == created + 1
     assert 6 <= created <= 8
-    assert await store.jobs.maintain_done_partitions(postgres) == 0
+    assert await postgres.value(SQL.maintain_done_partitions) == 0
     await jobs.enqueue_many([NewJob(queue="q")])
     await settle(manager, await claim_one(manager, queue_id))
     [row] = await sql("SELECT tableoid::regclass::text AS name FROM headrace.job_done")
@@ -82,8 +82,8 @@ async def test_partitions_are_created_ahead_and_dropped_whole(
     await sql(OLD_PARTITION)
     async with postgres.transaction() as tx:
         await tx.connection.execute("LOCK TABLE headrace.job_done_2020010106 IN ACCESS SHARE MODE")
-        assert await store.jobs.maintain_done_partitions(postgres) == 0, "a reader uses it"
-    assert await store.jobs.maintain_done_partitions(postgres) == 1
+        assert await postgres.value(SQL.maintain_done_partitions) == 0, "a reader uses it"
+    assert await postgres.value(SQL.maintain_done_partitions) == 1
     assert await partitions(sql) == names
 
 
@@ -95,8 +95,7 @@ async def test_jobs_that_ended_before_their_partition_existed_are_dropped_too(
     assert (await sql("SELECT count(*) AS n FROM headrace.job_done_rest"))[0]["n"] == 2
     await sql(f"UPDATE headrace.job_done SET drop_at = now() WHERE id = {ids[0]}")
     await jobs.sweep()
-    assert await store.jobs.find_done(postgres, ids[0]) is None
-    assert await store.jobs.find_done(postgres, ids[1]) is not None
+    assert [(await jobs.job(job_id)).state for job_id in ids] == ["gone", "done"]
     assert len(await partitions(sql)) > 4
 
 
@@ -110,8 +109,12 @@ async def test_progress_is_stored_while_its_job_runs(jobs, manager, queue_id, po
     for ratio in (0.1, 0.5):
         manager.note_progress(Progress(first, ratio, "half"))
     manager.note_progress(Progress(second, 0.2, "\0"))
-    await wait_true(lambda: store.jobs.find_progress(postgres, second))
-    found = await store.jobs.find_progress(postgres, first)
+
+    async def progress_of(job_id):
+        return (await jobs.job(job_id)).progress
+
+    await wait_true(lambda: progress_of(second))
+    found = await progress_of(first)
     assert (found.ratio, found.text) == (0.5, "half"), "the latest report counts"
     manager.settle(told(lease, {first: DONE}))
     await manager.flush()
@@ -154,10 +157,15 @@ async def test_minutes_of_a_span(jobs, postgres, queue_id, sql):
         (None, datetime.min.replace(tzinfo=UTC)),
         (datetime.fromisoformat("0001-01-01T00:00:00+14:00"), None),
     ):
-        with pytest.raises(InvalidSpan):
+        with pytest.raises(InvalidFilter):
             await jobs.queues.minutes("q", from_at=from_at, to_at=to_at)
     await sql("UPDATE headrace.queue_minute SET minute = minute - interval '9 d' WHERE done = 3")
-    assert await store.fleet.drop_minutes(postgres, kept_s=8 * 86400, rows_max=100) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_minute", column="minute", kept_s=8 * 86400, rows_max=100
+        )
+        == 1
+    )
     assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (4, 0)}
 
 
@@ -200,7 +208,7 @@ async def test_counts_are_exact_after_lost_answers_and_rollbacks(jobs, manager, 
     names = ("done", "failed", "retried", "lost", "claimed")
     minutes = await jobs.queues.minutes("q")
     assert [sum(getattr(m, name) for m in minutes) for name in names] == [20, 0, 0, 5, 25]
-    assert await store.leases.return_lease(postgres, third, 3) == 0
+    assert await postgres.value(SQL.return_lease, lease=third, losses_max=3) == 0
 
 
 async def test_cancelled_jobs_are_counted_and_no_failures(jobs, manager, queue_id, postgres):
@@ -216,7 +224,7 @@ async def test_cancelled_jobs_are_counted_and_no_failures(jobs, manager, queue_i
     assert [sum(getattr(m, name) for m in minutes) for name in ("cancelled", "failed")] == [2, 1]
     outcomes_by_queue = await store.fleet.recent_outcomes(postgres, minutes=9)
     assert outcomes_by_queue == {queue_id: (0, 1)}, "the alert many_fail sees one failure"
-    await store.fleet.sum_hours(postgres)
+    await postgres.run(SQL.sum_hours)
     assert [hour.cancelled for hour in await jobs.queues.hours("q")] == [2]
     readings = await store.fleet.record_backlog(postgres, count_max=100)
     totals = {one.queue: (one.cancelled, one.failed) for one in readings}
@@ -238,12 +246,30 @@ async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, queue
 
 
 async def test_a_count_that_was_committed_late_is_added_within_a_minute(postgres, queue_id, sql):
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 0
     await sql(
         "INSERT INTO headrace.job_count (at, queue, done)"
         f" VALUES (now() - interval '21 s', {queue_id}, 1)"
     )
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 0
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 0
     await sql("UPDATE headrace.job_count_fold SET whole_at = whole_at - interval '1 min'")
-    assert await store.fleet.fold_counts(postgres, rows_max=10) == 1
+    assert await postgres.value(SQL.fold_counts, rows_max=10) == 1
     assert await store.fleet.recent_outcomes(postgres, minutes=10) == {queue_id: (1, 0)}
+
+
+async def test_old_events_results_and_keys_are_forgotten_however_many(jobs, sql):
+    await sql(
+        "INSERT INTO headrace.workflow_event (name, key, sent_at, payload)"
+        " SELECT 'paid', n::text, now() - interval '60 d', '{}' FROM generate_series(1, 5001) n"
+    )
+    await sql(
+        "INSERT INTO headrace.group_result (group_id, job_id, state, ended_at)"
+        " SELECT 1, n, 'done', now() - interval '60 d' FROM generate_series(1, 1001) n"
+    )
+    await sql(
+        "INSERT INTO headrace.job_unique (queue, key, job_id, kept_until, is_done)"
+        " SELECT 1, n::text, n, now(), true FROM generate_series(1, 5001) n"
+    )
+    assert [(await jobs.sweep()).more for _ in range(2)] == [True, False]
+    for table in ("workflow_event", "group_result", "job_unique"):
+        assert await sql(f"SELECT FROM headrace.{table}") == []

@@ -10,9 +10,10 @@ import pytest
 from lease_steps import NO_LIMITS, claim_lane_jobs, most_in_a_window, settle
 from tests.kit.waiting import wait_true
 
-from headrace.jobs import Batch, JobContext, Jobs, NewJob, Registry, store
+from headrace.jobs import Batch, JobContext, Jobs, NewJob, Registry
 from headrace.jobs.errors import LaneUnknown, LimiterFixed, LimiterUnknown
 from headrace.jobs.model import JobFilter
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -239,19 +240,19 @@ async def test_less_slack_counts_starts_as_late_as_they_may_be(jobs, manager, qu
 async def test_a_limiter_follows_its_operator_and_then_its_code_again(
     jobs, manager, queue_id, fill
 ):
-    await jobs.lanes.declare_limiter("l", concurrency=1)
-    await jobs.lanes.declare_limiter("l", concurrency=2)
+    await jobs.lanes.set_limiter("l", concurrency=1, is_declared=True)
+    await jobs.lanes.set_limiter("l", concurrency=2, is_declared=True)
     await fill(1)
     await claim_lane_jobs(manager, queue_id)
     await jobs.lanes.set_limiter("l", starts_max=5, window_s=60, slack_s=2)
-    await jobs.lanes.declare_limiter("l", concurrency=4)
+    await jobs.lanes.set_limiter("l", concurrency=4, is_declared=True)
     found = await jobs.lanes.get_limiter("l")
     assert (found.starts_max, found.concurrency, found.is_set) == (5, None, True)
     await jobs.lanes.reset_limiter("l")
     found, lane = await jobs.lanes.get_limiter("l"), await jobs.lanes.get("l", "x")
     assert (found.starts_max, found.concurrency, found.slack_s) == (None, 4, 0.25)
     assert (lane.starts_max, lane.concurrency, found.is_set) == (None, 4, False)
-    await jobs.lanes.declare_limiter("l", concurrency=5)
+    await jobs.lanes.set_limiter("l", concurrency=5, is_declared=True)
     assert (await jobs.lanes.get("l", "x")).concurrency == 5
     await jobs.lanes.set_limiter("more", concurrency=1)
     limiters = {one.limiter: one for one in await jobs.lanes.limiters()}
@@ -282,17 +283,17 @@ async def test_limits_reach_all_lanes_in_steps_and_after_an_interruption(
         await fill(1, f"lane{number}")
     await claim_lane_jobs(manager, queue_id)
     limits = {"starts_max": 5, "window_s": 10, "slack_s": 0.25, "is_set": True}
-    await store.queues.set_limiter(postgres, "l", **limits, concurrency=1)
+    await postgres.value(SQL.set_limiter, limiter="l", **limits, concurrency=1)
     after, steps = "", 0
     while after is not None:
-        after = await store.queues.spread_limiter(postgres, "l", after=after, lanes_max=3)
+        after = await postgres.value(SQL.spread_limiter, limiter="l", after=after, lanes_max=3)
         steps += 1
     assert steps == 3
     assert {lane.starts_max for lane in await jobs.lanes.list("l")} == {5}
-    await store.queues.set_limiter(postgres, "l", **limits, concurrency=2)
+    await postgres.value(SQL.set_limiter, limiter="l", **limits, concurrency=2)
     await jobs.sweep()
     assert {lane.concurrency for lane in await jobs.lanes.list("l")} == {2}
-    assert await store.queues.unspread_limiters(postgres) == []
+    assert [row["name"] for row in await postgres.all(SQL.unspread_limiters)] == []
 
 
 async def test_idle_lanes_are_removed_and_created_again(

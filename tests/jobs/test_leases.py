@@ -13,6 +13,7 @@ from lease_steps import (
     settle,
     told,
 )
+from tests.kit.chaos import ChaosProxy, delay
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
@@ -231,7 +232,7 @@ async def test_every_eighth_claim_begins_with_the_lowest_priority(manager, queue
 class FixedTimeCursor(ClaimCursor):
     """A cursor with a fixed time, so that a slow machine does not drop its marks."""
 
-    def note(self, claims, *, jobs_max, now_s, took_s=0.0, leases_max=None):
+    def note(self, claims, *, jobs_max, now_s, leases_max=None):
         super().note(claims, jobs_max=jobs_max, now_s=1.0, leases_max=leases_max)
 
 
@@ -340,3 +341,18 @@ def test_a_batch_of_acks_is_bounded_by_leases_and_jobs():
     assert len(buffer.take(leases_max=10, jobs_max=1).outcomes) == 1
     assert len(buffer.take(leases_max=1, jobs_max=100).outcomes) == 1
     assert buffer.jobs == 4
+
+
+async def test_a_claim_that_waited_for_its_commit_is_no_slow_search(
+    manager, queue_id, fill, database_url
+):
+    """After slow searches claims skip jobs that were committed late, for up to 30 s."""
+    with ChaosProxy(database_url) as proxy:
+        manager._postgres = Postgres(proxy.url, PostgresConfig())
+        await claim_one(manager, queue_id)
+        proxy.set(delay(0.2))
+        await fill(1)
+        cursor = ClaimCursor()
+        assert await claim_one(manager, queue_id, cursor=cursor)
+        assert not cursor.is_costly
+        await manager._postgres.close()

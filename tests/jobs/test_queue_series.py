@@ -8,10 +8,11 @@ import pytest
 from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.errors import InvalidSpan, QueueUnknown
+from headrace.jobs.errors import InvalidFilter, QueueUnknown
 from headrace.jobs.fleet.queue_metrics import QUEUES_MAX, QueueMetrics
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.fleet.state import QueueReading
+from headrace.jobs.sql import SQL
 from headrace.kernel.metrics import REGISTRY
 
 
@@ -67,21 +68,31 @@ async def test_minutes_are_summed_to_hours_and_kept_longer(jobs, postgres, queue
             f" {ready}, 0, 0, 0, {ready})"
         )
     for _ in range(2):
-        await store.fleet.sum_hours(postgres)
+        await postgres.run(SQL.sum_hours)
         [one] = await jobs.queues.hours("mail")
         assert (one.hour, one.done, one.run_s) == (hour - timedelta(days=2), 3, 3.0)
         assert (one.ready, one.oldest_s) == (9, 9.0), "the highest"
     await add_counts(postgres, queue_ids["mail"], done=4)
-    await store.fleet.sum_hours(postgres)
+    await postgres.run(SQL.sum_hours)
     assert [one.done for one in await jobs.queues.hours("mail")] == [3, 4]
     await add_counts(postgres, queue_ids["mail"], done=1)
-    assert await store.fleet.drop_minutes(postgres, kept_s=86_400, rows_max=100) == 2
-    await store.fleet.sum_hours(postgres)
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_minute", column="minute", kept_s=86_400, rows_max=100
+        )
+        == 2
+    )
+    await postgres.run(SQL.sum_hours)
     assert [one.done for one in await jobs.queues.hours("mail")] == [3, 5]
-    assert await store.fleet.drop_hours(postgres, kept_s=86_400, rows_max=100) == 1
+    assert (
+        await postgres.value(
+            SQL.drop_old, table="queue_hour", column="hour", kept_s=86_400, rows_max=100
+        )
+        == 1
+    )
     assert [one.done for one in await jobs.queues.hours("mail")] == [5]
     assert await jobs.queues.hours("mail", from_at=now - timedelta(days=92), to_at=now)
-    with pytest.raises(InvalidSpan, match="at most 92 days"):
+    with pytest.raises(InvalidFilter, match="at most 92 days"):
         await jobs.queues.hours("mail", from_at=now - timedelta(days=93), to_at=now)
     with pytest.raises(QueueUnknown):
         await jobs.queues.hours("nobody")

@@ -44,7 +44,7 @@ async def test_single_jobs_are_refilled_and_their_outcomes_sent_together(registr
 
     jobs = slot.give([{"number": n} for n in range(40)])
     await slot.wait_settled(jobs[1:])
-    assert (slot.runner.jobs_open, slot.runner.calls_running) == (1, 1)
+    assert slot.runner.jobs_open == 1
     gate.set()
     assert await slot.wait_settled(jobs) == ["done"] * 40
     assert len([message for message in slot.said if isinstance(message, Ack)]) < 10

@@ -23,6 +23,7 @@ from headrace.jobs.fleet.state import (
     plan_input,
     readings,
 )
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ async def test_a_new_leader_without_a_window_leaves_the_map(
     await warm(Planner(postgres, jobs, "heir")).run_once()
     assert await slots_of(postgres, "mail") == {"a": 2}, "the minimum, from free slots"
     assert await slots_of(postgres, "photos") == {"a": 30}, "idle surplus stays until it is needed"
-    await store.leases.remove_host(postgres, host_id)
+    await postgres.run(SQL.remove_host, host=host_id)
 
 
 async def test_a_standby_takes_over_and_the_old_leader_is_refused(

@@ -17,6 +17,7 @@ from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
 from headrace.jobs.outcomes import InFlightLease
+from headrace.jobs.sql import SQL
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
 HOSTS, FLOATS, STEPS = 40, 4, 1200
@@ -178,7 +179,7 @@ class Fleet:
     async def plan(self):
         """Write a plan; sometimes another scheduler leads, and the former leader tries again."""
         if self.chance.random() < 0.5:
-            await store.fleet.stop_leading(self.postgres, self.leader)
+            await self.postgres.run(SQL.stop_leading, leader=self.leader)
             self.leader = "s1" if self.leader == "s0" else "s0"
         term = await store.fleet.lead_fleet(self.postgres, self.leader, lead_s=60)
         rooms = [HostRoom(name=h.name, capacity=self.chance.randrange(4)) for h in self.hosts]

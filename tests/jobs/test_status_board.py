@@ -15,7 +15,7 @@ def board():
     """An empty board."""
     board = StatusBoard.make()
     yield board
-    board.close()
+    os.close(board.descriptor)
 
 
 def test_an_empty_cell_says_that_nothing_runs(board):

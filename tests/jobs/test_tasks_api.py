@@ -12,11 +12,12 @@ import pytest
 
 from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
 from headrace.jobs.columns import JobColumns
+from headrace.jobs.crons import NewCron
 from headrace.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
 from headrace.jobs.handle import JobRef
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
-from headrace.jobs.tasks import CronDeclared, LimiterDeclared
+from headrace.jobs.tasks import LimiterDeclared
 
 
 async def handle():
@@ -123,7 +124,7 @@ def test_limiters_and_crons_are_collected():
     assert clean_up.queue == "cron.clean_up"
     assert clean_up.retries == 1
     assert list(registry.crons.values()) == [
-        CronDeclared(name="clean_up", spec="0 4 * * *", tz="Europe/Moscow", queue="cron.clean_up")
+        NewCron(name="clean_up", spec="0 4 * * *", tz="Europe/Moscow", queue="cron.clean_up")
     ]
     for spec, tz, reason in (
         ("0 4 * * *", "Mars/Base", "time zone"),

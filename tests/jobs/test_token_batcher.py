@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from headrace.jobs.agent.token_batcher import STATEMENTS_AT_ONCE, TokenBatcher
+from headrace.jobs.messages import Spend
 from headrace.kernel.errors import Unavailable
 
 
@@ -31,7 +32,7 @@ class Lanes:
 
 
 async def ask(tokens: TokenBatcher, lane: str = "a", *, starts: int = 1, wait_max_s: float = 9.0):
-    return asyncio.create_task(tokens.take(7, lane, starts=starts, wait_max_s=wait_max_s))
+    return asyncio.create_task(tokens.take(7, Spend(1, "queue", lane, starts, wait_max_s)))
 
 
 async def test_those_that_ask_while_a_statement_is_under_way_share_the_next():

@@ -8,6 +8,7 @@ from lease_steps import claim_lane_jobs, claim_one, settle
 from headrace.jobs import NewJob, store
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import jobs as jobs_service
+from headrace.jobs.sql import SQL
 
 
 @pytest.fixture
@@ -63,10 +64,10 @@ async def test_slots(jobs, host_id, postgres, sql):
     assert (why.reason, "all 2 slots for it are busy" in why.text) == ("waits_its_turn", True)
     await report(postgres, host_id, ("q", 3.5), (None, 0.0))
     assert "the next free slot takes it" in (await jobs.why(job_id)).text
-    await store.fleet.set_draining(postgres, "one")
+    await postgres.run(SQL.set_draining, host="one", is_draining=True)
     why = await jobs.why(job_id)
     assert (why.reason, "draining" in why.text) == ("no_slot", True)
-    await store.fleet.set_draining(postgres, "one", is_draining=False)
+    await postgres.run(SQL.set_draining, host="one", is_draining=False)
     await jobs.queues.set("q", slots_max=0)
     why = await jobs.why(job_id)
     assert (why.reason, "--slots-max" in why.text) == ("no_slot", True)

@@ -15,11 +15,20 @@ from tests.kit.processes import is_alive
 from tests.kit.waiting import wait_true
 
 from headrace.jobs.agent import zygote_protocol
-from headrace.jobs.agent.worker_process import WorkerConnection
 from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.errors import ApplicationBroken
-from headrace.jobs.messages import Ack, Left, Ready, Work
+from headrace.jobs.messages import (
+    TEXT_CHARACTERS_MAX,
+    Ack,
+    Broken,
+    Left,
+    Ready,
+    Stop,
+    Work,
+    decode_from_slot,
+)
 from headrace.jobs.slots.status_board import StatusBoard
+from headrace.kernel.ipc import MessageConnection
 
 pytestmark = pytest.mark.slow
 APPLICATION = """
@@ -73,7 +82,7 @@ async def zygote(tmp_path, monkeypatch):
     with contextlib.suppress(asyncio.CancelledError, ApplicationBroken):
         await running
     os.close(lock)
-    board.close()
+    os.close(board.descriptor)
 
 
 class Talk:
@@ -84,7 +93,7 @@ class Talk:
         self.is_lost = False
         self.exits = []
         self.pid = 0
-        self.link = WorkerConnection(self.received.append, self._lose)
+        self.link = MessageConnection(decode_from_slot, self.received.append, self._lose)
         self._zygote = zygote
         self._number = number
 
@@ -143,15 +152,15 @@ async def test_slots_work_leave_and_die_while_their_zygote_runs(zygote, tmp_path
     assert "jobs.poll" not in loaded.settings, "defaults are not sent"
     assert (loaded.threads, loaded.sockets) == ([], []), "an app with all rooms leaves nothing open"
     slot = await Talk(zygote, 4).start()
-    slot.link.give(work("sizes", [b'{"bytes": 1}'] * 3))
+    slot.link.send(work("sizes", [b'{"bytes": 1}'] * 3))
     ack = await slot.wait(Ack)
-    assert (ack.lease_id, ack.ids, ack.calls) == (1, None, 1)
-    slot.link.give(work("sizes", [b'{"bytes": 1}', b'{"bytes": -1}']))
+    assert (ack.lease_id, ack.outcomes, ack.calls) == (1, None, 1)
+    slot.link.send(work("sizes", [b'{"bytes": 1}', b'{"bytes": -1}']))
     ack = await slot.wait(Ack, 2)
-    assert dict(zip(ack.ids, ack.kinds, strict=True)) == {1: "done", 2: "fail"}
+    assert {job: one.kind for job, one in ack.outcomes.items()} == {1: "done", 2: "fail"}
     assert zygote.board.read(4).jobs == 0
     assert zygote.board.read(4).is_whole
-    slot.link.stop(1.0)
+    slot.link.send(Stop(1.0))
     await slot.wait(Left)
     await wait_true(lambda: slot.exits)
     assert (slot.exits[0].slot, slot.exits[0].pid, slot.exits[0].status) == (4, slot.pid, 0)
@@ -184,9 +193,9 @@ async def test_a_dead_zygote_is_replaced_until_its_import_fails(zygote, tmp_path
     os.kill(loaded.pid, signal.SIGKILL)
     await wait_true(lambda: zygote.loaded.pid != loaded.pid)
     assert is_alive(slot.pid)
-    slot.link.give(work("sizes", [b'{"bytes": 1}']))
+    slot.link.send(work("sizes", [b'{"bytes": 1}']))
     await slot.wait(Ack)
-    slot.link.stop(0.1)
+    slot.link.send(Stop(0.1))
     await wait_true(lambda: slot.is_lost)
     await Talk(zygote, 1).start()
     (tmp_path / "small_app.py").write_text("1 / 0\n")
@@ -205,8 +214,8 @@ def test_packets_carry_descriptors_that_no_program_inherits():
         assert order == zygote_protocol.Fork(3)
         assert not link.get_inheritable()
         link.close()
-        text = "x" * zygote_protocol.TEXT_CHARACTERS_MAX
-        zygote_protocol.send(theirs, zygote_protocol.Broken(text, 2))
+        text = "x" * TEXT_CHARACTERS_MAX
+        zygote_protocol.send(theirs, Broken(text, 2))
         assert zygote_protocol.receive_from_zygote(ours)[0].text == text
         theirs.close()
         assert zygote_protocol.receive_from_zygote(ours) is None

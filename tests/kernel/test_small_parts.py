@@ -18,7 +18,12 @@ from headrace.kernel import errors, logs, signing
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
 from headrace.kernel.logs import KINDS_MAX, SparseLogger, logger
-from headrace.kernel.resilience import Backoff, preserve_cancellation, require_not_cancelled
+from headrace.kernel.resilience import (
+    BackgroundTasks,
+    Backoff,
+    preserve_cancellation,
+    require_not_cancelled,
+)
 from headrace.kernel.signing import CursorInvalid, derive_key, read_cursor, sign_cursor
 
 KEY = derive_key("a root secret of more than 32 characters", "cursor")
@@ -219,3 +224,24 @@ def test_similar_log_lines_are_counted_in_bounded_memory():
             sparse.warning("page_failed", kind=number)
     assert len(lines) == 3 * KINDS_MAX
     assert len(sparse._seen) <= KINDS_MAX
+
+
+async def test_background_tasks_end_with_their_owner_and_are_not_kept_after_their_end():
+    tasks, seen = BackgroundTasks(), []
+
+    async def wait_until_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+
+    async def give_result() -> str:
+        return "result"
+
+    assert await tasks.start(give_result()) == "result"
+    assert not tasks
+    tasks.start(wait_until_cancelled())
+    await asyncio.sleep(0)
+    await tasks.cancel()
+    assert (seen, set(tasks)) == (["cleaned up"], set())

@@ -6,7 +6,7 @@ import json
 
 from headrace.engines.postgres import Runner
 from headrace.engines.sql import compile_query
-from headrace.jobs import store
+from headrace.jobs.sql import SQL
 
 COUNT = compile_query(
     "count",
@@ -19,4 +19,4 @@ COUNT = compile_query(
 async def add_counts(postgres: Runner, queue_id: int, **counted: float) -> None:
     """Count jobs by fields of a minute such as `done`, and add them up as a sweep does."""
     await postgres.run(COUNT, queue=queue_id, counted=json.dumps(counted))
-    await store.fleet.fold_counts(postgres, rows_max=100)
+    await postgres.value(SQL.fold_counts, rows_max=100)

@@ -36,6 +36,7 @@ ENDING_S = 4.0
 CONTROLLER_S = 2.0
 """Time for its controller to end after them."""
 POLL_S = 0.1
+MAPPED_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
             return False
         for path in memory:
             path.unlink(missing_ok=True)
+        remove_networks(run)
         for node_memory, node in memory_folders().items():
             if any(node.is_relative_to(folder) for folder in folders):
                 shutil.rmtree(node_memory, ignore_errors=True)
@@ -107,6 +109,16 @@ def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
         return not any(folder.exists() for folder in folders)
 
     wait_until(is_clean, what="no process and no folder of the run")
+
+
+def remove_networks(run: str) -> None:
+    """Remove the hosts and bridges of `tests/kit/hosts.py` that the run left."""
+    for alias in Path("/sys/class/net").glob("hrt*/ifalias"):
+        if alias.read_text().strip() == run:
+            bridge = alias.parent.name
+            for space in Path("/run/netns").glob(f"{bridge}-*"):
+                subprocess.run(["ip", "netns", "del", space.name], check=False)
+            subprocess.run(["ip", "link", "del", bridge], check=False)
 
 
 def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:
@@ -135,17 +147,27 @@ def postgres_memory(pid: int) -> set[Path]:
 def remove_abandoned_memory(since_s: float) -> None:
     """Remove shared memory of servers of this user that were killed since then.
 
-    A running server maps its own, so what no process maps belongs to none.
+    A running server maps its own, so what no process maps belongs to none. A server that starts
+    maps it a moment after it made it, so a second look decides.
     """
+    if abandoned := _unmapped_memory(since_s):
+        time.sleep(MAPPED_WITHIN_S)
+        for path in abandoned & _unmapped_memory(since_s):
+            path.unlink(missing_ok=True)
+
+
+def _unmapped_memory(since_s: float) -> set[Path]:
+    """Shared memory of this user's servers that no process maps."""
     mapped: set[Path] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         mapped |= postgres_memory(int(entry.name))
+    found = set()
     for path in MEMORY.glob("PostgreSQL.*"):
         with contextlib.suppress(OSError):
-            found = path.stat()
-            is_ours = found.st_uid == os.getuid() and found.st_mtime >= since_s
-            if is_ours and path not in mapped:
-                path.unlink()
+            facts = path.stat()
+            if facts.st_uid == os.getuid() and facts.st_mtime >= since_s and path not in mapped:
+                found.add(path)
+    return found
 
 
 def _processes(run: str, folders: list[Path]) -> list[int]:

@@ -66,9 +66,9 @@ static void read_once(const char *data, size_t bytes, const struct url_keys *key
   char *exact = malloc(bytes + !bytes);
   memcpy(exact, data, bytes);
   if (head_read(exact, bytes, 1, &head) == HEAD_PLAIN) {
-    if (head.bytes > bytes || head.target < exact || head.target + head.target_bytes > exact + head.bytes) abort();
-    if (url_read(head.target, head.target_bytes, keys, 0, 1000, &url)) url_allows(&url, &address);
-    if (head.hop != NULL) hop_read(hops, &head, &hop);
+    if (head.bytes > bytes || head.target.at < exact || head.target.at + head.target.bytes > exact + head.bytes) abort();
+    if (url_read(head.target.at, head.target.bytes, keys, 0, 1000, &url)) url_allows(&url, &address);
+    if (head.hop.at != NULL) hop_read(hops, &head, &hop);
   }
   free(exact);
 }

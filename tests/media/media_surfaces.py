@@ -26,7 +26,6 @@ from tests.kit.ways_in import Refused, plain
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cli import COMMANDS
 from headrace.media.http import ROUTES
-from headrace.media.simulate.cluster import Cluster, simulate
 from headrace.web.bodies import JsonBody, require_json
 from headrace.web.problems import render_error
 
@@ -66,12 +65,6 @@ def plan_words(lost=(), drained=(), weights=None) -> list[Any]:
     return ["partitions", "plan", *words]
 
 
-def simulate_words(lost=(), **given) -> list[Any]:
-    names = {"centres": "centres", "nodes": "nodes", "load_gbit": "gbit", "replicas": "replicas"}
-    words = options({names[name]: value for name, value in given.items()})
-    return ["partitions", "simulate", *words, *options({"lose": lost})]
-
-
 def purge_words(keys=(), prefix=None, *, dry_run=False) -> list[Any]:
     words = ["--prefix", prefix] if prefix is not None else []
     return ["purge", *keys, *words, *(["--dry-run"] if dry_run else [])]
@@ -83,10 +76,6 @@ def put_tag(media, cover=None, **texts):
 
 def purge(media, keys=(), prefix=None, *, dry_run=False):
     return media.purges.purge(keys, prefix=prefix, is_dry_run=dry_run)
-
-
-async def simulated(_media, lost=(), **cluster):
-    return simulate(Cluster(**cluster), lost=lost)
 
 
 def nodes(name: str) -> Callable[..., Any]:
@@ -128,7 +117,6 @@ VERBS = {
         lambda key: ["partitions", "show", key],
     ),
     "plan": Verb(lambda m, **change: m.partitions.plan(**change), "POST plan", plan_words),
-    "simulate": Verb(simulated, "POST simulate", simulate_words),
     "hottest": Verb(
         lambda m, limit=20: m.hottest.list(objects_max=limit), "GET hottest",
         lambda limit=20: ["hottest", "--max", limit],

@@ -31,6 +31,7 @@ from headrace.media import variants
 from headrace.media.errors import InvalidVariant, VariantNotAllowed
 from headrace.media.model import MediaConfig, Shape, parse_variants
 from headrace.media.service import Media
+from headrace.media.worker import variants as making
 
 SIZES = parse_variants("40, 60x20, x16")
 KEY = "photos/a.jpg"
@@ -321,6 +322,15 @@ async def test_a_hostile_original_is_refused_once_and_ends_nothing(files, data):
     assert files.series("media_variants_total", outcome="refused") == refused + 1
     assert await stored(files.blobs, key) == []
     assert (await make(files, picture(), "good.jpg", w=40)).size == (40, 20)
+
+
+async def test_a_refusal_that_ended_is_remembered_again(files, monkeypatch):
+    refused = files.series("media_variants_total", outcome="refused")
+    await files.blobs.put("again.jpg", b"no image")
+    for remembered_s in (0.0, 60.0, 60.0):
+        monkeypatch.setattr(making, "REFUSED_S", remembered_s)
+        assert (await ask(files, "again.jpg?w=40")).status == 422
+    assert files.series("media_variants_total", outcome="refused") == refused + 2
 
 
 def noise(kind: str) -> bytes:

@@ -24,6 +24,7 @@ from tests.kit.processes import ROOT
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media import signing
+from headrace.media.cluster.hop import AnswerSpan, Hop, reply_of
 from headrace.media.model import Shape
 from headrace.media.native import FLAGS, FOLDER, WARNINGS, build_library, library_path
 from headrace.media.ranges import decide
@@ -56,6 +57,10 @@ class Url(Structure):
         ("network", c_void_p),
         ("network_bytes", c_size_t),
     ]
+
+
+class NativeHop(Structure):
+    _fields_ = [("key", c_void_p), ("mac", c_char_p), ("numbers", c_int64 * 4)]
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +274,17 @@ def test_digests(plane, message, secret):
     plane.hmac_key_set(state, secret, c_size_t(len(secret)))
     plane.hmac_sha256(state, message, c_size_t(len(message)), out)
     assert out.raw[:32] == hmac.digest(secret, message, "sha256")
+
+
+@pytest.mark.parametrize("length", [1, 64, 1000, 3000])
+def test_an_answer_to_another_node_is_signed_whatever_its_etag(plane, length):
+    key, etag = KEYS.signing, "e" * length
+    state, out = ctypes.create_string_buffer(64), ctypes.create_string_buffer(65)
+    plane.hmac_key_set(state, c_char_p(key.secret), c_size_t(len(key.secret)))
+    asked = NativeHop(key=ctypes.addressof(state), mac=b"ab" * 32)
+    plane.hop_sign_reply(byref(asked), etag.encode(), c_int64(5), c_int64(10), out)
+    expected = reply_of(Hop("a", 0, key, "ab" * 32), AnswerSpan(etag, 5, 10))
+    assert out.value.decode() == expected
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import ssl
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from tests.kit.processes import HeadraceProcess, is_alive
@@ -26,6 +28,7 @@ from tls_files import client_context, make_certificate
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
 from headrace.media.model import BLOCK_BYTES
+from headrace.media.worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 wait_true = partial(wait_true_for, deadline_s=DEADLINE_S)
@@ -208,3 +211,19 @@ async def read_again(node: WholeNode) -> bool:
         await reader.ask(KEY, block * BLOCK_BYTES, block * BLOCK_BYTES + 9)
     reader.drop()
     return node.series('media_blocks_total{outcome="hit"}') >= BLOCKS
+
+
+async def test_a_stop_before_the_children_are_ready_leaves_no_unread_error():
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor._children = [SimpleNamespace(ready=asyncio.Event()) for _ in range(2)]
+    unread, stop = [], asyncio.Event()
+    stop.set()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, found: unread.append(found["message"]))
+    stopping = loop.create_task(stop.wait())
+    await stopping
+    assert not await supervisor._wait_ready([stopping])
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert unread == []

@@ -11,7 +11,7 @@ import pytest
 from headrace.media.errors import ListenFailed
 from headrace.media.model import MediaConfig
 from headrace.media.worker.socket_io import (
-    address_of,
+    Channel,
     clients_per_process,
     connections_of_worker,
     listening_sockets,
@@ -75,10 +75,10 @@ def test_a_client_that_is_gone_has_no_address():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         served, _ = listener.accept()
-        assert address_of(served) == "127.0.0.1"
+        assert Channel(served).peer() == "127.0.0.1"
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         with pytest.raises(ConnectionResetError):
             served.recv(1)
-        assert address_of(served) == ""
+        assert Channel(served).peer() == ""
         served.close()

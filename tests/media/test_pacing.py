@@ -1,4 +1,4 @@
-"""Deadlines of connections, and the rate of a signed URL: at most a burst ahead, few timers."""
+"""The rate of a signed URL: at most a burst ahead, few timers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.worker.deadlines import BURST_BYTES_MIN, BURST_S, Deadlines, RateLimit
+from headrace.media.worker.socket_io import BURST_BYTES_MIN, BURST_S, RateLimit
 
 
 @given(
@@ -50,19 +50,3 @@ def test_a_client_that_takes_all_gets_its_rate(rate):
     burst = max(BURST_BYTES_MIN, rate * BURST_S)
     assert 60 * rate - burst <= sent <= 60 * rate + 2 * burst
     assert timers <= 60 * rate / (burst / 2) + 2
-
-
-class Item:
-    """An item with a deadline."""
-
-    def __init__(self) -> None:
-        self.deadline_s, self.bucket = 0.0, 0
-
-
-def test_deadlines_move_both_ways_and_are_due_once():
-    deadlines, early, late, gone = Deadlines(), Item(), Item(), Item()
-    for item, at_s in ((early, 60), (early, 2), (late, 2), (late, 60), (gone, 3)):
-        deadlines.watch(item, at_s)
-    deadlines.forget(gone)
-    due = [deadlines.take_due(now_s) for now_s in (1.0, 10.0, 59.0, 61.0, 100.0)]
-    assert due == [[], [early], [], [late], []]

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
-from contextlib import suppress
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-import uvicorn
-from litestar import Litestar
-from tests.kit.waiting import wait_true
 
 from headrace.media import partitions
 from headrace.media.errors import InvalidSimulation
-from headrace.media.http.cluster import simulate_media
 from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.simulate import cluster as simulated
 from headrace.media.simulate.cluster import (
     ROLL_OUT,
     Cluster,
-    SimulationBusy,
-    Situation,
     lines_svg,
     loads_of,
     loads_svg,
     simulate,
-    simulate_in_process,
 )
 
 FEW = 1 << 14
@@ -58,7 +46,7 @@ def example():
 
 @pytest.mark.slow
 def test_a_dead_node_s_load_is_shared_by_all_others(table):
-    loads, filled, unowned = loads_of(Situation(NODES, table, table, lost=frozenset({"n0"})))
+    loads, filled, unowned = loads_of(NODES, table, table, {"n0"})
     dead, *others = loads
     assert (dead.is_up, dead.share_after, dead.sent_share) == (False, 0.0, 0.0)
     assert sum(load.share_after for load in others) == pytest.approx(1)
@@ -70,7 +58,7 @@ def test_a_dead_node_s_load_is_shared_by_all_others(table):
 def test_every_request_goes_where_a_node_would_send_it(table):
     """The same by walking over every partition and every node at which a client may enter."""
     lost = {"n0", "n1"}
-    loads, _, unowned = loads_of(Situation(NODES, table, table, lost=frozenset(lost)))
+    loads, _, unowned = loads_of(NODES, table, table, lost)
     entering = {"n3": 1 / 3, "n4": 1 / 3, "n2": 1 / 6, "n5": 1 / 6}
     dcs = {one.name: one.dc for one in NODES}
     served = dict.fromkeys(entering, 0.0)
@@ -95,7 +83,7 @@ def test_every_request_goes_where_a_node_would_send_it(table):
 def test_a_drained_node_moves_its_part_and_little_more(table):
     kept = [one for one in NODES if one.name != "n0"]
     after = PartitionTable.build(kept, 2)
-    loads, filled, unowned = loads_of(Situation(NODES, table, after, drained=frozenset({"n0"})))
+    loads, filled, unowned = loads_of(NODES, table, after)
     assert loads[0].is_up
     assert loads[0].share_after == 0
     assert 1 / 6 <= filled < 1 / 6 * 1.5
@@ -172,63 +160,3 @@ def test_lines_are_drawn_for_each_policy():
     root = ET.fromstring(lines_svg("hits <x>", {"ours": points, "LRU": points}))
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert [len(line.get("points").split()) for line in lines] == [2, 2]
-
-
-# In a separate process
-
-SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
-LARGE = Cluster(centres=10, nodes=10)
-
-
-def simulating() -> list[str]:
-    """Child processes that run a simulation."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (path / "cmdline").read_bytes()
-            if parent == os.getpid() and b"headrace.media.simulate.cluster" in command:
-                found.append(path.name)
-    return found
-
-
-@pytest.mark.slow
-async def test_another_process_gives_the_same_loads():
-    apart = await simulate_in_process(SMALL, lost=["c1-n1"])
-    assert [[node.is_up for node in step.nodes] for step in apart.steps] == [
-        [node.is_up for node in step.nodes] for step in simulate(SMALL, lost=["c1-n1"]).steps
-    ]
-
-
-async def test_what_cannot_be_is_refused_before_a_process_is_made():
-    with pytest.raises(InvalidSimulation, match="c9"):
-        await simulate_in_process(SMALL, lost=["c9"])
-    assert simulating() == []
-
-
-@pytest.mark.slow
-async def test_it_ends_when_the_caller_leaves():
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(Litestar([simulate_media]), log_level="error"))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    _, writer = await asyncio.open_connection(*listener.getsockname())
-    body = b'{"centres": 4, "nodes": 4}'
-    head = f"POST /v1/media/simulate HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await wait_true(lambda: len(simulating()) == 1, what="it computes")
-    writer.close()
-    await wait_true(lambda: simulating() == [], what="it ended")
-    server.should_exit = True
-    await serving
-
-
-@pytest.mark.slow
-async def test_a_second_one_is_refused_and_a_cancelled_one_ends():
-    first = asyncio.create_task(simulate_in_process(LARGE))
-    await wait_true(lambda: len(simulating()) == 1, what="it computes")
-    with pytest.raises(SimulationBusy):
-        await simulate_in_process(SMALL)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert simulating() == []

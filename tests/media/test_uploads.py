@@ -10,17 +10,15 @@ import pytest
 from raw_clients import pattern
 
 from headrace.engines import joined_objects
-from headrace.engines.blobs import BlobMissing, BlobsDown
+from headrace.engines.blobs import BlobsDown
 from headrace.engines.joined_objects import BlobCorrupt
-from headrace.media.errors import InvalidObject, ReservedKey, WrongContentAddress
+from headrace.media.errors import ReservedKey, WrongContentAddress
 from headrace.media.model import MediaConfig
 from headrace.media.service import uploads as uploads_module
 from headrace.media.service.uploads import (
     DONE,
     OPEN,
     PARTS,
-    Checksum,
-    ChecksumMismatch,
     TooManyUploads,
     UploadAborted,
     UploadConflict,
@@ -71,26 +69,11 @@ async def test_an_empty_upload_is_an_empty_object(uploads, blobs):
     assert await blobs.get(KEY) == b""
 
 
-async def test_an_aborted_request_keeps_what_arrived_unless_it_has_a_checksum(uploads):
+async def test_an_aborted_request_keeps_what_arrived(uploads):
     upload = await uploads.create(KEY, len(DATA))
-    checksum = Checksum("sha1", hashlib.sha1(DATA[:5_000], usedforsecurity=False).digest())
-    for known, kept in ((checksum, 0), (None, 5_000)):
-        with pytest.raises(UploadAborted):
-            await uploads.append(
-                upload.id, 0, pieces(DATA[:5_000], error=UploadAborted()), checksum=known
-            )
-        assert (await uploads.get(upload.id)).offset_bytes == kept
-
-
-async def test_a_wrong_checksum_stores_nothing_of_the_request(uploads):
-    upload = await uploads.create(KEY, len(DATA))
-    wrong = Checksum("sha256", bytes(32))
-    with pytest.raises(ChecksumMismatch):
-        await uploads.append(upload.id, 0, pieces(DATA[:5_000]), checksum=wrong)
-    right = Checksum("sha256", hashlib.sha256(DATA[:5_000]).digest())
-    assert await uploads.append(upload.id, 0, pieces(DATA[:5_000]), checksum=right) == 5_000
-    with pytest.raises(UploadTooLarge, match="Upload-Checksum"):
-        await uploads.append(upload.id, 5_000, pieces(DATA[5_000:]), checksum=right)
+    with pytest.raises(UploadAborted):
+        await uploads.append(upload.id, 0, pieces(DATA[:5_000], error=UploadAborted()))
+    assert (await uploads.get(upload.id)).offset_bytes == 5_000
 
 
 @pytest.mark.parametrize("offset", [0, 4_999, 5_001, 10**14])
@@ -227,34 +210,3 @@ async def test_an_expired_upload_is_gone_and_swept_with_its_parts(uploads, blobs
     assert await keys_below(blobs, DONE) == []
     assert await blobs.get(KEY) == DATA
     assert await uploads.sweep() == 0
-
-
-async def test_a_file_is_sent_and_continued(uploads, blobs, tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads_module, "EARLY_PART_BYTES", 10_000)
-    file = tmp_path / "long.mp3"
-    file.write_bytes(DATA)
-    seen = []
-
-    def stop(sent, size):
-        seen.append(sent)
-        if sent == 60_000:
-            raise UploadAborted
-
-    with pytest.raises(UploadAborted):
-        await uploads.send(file, KEY, on_progress=stop)
-    await uploads.send(file, KEY, on_progress=lambda sent, size: seen.append(sent))
-    assert seen == [*range(10_000, 60_001, 10_000), *range(60_000, 100_001, 10_000)]
-    assert await blobs.get(KEY) == DATA
-    # Sent again it is stored again, also after its object was removed.
-    await blobs.delete(KEY)
-    await uploads.send(file, KEY)
-    assert await blobs.get(KEY) == DATA
-
-
-async def test_a_file_that_changes_while_it_is_sent_is_refused(uploads, blobs, tmp_path):
-    file = tmp_path / "long.mp3"
-    file.write_bytes(DATA)
-    with pytest.raises(InvalidObject, match="changed while it was sent"):
-        await uploads.send(file, KEY, on_progress=lambda *_: os.utime(file, (1, 1)))
-    with pytest.raises(BlobMissing):
-        await blobs.get(KEY)

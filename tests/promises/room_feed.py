@@ -126,8 +126,9 @@ class FeedRoom:
             return True
         self.pages += 2
         for each in (page, other):
-            places = [(post.score, post.id) for post in each.posts]
-            assert places == sorted(set(places), reverse=True)
+            times = [post.at for post in each.posts]
+            assert times == sorted(times, reverse=True)
+            assert len({post.id for post in each.posts}) == len(times)
             assert {post.author for post in each.posts} <= set(AUTHORS)
         shown = {post.id for post in page.posts}
         missing = posted - self.deleting - shown

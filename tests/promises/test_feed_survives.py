@@ -66,8 +66,8 @@ class Load:
 
     async def read(self):
         page = await self.feed.page(self.chance.choice(VIEWERS), 20)
-        scores = [post.score for post in page.posts]
-        assert scores == sorted(scores, reverse=True)
+        times = [post.at for post in page.posts]
+        assert times == sorted(times, reverse=True)
         self.pages += 1
 
     async def repeat(self, step):

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from media_cluster import SECRET, Traffic, content, running_cluster
 from test_media_cluster import blobs_of
+from tests.kit.hosts import hosts
 from tests.kit.processes import HeadraceProcess, free_ports
 from tests.kit.waiting import wait_true
 
@@ -135,48 +135,23 @@ async def test_a_host_name_that_names_a_node_leads_to_it(site):
         assert "detail=peer" not in answer.headers["cache-status"]
 
 
-BRIDGE, NET = "hrtbr", "10.213.77"
-
-
-def ip(text: str) -> bool:
-    """Run one `ip` command; return whether it succeeded."""
-    return subprocess.run(["ip", *text.split()], check=False, capture_output=True).returncode == 0
-
-
 @pytest.fixture
 def machines(tmp_path):
-    """Two network namespaces on one bridge: interpreters inside them, and their links."""
-    with ExitStack() as stack:
-        stack.callback(ip, f"link del {BRIDGE}")
-        if not ip(f"link add {BRIDGE} type bridge"):
-            pytest.skip("network namespaces need root and iproute2")
-        assert ip(f"addr add {NET}.1/24 dev {BRIDGE}")
-        assert ip(f"link set {BRIDGE} up")
-        found = {}
-        for number in (11, 12):
-            space, link = f"hrt{number}", f"hrtv{number}"
-            stack.callback(ip, f"netns del {space}")
-            assert ip(f"netns add {space}")
-            assert ip(f"link add {link} type veth peer name eth0 netns {space}")
-            assert ip(f"link set {link} master {BRIDGE} up")
-            assert ip(f"-n {space} addr add {NET}.{number}/24 dev eth0")
-            assert ip(f"-n {space} link set eth0 up")
-            assert ip(f"-n {space} link set lo up")
-            python = tmp_path / space
-            python.write_text(f'#!/bin/sh\nexec ip netns exec {space} {sys.executable} "$@"\n')
-            python.chmod(0o755)
-            found[f"{NET}.{number}:8081"] = (python, link)
-        yield found
+    """Two hosts: interpreters inside them by address, and the network."""
+    with hosts() as net:
+        added = [net.add(f"n{number}") for number in range(2)]
+        yield net, {f"{one.address}:8081": (one.python(tmp_path), one) for one in added}
 
 
 async def test_a_machine_whose_link_is_lost_gets_no_clients(machines, tmp_path):
     """No packet comes back, as from a dead switch: neither HAProxy nor the probes are refused."""
+    net, found = machines
     url, key = f"file://{tmp_path / 'objects'}", "tracks/a.mp3"
     blobs = Blobs(url)
     await blobs.put(key, content(key))
     nodes = []
     with ExitStack() as stack:
-        for number, (address, (python, _)) in enumerate(machines.items()):
+        for number, (address, (python, _)) in enumerate(found.items()):
             folder = tmp_path / f"n{number}"
             folder.mkdir()
             settings = {"NODE": f"n{number}", "LISTEN": address, "WORKERS": "1"}
@@ -187,7 +162,7 @@ async def test_a_machine_whose_link_is_lost_gets_no_clients(machines, tmp_path):
             nodes.append(HeadraceProcess(["media", "serve"], folder=folder, env=env, python=python))
             stack.callback(nodes[-1].end)
         media = Media(blobs, MediaConfig())
-        front = Front(tmp_path, f"{NET}.1")
+        front = Front(tmp_path, net.address)
 
         async def is_up() -> bool:
             listed = await media.entry.list()
@@ -203,7 +178,7 @@ async def test_a_machine_whose_link_is_lost_gets_no_clients(machines, tmp_path):
                     return False
 
             await wait_true(read, what="HAProxy serves")
-            assert ip(f"link set {next(iter(machines.values()))[1]} down")
+            next(iter(found.values()))[1].cut()
             lost_s = time.monotonic()
             failed = 0
             while "weight 0" not in front.file.read_text():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.kernel.config import InvalidConfig, load_config
-from headrace.views import Hit, Traffic, ViewsConfig, traffic_of_user_agent
+from headrace.views import Hit, Traffic, ViewsConfig
 from headrace.views.bots import Bots, default_rules
 from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
 from headrace.views.flush import FlushBatch
@@ -167,8 +167,9 @@ GPTBot/1.2 (+https://openai.com/gptbot)
 
 def test_user_agents_of_people_and_programs_are_distinguished():
     people, programs = BROWSERS.strip().splitlines(), PROGRAMS.strip().splitlines()
-    assert [agent for agent in people if traffic_of_user_agent(agent) != "human"] == []
-    assert [a for a in [*programs, "", None] if traffic_of_user_agent(a) != "bot"] == []
+    bots = Bots()
+    assert [agent for agent in people if bots.traffic_of(agent) != "human"] == []
+    assert [a for a in [*programs, "", None] if bots.traffic_of(a) != "bot"] == []
 
 
 def test_each_bot_rule_has_a_reason_and_an_example_and_is_fast():

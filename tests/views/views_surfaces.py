@@ -61,7 +61,7 @@ VERBS = {
         lambda views, id, **span: views.analytics.viewers(
             id, **{f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
         ),
-        lambda id, **params: ("GET", item(id, "/viewers"), {"params": params}),
+        lambda id, **params: ("GET", "/v1/views/viewers", {"params": {"ids": id, **params}}),
         lambda id, **options: ("viewers", id, *words_of(options)),
     ),
     "unique": Verb(
@@ -243,7 +243,7 @@ STEPS = [
     ("hit", {"id": "ad:1", "n": 1_000_001}, INVALID),
     ("hit", {"id": "ad:1", "viewer": "ann,bob"}, INVALID),
     ("hits", {"hits": ["ad:1", "ad/1"]}, INVALID),
-    ("totals", {"ids": ["ad:1"], "fields": ["likes"]}, Refusal("422 views.unknown_field")),
+    ("totals", {"ids": ["ad:1"], "fields": ["likes"]}, Refusal("422 views.invalid_hit")),
     ("series", {"id": "ad:1", **BACKWARDS}, SPAN),
     ("top", {"window": "400d", "limit": 10}, SPAN),
     ("reclassify", {"id": "ad:1", **HALF_HOUR, **MOVE}, SPAN),

@@ -6,12 +6,13 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.clock import VirtualClock
-from headrace.kernel.errors import Unavailable
+from headrace.kernel.errors import InvalidInput, Unavailable
 from headrace.web.cli import audit
 from headrace.web.cli import tokens as command
 from headrace.web.model import TokenNameTaken, TokenRefused
@@ -153,7 +154,7 @@ class PlainTerminal:
         return asyncio.run(in_loop())
 
     def show(self, value, text) -> None:
-        print(json.dumps(value, default=str) if self.is_json else text)
+        print(msgspec.json.encode(value, enc_hook=str).decode() if self.is_json else text)
 
 
 @pytest.fixture
@@ -188,6 +189,5 @@ async def test_a_token_is_made_listed_and_revoked(invoke):
 
 async def test_wrong_arguments_are_reported(invoke):
     assert (await invoke("create", "ci")).exit_code == 2
-    result = await invoke("create", "ci", "--scope", "jobs:write", "--expires", "soon")
-    assert result.exit_code == 2
-    assert "30s, 10m or 2h" in result.output
+    with pytest.raises(InvalidInput, match="--expires: expected a duration such as 30s, 10m or 2h"):
+        await invoke("create", "ci", "--scope", "jobs:write", "--expires", "soon")

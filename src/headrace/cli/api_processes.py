@@ -13,13 +13,12 @@ address. If a new worker does not become ready, the reload ends and the old work
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Final
+from typing import Any, Final
 
-from headrace.cli.supervisor import PARENT_PID, READY_FD, read_ready
+from headrace.cli.supervisor import start_announcing
 from headrace.engines.children import ChildProcess, RestartDelay
 from headrace.kernel import metrics
 from headrace.kernel.logs import logger
@@ -152,29 +151,13 @@ class ApiProcesses:
         return True
 
     async def _start(self, number: int) -> _Worker:
-        listener = self._listeners[number].fileno()
-        reading, writing = os.pipe()
-        pipe = os.fdopen(reading, "rb", buffering=0)
-        ready = asyncio.create_task(self._note_ready(number, pipe))
-        own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
-        try:
-            process = await ChildProcess.start(
-                self._command(listener),
-                leads_session=False,
-                environment={**os.environ, **own},
-                files=(listener, writing),
-            )
-        except BaseException:
-            ready.cancel()
-            raise
-        finally:
-            os.close(writing)
-        return _Worker(process, ready)
+        def note_ready(_: dict[str, Any]) -> None:
+            self._ready.add(number)
+            if len(self._ready) == len(self._listeners):
+                self._all_ready.set()
 
-    async def _note_ready(self, number: int, pipe: BinaryIO) -> bool:
-        if await read_ready(pipe) is None:
-            return False
-        self._ready.add(number)
-        if len(self._ready) == len(self._listeners):
-            self._all_ready.set()
-        return True
+        listener = self._listeners[number].fileno()
+        process, ready = await start_announcing(
+            self._command(listener), note_ready, files=(listener,), leads_session=False
+        )
+        return _Worker(process, ready)

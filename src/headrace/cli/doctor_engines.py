@@ -76,6 +76,8 @@ async def check_postgres(app: App, engines: Engines) -> list[Finding]:
     found = await _check_pooler(app, engines)
     if found and found[0].state == "fail":
         return found
+    # The first statement opens the connection, which may take seconds.
+    await engines.postgres.one(SQL.server_settings)
     before_s = time.time()
     row: Any = await engines.postgres.one(SQL.server_settings)
     offset_s = float(row["clock_s"]) - (before_s + time.time()) / 2

@@ -23,11 +23,12 @@ import click
 import uvloop
 
 from headrace.cli.app_context import App, CommandLine
+from headrace.cli.metrics_listener import serve_metrics
 from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
 from headrace.engines.mount_guard import RECORD_FILE
-from headrace.engines.postgres import PostgresDown, PostgresRefused
+from headrace.engines.postgres import Postgres, PostgresDown, PostgresRefused
 from headrace.kernel import metrics
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
@@ -35,7 +36,7 @@ from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
 
 if TYPE_CHECKING:
-    from headrace.jobs.service.inserts import AgentStatements
+    from headrace.jobs import Jobs
     from headrace.media.worker.ipc_reports import ChildConfig
 
 
@@ -71,6 +72,8 @@ def run_role(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        listen = app.config.sections["data"].metrics_listen
+        listener = await serve_metrics(listen, app.metrics_folder) if listen else None
         writing = asyncio.create_task(write_metrics(app, role))
         try:
             if needs_schema:
@@ -79,6 +82,8 @@ def run_role(
                 await body(app, stop)
         finally:
             writing.cancel()
+            if listener is not None:
+                listener.close()
             # An error here would hide the one that stopped the role.
             with suppress(OSError):
                 metrics.remove_snapshot(app.metrics_folder, role)
@@ -243,7 +248,7 @@ def agent(
     reload: bool,
 ) -> int:
     """Run jobs of all queues of MODULE:APP in processes forked after one import."""
-    from headrace.jobs.agent.agent import Agent
+    from headrace.jobs.agent.agent import run_agent
 
     if name is not None:
         require_id("host", name)
@@ -253,24 +258,25 @@ def agent(
     async def body(app: App, stop: asyncio.Event) -> None:
         opened: list[App] = []
 
-        async def open_app(settings: dict[str, str]) -> App:
-            """An app with the zygote's settings, without the application code."""
+        async def open_jobs(settings: dict[str, str]) -> tuple[Postgres, Jobs]:
+            """Jobs with the zygote's settings, without the application code."""
             inner = line.make_app(None)
             opened.append(inner)
             inner.use_flags({"postgres.connections_max": AGENT_CONNECTIONS, **settings})
             await wait_for_schema(inner, line.packages, stop)
-            return inner
+            return inner.engines.postgres, inner.jobs
 
-        host = Agent(
-            name or socket.gethostname(),
-            app.data_folder / "run" / "agents",
-            partial(zygote_command, line, application),
-            open_app,
-            tags=tags,
-            on_ready=announce_ready,
-        )
         try:
-            await host.run(stop, lease_s=app.config.sections["jobs"].lease_s)
+            await run_agent(
+                stop,
+                name=name or socket.gethostname(),
+                folder=app.data_folder / "run" / "agents",
+                command=partial(zygote_command, line, application),
+                open_jobs=open_jobs,
+                lease_s=app.config.sections["jobs"].lease_s,
+                tags=tags,
+                on_ready=announce_ready,
+            )
         finally:
             for inner in opened:
                 await inner.close()
@@ -296,7 +302,7 @@ def zygote(
     line: CommandLine, application: str | None, *, control: int, board: int, lock: int
 ) -> int:
     """Import MODULE:APP and fork slots on request of the agent."""
-    from headrace.jobs.agent.zygote import Inherited, serve
+    from headrace.jobs.agent.zygote import serve
 
     def load() -> LoadedApp:
         app = line.app(application)
@@ -305,8 +311,7 @@ def zygote(
         app.load_rooms()
         return LoadedApp(app)
 
-    inherited = Inherited(control=control, board=board, lock=lock)
-    return serve(inherited, application or "headrace", load)
+    return serve(application or "headrace", load, control=control, board=board, lock=lock)
 
 
 class LoadedApp:
@@ -314,8 +319,7 @@ class LoadedApp:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self.registry = app.registry
-        self.jobs_config = app.jobs.config
+        self.jobs = app.jobs
         self.settings = {
             key: text for key, (text, source) in app.config.written.items() if source != "default"
         }
@@ -323,10 +327,6 @@ class LoadedApp:
     async def declare(self) -> dict[str, int]:
         """Register the declared queues and consumers; return queue ids by name."""
         return await declare(self._app)
-
-    def use_agent(self, agent: AgentStatements) -> None:
-        """Run statements of jobs through the agent of this slot."""
-        self._app.jobs.use_agent(agent)
 
     async def close(self) -> None:
         """Close the app."""
@@ -438,17 +438,6 @@ def serve_media(line: CommandLine, application: str | None) -> None:
         loop_factory=asyncio.new_event_loop,
         needs_schema=False,
     )
-
-
-@media.command("metrics", short_help="Print the metrics of this machine's node.")
-@click.pass_obj
-def media_metrics(line: CommandLine) -> None:
-    """Print the metrics of this data folder's node in Prometheus format.
-
-    For machines without `headrace api`: write the output to node_exporter's textfile collector
-    periodically. Prints nothing while the node is stopped.
-    """
-    click.echo(metrics.merged_metrics(line.app().metrics_folder, None).decode(), nl=False)
 
 
 COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, flusher, media]

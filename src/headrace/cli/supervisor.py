@@ -28,7 +28,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Final
@@ -54,11 +55,10 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A process to keep running: its command line and additional environment variables."""
+    """A process to keep running, and its command line."""
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,8 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._ready: dict[str, dict[str, Any]] = {}
-        self._pids: dict[str, int] = {}
         self._starting: asyncio.Task[Any] | None = None
         self._entered = False
-
-    @property
-    def role_pids(self) -> dict[str, int]:
-        """Process ids of the running roles."""
-        return dict(self._pids)
 
     def request_stop(self) -> None:
         """Start the orderly stop; a second call kills without grace periods."""
@@ -230,34 +224,18 @@ class Supervisor:
 
     async def _run_role(self, role: Role) -> int:
         """Run the role until it exits; on cancellation, stop it in order."""
-        reading, writing = os.pipe()
-        pipe = os.fdopen(reading, "rb", buffering=0)
-        ready = asyncio.create_task(self._note_ready(role, pipe))
-        own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
-        try:
-            process = await ChildProcess.start(
-                role.argv, environment={**os.environ, **role.env, **own}, files=(writing,)
-            )
-        except BaseException:
-            ready.cancel()
-            raise
-        finally:
-            os.close(writing)
-        self._pids[role.name] = process.pid
+        process, ready = await start_announcing(role.argv, partial(self._note_ready, role))
         self._report("role_started", role.name, {"pid": process.pid})
         try:
             return await process.wait()
         finally:
             await process.stop([(signal.SIGTERM, self._grace_s)], self._hurry)
-            del self._pids[role.name]
             ready.cancel()
 
-    async def _note_ready(self, role: Role, pipe: BinaryIO) -> None:
-        facts = await read_ready(pipe)
-        if facts is not None:
-            self._ready[role.name] = facts
-            self._changed.set()
-            self._report("role_ready", role.name, {"announced": facts})
+    def _note_ready(self, role: Role, facts: dict[str, Any]) -> None:
+        self._ready[role.name] = facts
+        self._changed.set()
+        self._report("role_ready", role.name, {"announced": facts})
 
     async def _keep_engines(self, engines: EmbeddedEngines) -> None:
         delays: defaultdict[str, RestartDelay] = defaultdict(lambda: RestartDelay(self._restarts))
@@ -283,8 +261,36 @@ class Supervisor:
             return
 
 
-async def read_ready(pipe: BinaryIO) -> dict[str, Any] | None:
-    """What a process announces by `announce_ready`, or None if it ends before. Close the pipe."""
+async def start_announcing(
+    command: Sequence[str],
+    on_ready: Callable[[dict[str, Any]], None],
+    *,
+    files: tuple[int, ...] = (),
+    leads_session: bool = True,
+) -> tuple[ChildProcess, asyncio.Task[bool]]:
+    """Start a process; `on_ready` receives what it announces by `announce_ready`.
+
+    The task returns whether it did.
+    """
+    reading, writing = os.pipe()
+    ready = asyncio.create_task(_read_ready(os.fdopen(reading, "rb", buffering=0), on_ready))
+    own = {PARENT_PID: str(os.getpid()), READY_FD: str(writing)}
+    try:
+        process = await ChildProcess.start(
+            command,
+            leads_session=leads_session,
+            environment={**os.environ, **own},
+            files=(*files, writing),
+        )
+    except BaseException:
+        ready.cancel()
+        raise
+    finally:
+        os.close(writing)
+    return process, ready
+
+
+async def _read_ready(pipe: BinaryIO, on_ready: Callable[[dict[str, Any]], None]) -> bool:
     with pipe:
         reader = asyncio.StreamReader(limit=_READY_BYTES_MAX)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -295,11 +301,13 @@ async def read_ready(pipe: BinaryIO) -> dict[str, Any] | None:
             facts = json.loads(line) if line else None
         except ValueError as error:
             log.warning("ready_line_not_understood", error=str(error))
-            return None
+            return False
         finally:
             transport.close()
-    is_ready = isinstance(facts, dict) and facts.pop("ready", False) is True
-    return facts if is_ready else None
+    if not isinstance(facts, dict) or facts.pop("ready", False) is not True:
+        return False
+    on_ready(facts)
+    return True
 
 
 async def _keep_reaping() -> None:

@@ -1,8 +1,8 @@
 """Actions: one declaration each for form, CLI command and HTTP call.
 
 The form shows the equivalent command line and HTTP call with the values of its fields, so every
-action can also be scripted. `run` calls one public method and returns a sentence. The audit log
-records every attempt.
+action can also be scripted. `run` calls one public method, and a sentence describes its result.
+The audit log records every attempt.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -23,6 +23,9 @@ from headrace.kernel.errors import FieldProblem
 from headrace.kernel.terminal import is_visible, visible
 from headrace.web.bodies import require_plain
 from headrace.web.model import BodyInvalid, BodyMalformed
+
+if TYPE_CHECKING:
+    from headrace.console.views import ViewContext
 
 TEXT_CHARACTERS_MAX: Final = 64 * 1024
 INT64_MAX: Final = 2**63 - 1
@@ -44,12 +47,13 @@ class Missing(Invalid):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A field of an action's form; a `fixed` field is set by the link and hidden."""
 
     name: str
     label: str
+    _: KW_ONLY
     kind: str = "text"
     required: bool = True
     hint: str = ""
@@ -143,19 +147,30 @@ class Action:
     """
 
     name: str
+    """The room, and a verb: `jobs.pause_queue`."""
     title: str
-    scope: str
     what: str
     command: str
     http: str
     """Method and path with placeholders, such as `DELETE /v1/jobs/{job}`."""
-    run: Callable[[Any, dict[str, Any]], Awaitable[str | Done]]
+    run: Callable[[ViewContext, dict[str, Any]], Awaitable[Any]]
+    """Returns the result as text or as `Done`; with `done`, any value."""
+    done: str = ""
+    """Format of the result: `{field}` is a value of the form, `{found}` what `run` returned."""
+    unchanged: str = ""
+    """Format of the result if `run` returned nothing, such as 0 changes."""
     body: Callable[[dict[str, Any]], Any] | None = None
     fields: tuple[Field, ...] = ()
     is_danger: bool = False
-    preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
+    preview: Callable[[ViewContext, dict[str, Any]], Awaitable[str]] | None = None
     is_direct: bool = False
     """A page sends it without this form, so a refusal is shown on that page."""
+
+    @property
+    def scope(self) -> str:
+        """The scope that the action and its HTTP call need."""
+        room = self.name.replace(".", "-").partition("-")[0]
+        return f"{room}:{'read' if self.method == 'GET' else 'write'}"
 
     @property
     def method(self) -> str:
@@ -166,6 +181,14 @@ class Action:
     def path(self) -> str:
         """The path of the HTTP call."""
         return self.http.partition(" ")[2]
+
+    async def apply(self, context: ViewContext, values: dict[str, Any]) -> Done:
+        """Run the action with the values of its form."""
+        found = await self.run(context, values)
+        if isinstance(found, Done):
+            return found
+        text = self.unchanged if self.unchanged and not found else self.done
+        return Done(text.format(**values, found=found) if text else found)
 
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The values of a form. Raises: FieldsInvalid, with every problem."""

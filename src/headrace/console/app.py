@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-import msgspec
 from litestar import Litestar, Request, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Redirect, ServerSentEvent
@@ -54,7 +53,7 @@ from headrace.kernel.logs import logger
 from headrace.kernel.routes import ENDLESS
 from headrace.kernel.terminal import visible
 from headrace.web.model import Application, TokenRefused
-from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
+from headrace.web.problems import headers_of, problem_response, to_headrace_error
 from headrace.web.sessions import Sessions
 
 _log: Final = logger(__name__)
@@ -175,14 +174,13 @@ class ActionRoutes:
         audit = self._pages.audit
         try:
             self._auth.require_first_submission(form_id)
-            result = await action.run(context, values)
+            done = await action.apply(context, values)
         except HeadraceError as refusal:
             await audit.end(entry_id, "refused", refusal.public_text)
             return "bad", Done(refusal.public_text)
         except BaseException:
             await audit.end(entry_id, "failed", "internal error of the server")
             raise
-        done = result if isinstance(result, Done) else Done(result)
         text = visible(done.text)
         await audit.end(entry_id, "done", text)
         _log.info("action_done", action=action.name, actor=context.caller.name, audit_id=entry_id)
@@ -406,7 +404,7 @@ class Console:
             session = await self._auth.require_session(request)
             url = safe_return_url(request.query_params.get("url", ""))
             route, *_ = pages.find(url)
-            require_scope(session.caller, route.screen.scope)
+            require_scope(session.caller, route.scope)
             pages.sampler.require_room()
             given = {name: request.query_params.get(name, "")[:64] for name in CLIENT_STATE}
             events = pages.sampler.watch(
@@ -432,12 +430,7 @@ class Console:
         ours = to_headrace_error(error)
         is_page = "text/html" in request.headers.get("accept", "")
         if not is_page and "hx-request" not in request.headers:
-            return Response(
-                msgspec.json.encode(problem_of(ours)),
-                status_code=ours.status,
-                media_type=MEDIA_TYPE,
-                headers=headers_of(ours),
-            )
+            return problem_response(ours)
         if isinstance(ours, LoginNeeded):
             return _to_login(request)
         answer = self._pages.message(

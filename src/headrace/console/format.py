@@ -12,47 +12,13 @@ import msgspec
 UNKNOWN: Final = "unknown"
 PRETTY_CHARACTERS_MAX: Final = 20_000
 TONES: Final = {
-    "good": [
-        "ready",
-        "done",
-        "alive",
-        "valid",
-        "published",
-        "up",
-        "ok",
-        "won",
-        "on",
-        "running",
-        "leased",
-    ],
-    "warn": [
-        "paused",
-        "draining",
-        "held",
-        "retried",
-        "slow",
-        "floating",
-        "refused",
-        "loaded",
-        "revoked",
-        "expired",
-        "moved",
-        "cancelled",
-        "begun",
-    ],
-    "bad": [
-        "failed",
-        "quarantined",
-        "silent",
-        "down",
-        "broken",
-        "lost",
-        "missing",
-        "open",
-        "error",
-    ],
+    "good": "ready done alive valid published up ok won on running leased",
+    "warn": "paused draining held retried slow floating refused loaded revoked expired moved"
+    " cancelled begun",
+    "bad": "failed quarantined silent down broken lost missing open error",
 }
-_TONE_OF: Final = {word: tone for tone, words in TONES.items() for word in words}
+"""States by tone."""
+_TONE_OF: Final = {word: tone for tone, words in TONES.items() for word in words.split()}
 _TIMES: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))

@@ -29,9 +29,10 @@ from headrace.console.security import (
     page_headers,
     theme_of,
 )
-from headrace.console.views import Query, Rates, Room, Screen, Services, ViewContext
+from headrace.console.views import Query, Rates, Room, Screen, ViewContext
 from headrace.web.model import Application, ScopeMissing, current_request_id
 from headrace.web.problems import title_of
+from headrace.web.sessions import Audit
 from headrace.web.tokens import Caller
 
 HTML: Final = "text/html"
@@ -43,6 +44,11 @@ class Route:
 
     room: Room
     screen: Screen
+
+    @property
+    def scope(self) -> str | None:
+        """The scope that the screen needs, if any."""
+        return self.screen.scope or self.room.scope
 
 
 class PageRenderer:
@@ -58,8 +64,8 @@ class PageRenderer:
         self.sampler = Sampler(
             self.sample, every_s=house.config.section(ConsoleConfig).live_every_s
         )
-        self._services = Services(**house.services())
-        self.audit = self._services.audit
+        self._services = house.services()
+        self.audit: Audit = self._services["audit"]
         self._rates = Rates(house.metrics_folder)
         self._environment: Environment = make_environment(
             self.assets, version=house.version, rooms=rooms, actions=self.actions
@@ -73,7 +79,12 @@ class PageRenderer:
             path=path,
             params=params,
             query=Query(query),
-            services=self._services,
+            jobs=self._services["jobs"],
+            views=self._services["views"],
+            feed=self._services["feed"],
+            media=self._services["media"],
+            audit=self.audit,
+            installed_fetch=self._services.get("fetch"),
             caller=caller,
             now_at=datetime.now(UTC),
             rates=self._rates,
@@ -87,7 +98,7 @@ class PageRenderer:
         route, path, params, query = self.find(url_of(request))
         # Metrics are labelled by path template.
         request.scope["path_template"] = PREFIX + route.screen.path.rstrip("/")
-        require_scope(session.caller, route.screen.scope)
+        require_scope(session.caller, route.scope)
         context = self.view_context(session.caller, path=path, params=params, query=query)
         view = await route.screen.view(context)
         page_id = secrets.token_urlsafe(12)
@@ -103,7 +114,7 @@ class PageRenderer:
         """The live fragments of a page, for the sampler."""
         route, path, params, query = self.find(watched.url)
         caller = Caller(0, "viewer", watched.scopes)
-        require_scope(caller, route.screen.scope)
+        require_scope(caller, route.scope)
         context = self.view_context(caller, path=path, params=params, query=query)
         live = LiveFragments()
         body, layout = self._render(route, context, await route.screen.view(context), live)

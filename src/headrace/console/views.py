@@ -1,12 +1,12 @@
 """Screens and what their view functions receive and return.
 
 Each room exports one `ROOM`. A view function takes a `ViewContext`, calls public services and
-returns a frozen dataclass for the template. It has no side effects. The live stream calls the same
-function every few seconds, so it must be cheap.
+returns the values that its template reads as `view`. It has no side effects. The live stream calls
+the same function every few seconds, so it must be cheap.
 
-    async def view_hosts(context: ViewContext) -> HostsView:
+    async def view_hosts(context: ViewContext) -> dict[str, Any]:
         hosts = await attempt(context.fetch.hosts.page())
-        return HostsView(hosts=hosts, sort=context.query.choice("sort", ("name", "speed"), "name"))
+        return {"hosts": hosts, "sort": context.query.choice("sort", ("name", "speed"), "name")}
 
 `Rates` of this machine's metrics are differences of two readings. Each series is compared with
 itself, so roles that start or stop between readings cause no error. A counter that fell was reset
@@ -20,7 +20,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.metrics import merged_metrics
 from headrace.web.model import Application
-from headrace.web.tokens import Caller, Tokens
+from headrace.web.tokens import Caller
 
 READ_EVERY_S: Final = 1.5
 SPAN_S: Final = 12.0
@@ -113,25 +113,19 @@ class Rates:
 
     def total(self, name: str, *labels: str) -> float | None:
         """Sum of the newest values of `name`; None if there is no such series."""
-        if not self._readings:
-            return None
-        found = [
-            value
-            for (series, given), value in self._readings[-1][1].items()
-            if series == name and all(one in given for one in labels)
-        ]
+        found = self._newest(name, labels)
         return sum(found) if found else None
 
     def greatest(self, name: str, *labels: str) -> float | None:
         """Maximum of the newest values of `name`; None if there is no such series."""
-        if not self._readings:
-            return None
-        found = [
+        return max(self._newest(name, labels), default=None)
+
+    def _newest(self, name: str, labels: Sequence[str]) -> list[float]:
+        return [
             value
-            for (series, given), value in self._readings[-1][1].items()
+            for (series, given), value in (self._readings[-1][1] if self._readings else {}).items()
             if series == name and all(one in given for one in labels)
         ]
-        return max(found, default=None)
 
 
 def parse_series(text: str) -> dict[tuple[str, str], float]:
@@ -148,6 +142,7 @@ if TYPE_CHECKING:
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
+Changed = TypeVar("Changed")
 PANEL_S: Final = 3.0
 """Timeout of one panel; the rest of the page does not wait longer for it."""
 
@@ -172,7 +167,7 @@ class Query:
         found = self.given.get(name, "")
         if not found:
             return default
-        if found.isascii() and found.isdecimal() and least <= int(found[:20]) <= most:
+        if is_digits(found) and least <= int(found) <= most:
             return int(found)
         raise QueryInvalid(
             f"{name}: expected a whole number from {least} to {most}, got {found[:40]!r}"
@@ -191,27 +186,19 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """The public services of the rooms, typed; None for a room that is not installed."""
+class ViewContext:
+    """One request and the public services of the rooms, as view functions and actions see them."""
 
     jobs: Jobs
     views: Views
     feed: Feed
     media: Media
     audit: Audit
-    tokens: Tokens
-    fetch: Fetch | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewContext:
-    """One request, as view functions and actions see it."""
-
+    installed_fetch: Fetch | None
     path: str
     """Path of the page, with `/console`."""
     params: Mapping[str, str]
     query: Query
-    services: Services
     caller: Caller
     now_at: datetime
     rates: Rates
@@ -221,39 +208,14 @@ class ViewContext:
     """Scheme and host of the console, in an action."""
 
     @property
-    def jobs(self) -> Jobs:
-        """The service of the jobs room."""
-        return self.services.jobs
-
-    @property
-    def views(self) -> Views:
-        """The service of the views room."""
-        return self.services.views
-
-    @property
-    def feed(self) -> Feed:
-        """The service of the feed room."""
-        return self.services.feed
-
-    @property
-    def media(self) -> Media:
-        """The service of the media room."""
-        return self.services.media
-
-    @property
     def fetch(self) -> Fetch:
         """The service of the fetch room. Raises: RoomMissing."""
-        if self.services.fetch is None:
+        if self.installed_fetch is None:
             raise RoomMissing(
                 "room fetch is not installed on this machine: install the extra fetch where the"
                 " API runs"
             )
-        return self.services.fetch
-
-    @property
-    def audit(self) -> Audit:
-        """The audit log."""
-        return self.services.audit
+        return self.installed_fetch
 
     def may(self, scope: str) -> bool:
         """Whether the caller has `scope`."""
@@ -265,16 +227,31 @@ class ViewContext:
         kept = {name: str(value) for name, value in given.items() if value not in (None, "")}
         return f"{self.path}?{urlencode(kept)}" if kept else self.path
 
+    def cut(
+        self, rows: Sequence[Value], rows_max: int, **cursor: str
+    ) -> tuple[Sequence[Value], str | None]:
+        """Up to `rows_max` rows, and the URL of the next page if there are more.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+        `cursor` names an attribute of the last row for each parameter of that URL.
+        """
+        shown = rows[:rows_max]
+        if len(shown) == len(rows):
+            return shown, None
+        last = shown[-1]
+        return shown, self.url(**{name: getattr(last, given) for name, given in cursor.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class Screen:
     """A page: `path` is below `/console`; `tab` is its label in the room's tabs, if it has one."""
 
     path: str
     title: str
     template: str
-    scope: str | None
-    view: Callable[[ViewContext], Awaitable[Any]]
+    view: Callable[[ViewContext], Awaitable[dict[str, Any]]]
+    _: KW_ONLY
+    scope: str | None = None
+    """A scope that replaces the room's."""
     tab: str = ""
     live: bool = True
 
@@ -286,6 +263,8 @@ class Room:
     name: str
     title: str
     key: str
+    scope: str | None
+    """The scope that its screens need, if any."""
     screens: tuple[Screen, ...]
     actions: tuple[Action, ...] = ()
 
@@ -310,6 +289,11 @@ class PanelData(Generic[Value]):
     value: Value | None = None
     error: str | None = None
     is_hidden: bool = False
+
+    def map(self, change: Callable[[Value], Changed]) -> PanelData[Changed]:
+        """The panel with its value changed by `change`, if it has one."""
+        value = None if self.value is None else change(self.value)
+        return PanelData(value, self.error, self.is_hidden)
 
 
 NO_DATA: Final[PanelData[Any]] = PanelData()
@@ -362,6 +346,16 @@ class Chart:
                 for line in self.lines
             ],
         }
+
+
+def is_digits(text: str) -> bool:
+    """Whether `text` is a whole number of up to 19 digits, as of 63 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 19
+
+
+def row_id(text: str) -> int:
+    """The id in a URL or form; 0, which no row has, for any other text."""
+    return int(text) if is_digits(text) and int(text) < 2**63 else 0
 
 
 def choices(words: Iterable[str]) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The only importer of drivers: PostgreSQL, Valkey and the object store.
 
 postgres             the source of truth: connection pool, transactions, named queries (asyncpg)
+postgres_servers     the writable server of a URL, and the end of connections to silent hosts
 replica              reads on a standby that may lag, else on the primary
 sql                  named SQL statements from files
 remote               rows and errors of statements that another process runs

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ from headrace.engines.mount_guard import MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
+from headrace.kernel.single_flight import SingleFlight
 
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
@@ -62,6 +64,7 @@ class StoreMismatch(BlobsDown):
     """The folder of the object store is missing, unmounted or a different one."""
 
     code = "blobs.store_mismatch"
+    public = "the object store is missing: check its disk with `headrace doctor`, then try again"
 
     def __init__(self, folder: Path, fault: str) -> None:
         super().__init__(
@@ -70,11 +73,6 @@ class StoreMismatch(BlobsDown):
             retry_after_s=5,
         )
         self.fault = fault
-
-    @property
-    def public_text(self) -> str:
-        """The text without the folder."""
-        return "the object store is missing: check its disk with `headrace doctor`, then try again"
 
 
 class BlobChanged(Conflict):
@@ -139,6 +137,8 @@ class Blobs:
         self._traced: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
         self._guard: MountGuard | None = None
+        self._check: Check | None = None
+        self._verifying: SingleFlight[asyncio.AbstractEventLoop, None] = SingleFlight()
         self._puts: DurableWriter | None = None
         self._store: Any = None
         self._timeout_s: float | None = None
@@ -155,9 +155,9 @@ class Blobs:
             except OSError as error:
                 raise _unusable(self.folder, error) from error
             self._store = LocalStore(self.folder)
-        check = self._guard.check if self._guard is not None else None
+        self._check = self._guard.check if self._guard is not None else None
         self._puts = DurableWriter(
-            self.folder, max(1, (config or BlobsConfig()).put_threads), check
+            self.folder, max(1, (config or BlobsConfig()).put_threads), self._check
         )
 
     async def put(self, key: str, data: bytes) -> None:
@@ -189,16 +189,13 @@ class Blobs:
                 raise BlobChanged(f"object {key!r} has changed: read it again") from error
 
     def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
-        check = self._guard.check if self._guard is not None else None
-        naming = self._locked_if(folder, key, etag, check)
-        write_durably(folder, key, data, check=check, naming=naming)
+        naming = self._locked_if(folder, key, etag)
+        write_durably(folder, key, data, check=self._check, naming=naming)
 
     @contextmanager
-    def _locked_if(
-        self, folder: Path, key: str, etag: str | None, check: Check | None
-    ) -> Iterator[None]:
+    def _locked_if(self, folder: Path, key: str, etag: str | None) -> Iterator[None]:
         """Hold the folder's lock if the object has `etag`. Raises: PreconditionError."""
-        with _open_lock(folder, check) as lock:
+        with _open_lock(folder, self._check) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = obstore.head(self._store, key)["e_tag"]
@@ -222,8 +219,7 @@ class Blobs:
             if self.folder is None:
                 await joined.put_to_bucket(key, size_bytes)
             else:
-                check = self._guard.check if self._guard is not None else None
-                await asyncio.to_thread(joined.put_to_folder, self.folder, key, check)
+                await asyncio.to_thread(joined.put_to_folder, self.folder, key, self._check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
         """All bytes and their etag, or None if the etag is `unless`.
@@ -342,11 +338,16 @@ class Blobs:
 
         Raises: BlobsDown.
         """
-        if self._guard is None or self._guard.is_verified:
-            return
+        if self._guard is not None and not self._guard.is_verified:
+            # Once for all first photos of a worker: each would take three statements.
+            await self._verifying.call(
+                asyncio.get_running_loop(), partial(self._verify, self._guard)
+            )
+
+    async def _verify(self, guard: MountGuard) -> None:
         assert self.folder is not None, "a mount guard belongs to a folder"
         try:
-            fault = await self._guard.verify()
+            fault = await guard.verify()
         except OSError as error:
             raise _unusable(self.folder, error) from error
         except (Unavailable, Conflict) as error:

@@ -16,13 +16,13 @@ rolls back. A connection of a blocking driver runs in the thread that waits in `
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from headrace.engines.postgres import (
     ConstraintViolated,
@@ -182,8 +182,8 @@ class AsyncpgRunner(Tx):
             yield self.connection
 
 
-class CallerRunner(ABC):
-    """The four ways to run a query, over `_run` of a connection kind."""
+class CallerRunner(Runner):
+    """Queries over `_run` of a connection kind."""
 
     def __init__(self, connection: Transaction) -> None:
         self._given = connection
@@ -192,25 +192,20 @@ class CallerRunner(ABC):
     async def _run(self, query: Query, parameters: dict[str, Any]) -> Result:
         """Run a query. Raises: TransactionUnfit, ConnectionUnknown, or the driver's errors."""
 
-    async def all(self, query: Query, **parameters: Any) -> list[Any]:
-        """Every row."""
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`."""
         with translated_errors():
-            return (await self._run(query, parameters)).records
-
-    async def one(self, query: Query, **parameters: Any) -> Any | None:
-        """The first row, or None."""
-        rows = await self.all(query, **parameters)
-        return rows[0] if rows else None
-
-    async def value(self, query: Query, **parameters: Any) -> Any:
-        """The first field of the first row, or None."""
-        row = await self.one(query, **parameters)
-        return None if row is None else row[0]
-
-    async def run(self, query: Query, **parameters: Any) -> int:
-        """Run the query for its effect; return the number of rows it touched."""
-        with translated_errors():
-            return (await self._run(query, parameters)).rows_touched
+            result = await self._run(query, parameters)
+        first = result.records[0] if result.records else None
+        match method:
+            case "fetch":
+                return result.records
+            case "fetchrow":
+                return first
+            case "fetchval":
+                return None if first is None else first[0]
+            case _:
+                return result.rows_touched
 
 
 class AsyncPsycopgRunner(CallerRunner):
@@ -408,7 +403,7 @@ def runner_for(connection: Transaction) -> Runner:
     Each query checks that the connection is in a transaction. Raises: ConnectionUnknown.
     """
     if isinstance(connection, Tx | CallerRunner):
-        return cast("Runner", connection)
+        return connection
     for kind in type(connection).__mro__:
         runner = _RUNNERS.get((kind.__module__.partition(".")[0], kind.__name__))
         if runner is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, Unavailable
@@ -32,22 +32,29 @@ DAMAGED: Final = "unknown (its record is damaged)"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOG: Final = logger(__name__)
+SQL: Final = load_queries("headrace.engines")
 
 
-class SharedRecord(Protocol):
-    """The expected id, shared by all hosts of an installation."""
+class PostgresRecord:
+    """The expected id, shared by all hosts of an installation, as a row of PostgreSQL."""
+
+    def __init__(self, postgres: Callable[[], Postgres]) -> None:
+        """`postgres` is called on first use."""
+        self._postgres = postgres
 
     async def expected(self) -> str | None:
         """The expected id, or None. Raises: Unavailable, SchemaBehind."""
-        ...
+        mark: str | None = await self._postgres().value(SQL.expected_store)
+        return mark
 
     async def expect_first(self, mark: str) -> str:
         """Expect `mark` unless an id is recorded; return the expected id. Raises: as `expected`."""
-        ...
+        await self._postgres().run(SQL.expect_first_store, mark=mark)
+        return await self.expected() or mark
 
     async def expect(self, mark: str) -> None:
         """Replace the expected id by `mark`. Raises: as `expected`."""
-        ...
+        await self._postgres().run(SQL.expect_store, mark=mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class StoreRecord:
     """Where the expected id is recorded."""
 
     file: Path
-    shared: SharedRecord | None = None
+    shared: PostgresRecord | None = None
     may_create: bool = True
     """Whether this process may create the folder and its marker; a child process may not."""
 
@@ -65,8 +72,8 @@ class MountGuard:
 
     A disk that is not mounted leaves an empty folder, or none, in its place. Objects written there
     would be hidden once the disk is back. So the folder is created only at its first use and gets a
-    marker: a file with a random id. The id is recorded in PostgreSQL (`SharedRecord`, for a folder
-    that several hosts mount) and in the data folder of this host, which is read first.
+    marker: a file with a random id. The id is recorded in PostgreSQL, for a folder that several
+    hosts mount, and in the data folder of this host, which is read first.
 
     Each put reads the marker through its open folder, and a miss reads it before it is reported, so
     a disk that disappears at run time is noticed too. A folder with objects but without any record
@@ -280,27 +287,3 @@ def _fault(folder: Path, mark: str | None, expected: str | None) -> str:
     if expected is None:
         return f"{seen}, and the record of earlier use cannot be read now"
     return f"{seen}, expected store {expected}"
-
-
-SQL: Final = load_queries("headrace.engines")
-
-
-class PostgresRecord:
-    """A `SharedRecord` as a row of PostgreSQL, which is opened on first use."""
-
-    def __init__(self, postgres: Callable[[], Postgres]) -> None:
-        self._postgres = postgres
-
-    async def expected(self) -> str | None:
-        """The expected id, or None. Raises: Unavailable, SchemaBehind."""
-        mark: str | None = await self._postgres().value(SQL.expected_store)
-        return mark
-
-    async def expect_first(self, mark: str) -> str:
-        """Expect `mark` unless an id is recorded; return the expected id. Raises: as `expected`."""
-        await self._postgres().run(SQL.expect_first_store, mark=mark)
-        return await self.expected() or mark
-
-    async def expect(self, mark: str) -> None:
-        """Replace the expected id by `mark`. Raises: as `expected`."""
-        await self._postgres().run(SQL.expect_store, mark=mark)

@@ -12,18 +12,20 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import asyncpg
 
 from headrace.engines.endpoints import server_of
 from headrace.engines.postgres_pool import (
     DOWN,
+    READ_ONLY,
     Pool,
     clear_session,
     learn_types,
     reset_open_transaction,
 )
+from headrace.engines.postgres_servers import Connection, Servers
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
@@ -67,11 +69,7 @@ class PostgresDown(Unavailable):
     """PostgreSQL does not respond; the outcome of a running statement is unknown."""
 
     code = "postgres.unavailable"
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's address."""
-        return "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
+    public = "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
 
 
 class PostgresRefused(PostgresDown):
@@ -84,11 +82,7 @@ class PostgresPooled(Conflict):
     """The URL leads to a pooler in transaction mode, which has no sessions."""
 
     code = "postgres.pooled"
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's address."""
-        return "PostgreSQL is behind a pooler without sessions: run `headrace doctor` on the server"
+    public = "PostgreSQL is behind a pooler without sessions: run `headrace doctor` on the server"
 
 
 class PostgresBusy(Unavailable):
@@ -143,7 +137,11 @@ class PostgresConfig:
     slot_connections_max: int = setting(
         "3", "Most connections per slot; a host has many slots.", parse_count
     )
-    connect_timeout_s: float = setting("5s", "Longest wait for a new connection.", parse_duration_s)
+    connect_timeout_s: float = setting(
+        "5s",
+        "Longest wait for a new connection, and for a packet of a server whose network is lost.",
+        parse_duration_s,
+    )
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
 
 
@@ -152,20 +150,37 @@ ANSWER_GRACE_S: Final = 2.0
 SQL: Final = load_queries("headrace.engines")
 
 
-class Runner(Protocol):
-    """Runs queries: the pool (each statement commits) or a transaction."""
+class Runner(ABC):
+    """Runs queries: the pool (each statement commits) or a transaction.
 
-    async def all(self, query: Query, **parameters: Any) -> list[Row]: ...
+    The four ways to run a query use one call in the words of asyncpg.
+    """
 
-    async def one(self, query: Query, **parameters: Any) -> Row | None: ...
+    @abstractmethod
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """What asyncpg's `fetch`, `fetchrow`, `fetchval` or `execute` returns for the query."""
 
-    async def value(self, query: Query, **parameters: Any) -> Any: ...
+    async def all(self, query: Query, **parameters: Any) -> list[Row]:
+        """Every row."""
+        return list(await self.call("fetch", query, parameters))
 
-    async def run(self, query: Query, **parameters: Any) -> int: ...
+    async def one(self, query: Query, **parameters: Any) -> Row | None:
+        """The first row, or None."""
+        return await self.call("fetchrow", query, parameters)
+
+    async def value(self, query: Query, **parameters: Any) -> Any:
+        """The first field of the first row, or None."""
+        return await self.call("fetchval", query, parameters)
+
+    async def run(self, query: Query, **parameters: Any) -> int:
+        """Run the query for its effect; return the number of rows it touched."""
+        status = await self.call("execute", query, parameters)
+        last = str(status).rpartition(" ")[2]
+        return int(last) if last.isdigit() else 0
 
 
-class _Statements(ABC):
-    """The four ways to run a query, on a connection from `_connection`."""
+class _OnConnection(Runner):
+    """Statements on a connection from `_connection`."""
 
     _wait_s: float | None = None
     """Longest wait for a response; None for the connection's default."""
@@ -174,33 +189,15 @@ class _Statements(ABC):
     def _connection(self) -> AbstractAsyncContextManager[Any]:
         """A connection for one statement, with errors translated."""
 
-    async def all(self, query: Query, **parameters: Any) -> list[Row]:
-        """Every row."""
-        return list(await self._call("fetch", query, parameters))
-
-    async def one(self, query: Query, **parameters: Any) -> Row | None:
-        """The first row, or None."""
-        return await self._call("fetchrow", query, parameters)
-
-    async def value(self, query: Query, **parameters: Any) -> Any:
-        """The first field of the first row, or None."""
-        return await self._call("fetchval", query, parameters)
-
-    async def run(self, query: Query, **parameters: Any) -> int:
-        """Run the query for its effect; return the number of rows it touched."""
-        status = await self._call("execute", query, parameters)
-        last = str(status).rpartition(" ")[2]
-        return int(last) if last.isdigit() else 0
-
-    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
-        """The result of the driver's `method` for the query."""
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`."""
         async with self._connection() as connection:
             return await getattr(connection, method)(
                 query.text, *query.arguments(parameters), timeout=self._wait_s
             )
 
 
-class Tx(_Statements):
+class Tx(_OnConnection):
     """An open transaction or session; ends with its `async with` block."""
 
     def __init__(self, connection: Any) -> None:
@@ -224,16 +221,18 @@ class Tx(_Statements):
                 raise
 
 
-class Postgres(_Statements):
+class Postgres(_OnConnection):
     """Connections to one PostgreSQL server, with a pool per event loop.
 
     A connection works only in the loop that opened it, and a process may have several loops: one
     for synchronous callers, or one per `asyncio.run` or test.
     """
 
-    def __init__(self, url: str, config: PostgresConfig) -> None:
-        self._url, self._direct_url = url, config.direct_url or url
-        self._server, self._direct_server = map(_server_of, (url, self._direct_url))
+    def __init__(self, url: str, config: PostgresConfig, *, role: str = "read-write") -> None:
+        direct_url = config.direct_url or url
+        self._url = url
+        self._servers, self._direct = (Servers(one, role=role) for one in (url, direct_url))
+        self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self.remote: RemoteStatements | None = None
@@ -273,11 +272,12 @@ class Postgres(_Statements):
         """Longest wait for `remote`, whose own limits are half of it."""
         return 2 * (self._longest_wait_s() + self._config.statement_timeout_s + ANSWER_GRACE_S)
 
-    async def _call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`, by the agent of a slot if it takes the statement."""
         if self.remote is not None and self.remote.takes(query, parameters):
             timeout_s = self.remote_timeout_s
             return await self.remote.call(method, query, parameters, timeout_s=timeout_s)
-        return await super()._call(method, query, parameters)
+        return await super().call(method, query, parameters)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
@@ -315,7 +315,7 @@ class Postgres(_Statements):
         `options` are passed to the driver. Raises: PostgresDown.
         """
         with translated_errors(self._direct_server):
-            return await asyncpg.connect(self._direct_url, **self._options(), **options)
+            return await self._direct.connect(**self._options(), **options)
 
     def _options(self) -> dict[str, Any]:
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
@@ -350,6 +350,8 @@ class Postgres(_Statements):
             if pool.opened is None:
                 pool.opened = await asyncpg.create_pool(
                     self._url,
+                    connect=self._servers.connect,
+                    connection_class=Connection,
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,
@@ -448,8 +450,9 @@ def translated_errors(server: str = "") -> Iterator[None]:
     except DOWN as error:
         if _UNTRACKED in str(error):
             raise pooler_error(at) from error
+        what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
         raise PostgresDown(
-            f"PostgreSQL{at} does not respond ({type(error).__name__}): check it with"
+            f"PostgreSQL{at} {what} ({type(error).__name__}): check it with"
             " `headrace doctor`, then try again",
             retry_after_s=2,
         ) from error

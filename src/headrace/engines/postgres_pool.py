@@ -14,6 +14,11 @@ from typing import Any, Final
 
 import asyncpg
 
+READ_ONLY: Final = (
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.exceptions.TargetServerAttributeNotMatched,
+)
+"""The server is a standby, or became one; a new connection may reach the primary."""
 DOWN: Final = (
     OSError,
     TimeoutError,
@@ -25,6 +30,7 @@ DOWN: Final = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
+    *READ_ONLY,
 )
 KEPT_S: Final = 60.0
 _ARRAYS: Final = ("int2", "int4", "int8", "float8", "bool", "bytea", "timestamptz")

@@ -23,7 +23,7 @@ from headrace.engines.postgres import (
     PostgresBusy,
     PostgresConfig,
     PostgresDown,
-    Row,
+    Runner,
     SchemaBehind,
 )
 from headrace.engines.sql import Query
@@ -60,33 +60,20 @@ class ReplicaState:
         return f"primary, because the replica {self.problem}"
 
 
-class Replica:
-    """Runs queries on a standby, and on the primary while the standby is down or late."""
+class Replica(Runner):
+    """Runs queries on a standby, and on the primary while the standby is down or late.
+
+    A query that is run for its effect uses the primary.
+    """
 
     def __init__(self, primary: Postgres, url: str, config: PostgresConfig) -> None:
         self._primary = primary
-        self._standby = Postgres(url, replace(config, direct_url=None, replica_url=None))
+        own = replace(config, direct_url=None, replica_url=None)
+        self._standby = Postgres(url, own, role="standby")
         self._lag_max_s = config.replica_lag_max_s
         self._state = ReplicaState(is_used=False, lag_s=None, problem="was not probed yet")
         self._probed_s = float("-inf")
         self._sparse_log = SparseLogger(logger(__name__))
-
-    async def all(self, query: Query, **parameters: Any) -> list[Row]:
-        """Every row."""
-        rows: list[Row] = await self._read("all", query, parameters)
-        return rows
-
-    async def one(self, query: Query, **parameters: Any) -> Row | None:
-        """The first row, or None."""
-        return await self._read("one", query, parameters)
-
-    async def value(self, query: Query, **parameters: Any) -> Any:
-        """The first field of the first row, or None."""
-        return await self._read("value", query, parameters)
-
-    async def run(self, query: Query, **parameters: Any) -> int:
-        """Run a query for its effect, on the primary."""
-        return await self._primary.run(query, **parameters)
 
     async def close(self) -> None:
         """Close the connections to the standby."""
@@ -114,12 +101,15 @@ class Replica:
             return ReplicaState(is_used=False, lag_s=lag_s, problem=text)
         return ReplicaState(is_used=True, lag_s=lag_s)
 
-    async def _read(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`, on the standby if it is usable."""
+        if method == "execute":
+            return await self._primary.call(method, query, parameters)
         state = await self.state()
         reason = "late" if state.lag_s is not None else "down"
         if state.is_used:
             try:
-                return await getattr(self._standby, method)(query, **parameters)
+                return await self._standby.call(method, query, parameters)
             except PostgresBusy as error:
                 # A statement that is too slow here is too slow on the primary.
                 if not isinstance(error.__cause__, asyncpg.SerializationError):
@@ -132,4 +122,4 @@ class Replica:
                 self._probed_s = float("-inf")
                 raise
         fallbacks.labels(reason=reason).inc()
-        return await getattr(self._primary, method)(query, **parameters)
+        return await self._primary.call(method, query, parameters)

@@ -94,11 +94,7 @@ class ValkeyDown(Unavailable):
     """Valkey does not respond or is not ready; the outcome of a running command is unknown."""
 
     code = "valkey.unavailable"
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's address."""
-        return "Valkey does not respond: check it with `headrace doctor`, then try again"
+    public = "Valkey does not respond: check it with `headrace doctor`, then try again"
 
 
 class ValkeyMoved(ValkeyDown):
@@ -108,6 +104,7 @@ class ValkeyMoved(ValkeyDown):
     """
 
     code = "valkey.moved"
+    public = "Valkey moves keys to another server: try again in a moment"
 
     def __init__(self, slot: int, address: str, *, is_ask: bool) -> None:
         super().__init__(
@@ -116,11 +113,6 @@ class ValkeyMoved(ValkeyDown):
             retry_after_s=1,
         )
         self.slot, self.address, self.is_ask = slot, address, is_ask
-
-    @property
-    def public_text(self) -> str:
-        """The text without the node's address."""
-        return "Valkey moves keys to another server: try again in a moment"
 
 
 _MOVED: Final = re.compile(r"(MOVED|ASK) (\d{1,5}) (\S*:\d{1,5})")

@@ -8,20 +8,20 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
+from headrace.feed.errors import InvalidPost
 from headrace.feed.follows import Follows
 from headrace.feed.import_files import (
     COLUMNS,
     follow_of,
     import_in_steps,
-    moment_of,
     post_of,
     rows_of,
 )
-from headrace.feed.model import PAGE_MAX, Page, People, feed_page, feed_people
+from headrace.feed.model import PAGE_MAX, Page, People
 from headrace.feed.service import Feed
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_moment, pluralize, table
 
 PROGRESS_EVERY: Final = 10_000
 
@@ -80,21 +80,6 @@ def _limit(most: int, usual: int) -> Callable[[Command], Command]:
     )
 
 
-class Moment(click.ParamType[datetime]):
-    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; UTC without an offset."""
-
-    name = "moment"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,  # noqa: ARG002 - click's signature
-        ctx: click.Context | None,  # noqa: ARG002 - click's signature
-    ) -> datetime:
-        """Parse a moment."""
-        return value if isinstance(value, datetime) else moment_of(str(value), where="--at")
-
-
 @click.group("feed", cls=CommandGroup)
 def feed() -> None:
     """Write, read and check feeds of followed authors."""
@@ -103,7 +88,11 @@ def feed() -> None:
 @feed.command("post", short_help="Add a post.")
 @click.argument("author")
 @click.argument("id")
-@click.option("--at", type=Moment(), default=None, help="Its time; a later one delays the post.")
+@click.option(
+    "--at",
+    type=Parsed(parse_moment, InvalidPost, name="moment"),
+    help="Its time; a later one delays the post.",
+)
 @click.option("--ref", default=None, help="Passed to handlers of its deletion.")
 @click.option("--kind", default=None, help="Kind by which pages can be filtered.")
 def add_post(
@@ -171,10 +160,6 @@ def unfollow(terminal: Terminal, viewer: str, authors: tuple[str, ...], *, is_al
     terminal.show({"changed": changed}, f"{changed} unfollowed")
 
 
-def _kinds_of(text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
-
-
 def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
     @feed.command(name, short_help=f"{name.title()} authors.", help=help_text)
     @click.argument("viewer")
@@ -197,7 +182,7 @@ def _list_command(name: str, of: str, verb: ListVerb, what: str) -> None:
     @_CURSOR
     def command(terminal: Terminal, entity: str, *, limit: int, cursor: str | None) -> None:
         found = terminal.run(Feed, lambda feed: verb(feed.follows, entity, limit, cursor=cursor))
-        terminal.show(feed_people(found), describe_people(found))
+        terminal.show(found, describe_people(found))
 
 
 _list_command("following", "VIEWER", Follows.following, "the authors that a viewer follows")
@@ -226,11 +211,9 @@ def show_page(
     """Show the newest posts of the authors that VIEWER follows."""
     found = terminal.run(
         Feed,
-        lambda feed: feed.page(
-            viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
-        ),
+        lambda feed: feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank),
     )
-    terminal.show(feed_page(found), describe_page(found))
+    terminal.show(found, describe_page(found))
 
 
 @feed.command("author", short_help="Show an author's posts.")
@@ -244,9 +227,9 @@ def list_author_posts(
     """Show the newest posts of AUTHOR."""
     found = terminal.run(
         Feed,
-        lambda feed: feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds)),
+        lambda feed: feed.pages.author_posts(author, limit, cursor=cursor, kinds=kinds),
     )
-    terminal.show(feed_page(found), describe_page(found))
+    terminal.show(found, describe_page(found))
 
 
 @feed.command("unread", short_help="Count unread posts.")
@@ -254,7 +237,7 @@ def list_author_posts(
 @_KINDS
 def count_unread(terminal: Terminal, viewer: str, *, kinds: str | None) -> None:
     """Count the posts that are newer than VIEWER's read marker."""
-    found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer, kinds=_kinds_of(kinds)))
+    found = terminal.run(Feed, lambda feed: feed.pages.unread(viewer, kinds=kinds))
     terminal.show(found, f"{found.count}{' or more' if found.has_more else ''} unread")
 
 

@@ -28,7 +28,7 @@ class InvalidPost(InvalidInput):
 
 
 class InvalidFollow(InvalidInput):
-    """Reject an invalid follow; nothing was done."""
+    """Reject an invalid follow, or an unfollow without explicit authors; nothing was done."""
 
     code = "feed.invalid_follow"
 
@@ -102,12 +102,6 @@ class InvalidLimit(InvalidInput):
         super().__init__(f"{what} {str(limit)[:20]}: expected 1 to {limit_max}")
 
 
-class UnclearUnfollow(InvalidInput):
-    """Reject an unfollow without explicit authors; nothing was changed."""
-
-    code = "feed.unclear_unfollow"
-
-
 class TooManyAtOnce(TooLarge):
     """Reject a call with too many items; nothing was done."""
 
@@ -121,25 +115,13 @@ class TooManyAtOnce(TooLarge):
 
 
 class TooManyFollows(Conflict):
-    """The call would exceed the follows of a viewer; nothing was done."""
+    """The call would exceed the follows, mutes or blocks of a viewer; nothing was done."""
 
     code = "feed.too_many_follows"
 
-    def __init__(self, viewer: object, follows_max: int) -> None:
+    def __init__(self, viewer: object, what: str, count_max: int) -> None:
         super().__init__(
-            f"viewer {viewer} would exceed the limit of {follows_max} follows (feed.follows_max):"
-            " unfollow some authors first; nothing was done"
-        )
-
-
-class TooManyMutesBlocks(Conflict):
-    """The call would exceed the mutes or blocks of a viewer; nothing was done."""
-
-    code = "feed.too_many_mutes_blocks"
-
-    def __init__(self, viewer: object, kind: str, count_max: int) -> None:
-        super().__init__(
-            f"viewer {viewer} would exceed the limit of {count_max} {kind}s: end some first;"
+            f"viewer {viewer} would exceed the limit of {count_max} {what}: end some first;"
             " nothing was done"
         )
 

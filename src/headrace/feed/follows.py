@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from headrace.engines.postgres import Postgres
 from headrace.feed import store
-from headrace.feed.errors import TooManyFollows, TooManyMutesBlocks
+from headrace.feed.errors import TooManyFollows
 from headrace.feed.id_map import Cursors, IdMap, require_no_cursor
 from headrace.feed.index import Index
 from headrace.feed.model import (
@@ -27,10 +26,11 @@ from headrace.feed.model import (
 
 Follow = tuple[FeedId, FeedId] | tuple[FeedId, FeedId, datetime | None]
 """A viewer, an author, and the moment of the follow."""
+Row = tuple[datetime, int]
+"""The position of a person in a list: since when, and the number."""
+LATEST: Final[Row] = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
 IMPORT_STEP: Final = 1_000
 PEOPLE_MAX: Final = 1_000
-Read = Callable[..., Awaitable[list[tuple[int, datetime]]]]
-Count = Callable[..., Awaitable[int]]
 
 
 class Follows:
@@ -71,9 +71,8 @@ class Follows:
         numbers = await self._existing(_each(authors))
         if number is None or not numbers:
             return 0
-        changed, change = await store.unfollow(self._postgres, number, numbers)
-        if change is not None:
-            await self._index.applier.apply_or_defer([change])
+        changed, changes = await store.unfollow(self._postgres, number, numbers)
+        await self._index.applier.apply_or_defer(changes)
         return changed
 
     async def unfollow_all(self, viewer: FeedId) -> int:
@@ -82,13 +81,12 @@ class Follows:
         number = await self._ids.find(require_feed_id("viewer", viewer))
         if number is None:
             return 0
-        changed, change = await store.unfollow_all(self._postgres, number)
-        if change is not None:
-            await self._index.applier.apply_or_defer([change])
+        changed, changes = await store.unfollow_all(self._postgres, number)
+        await self._index.applier.apply_or_defer(changes)
         return changed
 
     async def mute(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
-        """Hide authors from a viewer. Return how many mutes are new. Raises: TooManyMutesBlocks."""
+        """Hide authors from a viewer. Return how many mutes are new. Raises: TooManyFollows."""
         return await self.set_kind(viewer, authors, MuteOrBlock.MUTE, is_set=True)
 
     async def unmute(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
@@ -98,7 +96,7 @@ class Follows:
     async def block(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
         """Hide viewer and authors from each other. Return how many blocks are new.
 
-        Raises: TooManyMutesBlocks.
+        Raises: TooManyFollows.
         """
         return await self.set_kind(viewer, authors, MuteOrBlock.BLOCK, is_set=True)
 
@@ -125,7 +123,7 @@ class Follows:
             self._postgres, number, numbers, kind, is_set=is_set, rows_max=MUTES_BLOCKS_MAX
         )
         if changed < 0:
-            raise TooManyMutesBlocks(who, kind.value, MUTES_BLOCKS_MAX)
+            raise TooManyFollows(who, f"{kind.value}s", MUTES_BLOCKS_MAX)
         await self._index.applier.apply_or_defer(changes)
         return changed
 
@@ -156,17 +154,13 @@ class Follows:
 
         Raises: InvalidFeedId, InvalidLimit, CursorInvalid, PostgresDown.
         """
-        return await self._people(
-            "following", viewer, limit, cursor, read=store.following, count=store.count_following
-        )
+        return await self._people("following", viewer, limit, cursor)
 
     async def followers(
         self, author: FeedId, limit: int = 100, *, cursor: str | None = None
     ) -> People:
         """Followers of an author, latest first, and their total number. Raises: as `following`."""
-        return await self._people(
-            "followers", author, limit, cursor, read=store.followers, count=store.count_followers
-        )
+        return await self._people("followers", author, limit, cursor)
 
     async def muted(self, viewer: FeedId, limit: int = 100, *, cursor: str | None = None) -> People:
         """Muted authors, latest first. Raises: as `following`."""
@@ -182,14 +176,7 @@ class Follows:
         self, viewer: FeedId, kind: MuteOrBlock, limit: int = 100, *, cursor: str | None = None
     ) -> People:
         """Muted or blocked authors, latest first. Raises: as `following`."""
-        return await self._people(
-            kind.value,
-            viewer,
-            limit,
-            cursor,
-            read=partial(store.muted_blocked, kind=kind),
-            count=partial(store.count_muted_blocked, kind=kind),
-        )
+        return await self._people(kind.value, viewer, limit, cursor)
 
     async def _follow(
         self,
@@ -201,7 +188,7 @@ class Follows:
         if not whom:
             return 0
         number, *numbers = await self._ids.find_or_create([who, *whom])
-        changed, change = await store.follow(
+        changed, changes = await store.follow(
             self._postgres,
             number,
             numbers,
@@ -209,39 +196,32 @@ class Follows:
             follows_max=self._follows_max,
         )
         if changed < 0:
-            raise TooManyFollows(who, self._follows_max)
-        if change is not None:
-            await self._index.applier.apply_or_defer([change])
+            raise TooManyFollows(who, "follows (feed.follows_max)", self._follows_max)
+        await self._index.applier.apply_or_defer(changes)
         return changed
 
     async def _existing(self, authors: Iterable[object]) -> list[int]:
         found = [await self._ids.find(author) for author in require_feed_ids("author", authors)]
         return [number for number in found if number is not None]
 
-    async def _people(
-        self,
-        listing: str,
-        entity: object,
-        limit: int,
-        cursor: str | None,
-        *,
-        read: Read,
-        count: Count,
-    ) -> People:
+    async def _people(self, listing: str, entity: object, limit: int, cursor: str | None) -> People:
         given: FeedId = require_feed_id("id", entity)
         require_limit(limit, PEOPLE_MAX)
         number = await self._ids.find(given)
         if number is None:
             require_no_cursor(cursor)
             return People(people=[], total=0)
-        before = self._cursors.read_person(f"feed.{listing}", number, cursor)
-        rows = await read(self._postgres, number, before=before, rows_max=limit)
-        ids = await self._ids.external_ids([row[0] for row in rows])
-        is_full = len(rows) == limit
-        last = self._cursors.sign_person(f"feed.{listing}", number, rows[-1]) if is_full else None
+        before = self._cursors.read(f"feed.{listing}", number, cursor, Row) or LATEST
+        rows, total = await store.people(
+            self._postgres, listing, number, before=before, rows_max=limit
+        )
+        ids = await self._ids.external_ids([who for _, who in rows])
+        last = None
+        if len(rows) == limit:
+            last = self._cursors.sign(f"feed.{listing}", number, rows[-1])
         return People(
-            people=[Person(id=ids[row[0]], since_at=row[1]) for row in rows],
-            total=await count(self._postgres, number),
+            people=[Person(id=ids[who], since_at=since_at) for since_at, who in rows],
+            total=total,
             next=last,
         )
 

@@ -6,20 +6,19 @@ cache any of them without checking again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from headrace.engines.postgres import Postgres
 from headrace.feed import store
 from headrace.feed.model import FeedId, Position
-from headrace.feed.ranking import RankedPlace, place_of
 from headrace.kernel.signing import CursorInvalid, Key, read_cursor, sign_cursor
 
 CACHED_MAX: Final = 200_000
 FEED: Final = "feed"
 """The list name of a viewer's pages, in their cursors."""
-LATEST: Final = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
 
 
 class IdMap:
@@ -78,53 +77,21 @@ class Cursors:
         self._make_key = make_key
         self._key: Key | None = None
 
-    def sign(self, listing: str, entity: int, position: Position) -> str:
-        """The cursor of a position in an entity's list of posts."""
+    def sign(self, listing: str, entity: int, position: Any) -> str:
+        """The cursor of a position in a list of an entity."""
         return sign_cursor(self._signing_key(), listing, {"of": entity}, position)
 
-    def read(self, listing: str, entity: int, text: str | None) -> Position | None:
-        """The position of a cursor. Raises: CursorInvalid."""
+    def read(self, listing: str, entity: int, text: str | None, kind: Any = Position) -> Any:
+        """The position of a cursor as a `kind`; None without one. Raises: CursorInvalid."""
         if text is None:
             return None
-        return Position(*self._read(listing, {"of": entity}, text, (int, str)))
-
-    def sign_ranked(self, ranking: str, entity: int, place: RankedPlace) -> str:
-        """The cursor of a place in a ranking of an entity's feed."""
-        filters = {"of": entity, "rank": ranking}
-        return sign_cursor(self._signing_key(), FEED, filters, place.to_position())
-
-    def read_ranked(self, ranking: str, entity: int, text: str | None) -> RankedPlace:
-        """The place of a cursor in a ranking. Raises: CursorInvalid."""
-        if text is None:
-            return RankedPlace(None)
-        filters = {"of": entity, "rank": ranking}
-        return place_of(*self._read(FEED, filters, text, (int, str, str)))
-
-    def sign_person(self, listing: str, entity: int, row: tuple[int, datetime]) -> str:
-        """The cursor of a row in an entity's list of people."""
-        position = [row[1].isoformat(), row[0]]
-        return sign_cursor(self._signing_key(), listing, {"of": entity}, position)
-
-    def read_person(self, listing: str, entity: int, text: str | None) -> tuple[datetime, int]:
-        """The row of a cursor in a list of people. Raises: CursorInvalid."""
-        if text is None:
-            return LATEST
-        moment, number = self._read(listing, {"of": entity}, text, (str, int))
-        return datetime.fromisoformat(moment), number
-
-    def _read(
-        self, listing: str, filters: Mapping[str, Any], text: object, types: tuple[type, ...]
-    ) -> Any:
         if not isinstance(text, str):
             raise CursorInvalid(str(text))
-        position = read_cursor(self._signing_key(), listing, filters, text)
-        if (
-            not isinstance(position, list)
-            or len(position) != len(types)
-            or not all(isinstance(p, t) for p, t in zip(position, types, strict=True))
-        ):
-            raise CursorInvalid(text)
-        return position
+        position = read_cursor(self._signing_key(), listing, {"of": entity}, text)
+        try:
+            return msgspec.convert(position, kind)
+        except msgspec.ValidationError as error:
+            raise CursorInvalid(text) from error
 
     def _signing_key(self) -> Key:
         if self._key is None:

@@ -18,6 +18,7 @@ import msgspec
 
 from headrace.feed.errors import ImportStopped, InvalidLine, InvalidPost
 from headrace.feed.model import FeedId, NewPost, require_feed_id, require_posts
+from headrace.kernel.config import parse_as
 from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
 from headrace.kernel.terminal import parse_moment
 
@@ -166,14 +167,4 @@ def _moment(row: Mapping[str, Any]) -> datetime | None:
     """Raises: InvalidPost."""
     if row.get("at") in (None, ""):
         return None
-    return moment_of(str(row["at"]), where="at")
-
-
-def moment_of(text: str, *, where: str) -> datetime:
-    """Parse a moment. Raises: InvalidPost."""
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        raise InvalidPost(
-            f"{where}: expected a moment such as 2026-11-21T10:00Z, got {text[:40]!r}"
-        ) from error
+    return parse_as(parse_moment, "at", str(row["at"]), InvalidPost)

@@ -17,7 +17,6 @@ from headrace.feed.index_recovery import Progress, Rebuild, Recovery
 from headrace.feed.model import (
     TICKS,
     ChangeKind,
-    FeedDifference,
     FeedVerified,
     ShardState,
     moment_of,
@@ -116,22 +115,24 @@ class Index:
         if self.applier.has_deferred or time.monotonic() - self._tried_s >= REPEAT_S:
             self._making = asyncio.create_task(self._make_ready())
 
-    async def rebuild(self) -> int:
-        """Enqueue the job that builds the index. Return its id. Raises: PostgresDown."""
-        return await self._enqueue_build()
+    async def rebuild(self, *, clean: bool = False) -> int:
+        """Enqueue the job that builds the index unless one is pending. Return its id.
 
-    async def rebuild_now(self, *, clean: bool = False, on_progress: Progress | None = None) -> int:
+        `clean` drops the index first. Raises: PostgresDown.
+        """
+        job = NewJob(queue=REBUILD_QUEUE, payload=Build(clean=clean), unique="build")
+        return await self._jobs.enqueue(job)
+
+    async def rebuild_now(self, *, clean: bool = False) -> int:
         """Build the index in this process. Return the number of viewers and authors.
 
         `clean` drops the index first, so pages are slow until it is built. Raises: PostgresDown,
         ValkeyDown.
         """
         await self.ready()
-        return await self._build(clean=clean, on_progress=on_progress)
+        return await self._build(clean=clean)
 
-    async def verify(
-        self, *, sample: int | None = None, on_progress: Progress | None = None
-    ) -> FeedVerified:
+    async def verify(self, *, sample: int | None = None) -> FeedVerified:
         """Compare the index with PostgreSQL, for all or `sample` viewers and authors.
 
         Raises: InvalidLimit, PostgresDown, ValkeyDown.
@@ -139,23 +140,13 @@ class Index:
         if sample is not None:
             require_limit(sample, SAMPLE_MAX, what="sample")
         await self.ready()
-        compared, differences = await self._rebuild.verify(sample=sample, on_progress=on_progress)
-        ids = await self._ids.external_ids([each.entity for each in differences])
-        return FeedVerified(
-            viewers=compared.viewers,
-            authors=compared.authors,
-            posts=compared.posts,
-            follows=compared.follows,
-            differences=[
-                FeedDifference(
-                    kind=each.kind.name.lower(),
-                    entity=ids[each.entity],
-                    missing=each.missing,
-                    extra=each.extra,
-                )
-                for each in differences
-            ],
-        )
+        found = await self._rebuild.verify(sample=sample)
+        ids = await self._ids.external_ids([int(each.entity) for each in found.differences])
+        differences = [
+            msgspec.structs.replace(each, entity=ids[int(each.entity)])
+            for each in found.differences
+        ]
+        return msgspec.structs.replace(found, differences=differences)
 
     async def stats(self) -> list[ShardState]:
         """State of each shard. Raises: ValkeyDown."""
@@ -195,11 +186,6 @@ class Index:
         _log.info("feed_index_built", entities=count)
         return count
 
-    async def _enqueue_build(self, *, clean: bool = False) -> int:
-        """Enqueue a build unless one is pending. Return the job id."""
-        job = NewJob(queue=REBUILD_QUEUE, payload=Build(clean=clean), unique="build")
-        return await self._jobs.enqueue(job)
-
     async def _make_ready(self) -> None:
         """Repeat until nothing is left to do; during an outage only for deferred changes."""
         ends_s, failures = time.monotonic() + GIVE_UP_S, 0
@@ -235,7 +221,7 @@ class Index:
         if now_s - self._built_s >= BUILD_EVERY_S:
             self._built_s = now_s
             if not await self._build_if_small(clean=clean):
-                await self._enqueue_build(clean=clean)
+                await self.rebuild(clean=clean)
 
     async def _build_if_small(self, *, clean: bool = False) -> bool:
         if await store.has_entities(self._postgres, rows=SMALL):

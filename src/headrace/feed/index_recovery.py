@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
@@ -35,7 +36,15 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.apply import Applier
-from headrace.feed.model import FINE_FOR_MS, FINE_MS, TICKS, Change, ChangeKind
+from headrace.feed.model import (
+    FINE_FOR_MS,
+    FINE_MS,
+    TICKS,
+    Change,
+    ChangeKind,
+    FeedDifference,
+    FeedVerified,
+)
 from headrace.feed.settings import changes_repaired
 from headrace.feed.valkey_store import ShardStatus, ValkeyStore
 from headrace.kernel.logs import logger
@@ -66,26 +75,6 @@ class Marks:
 
     floor: int
     fine: int
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A viewer or author whose index differs from PostgreSQL."""
-
-    kind: ChangeKind
-    entity: int
-    missing: int
-    extra: int
-
-
-@dataclass(slots=True)
-class Compared:
-    """Numbers of compared entities and items."""
-
-    viewers: int = 0
-    authors: int = 0
-    follows: int = 0
-    posts: int = 0
 
 
 def marks_at(now_ms: int, *, index_for_s: float) -> Marks:
@@ -173,26 +162,27 @@ class Rebuild:
                 return False
         return True
 
-    async def verify(
-        self, *, sample: int | None = None, on_progress: Progress | None = None
-    ) -> tuple[Compared, list[Difference]]:
+    async def verify(self, *, sample: int | None = None) -> FeedVerified:
         """Compare all viewers and authors, or a sample of each, with PostgreSQL.
 
-        Raises: ValkeyDown, PostgresDown.
+        Differences have the numbers of their entities. Raises: ValkeyDown, PostgresDown.
         """
-        report = on_progress or (lambda _ratio, _text: None)
-        compared, found = Compared(), list[Difference]()
-        total = await store.count_entities(self._postgres)
+        entities, items = Counter[ChangeKind](), Counter[ChangeKind]()
+        found = list[FeedDifference]()
         for kind in ChangeKind:
             async for snapshots in self._snapshots(kind, floor=0, sample=sample):
+                entities[kind] += len(snapshots)
                 for part in _portions(snapshots):
-                    results = await asyncio.gather(
-                        *[self._compare(snapshot, compared) for snapshot in part]
-                    )
-                    found += [difference for difference in results if difference]
-                done = compared.viewers + compared.authors
-                report(min(1.0, done / max(1, total)), f"{done} of {total}")
-        return compared, found
+                    results = await asyncio.gather(*[self._compare(each) for each in part])
+                    items[kind] += sum(count for count, _ in results)
+                    found += [difference for _, difference in results if difference]
+        return FeedVerified(
+            viewers=entities[ChangeKind.FOLLOWS],
+            authors=entities[ChangeKind.POSTS],
+            posts=items[ChangeKind.POSTS],
+            follows=items[ChangeKind.FOLLOWS],
+            differences=found,
+        )
 
     async def _snapshots(
         self, kind: ChangeKind, *, floor: int, sample: int | None = None
@@ -217,8 +207,8 @@ class Rebuild:
             after = entities[-1]
             step = max(1, min(ENTITIES_PER_STEP, 2 * step, step * ITEMS_PER_STEP // items))
 
-    async def _compare(self, snapshot: Change, compared: Compared) -> Difference | None:
-        """Compare one entity; repeat while a change of it is in progress."""
+    async def _compare(self, snapshot: Change) -> tuple[int, FeedDifference | None]:
+        """Compare one entity; repeat while a change of it is in progress. Return its items, too."""
         began_s, attempts = time.monotonic(), 0
         while True:
             versions, missing, extra, count = await self._read_index(snapshot)
@@ -229,15 +219,12 @@ class Rebuild:
             [snapshot] = await store.snapshots(
                 self._postgres, snapshot.kind, [snapshot.entity], floor=0
             )
-        if snapshot.kind is ChangeKind.POSTS:
-            compared.authors += 1
-            compared.posts += count
-        else:
-            compared.viewers += 1
-            compared.follows += count
         if versions == {snapshot.version} and not missing and not extra:
-            return None
-        return Difference(snapshot.kind, snapshot.entity, missing, extra)
+            return count, None
+        kind = snapshot.kind.name.lower()
+        return count, FeedDifference(
+            kind=kind, entity=snapshot.entity, missing=missing, extra=extra
+        )
 
     async def _read_index(self, snapshot: Change) -> tuple[set[int], int, int, int]:
         """Indexed versions, and the numbers of missing, extra and expected items."""
@@ -312,12 +299,14 @@ class Recovery:
             marked = await store.mark_unswept(self._postgres, swept=min(unswept), late_s=LATE_S)
             _log.info("feed_index_recovering", shards=list(restarted), changes=marked)
             for shard, status in restarted.items():
-                await self._valkey.note_recovering(shard, run=status.server_run, swept=status.swept)
+                await self._valkey.note(
+                    shard, "recovering", run=status.server_run, swept=status.swept
+                )
         swept = await self._applier.sweep(older_s=0.0)
         changes_repaired.inc(swept.missing)
         for shard, status in restarted.items():
             through = max(status.swept, swept.last, purged)
-            await self._valkey.note_swept(shard, run=status.server_run, swept=through)
+            await self._valkey.note(shard, "run", run=status.server_run, swept=through)
         return swept.missing
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from headrace.engines.postgres import Postgres
@@ -36,6 +36,16 @@ WAITING_TIMES: Final = 4
 WAIT_S_MAX: Final = 5.0
 _FROM_INDEX: Final = pages_read.labels(source="index")
 _FROM_POSTGRES: Final = pages_read.labels(source="postgres")
+
+
+class PageQuery(NamedTuple):
+    """The newest posts of a viewer between two positions; with `kinds` only of these."""
+
+    viewer: int
+    limit: int
+    before: Position | None = None
+    after: Position | None = None
+    kinds: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +76,17 @@ class SlowPages:
         self._at_once = at_once
         self._gates = WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate]()
 
-    async def read(
-        self,
-        viewer: int,
-        *,
-        limit: int,
-        before: Position | None,
-        after: Position | None,
-        kinds: frozenset[str] | None,
-    ) -> list[Found]:
-        """The newest posts between two positions. Raises: SlowPagesBusy, PostgresDown."""
+    async def read(self, query: PageQuery) -> list[Found]:
+        """The posts of a query. Raises: SlowPagesBusy, PostgresDown."""
         free = await self._enter()
         try:
             rows = await store.page(
                 self._postgres,
-                viewer,
-                before=before,
-                after=after,
-                kinds=None if kinds is None else sorted(kinds),
-                rows_max=limit,
+                query.viewer,
+                before=query.before,
+                after=query.after,
+                kinds=None if query.kinds is None else sorted(query.kinds),
+                rows_max=query.limit,
             )
         finally:
             free.release()
@@ -120,47 +122,31 @@ class PageMerger:
         self._valkey = valkey
         self._index = index
 
-    async def page(
-        self,
-        viewer: int,
-        *,
-        limit: int,
-        before: Position | None = None,
-        after: Position | None = None,
-        kinds: frozenset[str] | None = None,
-    ) -> MergedPage:
-        """The newest posts between two positions, with `kinds` only of these.
-
-        Raises: PostgresDown, SlowPagesBusy.
-        """
+    async def page(self, query: PageQuery) -> MergedPage:
+        """The posts of a query. Raises: PostgresDown, SlowPagesBusy."""
+        limit, kinds = query.limit, query.kinds
         if kinds is None:
-            return await self._page(viewer, limit=limit, before=before, after=after, kinds=None)
+            return await self._page(query)
         posts, is_slow = list[Found](), False
+        query = query._replace(limit=PAGE_MAX)
         for _ in range(0, SCANNED_MAX, PAGE_MAX):
-            part = await self._page(viewer, limit=PAGE_MAX, before=before, after=after, kinds=kinds)
+            part = await self._page(query)
             posts += [post for post in part.posts if post.kind in kinds]
             is_slow = is_slow or part.is_slow
             if len(posts) > limit or part.is_end:
                 is_end = part.is_end and len(posts) <= limit
                 return MergedPage(posts[:limit], is_end=is_end, is_slow=is_slow)
-            before = Position(part.posts[-1].score, part.posts[-1].id)
-        return MergedPage(posts, is_end=False, is_slow=is_slow, end=before)
+            query = query._replace(before=position_of(part.posts[-1]))
+        return MergedPage(posts, is_end=False, is_slow=is_slow, end=query.before)
 
-    async def _page(
-        self,
-        viewer: int,
-        *,
-        limit: int,
-        before: Position | None,
-        after: Position | None,
-        kinds: frozenset[str] | None,
-    ) -> MergedPage:
+    async def _page(self, query: PageQuery) -> MergedPage:
         """Posts of the index, and of PostgreSQL below it; only the latter are filtered."""
-        found = await self._read_index(viewer, limit, before, after)
+        limit, before, after = query.limit, query.before, query.after
+        found = await self._read_index(query)
         if found is None:
-            return await self._read_slowly(
-                viewer, limit=limit, before=before, after=after, kinds=kinds
-            )
+            _FROM_POSTGRES.inc()
+            posts = await self._slow_pages.read(query)
+            return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)
         _FROM_INDEX.inc()
         floor, posts = found.floor, found.posts
         if len(posts) == limit:
@@ -170,11 +156,9 @@ class PageMerger:
         edge = Position(floor, "")
         try:
             rest = await self._slow_pages.read(
-                viewer,
-                limit=limit - len(posts),
-                before=min(before, edge) if before else edge,
-                after=after,
-                kinds=kinds,
+                query._replace(
+                    limit=limit - len(posts), before=min(before, edge) if before else edge
+                )
             )
         except Unavailable:
             if not posts:
@@ -183,32 +167,22 @@ class PageMerger:
         posts = posts + rest
         return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)
 
-    async def _read_index(
-        self, viewer: int, limit: int, before: Position | None, after: Position | None
-    ) -> ShardPage | None:
+    async def _read_index(self, query: PageQuery) -> ShardPage | None:
         """The page of the viewer's shard; None if the shard is not usable."""
-        if self._index.applier.lacks_changes(self._valkey.shard_of(viewer)):
+        if self._index.applier.lacks_changes(self._valkey.shard_of(query.viewer)):
             self._index.require_ready()
             return None
         try:
-            found = await self._valkey.page(viewer, limit=limit, before=before, after=after)
+            found = await self._valkey.page(
+                query.viewer, limit=query.limit, before=query.before, after=query.after
+            )
         except ValkeyDown:
             return None
         if found is None:
             self._index.require_ready()
         return found
 
-    async def _read_slowly(
-        self,
-        viewer: int,
-        *,
-        limit: int,
-        before: Position | None,
-        after: Position | None,
-        kinds: frozenset[str] | None,
-    ) -> MergedPage:
-        _FROM_POSTGRES.inc()
-        posts = await self._slow_pages.read(
-            viewer, limit=limit, before=before, after=after, kinds=kinds
-        )
-        return MergedPage(posts, is_end=len(posts) < limit, is_slow=True)
+
+def position_of(post: Found) -> Position:
+    """The position of a post."""
+    return Position(post.score, post.id)

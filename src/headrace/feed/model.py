@@ -98,41 +98,42 @@ class Post(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str | None = None
 
 
-class NewPost(msgspec.Struct, frozen=True, kw_only=True):
+class NewPost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A post to add. `at` defaults to now; a later moment delays the post until then."""
 
     author: FeedId
     id: str
     at: datetime | None = None
     ref: str | None = None
+    """Passed to handlers of its deletion."""
     kind: str | None = None
     """By which pages can be filtered: 1 to 16 of a-z 0-9 _ -."""
 
 
-class PagePost(NamedTuple):
+class PagePost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A post on a page."""
 
     id: str
     author: FeedId
-    score: int
+    at: datetime
+    """Its time in the feed."""
     kind: str | None = None
 
-    @property
-    def at(self) -> datetime:
-        """Its time in the feed."""
-        return moment_of(self.score)
 
+class Page(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"next": "next_cursor"}
+):
+    """Posts, newest first, or as a ranking orders them; without `next_cursor` the last page.
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Posts, newest first, or as a ranking orders them."""
+    `newest` is the position of the first post, for `since` and the read marker. `is_slow`: read
+    from PostgreSQL, because the index is unavailable or has no posts of that age.
+    """
 
     posts: list[PagePost]
     next: str | None = None
     """Cursor of the next page; None: last page."""
     newest: str | None = None
-    """Position of its first post, for `since` and the read marker; None: no posts."""
     is_slow: bool = False
-    """Whether it was read from PostgreSQL."""
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +161,10 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     since_at: datetime
 
 
-class People(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of such a list, latest first."""
+class People(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"next": "next_cursor"}
+):
+    """A page of such a list, latest first, with its total; without `next_cursor` it is the end."""
 
     people: list[Person]
     total: int
@@ -222,8 +225,11 @@ class Change:
     scores: Sequence[int]
     id: int = 0
     """Id in the outbox, if it was read from there."""
-    is_snapshot: bool = False
-    """Whether these are all items at that version, rather than its change."""
+
+    @property
+    def is_emptying(self) -> bool:
+        """Whether the entity has no items from this version on: a viewer unfollowed everyone."""
+        return not self.items
 
 
 def score_of(moment: datetime) -> int:
@@ -353,10 +359,13 @@ def _fault_of_kind(kind: object) -> str:
 
 
 def require_kinds(kinds: Iterable[str] | None) -> frozenset[str] | None:
-    """Validate the kinds of a filter; None: no filter. Raises: InvalidKind."""
+    """Validate the kinds of a filter, also as `photo,video`; None: no filter.
+
+    Raises: InvalidKind.
+    """
     if kinds is None:
         return None
-    listed = [kinds] if isinstance(kinds, str) else list(kinds)
+    listed = kinds.split(",") if isinstance(kinds, str) else list(kinds)
     for kind in listed:
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise InvalidKind(f"kind {str(kind)[:40]!r}: expected {_KIND_TEXT}")
@@ -382,53 +391,3 @@ def _require_post_id(value: object) -> str:
     if isinstance(value, str) and len(value) <= POST_ID_MAX and USER_ID.fullmatch(value):
         return value
     raise InvalidFeedId("post", value, _POST_ID)
-
-
-class FeedPost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """JSON form of a post on a page."""
-
-    id: str
-    author: FeedId
-    at: datetime
-    kind: str | None = None
-
-
-class FeedPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JSON form of a page; without `next_cursor` it is the last page.
-
-    `newest` is the position of the first post, for `since` and the read marker. `is_slow`: read
-    from PostgreSQL, because the index is unavailable or has no posts of that age.
-    """
-
-    posts: list[FeedPost]
-    next_cursor: str | None = None
-    newest: str | None = None
-    is_slow: bool = False
-
-
-class FeedPeople(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JSON form of a list, latest first, with its total; without `next_cursor` it is the end."""
-
-    people: list[Person]
-    total: int
-    next_cursor: str | None = None
-
-
-def feed_post(post: PagePost) -> FeedPost:
-    """The JSON form of a post."""
-    return FeedPost(id=post.id, author=post.author, at=post.at, kind=post.kind)
-
-
-def feed_page(page: Page) -> FeedPage:
-    """The JSON form of a page."""
-    return FeedPage(
-        posts=[feed_post(post) for post in page.posts],
-        next_cursor=page.next,
-        newest=page.newest,
-        is_slow=page.is_slow,
-    )
-
-
-def feed_people(people: People) -> FeedPeople:
-    """The JSON form of a list."""
-    return FeedPeople(people=people.people, total=people.total, next_cursor=people.next)

@@ -17,7 +17,7 @@ from headrace.engines.postgres import Postgres, Row
 from headrace.feed import store
 from headrace.feed.id_map import FEED, Cursors, IdMap, require_no_cursor
 from headrace.feed.index import Index
-from headrace.feed.merge import PageMerger
+from headrace.feed.merge import PageMerger, PageQuery, position_of
 from headrace.feed.model import (
     PAGE_MAX,
     TICKS,
@@ -34,7 +34,7 @@ from headrace.feed.model import (
     require_limit,
     require_post_ids,
 )
-from headrace.feed.ranking import RankedPlace, Ranking, Rankings
+from headrace.feed.ranking import RankedPlace, Ranking, Rankings, place_of
 from headrace.feed.valkey_store import Found
 from headrace.kernel.signing import CursorInvalid
 
@@ -118,6 +118,7 @@ def _hiding(facts: Any, viewer: FeedId, author: FeedId | None) -> Iterator[Reaso
 
 
 AUTHOR: Final = "feed.author"
+RANKED: Final = "feed.ranked."
 OVERLAP_MS: Final = 2_000
 """How far each poll of a live feed reaches back."""
 NOBODY: Final = 0
@@ -170,60 +171,55 @@ class Pages:
             return Page(posts=[])
         after = self._cursors.read(FEED, number, since) if since is not None else None
         if ranking is not None:
-            place = self._cursors.read_ranked(ranking.name, number, cursor)
-            return await self._ranked_page(
-                (given, number), ranking, place, limit=limit, after=after, kinds=wanted
-            )
+            listing = f"{RANKED}{ranking.name}"
+            place = place_of(self._cursors.read(listing, number, cursor, tuple[int, str, str]))
+            query = PageQuery(number, ranking.newest, place.before, after, wanted)
+            return await self._ranked_page(given, ranking, place, query, limit=limit)
         before = self._cursors.read(FEED, number, cursor) if cursor is not None else None
-        merged = await self._merger.page(
-            number, limit=limit, before=before, after=after, kinds=wanted
-        )
+        merged = await self._merger.page(PageQuery(number, limit, before, after, wanted))
         found = merged.posts
         last = None
         if not merged.is_end:
-            end = merged.end or _position_of(found[-1])
+            end = merged.end or position_of(found[-1])
             last = self._cursors.sign(FEED, number, end)
         if not found:
             return Page(posts=[], next=last, is_slow=merged.is_slow)
         return Page(
             posts=await external_posts(found, self._ids),
             next=last,
-            newest=self._cursors.sign(FEED, number, _position_of(found[0])),
+            newest=self._cursors.sign(FEED, number, position_of(found[0])),
             is_slow=merged.is_slow,
         )
 
     async def _ranked_page(
         self,
-        viewer: tuple[FeedId, int],
+        viewer: FeedId,
         ranking: Ranking,
         place: RankedPlace,
+        window: PageQuery,
         *,
         limit: int,
-        after: Position | None,
-        kinds: frozenset[str] | None,
     ) -> Page:
-        """A page of a ranking for a viewer and its number; it ends at the end of a window."""
-        given, number = viewer
-        merged = await self._merger.page(
-            number, limit=ranking.newest, before=place.before, after=after, kinds=kinds
-        )
+        """A page of a ranking; it ends at the end of the `window`."""
+        number = window.viewer
+        merged = await self._merger.page(window)
         if not merged.posts and merged.is_end:
             return Page(posts=[], is_slow=merged.is_slow)
-        ranked = await ranking.rank(given, await external_posts(merged.posts, self._ids))
+        ranked = await ranking.rank(viewer, await external_posts(merged.posts, self._ids))
         left = place.remaining(ranked)
         posts = left[:limit]
         next_place = newest = None
         if merged.posts:
-            top = _position_of(merged.posts[0])
+            top = position_of(merged.posts[0])
             newest = self._cursors.sign(FEED, number, top)
             place = place if place.before else RankedPlace(top._replace(id=top.id + JUST_AFTER))
         if len(left) > limit:
             next_place = place.after(posts)
         elif not merged.is_end:
-            next_place = RankedPlace(merged.end or _position_of(merged.posts[-1]))
+            next_place = RankedPlace(merged.end or position_of(merged.posts[-1]))
         return Page(
             posts=posts,
-            next=self._cursors.sign_ranked(ranking.name, number, next_place)
+            next=self._cursors.sign(f"{RANKED}{ranking.name}", number, next_place.to_position())
             if next_place
             else None,
             newest=newest,
@@ -260,7 +256,10 @@ class Pages:
         is_full = len(rows) == limit
         last = Position(rows[-1].score, rows[-1].id) if is_full else None
         return Page(
-            posts=[PagePost(row.id, given, row.score, row.kind) for row in rows],
+            posts=[
+                PagePost(id=row.id, author=given, at=moment_of(row.score), kind=row.kind)
+                for row in rows
+            ],
             next=self._cursors.sign(AUTHOR, number, last) if last else None,
         )
 
@@ -277,8 +276,8 @@ class Pages:
         number = await self._number_of(require_feed_id("viewer", viewer), since)
         at = self._cursors.read(FEED, number, since)
         if at is None:
-            newest = (await self._merger.page(number, limit=1)).posts
-            at = _position_of(newest[0]) if newest else Position(0, "")
+            newest = (await self._merger.page(PageQuery(number, 1))).posts
+            at = position_of(newest[0]) if newest else Position(0, "")
         live = LiveFeed(number, self._merger, self._ids, self._cursors, at=at, kinds=wanted)
         await live.poll()
         return live
@@ -308,8 +307,8 @@ class Pages:
         number = await self._number_of(given, position)
         at = self._cursors.read(FEED, number, position)
         if at is None:
-            newest = (await self._merger.page(number, limit=1)).posts
-            at = _position_of(newest[0]) if newest else None
+            newest = (await self._merger.page(PageQuery(number, 1))).posts
+            at = position_of(newest[0]) if newest else None
         if at is not None:
             await store.set_marker(self._postgres, number, at)
         return await self.marker(given)
@@ -325,8 +324,9 @@ class Pages:
         if number is None:
             return Unread(count=0)
         found = await store.marker(self._postgres, number)
+        after = found[0] if found else None
         merged = await self._merger.page(
-            number, limit=UNREAD_MAX + 1, after=found[0] if found else None, kinds=wanted
+            PageQuery(number, UNREAD_MAX + 1, after=after, kinds=wanted)
         )
         count = len(merged.posts)
         return Unread(
@@ -354,7 +354,7 @@ class Pages:
         if facts is None or viewer == NOBODY:
             return facts, (False, False)
         here = Position(facts["score"], post_id + JUST_AFTER)
-        merged = await self._merger.page(viewer, limit=1, before=here)
+        merged = await self._merger.page(PageQuery(viewer, 1, before=here))
         is_shown = any(found.id == post_id for found in merged.posts)
         return facts, (is_shown, merged.is_slow and is_shown)
 
@@ -366,7 +366,7 @@ class Pages:
         return number
 
 
-class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True):
+class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Posts since the last poll, newest first. `is_cut`: there were more, so read the page."""
 
     posts: list[PagePost]
@@ -406,18 +406,16 @@ class LiveFeed:
 
     async def poll(self) -> LiveUpdate:
         """New posts. Raises: PostgresDown."""
+        after = Position(max(0, self._at.score - OVERLAP_MS * TICKS), "")
         merged = await self._merger.page(
-            self._viewer,
-            limit=PAGE_MAX,
-            after=Position(max(0, self._at.score - OVERLAP_MS * TICKS), ""),
-            kinds=self._kinds,
+            PageQuery(self._viewer, PAGE_MAX, after=after, kinds=self._kinds)
         )
         if self._returned is None:
             self._returned = {p.id for p in merged.posts if (p.score, p.id) <= self._at}
             return LiveUpdate(posts=[])
         new = [post for post in merged.posts if post.id not in self._returned]
         if new:
-            self._at = max(self._at, Position(new[0].score, new[0].id))
+            self._at = max(self._at, position_of(new[0]))
         since = self._at.score - OVERLAP_MS * TICKS
         self._returned = {post.id for post in merged.posts if post.score >= since}
         return LiveUpdate(posts=await external_posts(new, self._ids), is_cut=not merged.is_end)
@@ -425,11 +423,8 @@ class LiveFeed:
 
 async def external_posts(found: list[Found], ids: IdMap) -> list[PagePost]:
     """Posts with the external ids of their authors."""
-    if all(post.author > 0 for post in found):
-        return [PagePost(post.id, post.author, post.score, post.kind) for post in found]
     names = await ids.external_ids([post.author for post in found])
-    return [PagePost(post.id, names[post.author], post.score, post.kind) for post in found]
-
-
-def _position_of(post: Found) -> Position:
-    return Position(post.score, post.id)
+    return [
+        PagePost(id=post.id, author=names[post.author], at=moment_of(post.score), kind=post.kind)
+        for post in found
+    ]

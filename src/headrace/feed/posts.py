@@ -130,8 +130,11 @@ class Posts:
         async with self._postgres.transaction() as tx:
             gone, changes = await store.delete_posts(tx, ids)
             if gone and self._cascades:
-                authors = await self._ids.external_ids([author for _, author, _ in gone])
-                deleted = [PostDeleted(id=i, author=authors[a], ref=r) for i, a, r in gone]
+                authors = await self._ids.external_ids([post.author for post in gone])
+                deleted = [
+                    PostDeleted(id=post.id, author=authors[post.author], ref=post.ref)
+                    for post in gone
+                ]
                 for cascade in self._cascades:
                     jobs = [NewJob(queue=cascade.queue, payload=each) for each in deleted]
                     await self._jobs.enqueue_many(jobs, tx=tx)
@@ -145,7 +148,7 @@ class Posts:
         if not found:
             raise PostUnknown(ids[0])
         authors = await self._ids.external_ids([found[0].author])
-        return _post_of(found[0], authors[found[0].author], found[0].ref)
+        return _post_of(found[0], authors[found[0].author])
 
     async def _add(self, posts: Sequence[NewPost]) -> list[Post]:
         new = require_posts(posts)
@@ -169,7 +172,7 @@ class Posts:
                 await self._schedule(tx, stored)
         await self._index.applier.apply_or_defer(changes)
         found = {post.id: post for post in stored}
-        return [_post_of(found[post.id], post.author, post.ref) for post in new]
+        return [_post_of(found[post.id], post.author) for post in new]
 
     async def _schedule(self, tx: Tx, stored: Sequence[Stored]) -> None:
         """Enqueue a job for each moment at which new posts become visible."""
@@ -215,12 +218,12 @@ def _require_own(stored: Sequence[Stored], authors: dict[str, int]) -> None:
             raise PostTaken(post.id)
 
 
-def _post_of(post: Stored, author: FeedId, ref: str | None) -> Post:
+def _post_of(post: Stored, author: FeedId) -> Post:
     return Post(
         id=post.id,
         author=author,
         at=post.visible_at if post.is_waiting else moment_of(post.score),
         is_waiting=post.is_waiting,
-        ref=ref,
+        ref=post.ref,
         kind=post.kind,
     )

@@ -87,8 +87,11 @@ class RankedPlace(NamedTuple):
         return [*self.before, base64.b85encode(raw).decode()]
 
 
-def place_of(score: int, post_id: str, returned: str) -> RankedPlace:
-    """The place with this content of a signed cursor."""
+def place_of(position: tuple[int, str, str] | None) -> RankedPlace:
+    """The place with this content of a signed cursor; without one the first place."""
+    if position is None:
+        return RankedPlace(None)
+    score, post_id, returned = position
     raw = base64.b85decode(returned)
     parts = range(0, len(raw), CHECKSUM_BYTES)
     checksums = frozenset(int.from_bytes(raw[n : n + CHECKSUM_BYTES]) for n in parts)

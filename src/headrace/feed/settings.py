@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.kernel.config import parse_duration_s, setting
+from headrace.kernel.config import parse_count_between, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
 
 SHARDS_MAX: Final = 64
 FOLLOWS_MAX: Final = 10_000
+"""Tested up to this number."""
 SLOW_PAGES_MAX: Final = 64
-
-
-def parse_shards(text: str) -> int:
-    """Parse a number of shards. Raises: ValueError."""
-    return _whole(text, SHARDS_MAX)
-
-
-def parse_follows(text: str) -> int:
-    """Parse a number of follows. Raises: ValueError."""
-    return _whole(text, FOLLOWS_MAX)
-
-
-def parse_slow_pages(text: str) -> int:
-    """Parse a number of pages. Raises: ValueError."""
-    return _whole(text, SLOW_PAGES_MAX)
-
-
-def _whole(text: str, most: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text.strip()) or not 1 <= int(text) <= most:
-        raise ValueError(f"a whole number from 1 to {most}")
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +21,12 @@ class FeedConfig:
     shards: int = setting(
         "1",
         "Number of shards in Valkey, each with all posts and a part of the viewers; fixed.",
-        parse_shards,
+        parse_count_between(1, SHARDS_MAX),
     )
     follows_max: int = setting(
-        "5000", "Maximum number of authors a viewer may follow.", parse_follows
+        "5000",
+        "Maximum number of authors a viewer may follow.",
+        parse_count_between(1, FOLLOWS_MAX),
     )
     index_for_s: float = setting(
         "365d",
@@ -60,7 +41,7 @@ class FeedConfig:
     slow_pages_max: int = setting(
         "3",
         "Pages a process reads from PostgreSQL at once; four times as many wait, others get 503.",
-        parse_slow_pages,
+        parse_count_between(1, SLOW_PAGES_MAX),
     )
 
 

@@ -1,4 +1,4 @@
-"""The feed in PostgreSQL: one function per named query. No function begins a transaction."""
+"""The feed in PostgreSQL: one function per statement. No function begins a transaction."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ class Stored:
     ref: str | None = None
     kind: str | None = None
     is_new: bool = False
+    """Whether this call added it."""
+    version: int | None = None
+    """The author's version, if this call changed the index."""
+
+
+LISTS: Final = {
+    "following": (SQL.following, SQL.count_following),
+    "followers": (SQL.followers, SQL.count_followers),
+    MuteOrBlock.MUTE.value: (SQL.muted_blocked, SQL.count_muted_blocked),
+    MuteOrBlock.BLOCK.value: (SQL.muted_blocked, SQL.count_muted_blocked),
+}
+"""The queries of each list of people: its rows and their number."""
 
 
 async def ensure_shards(runner: Runner, shards: int) -> int:
@@ -67,43 +79,24 @@ async def post(
 ) -> tuple[list[Stored], list[Change]]:
     """Add posts. Return each of `ids` as stored, and the changes of the index."""
     rows = await runner.all(SQL.post, ids=ids, authors=authors, ats=ats, refs=refs, kinds=kinds)
-    stored = [
-        Stored(
-            id=row["id"],
-            author=row["author"],
-            score=row["score"],
-            is_waiting=row["state"] == 1,
-            visible_at=row["visible_at"],
-            kind=row["kind"],
-            is_new=row["is_new"],
-        )
-        for row in rows
-    ]
-    visible = [(row, row["score"]) for row in rows if row["version"] is not None]
-    return stored, _changes_of_posts(visible)
+    stored = [Stored(**dict(row)) for row in rows]
+    return stored, _changes_of_posts((post, post.score) for post in stored)
 
 
 async def publish(runner: Runner, ids: Sequence[str]) -> list[Change]:
     """Make due posts visible. Return the changes of the index."""
-    rows = await runner.all(SQL.publish, ids=ids)
-    return [
-        Change(ChangeKind.POSTS, row["entity"], row["version"], row["items"], row["scores"])
-        for row in rows
-    ]
+    return [_change_of(row, ChangeKind.POSTS) for row in await runner.all(SQL.publish, ids=ids)]
 
 
-async def delete_posts(
-    runner: Runner, ids: Sequence[str]
-) -> tuple[list[tuple[str, int, str | None]], list[Change]]:
-    """Delete posts. Return id, author and ref of each, and the changes of the index."""
-    rows = await runner.all(SQL.delete_posts, ids=ids)
-    deleted = [(row["id"], row["author"], row["ref"]) for row in rows]
-    return deleted, _changes_of_posts((row, -1) for row in rows if row["version"] is not None)
+async def delete_posts(runner: Runner, ids: Sequence[str]) -> tuple[list[Stored], list[Change]]:
+    """Delete posts. Return each as it was, and the changes of the index."""
+    deleted = [Stored(**dict(row)) for row in await runner.all(SQL.delete_posts, ids=ids)]
+    return deleted, _changes_of_posts((post, -1) for post in deleted)
 
 
 async def find_posts(runner: Runner, ids: Sequence[str]) -> list[Stored]:
     """Existing posts by id, in any order."""
-    return [_stored(row) for row in await runner.all(SQL.find_posts, ids=ids)]
+    return [Stored(**dict(row)) for row in await runner.all(SQL.find_posts, ids=ids)]
 
 
 async def author_posts(
@@ -119,7 +112,7 @@ async def author_posts(
     rows = await runner.all(
         SQL.author_posts, author=author, score=score, id=post_id, kinds=kinds, rows_max=rows_max
     )
-    return [_stored(row) for row in rows]
+    return [Stored(**dict(row)) for row in rows]
 
 
 async def page(
@@ -167,32 +160,22 @@ async def follow(
     *,
     ats: Sequence[datetime | None],
     follows_max: int,
-) -> tuple[int, Change | None]:
+) -> tuple[int, list[Change]]:
     """Follow authors. Return the number of new follows (-1: limit exceeded) and the change."""
-    row = await runner.one(
+    rows = await runner.all(
         SQL.follow, viewer=viewer, authors=authors, ats=ats, follows_max=follows_max
     )
-    assert row is not None
-    return row["changed"], _change_of_follows(row)
+    return _changed(rows)
 
 
-async def unfollow(
-    runner: Runner, viewer: int, authors: Sequence[int]
-) -> tuple[int, Change | None]:
+async def unfollow(runner: Runner, viewer: int, authors: Sequence[int]) -> tuple[int, list[Change]]:
     """Unfollow authors. Return the number of removed follows and the change."""
-    row = await runner.one(SQL.unfollow, viewer=viewer, authors=authors)
-    assert row is not None
-    return row["changed"], _change_of_follows(row)
+    return _changed(await runner.all(SQL.unfollow, viewer=viewer, authors=authors))
 
 
-async def unfollow_all(runner: Runner, viewer: int) -> tuple[int, Change | None]:
-    """Unfollow everyone. The change is an empty snapshot."""
-    row = await runner.one(SQL.unfollow_all, viewer=viewer)
-    assert row is not None
-    if row["version"] is None:
-        return row["changed"], None
-    change = Change(ChangeKind.FOLLOWS, viewer, row["version"], [], [], is_snapshot=True)
-    return row["changed"], change
+async def unfollow_all(runner: Runner, viewer: int) -> tuple[int, list[Change]]:
+    """Unfollow everyone. Return the number of removed follows and the change."""
+    return _changed(await runner.all(SQL.unfollow_all, viewer=viewer))
 
 
 async def mute_block(
@@ -213,58 +196,22 @@ async def mute_block(
         is_set=is_set,
         rows_max=rows_max,
     )
-    changes = [change for row in rows if (change := _change_of_follows(row)) is not None]
-    return rows[0]["changed"], changes
+    return _changed(rows)
 
 
-async def muted_blocked(
-    runner: Runner, viewer: int, kind: MuteOrBlock, *, before: tuple[datetime, int], rows_max: int
-) -> list[tuple[int, datetime]]:
-    """Muted or blocked authors, latest first."""
+async def people(
+    runner: Runner, listing: str, entity: int, *, before: tuple[datetime, int], rows_max: int
+) -> tuple[list[tuple[datetime, int]], int]:
+    """Since when, and who: rows of one of LISTS, latest first, and their total number."""
+    rows_query, count_query = LISTS[listing]
+    given: dict[str, Any] = {"entity": entity}
+    if rows_query is SQL.muted_blocked:
+        given["kind"] = listing
     rows = await runner.all(
-        SQL.muted_blocked,
-        viewer=viewer,
-        kind=kind.value,
-        before_at=before[0],
-        before_id=before[1],
-        rows_max=rows_max,
+        rows_query, **given, before_at=before[0], before_id=before[1], rows_max=rows_max
     )
-    return [(row["id"], row["since_at"]) for row in rows]
-
-
-async def count_muted_blocked(runner: Runner, viewer: int, kind: MuteOrBlock) -> int:
-    """Number of muted or blocked authors."""
-    return int(await runner.value(SQL.count_muted_blocked, viewer=viewer, kind=kind.value))
-
-
-async def following(
-    runner: Runner, viewer: int, *, before: tuple[datetime, int], rows_max: int
-) -> list[tuple[int, datetime]]:
-    """Followed authors, latest first."""
-    rows = await runner.all(
-        SQL.following, entity=viewer, before_at=before[0], before_id=before[1], rows_max=rows_max
-    )
-    return [(row["id"], row["since_at"]) for row in rows]
-
-
-async def followers(
-    runner: Runner, author: int, *, before: tuple[datetime, int], rows_max: int
-) -> list[tuple[int, datetime]]:
-    """Followers of an author, latest first."""
-    rows = await runner.all(
-        SQL.followers, entity=author, before_at=before[0], before_id=before[1], rows_max=rows_max
-    )
-    return [(row["id"], row["since_at"]) for row in rows]
-
-
-async def count_following(runner: Runner, viewer: int) -> int:
-    """Number of followed authors."""
-    return int(await runner.value(SQL.count_following, entity=viewer))
-
-
-async def count_followers(runner: Runner, author: int) -> int:
-    """Number of followers of an author."""
-    return int(await runner.value(SQL.count_followers, entity=author))
+    total = await runner.value(count_query, **given)
+    return [(row["since_at"], row["id"]) for row in rows], int(total)
 
 
 async def marker(runner: Runner, viewer: int) -> tuple[Position, datetime] | None:
@@ -283,7 +230,7 @@ async def set_marker(runner: Runner, viewer: int, position: Position) -> bool:
 async def unswept(runner: Runner, *, older_s: float, rows_max: int) -> list[Change]:
     """The oldest unswept changes that are older than `older_s`."""
     rows = await runner.all(SQL.unswept, older_s=older_s, rows_max=rows_max)
-    return [_change_of_outbox(row) for row in rows]
+    return [_change_of(row, ChangeKind(row["kind"]), row["id"]) for row in rows]
 
 
 async def mark_swept(runner: Runner, ids: Sequence[int]) -> None:
@@ -311,7 +258,7 @@ async def changes_after(
 ) -> list[Change]:
     """Stored changes of an entity after a version, in order."""
     rows = await runner.all(SQL.changes_after, kind=int(kind), entity=entity, version=version)
-    return [_change_of_outbox(row) for row in rows]
+    return [_change_of(row, ChangeKind(row["kind"]), row["id"]) for row in rows]
 
 
 async def oldest_unswept_s(runner: Runner) -> float:
@@ -351,9 +298,7 @@ async def snapshots(
         rows = await runner.all(SQL.snapshot_posts, entities=entities, floor=floor)
     else:
         rows = await runner.all(SQL.snapshot_follows, entities=entities)
-    return [
-        Change(kind, row["entity"], row["version"], row["items"], row["scores"]) for row in rows
-    ]
+    return [_change_of(row, kind) for row in rows]
 
 
 async def now_ms(runner: Runner) -> int:
@@ -361,46 +306,26 @@ async def now_ms(runner: Runner) -> int:
     return int(await runner.value(SQL.now_ms))
 
 
-def _stored(row: Row) -> Stored:
-    return Stored(
-        id=row["id"],
-        author=row["author"],
-        score=row["score"],
-        is_waiting=row["state"] == 1,
-        visible_at=row["visible_at"],
-        ref=row["ref"],
-        kind=row["kind"],
-    )
-
-
-def _changes_of_posts(rows: Iterable[tuple[Row, int]]) -> list[Change]:
-    """One change per author."""
+def _changes_of_posts(posts: Iterable[tuple[Stored, int]]) -> list[Change]:
+    """One change per author, of the posts with a version and their new scores."""
     items: dict[tuple[int, int], list[str]] = {}
     scores: dict[tuple[int, int], list[int]] = {}
-    for row, score in rows:
-        key = (row["author"], row["version"])
-        items.setdefault(key, []).append(entry_of(row["id"], row["kind"]))
-        scores.setdefault(key, []).append(score)
+    for post, score in posts:
+        if post.version is not None:
+            key = (post.author, post.version)
+            items.setdefault(key, []).append(entry_of(post.id, post.kind))
+            scores.setdefault(key, []).append(score)
     return [
         Change(ChangeKind.POSTS, author, version, items[author, version], scores[author, version])
         for author, version in items
     ]
 
 
-def _change_of_follows(row: Row) -> Change | None:
-    if row["version"] is None:
-        return None
-    return Change(ChangeKind.FOLLOWS, row["entity"], row["version"], row["items"], row["scores"])
+def _changed(rows: Sequence[Row]) -> tuple[int, list[Change]]:
+    """The number in each row, and the changes of the rows that have one."""
+    changes = [_change_of(row, ChangeKind.FOLLOWS) for row in rows if row["version"] is not None]
+    return rows[0]["changed"], changes
 
 
-def _change_of_outbox(row: Row) -> Change:
-    """A change without items is an empty snapshot."""
-    return Change(
-        ChangeKind(row["kind"]),
-        row["entity"],
-        row["version"],
-        row["items"],
-        row["scores"],
-        row["id"],
-        is_snapshot=not row["items"],
-    )
+def _change_of(row: Row, kind: ChangeKind, outbox_id: int = 0) -> Change:
+    return Change(kind, row["entity"], row["version"], row["items"], row["scores"], outbox_id)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
@@ -38,14 +38,6 @@ POSTS_AT_ONCE: Final = 5_000
 """Posts per call; Valkey serves no other client during a call."""
 SPLITS_PER_CHANGE: Final = 8
 """Crowded buckets that a writer splits after its change; the sweep splits the others."""
-_CHANGE: Final = {
-    ChangeKind.POSTS: "headrace_feed_change_posts_v1",
-    ChangeKind.FOLLOWS: "headrace_feed_change_follows_v1",
-}
-_PUT: Final = {
-    ChangeKind.POSTS: "headrace_feed_put_posts_v1",
-    ChangeKind.FOLLOWS: "headrace_feed_put_follows_v1",
-}
 
 
 class Found(NamedTuple):
@@ -72,9 +64,7 @@ class ShardStatus:
 
     state: str | None
     floor: int
-    fine: int
     newest: int
-    oldest: int
     run: str | None
     """Run id of the server on which the shard was last known to be complete."""
     recovering: str | None
@@ -121,22 +111,39 @@ class ValkeyStore:
 
     async def change(self, shard: int, change: Change) -> tuple[str, int]:
         """Apply a change: `ok`, `old`, `gap` or `unready`, and the previous version."""
-        return await self._send(_CHANGE[change.kind], shard, change)
+        if change.kind is ChangeKind.FOLLOWS:
+            return await self._send_follows("headrace_feed_change_follows_v1", shard, change)
+        arguments: list[Any] = [change.entity, change.version]
+        for post, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, post)
+        return await self._call(
+            "headrace_feed_change_posts_v1", shard, f"p:{change.entity}", arguments
+        )
 
     async def apply(self, shard: int, change: Change) -> tuple[str, int]:
-        """Apply a change, or put a snapshot. The replies are the same."""
-        return await (self.put if change.is_snapshot else self.change)(shard, change)
+        """Apply a change; one without items is put as an empty snapshot. The replies are equal."""
+        return await (self.put if change.is_emptying else self.change)(shard, change)
 
     async def put(self, shard: int, snapshot: Change) -> tuple[str, int]:
         """Replace an entity. Return `ok`, `old` or `unready`, and the previous version.
 
         An author with many posts takes several calls.
         """
-        if snapshot.kind is ChangeKind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
-            return await self._put_in_parts(shard, snapshot)
-        # Newest first: each insertion into a listpack scans from the oldest, so this is faster.
-        newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
-        return await self._send(_PUT[snapshot.kind], shard, newest_first)
+        if snapshot.kind is ChangeKind.FOLLOWS:
+            return await self._send_follows("headrace_feed_put_follows_v1", shard, snapshot)
+        reply = ("ok", 0)
+        for part in parts_of(snapshot):
+            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
+            arguments.append(int(part.last == SCORE_MAX))
+            # Newest first: each insertion into a listpack scans from the oldest, so it is faster.
+            for score, post in reversed(part.posts):
+                arguments += (score, post)
+            reply = await self._call(
+                "headrace_feed_put_posts_v1", shard, f"p:{snapshot.entity}", arguments
+            )
+            if reply[0] != "ok":
+                break
+        return reply
 
     def shards_of(self, kind: ChangeKind, entity: int) -> Sequence[int]:
         """The shards with an entity: all for an author's posts, one for a viewer's follows."""
@@ -167,26 +174,26 @@ class ValkeyStore:
         keys = [f"{self._starts[shard]}m"]
         reply = await self._functions.call("headrace_feed_status_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
-        state, floor, fine, newest, oldest, run, recovering, swept, server_run = words
+        state, floor, newest, run, recovering, swept, server_run = words
         return ShardStatus(
             state=state,
             floor=int(floor or 0),
-            fine=int(fine or 0),
             newest=int(newest or 0),
-            oldest=int(oldest or 0),
             run=run,
             recovering=recovering,
             swept=int(swept or 0),
             server_run=server_run or "",
         )
 
-    async def note_swept(self, shard: int, *, run: str, swept: int) -> bool:
-        """Record that the shard is complete on a run of its server; False: another run."""
-        return await self._note(shard, "run", run, swept)
+    async def note(
+        self, shard: int, field: Literal["run", "recovering"], *, run: str, swept: int
+    ) -> bool:
+        """Record a run of the shard's server in a field; False: the server has another run.
 
-    async def note_recovering(self, shard: int, *, run: str, swept: int) -> bool:
-        """Record that changes are marked for another sweep on a run; False: another run."""
-        return await self._note(shard, "recovering", run, swept)
+        `run`: the shard is complete on it. `recovering`: changes are marked for another sweep.
+        """
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
 
     async def posts(self, shard: int, author: int) -> tuple[int, int, dict[str, int]]:
         """Version (-1: changed during the read), missing bucket entries and posts of an author."""
@@ -246,39 +253,19 @@ class ValkeyStore:
         pattern = f"{self._starts[0].partition('{')[0]}{{f:*}}:{letter}*"
         return Keys(pattern, [start + letter for start in self._starts])
 
-    async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
-        keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
-
-    async def _put_in_parts(self, shard: int, snapshot: Change) -> tuple[str, int]:
-        start = self._starts[shard]
-        keys = [f"{start}p:{snapshot.entity}", f"{start}m"]
-        reply = ("ok", 0)
-        for part in parts_of(snapshot):
-            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
-            arguments.append(int(part.last == SCORE_MAX))
-            for score, post in part.posts:
-                arguments += (score, post)
-            reply = await self._call("headrace_feed_put_posts_part_v1", shard, keys, arguments)
-            if reply[0] != "ok":
-                break
-        return reply
-
-    async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
-        start = self._starts[shard]
-        arguments: list[Any] = [change.entity, change.version]
-        if change.kind is ChangeKind.FOLLOWS:
-            arguments.append(change.entity % VERSION_SLOTS)
-        for item, score in zip(change.items, change.scores, strict=True):
-            arguments += (score, item)
-        letter = "p" if change.kind is ChangeKind.POSTS else "f"
-        keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
-        return await self._call(function, shard, keys, arguments)
+    async def _send_follows(self, function: str, shard: int, change: Change) -> tuple[str, int]:
+        viewer = change.entity
+        arguments: list[Any] = [viewer, change.version, viewer % VERSION_SLOTS]
+        for author, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, author)
+        return await self._call(function, shard, f"f:{viewer}", arguments)
 
     async def _call(
-        self, function: str, shard: int, keys: list[str], arguments: list[Any]
+        self, function: str, shard: int, key: str, arguments: list[Any]
     ) -> tuple[str, int]:
-        """Call a function that changes a shard, then split some crowded buckets."""
+        """Call a function that changes `key` of a shard, then split some crowded buckets."""
+        start = self._starts[shard]
+        keys = [f"{start}{key}", f"{start}m"]
         state, version, *crowded = await self._functions.call(function, keys, arguments)
         if crowded == [1]:
             for _ in range(SPLITS_PER_CHANGE):
@@ -319,13 +306,13 @@ class Part(NamedTuple):
 
 
 def parts_of(snapshot: Change) -> Iterator[Part]:
-    """Split an author's posts into parts, oldest first, that cover all scores.
+    """Split an author's posts into parts, oldest first, that cover all scores; at least one.
 
     Posts of one score are in one part.
     """
     posts = sorted(zip(snapshot.scores, snapshot.items, strict=True))
     first = begin = 0
-    while begin < len(posts):
+    while first <= SCORE_MAX:
         end = begin + POSTS_AT_ONCE
         if end < len(posts):
             end = bisect_right(posts, posts[end - 1][0], key=itemgetter(0))

@@ -80,7 +80,7 @@ class Sweeper:
             status = await self._valkey.status(shard)
             is_current = status.state is not None and status.run == status.server_run
             if is_current and status.swept < self._swept:
-                await self._valkey.note_swept(shard, run=status.server_run, swept=self._swept)
+                await self._valkey.note(shard, "run", run=status.server_run, swept=self._swept)
         await store.purge_swept(self._postgres, older_s=KEPT_S, rows_max=PURGES_PER_STEP)
         sweep_lag_s.set(await store.oldest_unswept_s(self._postgres))
         if time.monotonic() - self._trimmed_s >= TRIM_EVERY_S:

@@ -116,7 +116,7 @@ class Applying:
         """
         changes = await self.compare_overlays(tx, run_id, customer)
         await tx.run(SQL.store_overlays, run_id=run_id, customer=customer)
-        await tx.run(SQL.clear_run, run_id=run_id)
+        await tx.run(SQL.forget_staged, runs=[run_id])
         after = ""
         while page := await tx.all(SQL.changed_page, run_id=run_id, customer=customer, after=after):
             after = page[-1]["item"]

@@ -40,7 +40,7 @@ from headrace.fetch.errors import (
     UnknownFormat,
 )
 from headrace.fetch.mappings import Mapping, NamedMapping
-from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, RunState
+from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, Run, RunState
 from headrace.fetch.readers import Catalogue, open_catalogue, require_format
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
@@ -70,12 +70,11 @@ UNDO_FORMAT: Final = "undo"
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A request to run a file: its customer, how to read it, and what to do."""
 
     customer: str
-    file_name: str
+    file_name: str = ""
     format_name: str | None = None
     mapping: str | None = None
     is_dry_run: bool = False
@@ -144,45 +143,34 @@ class Catalogues:
             await self._decide(run_id, order, reading, tx)
             return run_id
 
-    async def confirm(self, run_id: int) -> None:
-        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        customer = known["customer"]
-        async with self._only_reader(customer):
+    async def confirm(self, run: Run) -> None:
+        """Apply a held run. Raises: RunNotHeld, RunUnderWay, RunsBusy."""
+        async with self._only_reader(run.customer):
             try:
-                await self._apply(run_id, customer, expected=RunState.HELD)
+                await self._apply(run.run, run.customer, expected=RunState.HELD)
             except _ItemsChanged:
-                await self._postgres.run(SQL.note_outdated, run_id=run_id, reason=OUTDATED)
+                await self._postgres.run(SQL.note_outdated, run_id=run.run, reason=OUTDATED)
                 detail = OUTDATED.partition(": ")[2]
-                raise RunNotHeld(f"run {run_id} cannot be applied: {detail}") from None
+                raise RunNotHeld(f"run {run.run} cannot be applied: {detail}") from None
 
-    async def discard(self, run_id: int) -> None:
+    async def discard(self, run: Run) -> None:
         """Discard a held run; it can no longer be confirmed.
 
-        Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy.
+        Raises: RunNotHeld, RunUnderWay, RunsBusy.
         """
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        customer = known["customer"]
-        async with self._only_reader(customer), self._postgres.transaction() as tx:
-            if await tx.value(SQL.discard_held, run_id=run_id) is None:
-                raise RunNotHeld(f"run {run_id} cannot be discarded: it is not held")
-            await tx.run(SQL.clear_staged, customer=customer)
+        async with self._only_reader(run.customer), self._postgres.transaction() as tx:
+            if await tx.value(SQL.discard_held, run_id=run.run) is None:
+                raise RunNotHeld(f"run {run.run} cannot be discarded: it is not held")
+            await tx.run(SQL.clear_staged, customer=run.customer)
 
-    async def undo(self, run_id: int) -> int:
+    async def undo(self, run: Run) -> int:
         """Restore the items to their state before an applied run; return the id of the new run.
 
         This is one transaction. Items that were sent by API since the run are not restored.
-        Raises: RunUnknown, RunNotUndoable, RunUnderWay, RunsBusy.
+        Raises: RunNotUndoable, RunUnderWay, RunsBusy.
         """
-        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
-        if known is None:
-            raise RunUnknown(run_id)
-        async with self._only_reader(known["customer"]):
-            return await self._retry_busy(lambda tx: self._undo(tx, run_id, known["customer"]))
+        async with self._only_reader(run.customer):
+            return await self._retry_busy(lambda tx: self._undo(tx, run.run, run.customer))
 
     async def _undo(self, tx: Tx, run_id: int, customer: str) -> int:
         await tx.allow_long_statements(APPLY_S_MAX)
@@ -278,7 +266,7 @@ class Catalogues:
         if found is None:
             raise RunUnknown(order.run_id)
         # A process may have died while it read this run.
-        await slow_value(self._postgres, SQL.clear_run, run_id=order.run_id)
+        await slow_value(self._postgres, SQL.forget_staged, runs=[order.run_id])
         await self._postgres.run(SQL.clear_problems, run_id=order.run_id)
         async with self._postgres.transaction() as tx:
             await store.runs.forget_comparison(tx, order.run_id)
@@ -338,7 +326,7 @@ class Catalogues:
             await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
             await self._compare(run_id, order)
-            await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
+            await slow_value(self._postgres, SQL.forget_needs, runs=[run_id])
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
                 await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
                 if order.is_review:
@@ -374,7 +362,7 @@ class Catalogues:
             sample = await self._sampling.sample(run_id, customer)
             encoded = msgspec.json.encode(sample).decode()
             await self._postgres.run(SQL.keep_sample, run_id=run_id, sample=encoded)
-        await slow_value(self._postgres, SQL.drop_needs, run_id=run_id)
+        await slow_value(self._postgres, SQL.forget_needs, runs=[run_id])
 
     async def _end(
         self,
@@ -395,7 +383,7 @@ class Catalogues:
         await tx.allow_long_statements(APPLY_S_MAX)
         await tx.run(SQL.end_run, run_id=run_id, state=state.value, reason=reason)
         if state is not RunState.HELD:
-            await tx.run(SQL.clear_run, run_id=run_id)
+            await tx.run(SQL.forget_staged, runs=[run_id])
 
     async def _apply(
         self,

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, Self
+from typing import IO, Any, Final, Self
 
 import certifi
 import pycurl
@@ -58,6 +58,7 @@ class Bounds:
     time_s: float
     """Of all its requests together, without waits for rate-limit tokens."""
     bytes_max: int
+    """0: the body is dropped."""
     accept: str = IMAGES
     takes_gzip: bool = False
     """Accept a gzip body; it is stored compressed."""
@@ -167,7 +168,7 @@ class Exchange:
         if reason is not None:
             self.stopped = ("refused:forbidden_address", reason)
             return pycurl.SOCKET_BAD
-        return new_socket(family, kind, protocol)
+        return socket.socket(family, kind, protocol)
 
     def before_request(self, peer: str, _local: str, port: int, _local_port: int) -> int:
         """Refuse a request over a forbidden connection, or without a rate-limit token."""
@@ -201,9 +202,9 @@ class Exchange:
         return None
 
     def on_body(self, block: bytes) -> int | None:
-        """Store a part of the body of a 200; drop other bodies up to a limit."""
+        """Store a part of the body of a requested 200; drop other bodies up to a limit."""
         self.body_bytes += len(block)
-        if self.status != 200:
+        if self.status != 200 or not self.bounds.bytes_max:
             if self.status in REDIRECTS or self.body_bytes > ERROR_BODY_BYTES_MAX:
                 self.is_dropped = True
                 return -1
@@ -254,48 +255,22 @@ def peer_reason(peer: str | bytes, port: int, policy: Policy) -> str | None:
     return None
 
 
-def new_socket(family: int, kind: int, protocol: int) -> Any:
-    """A socket for libcurl's open-socket hook."""
-    return socket.socket(family, kind, protocol)
-
-
-class Callbacks(Protocol):
-    """The callbacks of one request."""
-
-    def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
-        """A socket to `address`, or SOCKET_BAD."""
-
-    def on_header(self, line: bytes) -> int | None:
-        """Receive a header line."""
-
-    def on_body(self, block: bytes) -> int | None:
-        """Receive a part of the body."""
-
-
-def pinned_handle(
-    config: FetchConfig, target: Target, address: Address, callbacks: Callbacks
-) -> Any:
-    """A transfer that connects to `address` only, without proxy and redirects."""
+def new_handle(config: FetchConfig, target: Target, address: Address, exchange: Exchange) -> Any:
+    """A transfer that connects to `address` only; the caller sets headers and timeouts."""
     handle = pycurl.Curl()
     host = f"[{target.host}]" if ":" in target.host else target.host
     peer = f"[{address}]" if address.version == 6 else str(address)
     handle.setopt(pycurl.URL, target.url)
     handle.setopt(pycurl.CONNECT_TO, [f"{host}:{target.port}:{peer}:{target.port}"])
-    handle.setopt(pycurl.OPENSOCKETFUNCTION, callbacks.open_socket)
-    handle.setopt(pycurl.HEADERFUNCTION, callbacks.on_header)
-    handle.setopt(pycurl.WRITEFUNCTION, callbacks.on_body)
+    handle.setopt(pycurl.OPENSOCKETFUNCTION, exchange.open_socket)
+    handle.setopt(pycurl.HEADERFUNCTION, exchange.on_header)
+    handle.setopt(pycurl.WRITEFUNCTION, exchange.on_body)
     handle.setopt(pycurl.USERAGENT, config.user_agent)
     handle.setopt(pycurl.PROXY, "")
     handle.setopt(pycurl.NOSIGNAL, 1)
     handle.setopt(pycurl.FOLLOWLOCATION, 0)
     handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
     handle.setopt(pycurl.CAINFO, config.ca_file or certifi.where())
-    return handle
-
-
-def new_handle(config: FetchConfig, target: Target, address: Address, exchange: Exchange) -> Any:
-    """A download from `address`; the caller sets validators and timeouts per attempt."""
-    handle = pinned_handle(config, target, address, exchange)
     handle.setopt(pycurl.PREREQFUNCTION, exchange.before_request)
     handle.setopt(pycurl.BUFFERSIZE, READ_BYTES)
     handle.setopt(pycurl.HTTP_CONTENT_DECODING, 0)

@@ -107,6 +107,22 @@ class Download:
     retry_after_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PostResponse:
+    """Status and Retry-After of the response to a POST."""
+
+    status: int
+    retry_after_s: float | None
+
+
+class PostFailed(Exception):
+    """The POST got no response; `text` is the reason."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 class _Failed(Exception):
     def __init__(self, outcome: str, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
@@ -125,6 +141,8 @@ class _Attempt:
     hops: list[str] = field(default_factory=list)
     steps: list[PhotoStep] = field(default_factory=list)
     used_s: float = 0.0
+    posted: tuple[list[str], bytes] | None = None
+    """Header lines and body of a POST."""
 
     @property
     def left_s(self) -> float:
@@ -230,6 +248,21 @@ class Downloader:
         found.requests, found.took_s = attempt.tokens.sent, attempt.used_s
         return found
 
+    async def post(
+        self, url: str, headers: list[str], body: bytes, *, time_s: float
+    ) -> PostResponse:
+        """POST `body`; follow no redirect and read no body. Raises: PostFailed."""
+        attempt = _Attempt(
+            Validators(), Bounds(time_s, bytes_max=0), RateTokens(), posted=(headers, body)
+        )
+        try:
+            exchange = await self._request(judge_url(url, self.policy), attempt)
+        except (UrlRefused, _Failed) as error:
+            raise PostFailed(error.text) from None
+        except TimeoutError:
+            raise PostFailed(f"no response within {time_s:g} s") from None
+        return PostResponse(exchange.status, _retry_after_s(exchange.headers.get("retry-after")))
+
     def _remember(self, url: str, attempt: _Attempt) -> None:
         """Store the redirects of a download that stopped at our own limits."""
         if len(attempt.hops) > 1:
@@ -330,7 +363,12 @@ class Downloader:
         exchange = Exchange(self.policy, attempt.bounds, attempt.tokens)
         handle = new_handle(self._config, target, address, exchange)
         connect_s = CONNECT_TIMEOUT_S if is_last else min(CONNECT_TIMEOUT_S, attempt.left_s / 2)
-        handle.setopt(pycurl.HTTPHEADER, request_headers(attempt.bounds, attempt.known))
+        if attempt.posted is None:
+            handle.setopt(pycurl.HTTPHEADER, request_headers(attempt.bounds, attempt.known))
+        else:
+            headers, body = attempt.posted
+            handle.setopt(pycurl.HTTPHEADER, [*headers, "Accept: */*", "Expect:"])
+            handle.setopt(pycurl.POSTFIELDS, body)
         handle.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, int(connect_s * 1000)))
         # Our own clock is the limit; this one ignores stalls and is a last resort.
         handle.setopt(pycurl.TIMEOUT_MS, max(1, int(attempt.left_s * STALL_MAX * 1000)))

@@ -15,7 +15,7 @@ from headrace.kernel.errors import (
 
 
 class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fault of a whole file: `texts/` has a message for `code`, which shows `values`."""
+    """Fault of a whole file: `i18n/` has a message for `code`, which shows `values`."""
 
     code: str
     line: int | None = None

@@ -37,8 +37,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
 from headrace.engines.postgres import Postgres, Row, Runner
 from headrace.fetch.sql import SQL
 from headrace.kernel.batching import Batcher
@@ -431,29 +429,6 @@ async def host_states(runner: Runner, keys: Sequence[tuple[str, str]]) -> dict[i
         SQL.host_states, customers=[key[0] for key in keys], hosts=[key[1] for key in keys]
     )
     return {int(row["position"]) - 1: row for row in rows}
-
-
-async def find_hosts(
-    runner: Runner,
-    *,
-    customer: str | None,
-    host: str | None,
-    after: tuple[str, str],
-    rows_max: int,
-    half_life_s: float,
-) -> list[tuple[Row, dict[str, int]]]:
-    """A page of hosts behind (host, customer), each with its photos by outcome."""
-    rows = await runner.all(
-        SQL.hosts,
-        customer=customer,
-        host=host,
-        after_host=after[0],
-        after_customer=after[1],
-        rows_max=rows_max,
-        half_life_s=half_life_s,
-    )
-    decoded = [msgspec.json.decode(row["by_outcome"] or "{}", type=dict[str, int]) for row in rows]
-    return list(zip(rows, decoded, strict=True))
 
 
 async def forget_hosts(runner: Runner, *, kept_s: float) -> int:

@@ -120,7 +120,7 @@ def _parse_jpeg(data: bytes) -> ImageInfo | None:
             height, width = struct.unpack_from(">HH", data, position + 5)
             found = ImageInfo("jpg", width, height)
         if marker == 0xDA:
-            # ClaimCursor data escapes 0xFF, so an end marker found behind here is real.
+            # Scan data escapes 0xFF, so an end marker found behind here is real.
             if data.rfind(b"\xff\xd9") < position:
                 raise _truncated("the JPEG has no end marker")
             return found

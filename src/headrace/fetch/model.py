@@ -54,7 +54,11 @@ WEBHOOK_POSTS: Final = metrics.counter(
 
 
 class RunState(StrEnum):
-    """State of a run; RUN_MOVES lists the transitions."""
+    """State of a run.
+
+    A file is fetched (`bringing`) and read; then the run is refused, held, dry, or applied until
+    its items are published (`done`). A person confirms a held run or discards it (`superseded`).
+    """
 
     BRINGING = "bringing"
     READING = "reading"
@@ -67,27 +71,12 @@ class RunState(StrEnum):
     DONE = "done"
 
 
-RUN_MOVES: Final[dict[RunState, frozenset[RunState]]] = {
-    RunState.BRINGING: frozenset({RunState.READING, RunState.REFUSED, RunState.ABANDONED}),
-    RunState.READING: frozenset(
-        {
-            RunState.REFUSED,
-            RunState.ABANDONED,
-            RunState.DRY,
-            RunState.HELD,
-            RunState.APPLIED,
-            RunState.DONE,
-        }
-    ),
-    RunState.HELD: frozenset({RunState.SUPERSEDED, RunState.APPLIED, RunState.DONE}),
-    RunState.APPLIED: frozenset({RunState.DONE}),
-    RunState.REFUSED: frozenset(),
-    RunState.ABANDONED: frozenset(),
-    RunState.DRY: frozenset(),
-    RunState.SUPERSEDED: frozenset(),
-    RunState.DONE: frozenset(),
-}
-FINAL_STATES: Final = frozenset(s for s in RunState if not RUN_MOVES[s]) | {RunState.HELD}
+FINAL_STATES: Final = frozenset(
+    {
+        *(RunState.REFUSED, RunState.ABANDONED, RunState.DRY, RunState.HELD),
+        *(RunState.SUPERSEDED, RunState.DONE),
+    }
+)
 """States without further automatic transitions."""
 
 
@@ -206,8 +195,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of this source."""
     failures: int
     """Consecutive attempts without a readable file."""
-    is_supplemental: bool = False
-    """Whether it is the source of the supplemental feed."""
 
 
 class SellerLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +225,7 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     values: dict[str, str | int | float] = msgspec.field(default_factory=dict)
     text: str = ""
-    """The message from `texts/`; empty until it is rendered in a language."""
+    """The message from `i18n/`; empty until it is rendered in a language."""
 
 
 class PhotoProblem(msgspec.Struct, frozen=True, kw_only=True):

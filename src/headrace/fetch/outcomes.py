@@ -9,6 +9,7 @@ are final; 5xx, TEMPORARY_STATUSES and network errors are retried with backoff.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from headrace.kernel import metrics
@@ -56,6 +57,6 @@ def is_temporary(outcome: str) -> bool:
     return status is None or int(status[1]) in TEMPORARY_STATUSES or int(status[1]) >= 500
 
 
-def is_bad(outcome: str) -> bool:
-    """Whether the photo failed or was refused."""
-    return outcome.startswith(("failed:", "refused:"))
+def count_bad(by_outcome: Mapping[str, int]) -> int:
+    """Number of photos that failed or were refused."""
+    return sum(n for one, n in by_outcome.items() if one.startswith(("failed:", "refused:")))

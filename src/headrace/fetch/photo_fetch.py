@@ -42,9 +42,8 @@ import msgspec
 
 from headrace.engines.blobs import Blobs, BlobsDown
 from headrace.engines.postgres import Postgres
-from headrace.fetch import store
 from headrace.fetch.curl import HELD_BYTES_MAX, Bounds, Validators
-from headrace.fetch.decoding import Decoder
+from headrace.fetch.decoding.client import Decoder
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.host_stats import Classes, HostStats, TimeClass, host_of
 from headrace.fetch.images import NotAPhoto, inspect_image
@@ -52,6 +51,7 @@ from headrace.fetch.limits import UNRESPONSIVE_S, HostQuota, RateTokens, TokenDe
 from headrace.fetch.model import PHOTO_RETRIES, photo_key
 from headrace.fetch.outcomes import is_temporary
 from headrace.fetch.robots import Robots
+from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
 from headrace.fetch.study import attempt_of
 from headrace.jobs import JobContext, Snooze
@@ -75,17 +75,10 @@ class BlobWriter:
 
     def __init__(self, postgres: Postgres, blobs: Blobs, *, decode_share: float) -> None:
         self._postgres = postgres
-        self._store = StoreBreaker(blobs)
+        self.breaker = StoreBreaker(blobs)
         self._decoder = Decoder(decode_share)
-        self._large: asyncio.Semaphore | None = None
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._known: Batcher[str, bool] = Batcher(self._read_known)
-
-    async def require_up(self) -> None:
-        """Return if the object store accepts writes, as far as known.
-
-        Raises: BlobsDown with the wait.
-        """
-        await self._store.require_up()
 
     async def write(self, found: Download) -> NewPhoto:
         """Check a downloaded body and store its bytes.
@@ -94,8 +87,6 @@ class BlobWriter:
         """
         if found.size_bytes <= HELD_BYTES_MAX:
             return await self._write(found)
-        if self._large is None:
-            self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         async with self._large:
             return await self._write(found)
 
@@ -112,12 +103,13 @@ class BlobWriter:
         photo_hash = None
         if not await self._known.submit(found.sha256):
             photo_hash = await self._decoder.check(data, image)
-            await self._store.put(key, data)
+            await self.breaker.put(key, data)
         size = image.width, image.height
         return NewPhoto(found.sha256, key, image.format, len(data), *size, photo_hash)
 
     async def _read_known(self, hashes: list[str]) -> list[bool]:
-        known = await store.outcomes.known_photos(self._postgres, hashes)
+        rows = await self._postgres.all(SQL.known_photos, hashes=hashes)
+        known = {row["sha256"] for row in rows}
         return [sha256 in known for sha256 in hashes]
 
 
@@ -341,7 +333,7 @@ class PhotoFetcher:
         self, job: JobContext[Any], customer: str, url: str, link: Any
     ) -> Fetched | Requeue:
         """Fetch `url`, whose link row is `link`. Raises: Unavailable, for our own engines only."""
-        await self._blob_writer.require_up()
+        await self._blob_writer.breaker.require_up()
         self._quota.refresh_soon()
         here = self._classes.of_queue(job.queue)
         host = host_of(url)

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from headrace.engines.postgres import Postgres
+from headrace.engines.postgres import Postgres, from_row
 from headrace.fetch import store
 from headrace.fetch.consumers import Consumers
 from headrace.fetch.errors import InvalidVerdict, NotHeld
@@ -259,12 +259,10 @@ class HeldItems:
         keys = [(row["customer"], row["item"]) for row in rows]
         photos = await store.outcomes.item_photos(self._postgres, keys)
         return [
-            HeldItem(
-                customer=row["customer"],
+            from_row(
+                HeldItem,
+                row,
                 id=row["item"],
-                version=row["version"],
-                reason=row["reason"],
-                held_at=row["held_at"],
                 fields=msgspec.json.decode(row["fields"]),
                 photos=photos[row["customer"], row["item"]],
             )

@@ -13,12 +13,11 @@ import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Final
-
-import msgspec
+from typing import Final, TypeAlias
 
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
+from headrace.fetch.outcomes import count_bad
 
 
 def policy_of(style: str) -> str:
@@ -46,48 +45,24 @@ POLICY: Final = policy_of(STYLE)
 """The Content-Security-Policy of the page, which allows only its own style."""
 
 
-class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem: of the file, of a row, or of a photo with its link."""
-
-    row: int | None
-    line: int | None
-    item: str | None
-    field: str
-    code: str
-    text: str
-    link: str | None = None
+Line: TypeAlias = tuple[str | int | None, ...]
+"""One problem: its values in the order of COLUMNS."""
 
 
-def line_of_file(run: Run, text: str) -> ReportLine:
+def line_of_file(run: Run, text: str) -> Line:
     """The reason why a run is held, refused or abandoned, as a line."""
     code = run.fault.code if run.fault else (run.reason or "").partition(":")[0]
-    line = run.fault.line if run.fault else None
-    return ReportLine(row=None, line=line, item=None, field="file", code=code, text=text)
+    return None, run.fault.line if run.fault else None, None, "file", code, text, None
 
 
-def line_of_row(problem: RowProblem) -> ReportLine:
+def line_of_row(one: RowProblem) -> Line:
     """The problem of a row as a line."""
-    return ReportLine(
-        row=problem.row,
-        line=problem.line,
-        item=problem.item,
-        field=problem.field,
-        code=problem.code,
-        text=problem.text,
-    )
+    return one.row, one.line, one.item, one.field, one.code, one.text, None
 
 
-def line_of_photo(photo: PhotoProblem) -> ReportLine:
+def line_of_photo(photo: PhotoProblem) -> Line:
     """The problem of a photo as a line."""
-    return ReportLine(
-        row=None,
-        line=None,
-        item=photo.item,
-        field="photos",
-        code=photo.outcome,
-        text=photo.text,
-        link=photo.url,
-    )
+    return None, None, photo.item, "photos", photo.outcome, photo.text, photo.url
 
 
 def csv_head() -> str:
@@ -95,9 +70,9 @@ def csv_head() -> str:
     return BOM + _csv([COLUMNS])
 
 
-def csv_of(lines: Iterable[ReportLine]) -> str:
+def csv_of(lines: Iterable[Line]) -> str:
     """Lines as CSV with cells that are safe in a spreadsheet."""
-    return _csv([safe_cell(getattr(line, name)) for name in COLUMNS] for line in lines)
+    return _csv([safe_cell(value) for value in line] for line in lines)
 
 
 def safe_cell(value: str | int | None) -> str:
@@ -116,7 +91,7 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def page_of(
-    run: Run, rows: Sequence[ReportLine], photos: Sequence[ReportLine], texts: Texts
+    run: Run, rows: Sequence[RowProblem], photos: Sequence[PhotoProblem], texts: Texts
 ) -> str:
     """The report as one self-contained page."""
     title = escape(texts.heading("title", run=run.run))
@@ -125,18 +100,13 @@ def page_of(
     if is_accepted and not rows and not photos:
         parts.append(f"<p>{escape(texts.heading('no_problems'))}</p>")
     if rows:
-        cells = [(line.row, line.line, line.item, line.field, _problem(line)) for line in rows]
+        cells = [(p.row, p.line, p.item, p.field, _problem(p.text, p.code)) for p in rows]
         parts += [_heading(texts, "row_problems"), table(texts, _ROW_HEADS, cells)]
         parts += _more(texts, len(rows), run.problems)
     if photos:
-        listed = [(line.item, line.link, _problem(line)) for line in photos]
-        bad = sum(
-            count
-            for outcome, count in run.photos_by_outcome.items()
-            if outcome.startswith(("failed:", "refused:"))
-        )
+        listed = [(p.item, p.url, _problem(p.text, p.outcome)) for p in photos]
         parts += [_heading(texts, "photo_problems"), table(texts, _PHOTO_HEADS, listed)]
-        parts += _more(texts, len(photos), bad)
+        parts += _more(texts, len(photos), count_bad(run.photos_by_outcome))
     return (
         f'<!DOCTYPE html>\n<html lang="{escape(texts.lang)}">\n<head><meta charset="utf-8">'
         f"<title>{title}</title><style>{STYLE}</style></head>\n"
@@ -172,8 +142,8 @@ def _heading(texts: Texts, name: str) -> str:
     return f"<h2>{escape(texts.heading(name))}</h2>\n"
 
 
-def _problem(line: ReportLine) -> Html:
-    return Html(f"{escape(line.text)} <code>{escape(line.code)}</code>")
+def _problem(text: str, code: str) -> Html:
+    return Html(f"{escape(text)} <code>{escape(code)}</code>")
 
 
 def table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:

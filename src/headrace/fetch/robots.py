@@ -74,7 +74,7 @@ class Robots:
 
     async def _read(self, url: str, host: str, tokens: RateTokens) -> None:
         """Download the host's robots.txt unless it was read within a day."""
-        if await begin_robots(self._postgres, host, kept_s=KEPT_S):
+        if await self._postgres.one(SQL.begin_robots, host=host, kept_s=KEPT_S) is not None:
             scheme = url.partition("://")[0]
             bounds = Bounds(READ_WITHIN_S, BYTES_MAX, accept="text/plain")
             try:
@@ -82,14 +82,14 @@ class Robots:
                     f"{scheme}://{host}/robots.txt", bounds=bounds, tokens=tokens
                 )
             except BaseException:
-                await leave_robots(self._postgres, host)
+                await self._postgres.run(SQL.leave_robots, host=host)
                 raise
             text = ""
             if found.body is not None:
                 with found.body:
                     text = found.body.read().decode("utf-8", errors="replace")
             delay_s = crawl_delay_s(text, self._agent)
-            await note_robots(self._postgres, host, delay_s)
+            await self._postgres.run(SQL.note_robots, host=host, crawl_delay_s=delay_s)
         self._looked[host] = time.monotonic()
         if len(self._looked) > HOSTS_MAX:
             self._looked.popitem(last=False)
@@ -101,21 +101,6 @@ def crawl_delay_s(text: str, agent: str) -> float | None:
     parser.parse(text.splitlines())
     delay = parser.crawl_delay(agent)
     return min(float(delay), DELAY_S_MAX) if delay else None
-
-
-async def begin_robots(runner: Runner, host: str, *, kept_s: float) -> bool:
-    """Claim the reading of a host's robots.txt; False if it is recent or claimed."""
-    return await runner.one(SQL.begin_robots, host=host, kept_s=kept_s) is not None
-
-
-async def leave_robots(runner: Runner, host: str) -> None:
-    """Release the claim on a host's robots.txt."""
-    await runner.run(SQL.leave_robots, host=host)
-
-
-async def note_robots(runner: Runner, host: str, crawl_delay_s: float | None) -> None:
-    """Store the Crawl-delay of a host; None: none."""
-    await runner.run(SQL.note_robots, host=host, crawl_delay_s=crawl_delay_s)
 
 
 async def reserve(runner: Runner, host: str, *, wait_max_s: float) -> Reservation:

@@ -7,8 +7,6 @@ Each value of the example passes the validation of its field, so it cannot contr
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +17,7 @@ from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.mappings import Mapping as NameMapping
 from headrace.fetch.model import SUPPLEMENTAL, PhotoProblem, RowProblem, Run
-from headrace.fetch.outcomes import is_bad
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.readers import Fault, Value
 from headrace.fetch.reports import STYLE, Html, policy_of, table
 from headrace.fetch.schemas import ALWAYS, CompiledRule, FieldRule, Schema
@@ -30,7 +28,7 @@ LINES_SHOWN: Final = 20
 VALUE_CHARACTERS_MAX: Final = 200
 """Longer values of an item are not used in the example."""
 _STYLE: Final = (
-    f"{STYLE}pre{{overflow-x:auto;background:#f4f4f4;padding:.6rem}}nav a{{margin-right:.8rem}}"
+    f"{STYLE}nav a{{margin-right:.8rem}}"
     "@media(max-width:40rem){body{margin:1rem auto}th{white-space:normal}"
     "th,td{padding:.3rem .25rem;font-size:.85rem}}"
 )
@@ -58,7 +56,6 @@ class SellerView:
     rows: Sequence[RowProblem]
     photos: Sequence[PhotoProblem]
     example: Sequence[ExampleField]
-    mapping: NameMapping | None
 
 
 def example_of(
@@ -116,22 +113,6 @@ def _candidates(
     yield "|".join(map(str, range(1, length + 1))) if rule.type == "list" else "x" * length
 
 
-def _line_of(view: SellerView, format_name: str) -> str:
-    """The example as a table; empty for other formats."""
-    if format_name not in ("csv", "tsv", "sheet"):
-        return ""
-    delimiter = (view.mapping and view.mapping.delimiter) or ("\t" if format_name == "tsv" else ",")
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    writer.writerows(zip(*((one.column, one.value) for one in view.example), strict=True))
-    return out.getvalue()
-
-
-def bad_photos(run: Run) -> int:
-    """Number of photos that failed or were refused."""
-    return sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
-
-
 def seller_page(view: SellerView, texts: Texts) -> str:
     """The page in the language of `texts`."""
     run = f"&amp;run={view.run.run}" if view.run else ""
@@ -146,10 +127,6 @@ def seller_page(view: SellerView, texts: Texts) -> str:
         _tag("h2", texts.heading("example")),
         table(texts, ("field", "value", "accepted"), view.example),
     ]
-    formats = (one.format for one in view.runs if one.format not in ("", SUPPLEMENTAL))
-    line = _line_of(view, next(formats, "csv"))
-    if line:
-        parts.append(f'<pre tabindex="0">{escape(line)}</pre>\n')
     return _page(texts, texts.heading("seller_title", customer=view.customer), parts)
 
 
@@ -191,7 +168,7 @@ def _result(run: Run, texts: Texts) -> str:
     state = texts.heading("state_undone" if run.undone_by else f"state_{run.state}")
     if run.format == SUPPLEMENTAL:
         return f"{texts.heading('supplemental')} {state} {texts.heading('overlays', **counts)}"
-    return f"{state} {texts.heading('counts', bad=bad_photos(run), **counts)}"
+    return f"{state} {texts.heading('counts', bad=count_bad(run.photos_by_outcome), **counts)}"
 
 
 def _problems(view: SellerView, run: Run, texts: Texts) -> Iterator[str]:

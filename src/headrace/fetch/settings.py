@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.kernel.config import (
+    parse_choice,
     parse_count,
     parse_duration_s,
     parse_networks,
@@ -29,13 +30,6 @@ def parse_classes(text: str) -> tuple[float, ...]:
             f"up to {CLASSES_MAX} durations from 50ms to {CLASS_S_MAX:.0f}s, separated by commas"
         )
     return tuple(times_s)
-
-
-def parse_crawl_delay(text: str) -> str:
-    """Parse `off` or `honour`. Raises: ValueError."""
-    if text.strip() not in ("off", "honour"):
-        raise ValueError("off or honour")
-    return text.strip()
 
 
 def parse_refresh_s(text: str) -> float:
@@ -82,7 +76,9 @@ class FetchConfig:
         "6h", "Half-life of the measurements of a host.", parse_duration_s
     )
     crawl_delay: str = setting(
-        "off", "Whether a Crawl-delay in robots.txt is applied: off or honour.", parse_crawl_delay
+        "off",
+        "Whether a Crawl-delay in robots.txt is applied: off or honour.",
+        parse_choice("off", "honour"),
     )
     photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
     decode_share: float = setting(

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -54,25 +54,13 @@ BUSY_AGAIN_S: Final = 15.0
 START_WAIT_S: Final = 60.0
 ACCEPT: Final = "*/*"
 CRON_PREFIX: Final = "fetch:"
-SUPPLEMENTAL_PREFIX: Final = "fetch.supplemental:"
 GOOD_STATES: Final = (RunState.APPLIED, RunState.DONE)
 
 
-class CatalogueJob(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogueJob(Order, frozen=True, kw_only=True, omit_defaults=True):
     """The payload: the source of a customer, or a URL to download once for a waiting run."""
 
-    customer: str
-    run: int | None = None
     url: str | None = None
-    format: str | None = None
-    mapping: str | None = None
-    dry_run: bool = False
-    is_supplemental: bool = False
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """The key of the source."""
-        return {"customer": self.customer, "is_supplemental": self.is_supplemental}
 
 
 class Sources:
@@ -108,23 +96,22 @@ class Sources:
         tz: str = "UTC",
         format_name: str | None = None,
         mapping: str | None = None,
-        is_supplemental: bool = False,
     ) -> Source:
         """Download the catalogue of a customer on a schedule, in place of the previous source.
 
-        The supplemental feed has a source of its own. A paused schedule remains paused. Raises:
-        CustomerUnknown, MappingUnknown, UnknownFormat, UrlRefused, InvalidCron.
+        A paused schedule remains paused. Raises: CustomerUnknown, MappingUnknown, UnknownFormat,
+        UrlRefused, InvalidCron.
         """
         if not await store.runs.find_customers(self._postgres, customer):
             raise CustomerUnknown(customer)
         await self._catalogues.require_readable(format_name, mapping)
         judge_url(url, self._downloader.policy)
-        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
-        name = cron_name(**key)
-        new = NewCron(name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload=key)
+        name = cron_name(customer)
+        payload = {"customer": customer}
+        new = NewCron(name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload=payload)
         values = {"url": url, "cron": cron, "tz": tz, "format": format_name, "mapping": mapping}
         async with self._postgres.transaction() as tx:
-            await tx.run(SQL.set_source, **key, **values)
+            await tx.run(SQL.set_source, customer=customer, **values)
             try:
                 await self._jobs.crons.add(new, tx=tx)
                 is_new = True
@@ -132,7 +119,7 @@ class Sources:
                 is_new = False
         if not is_new:
             await self._jobs.crons.change(name, spec=cron, tz=tz)
-        return await self.get(**key)
+        return await self.get(customer)
 
     async def order(self, order: Order, url: str, *, tx: Tx | None = None) -> int:
         """Download a file once, now; return the id of the run that waits for it.
@@ -147,56 +134,41 @@ class Sources:
         run_id: int = await tx.value(
             SQL.order_run, customer=order.customer, file_name=shown_name(url)
         )
-        payload = CatalogueJob(
-            customer=order.customer,
-            run=run_id,
-            url=url,
-            format=order.format_name,
-            mapping=order.mapping,
-            dry_run=order.is_dry_run,
-            is_supplemental=order.is_supplemental,
-        )
-        job = NewJob(queue=CATALOGUE_QUEUE, payload=msgspec.to_builtins(payload))
+        ordered = msgspec.structs.asdict(order) | {"run_id": run_id}
+        job = NewJob(queue=CATALOGUE_QUEUE, payload=CatalogueJob(**ordered, url=url))
         await self._jobs.enqueue(job, tx=tx)
         return run_id
 
     async def all(self) -> list[Source]:
         """All sources, by customer."""
-        rows = await self._postgres.all(SQL.sources, customer=None, is_supplemental=None)
+        rows = await self._postgres.all(SQL.sources, customer=None)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
-        return [
-            _source(
-                row, crons.get(cron_name(row["customer"], is_supplemental=row["is_supplemental"]))
-            )
-            for row in rows
-        ]
+        return [_source(row, crons.get(cron_name(row["customer"]))) for row in rows]
 
-    async def get(self, customer: str, *, is_supplemental: bool = False) -> Source:
+    async def get(self, customer: str) -> Source:
         """The source of a customer. Raises: SourceUnknown."""
-        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
-        row = await self._postgres.one(SQL.sources, **key)
+        row = await self._postgres.one(SQL.sources, customer=customer)
         if row is None:
             raise SourceUnknown(customer)
         cron = None
         with suppress(CronUnknown):
-            cron = await self._jobs.crons.get(cron_name(**key))
+            cron = await self._jobs.crons.get(cron_name(customer))
         return _source(row, cron)
 
-    async def bring(self, customer: str, *, is_supplemental: bool = False) -> int:
+    async def bring(self, customer: str) -> int:
         """Download the file of a source now, off schedule; return the id of the job.
 
         Raises: SourceUnknown.
         """
-        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
-        await self.get(**key)
-        return await self._jobs.enqueue(NewJob(queue=CATALOGUE_QUEUE, payload=key))
+        await self.get(customer)
+        payload = {"customer": customer}
+        return await self._jobs.enqueue(NewJob(queue=CATALOGUE_QUEUE, payload=payload))
 
-    async def remove(self, customer: str, *, is_supplemental: bool = False) -> None:
-        """Delete a source; items and overlays remain. Raises: SourceUnknown."""
-        key: dict[str, Any] = {"customer": customer, "is_supplemental": is_supplemental}
-        if await self._postgres.one(SQL.drop_source, **key) is None:
+    async def remove(self, customer: str) -> None:
+        """Delete a source; items remain. Raises: SourceUnknown."""
+        if await self._postgres.one(SQL.drop_source, customer=customer) is None:
             raise SourceUnknown(customer)
-        await self._drop_cron(key)
+        await self._drop_cron(customer)
 
     async def handle(self, job: JobContext[CatalogueJob]) -> None:
         """Run one job: download a file and run it."""
@@ -205,7 +177,7 @@ class Sources:
             async with self._lock(payload) as is_locked:
                 if is_locked:
                     await self._download(job)
-                elif payload.run is not None:
+                elif payload.run_id is not None:
                     job.snooze(BUSY_AGAIN_S)
         except TokenExpired as error:
             raise Snooze(error.after_s or 1.0) from error
@@ -217,7 +189,13 @@ class Sources:
         """Try to lock the downloads of a customer until the block ends; yield the success."""
         connection = await self._postgres.connect_unpooled()
         try:
-            yield bool(await Tx(connection).value(SQL.try_lock_source, **payload.key))
+            yield bool(
+                await Tx(connection).value(
+                    SQL.try_lock_source,
+                    customer=payload.customer,
+                    is_supplemental=payload.is_supplemental,
+                )
+            )
         finally:
             with suppress(OSError, TimeoutError):
                 await connection.close(timeout=5)
@@ -226,7 +204,7 @@ class Sources:
         payload = job.payload
         source = await self._source_of(payload)
         if source is None:
-            await self._drop_cron(payload.key)
+            await self._drop_cron(payload.customer)
             return
         tokens = await self._lanes.tokens(payload.customer, wait_max_s=START_WAIT_S)
         download = await self._downloader.download(
@@ -247,8 +225,8 @@ class Sources:
     async def _source_of(self, payload: CatalogueJob) -> SourceToBring | None:
         """The URL to download and its validators; None if the source was deleted."""
         if payload.url is not None:
-            return SourceToBring(payload.url, payload.format, payload.mapping)
-        row = await self._postgres.one(SQL.source_to_bring, **payload.key)
+            return SourceToBring(payload.url, payload.format_name, payload.mapping)
+        row = await self._postgres.one(SQL.source_to_bring, customer=payload.customer)
         if row is None:
             return None
         found = SourceToBring(*row)
@@ -271,32 +249,29 @@ class Sources:
         await self._note_failure(payload, source, outcome, text)
         if is_temporary(outcome) and job.attempt <= RETRIES:
             delay_s = max(download.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
-            if payload.run is not None:
+            if payload.run_id is not None:
                 reason = f"{outcome}: {text}; it is retried"
-                await self._postgres.run(SQL.note_trouble, run_id=payload.run, reason=reason)
+                await self._postgres.run(SQL.note_trouble, run_id=payload.run_id, reason=reason)
             job.retry(delay_s, f"{outcome}: {text}")
-        elif payload.run is not None:
+        elif payload.run_id is not None:
             reason = f"{outcome}: {text}"
-            await self._postgres.run(SQL.refuse_ordered, run_id=payload.run, reason=reason)
+            await self._postgres.run(SQL.refuse_ordered, run_id=payload.run_id, reason=reason)
 
     async def _repeat(self, payload: CatalogueJob, source: SourceToBring) -> None:
-        run_id = None
-        if not payload.is_supplemental:
-            name = shown_name(source.url)
-            run_id = await self._catalogues.repeat(payload.customer, file_name=name)
-        await self._postgres.run(SQL.note_unchanged, **payload.key, url=source.url, run_id=run_id)
+        customer = payload.customer
+        run_id = await self._catalogues.repeat(customer, file_name=shown_name(source.url))
+        await self._postgres.run(
+            SQL.note_unchanged, customer=customer, url=source.url, run_id=run_id
+        )
 
     async def _run(self, payload: CatalogueJob, source: SourceToBring, download: Download) -> None:
         """Run a downloaded file and store the result with the source."""
         assert download.body is not None
-        order = Order(
-            customer=payload.customer,
+        order = msgspec.structs.replace(
+            payload,
             file_name=shown_name(source.url),
             format_name=source.format_name,
             mapping=source.mapping,
-            is_dry_run=payload.dry_run,
-            is_supplemental=payload.is_supplemental,
-            run_id=payload.run,
         )
         with tempfile.TemporaryDirectory(prefix="headrace-catalogue-") as folder:
             path = Path(folder) / "catalogue"
@@ -319,7 +294,7 @@ class Sources:
         is_good = run.state in GOOD_STATES
         await self._postgres.run(
             SQL.note_brought,
-            **payload.key,
+            customer=payload.customer,
             url=source.url,
             outcome=run.state.value,
             problem=run.reason,
@@ -336,21 +311,24 @@ class Sources:
     ) -> None:
         if payload.url is None:
             await self._postgres.run(
-                SQL.note_not_brought, **payload.key, url=source.url, outcome=outcome, problem=text
+                SQL.note_not_brought,
+                customer=payload.customer,
+                url=source.url,
+                outcome=outcome,
+                problem=text,
             )
 
-    async def _drop_cron(self, key: dict[str, Any]) -> None:
+    async def _drop_cron(self, customer: str) -> None:
         with suppress(CronUnknown):
-            await self._jobs.crons.remove(cron_name(**key))
+            await self._jobs.crons.remove(cron_name(customer))
 
 
-def cron_name(customer: str, *, is_supplemental: bool = False) -> str:
-    """The name of the cron that downloads the catalogue or supplemental feed of a customer."""
-    prefix = SUPPLEMENTAL_PREFIX if is_supplemental else CRON_PREFIX
-    name = f"{prefix}{customer}"
+def cron_name(customer: str) -> str:
+    """The name of the cron that downloads the catalogue of a customer."""
+    name = f"{CRON_PREFIX}{customer}"
     if len(name) <= 128:
         return name
-    return f"{prefix}{hashlib.sha256(customer.encode()).hexdigest()}"
+    return f"{CRON_PREFIX}{hashlib.sha256(customer.encode()).hexdigest()}"
 
 
 def shown_name(url: str) -> str:

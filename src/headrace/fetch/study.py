@@ -35,7 +35,7 @@ import msgspec
 
 from headrace.engines.postgres import Runner
 from headrace.fetch.host_stats import FIT, HEADROOM, Classes, TimeClass
-from headrace.fetch.outcomes import is_bad
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.settings import CLASS_S_MAX
 from headrace.fetch.sql import SQL
 
@@ -174,7 +174,7 @@ def study_of(attempts: list[AttemptCount], limits_s: Sequence[float]) -> Study:
                 week=week,
                 time_class=name,
                 attempts=counts.total(),
-                errors=sum(count for outcome, count in counts.items() if is_bad(outcome)),
+                errors=count_bad(counts),
                 by_outcome=dict(counts.most_common()),
             )
             for (week, name), counts in weeks.items()

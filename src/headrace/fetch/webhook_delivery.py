@@ -23,7 +23,6 @@ which libraries of most languages verify: https://github.com/standard-webhooks/s
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import secrets
@@ -33,16 +32,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import pycurl
 
 from headrace.engines.postgres import Postgres, Runner
 from headrace.fetch import store
-from headrace.fetch.curl import AsyncCurl, TransferFailed, new_socket, peer_reason, pinned_handle
-from headrace.fetch.dns import DnsCache, DnsFailed
-from headrace.fetch.errors import UrlRefused
-from headrace.fetch.guard import Address, Policy, Target, forbidden_reason, judge_url
+from headrace.fetch.download import Downloader, PostFailed, PostResponse
 from headrace.fetch.model import WEBHOOK_POSTS, WEBHOOK_QUEUE, Result
-from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.results import Hook, WebhookTurn
 from headrace.jobs import JobContext, Jobs, NewJob, Snooze
@@ -65,10 +59,6 @@ WEBHOOKS_AT_ONCE: Final = 50
 GONE: Final = 410
 _LOG: Final = logger(__name__)
 _JSON: Final = msgspec.json.Encoder()
-ANSWER_BYTES_MAX: Final = 64 * 1024
-HEADER_BYTES_MAX: Final = 32 * 1024
-CONNECT_TIMEOUT_S: Final = 10.0
-ADDRESSES_TRIED: Final = 2
 
 
 class WebhookJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,10 +128,13 @@ def webhook_job(turn: WebhookTurn) -> NewJob:
 class WebhookSender:
     """Handler of the webhook queue."""
 
-    def __init__(self, postgres: Postgres, jobs: Jobs, client: WebhookClient) -> None:
+    def __init__(
+        self, postgres: Postgres, jobs: Jobs, downloader: Downloader, *, timeout_s: float
+    ) -> None:
         self._postgres = postgres
         self._jobs = jobs
-        self._client = client
+        self._downloader = downloader
+        self._timeout_s = timeout_s
 
     async def notify(self, tx: Runner, customers: set[str]) -> None:
         """Enqueue the webhook jobs of customers whose results are published in `tx`."""
@@ -224,10 +217,10 @@ class WebhookSender:
             return None
         return await self._note_refused(hook, text, posted.status, posted.retry_after_s)
 
-    async def post(self, hook: Hook, message_id: str, body: bytes) -> WebhookResponse:
+    async def post(self, hook: Hook, message_id: str, body: bytes) -> PostResponse:
         """POST a signed body to the webhook. Raises: PostFailed."""
         headers = headers_of(message_id, body, hook.secrets, int(time.time()))
-        return await self._client.post(hook.shown.url, headers, body)
+        return await self._downloader.post(hook.shown.url, headers, body, time_s=self._timeout_s)
 
     async def _note_refused(
         self, hook: Hook, text: str, status: int | None, retry_after_s: float | None
@@ -248,146 +241,3 @@ class WebhookSender:
             again_s=round(delay_s, 1),
         )
         return delay_s
-
-
-class PostFailed(Exception):
-    """The POST got no response; `text` is the reason."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-
-class NotConnected(PostFailed):
-    """The connection was refused or timed out."""
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookResponse:
-    """Status and Retry-After of a response."""
-
-    status: int
-    retry_after_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """State of one POST, filled by libcurl's callbacks."""
-
-    policy: Policy
-    status: int = 0
-    retry_after: str = ""
-    header_bytes: int = 0
-    body_bytes: int = 0
-    refused: str | None = None
-    is_cut: bool = False
-    """The rest of a long response was not read; its status counts."""
-
-    def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
-        """Refuse a socket to a forbidden address."""
-        family, kind, protocol, peer = address
-        reason = peer_reason(peer[0], int(peer[1]), self.policy)
-        if reason is not None:
-            self.refused = reason
-            return pycurl.SOCKET_BAD
-        return new_socket(family, kind, protocol)
-
-    def on_header(self, line: bytes) -> int | None:
-        """Store the last status and its Retry-After."""
-        self.header_bytes += len(line)
-        if self.header_bytes > HEADER_BYTES_MAX:
-            self.is_cut = self.status > 0
-            return -1
-        text = line.decode("latin-1").strip()
-        if text.startswith("HTTP/"):
-            words = text.split(None, 2)
-            self.status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-        elif text.lower().startswith("retry-after:"):
-            self.retry_after = text.partition(":")[2].strip()
-        return None
-
-    def on_body(self, block: bytes) -> int | None:
-        """Drop the body; stop reading a long one."""
-        self.body_bytes += len(block)
-        if self.body_bytes > ANSWER_BYTES_MAX:
-            self.is_cut = True
-            return -1
-        return None
-
-
-class WebhookClient:
-    """Client for POSTs of one process; opens no connection before the first."""
-
-    def __init__(self, config: FetchConfig) -> None:
-        self._config = config
-        self.policy = Policy.of(config.allow_networks, config.allow_ports)
-        self._dns = DnsCache(config.name_servers)
-        self._curl: AsyncCurl | None = None
-
-    async def close(self) -> None:
-        """Close connections and the resolver."""
-        await self._dns.close()
-        if self._curl is not None:
-            self._curl.close()
-            self._curl = None
-
-    async def post(self, url: str, headers: list[str], body: bytes) -> WebhookResponse:
-        """POST `body` within `fetch.webhook_timeout`; return the response. Raises: PostFailed."""
-        limit_s = self._config.webhook_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                target = judge_url(url, self.policy)
-                return await self._post_to_any(target, headers, body)
-        except UrlRefused as error:
-            raise PostFailed(error.text) from None
-        except TimeoutError:
-            raise PostFailed(f"no response within {limit_s:g} s") from None
-
-    async def _post_to_any(
-        self, target: Target, headers: list[str], body: bytes
-    ) -> WebhookResponse:
-        """Send to the first address; use the second if the first does not connect."""
-        addresses = (await self._addresses_of(target))[:ADDRESSES_TRIED]
-        for address in addresses[:-1]:
-            try:
-                return await self._post(target, address, headers, body)
-            except NotConnected:
-                continue
-        return await self._post(target, addresses[-1], headers, body)
-
-    async def _addresses_of(self, target: Target) -> tuple[Address, ...]:
-        if target.literal is not None:
-            return (target.literal,)
-        try:
-            addresses = await self._dns.resolve(target.host)
-        except DnsFailed as error:
-            raise PostFailed(f"the name {target.host} cannot be resolved: {error}") from None
-        for address in addresses:
-            reason = forbidden_reason(address, self.policy)
-            if reason is not None:
-                raise PostFailed(f"{target.host}: {reason}")
-        return addresses
-
-    async def _post(
-        self, target: Target, address: Address, headers: list[str], body: bytes
-    ) -> WebhookResponse:
-        exchange = _Exchange(self.policy)
-        if self._curl is None:
-            self._curl = AsyncCurl()
-        handle = pinned_handle(self._config, target, address, exchange)
-        handle.setopt(pycurl.POST, 1)
-        handle.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT_S * 1000))
-        handle.setopt(pycurl.TIMEOUT_MS, max(1, int(self._config.webhook_timeout_s * 1000)))
-        handle.setopt(pycurl.HTTPHEADER, [*headers, "Accept: */*", "Expect:"])
-        handle.setopt(pycurl.POSTFIELDS, body)
-        try:
-            await self._curl.perform(handle)
-        except TransferFailed as error:
-            if error.number == pycurl.E_COULDNT_CONNECT:
-                raise NotConnected(exchange.refused or error.text) from None
-            if not exchange.is_cut:
-                raise PostFailed(exchange.refused or error.text) from None
-        finally:
-            handle.close()
-        seconds = exchange.retry_after
-        return WebhookResponse(exchange.status, float(seconds[:9]) if seconds.isdigit() else None)

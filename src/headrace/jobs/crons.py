@@ -33,7 +33,7 @@ NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
 """Zone files that differ between machines or name no zone."""
 
 
-class NewCron(msgspec.Struct, frozen=True, kw_only=True):
+class NewCron(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cron to create. `spec` has five fields: minute, hour, day, month, day of week."""
 
     name: str
@@ -44,15 +44,9 @@ class NewCron(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
 
 
-class Cron(msgspec.Struct, frozen=True, kw_only=True):
+class Cron(NewCron, frozen=True, kw_only=True):
     """A stored cron."""
 
-    name: str
-    spec: str
-    tz: str
-    queue: str
-    payload: Any
-    priority: int
     next_at: datetime
     """If paused: the next scheduled time at the time of the pause."""
     last_at: datetime | None

@@ -113,7 +113,7 @@ class JobNotEnded(Conflict):
 
 
 class InvalidFilter(InvalidInput):
-    """A filter is invalid or does not suit the action; nothing was changed."""
+    """A filter, a page or a span is invalid or does not suit the action; nothing was changed."""
 
     code = "jobs.invalid_filter"
 
@@ -188,12 +188,6 @@ class CronFixed(Conflict):
         super().__init__(
             f"cron {name[:160]!r} is declared in code: change it there; here it can only be paused"
         )
-
-
-class InvalidSpan(InvalidInput):
-    """A time span ends before it begins, or is too long."""
-
-    code = "jobs.invalid_span"
 
 
 class HostUnknown(NotFound):

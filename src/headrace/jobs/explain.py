@@ -18,7 +18,7 @@ GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committ
 
 
 def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
-    """Explain the job's state; `facts` from `store.jobs.why_waiting` for a due job."""
+    """Explain the job's state; `facts` are a row of the query why_waiting for a due job."""
     why = _why_held(job, facts, ahead_max)
     if job.error is None or job.ended_at is not None:
         return why

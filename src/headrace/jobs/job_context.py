@@ -17,12 +17,11 @@ import msgspec
 
 from headrace.jobs.errors import NoCurrentJob
 from headrace.jobs.headers import traceparent_of
-from headrace.jobs.messages import Work
+from headrace.jobs.messages import Outcome, Work
 from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
     UNSTARTED,
-    Outcome,
     checked_delay_s,
     delay_of,
     readable_text,

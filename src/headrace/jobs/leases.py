@@ -23,25 +23,18 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
-from headrace.jobs.messages import Ack, Progress
-from headrace.jobs.model import (
-    OUTCOMES,
-    JobsConfig,
-    jobs_finished,
-    jobs_wait_seconds,
-    leases_lost,
-)
+from headrace.jobs.messages import Ack, Outcome, Progress
+from headrace.jobs.model import OUTCOMES, JobsConfig, jobs_finished, jobs_wait_seconds, leases_lost
 from headrace.jobs.outcomes import (
     DONE,
     AckBatch,
     AckBuffer,
     InFlightLease,
-    Outcome,
     final_outcome,
     is_all_done,
-    outcomes_by_job,
     readable_text,
 )
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
 from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.errors import HeadraceError
@@ -122,7 +115,6 @@ class LeaseManager:
         self._claims_with_acks += 1
         if riders:
             crash_point("jobs.before_settle")
-        sent_s = time.monotonic()
         try:
             claims = await store.leases.claim_ready(
                 self._postgres,
@@ -144,13 +136,8 @@ class LeaseManager:
         if riders:
             crash_point("jobs.after_settle")
             self._note_answer(riders, claims.lost, claims.busy)
-        now_s = time.monotonic()
         cursor.note(
-            claims,
-            jobs_max=leases_max * batch,
-            leases_max=leases_max,
-            now_s=now_s,
-            took_s=now_s - sent_s,
+            claims, jobs_max=leases_max * batch, leases_max=leases_max, now_s=time.monotonic()
         )
         return self._track(claims)
 
@@ -207,9 +194,9 @@ class LeaseManager:
                 self._acks.add(lease.lease_id, dict.fromkeys(left, DONE))
             lease.close(None)
         else:
-            ids = ack.ids or ()
-            lease.close(ids)
-            self._acks.add(lease.lease_id, outcomes_by_job(ack, ids))
+            outcomes = ack.outcomes or {}
+            lease.close(outcomes)
+            self._acks.add(lease.lease_id, outcomes)
         self._plan_flush(FLUSH_AFTER_S)
 
     def note_progress(self, progress: Progress) -> None:
@@ -249,13 +236,15 @@ class LeaseManager:
 
     async def renew(self) -> None:
         """Renew every lease. Raises: HostLost; PostgresDown, PostgresBusy."""
-        if not await store.leases.renew_host(self._postgres, self.host_id, self.config.lease_s):
+        lease_s = self.config.lease_s
+        if not await self._postgres.run(SQL.renew_host, host=self.host_id, lease_s=lease_s):
             await self.abandon()
             raise HostLost
 
     async def return_unknown(self) -> None:
         """Return leases of this host that were unknown here at two heartbeats in a row."""
-        stored = await store.leases.leases_of_host(self._postgres, self.host_id)
+        rows = await self._postgres.all(SQL.leases_of_host, host=self.host_id)
+        stored = {row["id"] for row in rows}
         unknown = stored - self._leases.keys()
         twice = unknown & self._unknown
         if twice:
@@ -271,13 +260,14 @@ class LeaseManager:
         Return the seconds until they may begin, counted from this call. None: refused, nothing was
         taken. Raises: PostgresDown, PostgresBusy.
         """
-        return await store.queues.spend_of_queue(
-            self._postgres, queue_id, lane, starts=starts, wait_max_s=wait_max_s
+        after_s: float | None = await self._postgres.value(
+            SQL.spend_of_queue, queue=queue_id, lane=lane, starts=starts, wait_max_s=wait_max_s
         )
+        return after_s
 
     async def leave(self) -> None:
         """Delete the host row."""
-        await store.leases.remove_host(self._postgres, self.host_id)
+        await self._postgres.run(SQL.remove_host, host=self.host_id)
 
     def _track(self, claims: Claims) -> Claims:
         for claim in claims.leases:
@@ -295,10 +285,10 @@ class LeaseManager:
 
     def _settle_unknown(self, ack: Ack) -> None:
         """Buffer an ack of an untracked lease; the fence decides whether it counts."""
-        if ack.ids is None:
+        if ack.outcomes is None:
             self._acks.add_done(ack.lease_id, 1, may_ride=False)
         else:
-            self._acks.add(ack.lease_id, outcomes_by_job(ack, ack.ids))
+            self._acks.add(ack.lease_id, ack.outcomes)
 
     def _plan_flush(self, after_s: float) -> None:
         if self._timer is None and self._flushing is None and self._acks:

@@ -8,6 +8,7 @@ connections. Payloads pass as the driver returned them.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,11 @@ import msgspec
 
 from headrace.engines.remote import PackedError
 from headrace.jobs.columns import JobColumns
+from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.metrics import Delta
+
+TEXT_CHARACTERS_MAX: Final = 60_000
+"""Of `Broken`, which must fit into one packet."""
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=True):
@@ -79,20 +84,24 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     pid: int
 
 
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What happens to a job after a run: one of `outcomes.OUTCOME_KINDS`, or `lost`."""
+
+    kind: str
+    after_s: float | None = None
+    error: str = ""
+    traceback: str = ""
+    result: bytes | None = None
+    """JSON, of a done job whose task keeps results."""
+    queue: str | None = None
+    """The target queue of a moved job."""
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
-    """Outcomes of jobs of a lease, as columns. `ids` None: every job of the lease is done."""
+    """Outcomes of jobs of a lease, by id. None: every job of the lease is done."""
 
     lease_id: int
-    ids: Sequence[int] | None = None
-    kinds: Sequence[str] = ()
-    """See `Outcome.kind`."""
-    delays_s: Sequence[float | None] = ()
-    errors: Sequence[str] = ()
-    tracebacks: Sequence[str] = ()
-    results: Sequence[bytes | None] = ()
-    """JSON, of tasks that keep results; may be omitted."""
-    queues: Sequence[str | None] = ()
-    """Target queues of `moved` jobs; may be omitted."""
+    outcomes: dict[int, Outcome] | None = None
     calls: int = 0
     """Handler calls that ended since the last ack."""
     run_s: float = 0.0
@@ -165,13 +174,20 @@ class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
     queues: dict[str, int]
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_only=True):
-    """The queues could not be stored."""
+class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
+    """The application cannot be imported, or its queues could not be stored."""
 
-    code: str
     text: str
     exit_code: int
-    retryable: bool
+    retryable: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> Broken:
+        """The message of `error`; of an unexpected one the end of its traceback."""
+        if isinstance(error, HeadraceError):
+            return cls(f"{error.text} [{error.code}]", error.exit_code, error.retryable)
+        text = "".join(traceback.format_exception(error))
+        return cls(text[-TEXT_CHARACTERS_MAX:], InvalidInput.exit_code)
 
 
 DECLARING: Final = -1

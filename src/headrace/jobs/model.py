@@ -1,7 +1,6 @@
 """Jobs as values: states and transitions, limits, settings, arguments and results. No I/O.
 
-A `task` is the code, a `job` is a row, a `queue` is its backlog. MOVES lists all transitions of a
-job's state.
+A `task` is the code, a `job` is a row, a `queue` is its backlog.
 """
 
 from __future__ import annotations
@@ -55,33 +54,11 @@ class JobState(StrEnum):
     """Ended and not kept, such as most done jobs."""
 
 
-MOVES: Final[dict[JobState, frozenset[JobState]]] = {
-    JobState.SCHEDULED: frozenset({JobState.READY, JobState.CANCELLED}),
-    JobState.READY: frozenset({JobState.LEASED, JobState.CANCELLED}),
-    JobState.LEASED: frozenset(
-        {
-            JobState.DONE,
-            JobState.READY,
-            JobState.SCHEDULED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.QUARANTINED,
-        }
-    ),
-    JobState.DONE: frozenset({JobState.GONE}),
-    JobState.FAILED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.CANCELLED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.QUARANTINED: frozenset({JobState.READY, JobState.GONE}),
-    JobState.GONE: frozenset(),
-}
-"""`ready` after a final state is a manual retry."""
+class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 is first."""
 
-
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue. `payload` is any JSON value, up to 64 KiB encoded."""
-
-    queue: str
     payload: Any = None
+    """Any JSON value, up to 64 KiB encoded."""
     at: datetime | None = None
     after_s: float | None = None
     priority: int = 5
@@ -104,6 +81,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """With `unique`: keep the key for this time, also when the job is done."""
     chain: str | None = None
     """It starts when the jobs of its queue that were enqueued before with this chain have ended."""
+
+
+class NewJob(JobToAdd, frozen=True, kw_only=True):
+    """A job to enqueue, with its queue."""
+
+    queue: str
 
 
 class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,8 +161,8 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     """None: the last page. A page may be short or empty if the search was cut off."""
 
 
-class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
+class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one bounded step of a bulk action."""
 
     action: str
     dry_run: bool
@@ -188,6 +171,11 @@ class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     """Matched, but changed meanwhile, or not retried since another job has the unique key."""
     more: bool
+
+
+class BulkDone(BulkCounts, frozen=True, kw_only=True):
+    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
+
     next_before: int | None
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final
 
+import msgspec
+
 from headrace.jobs.errors import LaneExhausted
 from headrace.jobs.headers import own_retries
-from headrace.jobs.messages import Ack
+from headrace.jobs.messages import Ack, Outcome
 from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from headrace.kernel.resilience import Backoff
 
@@ -51,20 +53,6 @@ class Snooze(Exception):
     def __init__(self, after_s: float) -> None:
         self.after_s = delay_of(after_s)
         super().__init__(f"the handler requested a wait of {self.after_s:g} s")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happens to a job after a run: one of OUTCOME_KINDS, or `lost`."""
-
-    kind: str
-    after_s: float | None = None
-    error: str = ""
-    traceback: str = ""
-    result: bytes | None = None
-    """JSON, of a done job whose task keeps results."""
-    queue: str | None = None
-    """The target queue of a moved job."""
 
 
 DONE = Outcome("done")
@@ -163,8 +151,9 @@ def final_outcome(given: object, *, attempt: int, retries: int, backoff: Backoff
     if outcome.kind != "retry":
         return outcome
     if attempt > retries:
-        return replace(outcome, kind="fail", after_s=None)
-    return replace(outcome, after_s=backoff.delay_s(attempt) if after_s is None else after_s)
+        return msgspec.structs.replace(outcome, kind="fail", after_s=None)
+    delay_s = backoff.delay_s(attempt) if after_s is None else after_s
+    return msgspec.structs.replace(outcome, after_s=delay_s)
 
 
 class InFlightLease:
@@ -369,28 +358,9 @@ def _move(
         target[lease_id] = source.pop(lease_id)
 
 
-def outcomes_by_job(ack: Ack, ids: Sequence[int]) -> dict[int, Outcome]:
-    """The outcomes of a message by job; omitted columns are filled with defaults."""
-    nothing = [None] * len(ids)
-    return {
-        job_id: Outcome(kind, delay_s, error, traceback, result, queue)
-        for job_id, kind, delay_s, error, traceback, result, queue in zip(
-            ids,
-            ack.kinds,
-            ack.delays_s or nothing,
-            ack.errors or [""] * len(ids),
-            ack.tracebacks or [""] * len(ids),
-            ack.results or nothing,
-            ack.queues or nothing,
-            strict=True,
-        )
-    }
-
-
 def is_all_done(ack: Ack, lease: InFlightLease) -> bool:
     """Whether the message reports only that every job of the lease is done."""
-    if ack.ids is None:
+    if ack.outcomes is None:
         return True
-    jobs = len(lease.ids)
-    is_whole = lease.is_untouched and len(ack.ids) == jobs
-    return is_whole and list(ack.kinds).count(DONE.kind) == jobs and not any(ack.results)
+    is_whole = lease.is_untouched and len(ack.outcomes) == len(lease.ids)
+    return is_whole and all(outcome == DONE for outcome in ack.outcomes.values())

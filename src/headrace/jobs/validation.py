@@ -88,12 +88,12 @@ def prepare_change(job: NewJob, registry: Registry | None) -> JobColumns:
     try:
         return prepare_jobs([job], registry)
     except InvalidJob as error:
-        problems = tuple(
+        problems = [
             FieldProblem(problem.pointer.removeprefix("/0"), problem.code, problem.text)
             for problem in error.problems
-        )
-        lines = "; ".join(f"{problem.pointer}: {problem.text}" for problem in problems[:3])
-        raise InvalidJob(f"nothing was changed: {lines}", problems=problems) from error
+        ]
+        InvalidJob.require_none(problems, "nothing was changed", shown_max=3)
+        raise
 
 
 def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobColumns, JobColumns]:
@@ -244,9 +244,9 @@ def _plain_or_decoded(value: Any) -> Any:
 def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
     """The faults of one job as (field, text)."""
     found = []
-    if type(job.priority) is not int or not 0 <= job.priority <= PRIORITY_LAST:
+    if not is_whole(job.priority, 0, PRIORITY_LAST):
         found.append(("priority", mismatch(f"a whole number 0 to {PRIORITY_LAST}", job.priority)))
-    if type(job.version) is not int or not 1 <= job.version <= VERSION_LAST:
+    if not is_whole(job.version, 1, VERSION_LAST):
         found.append(("version", mismatch(f"a whole number 1 to {VERSION_LAST}", job.version)))
     if job.at is not None and (fault := _fault_of_moment(job, latest)):
         found.append(("at", fault))
@@ -263,9 +263,7 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
 def _option_faults(job: NewJob) -> list[tuple[str, str]]:
     """The faults of what differs from the job's task."""
     found = []
-    if job.retries is not None and not (
-        type(job.retries) is int and 0 <= job.retries <= RETRIES_MAX
-    ):
+    if job.retries is not None and not is_whole(job.retries, 0, RETRIES_MAX):
         found.append(("retries", mismatch(f"a whole number 0 to {RETRIES_MAX}", job.retries)))
     for name, value, most in (
         ("timeout_s", job.timeout_s, TIMEOUT_S_MAX),
@@ -336,11 +334,9 @@ def require_job_id(job_id: int) -> None:
 
 def require_page(name: str, rows_max: int) -> None:
     """Refuse a page size out of range. Raises: InvalidFilter."""
-    if type(rows_max) is not int or not 1 <= rows_max <= PAGE_ROWS_MAX:
+    if not is_whole(rows_max, 1, PAGE_ROWS_MAX):
         text = mismatch(f"a whole number 1 to {PAGE_ROWS_MAX}", rows_max)
-        raise InvalidFilter(
-            f"a page: /{name}: {text}", problems=(FieldProblem(f"/{name}", "invalid", text),)
-        )
+        InvalidFilter.require_none([FieldProblem(f"/{name}", "invalid", text)], "a page")
 
 
 def require_lane(
@@ -359,17 +355,22 @@ def require_lane(
         found.append(("lane", mismatch(f"names of {NAME}", wrong_name)))
     if (starts_max is None) != (window_s is None):
         found.append(("starts_max", "expected together with window_s, or both left out"))
-    if starts_max is not None and not is_number(starts_max, 1, LIMIT_MAX):
+    if starts_max is not None and not is_whole(starts_max, 1, LIMIT_MAX):
         found.append(("starts_max", mismatch(f"1 to {LIMIT_MAX}", starts_max)))
     if window_s is not None and not is_number(window_s, 0.001, WINDOW_S_MAX):
         found.append(("window_s", mismatch(f"seconds over 0, up to {WINDOW_S_MAX:.0f}", window_s)))
-    if concurrency is not None and not is_number(concurrency, 1, LIMIT_MAX):
+    if concurrency is not None and not is_whole(concurrency, 1, LIMIT_MAX):
         text = f"1 to {LIMIT_MAX} (to stop a lane set paused)"
         found.append(("concurrency", mismatch(text, concurrency)))
-    if not is_number(weight, 1, WEIGHT_MAX):
+    if not is_whole(weight, 1, WEIGHT_MAX):
         found.append(("weight", mismatch(f"1 to {WEIGHT_MAX}", weight)))
     problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in found]
     InvalidJob.require_none(problems, f"lane {str(lane)[:160]!r}")
+
+
+def is_whole(value: Any, least: int, most: int) -> bool:
+    """Whether `value` is a whole number from `least` to `most`."""
+    return type(value) is int and least <= value <= most
 
 
 def is_number(value: Any, least: float, most: float) -> bool:

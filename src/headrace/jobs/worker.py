@@ -18,7 +18,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import Ack, Answer, FromSlot, Left, Ready, Spend, Work
+from headrace.jobs.messages import Ack, FromSlot, Left, Ready, Spend, ToSlot
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.service import Jobs
 from headrace.jobs.slots.runner import SlotRunner
@@ -80,11 +80,10 @@ class LocalWorkerPool:
         self._config = config
         self._declare = declare
         self._runner: SlotRunner | None = None
+        self._is_stopped = False
         self._dispatcher: Dispatcher | None = None
         self._workers: dict[str, WorkerProxy] = {}
         """By queue."""
-        self._worker_of: dict[int, WorkerProxy] = {}
-        """By lease in flight."""
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """See `WorkerPool`."""
@@ -94,17 +93,20 @@ class LocalWorkerPool:
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        self._worker_of.clear()
         runner = SlotRunner(self._jobs.registry, send=self._receive, config=self._config)
-        self._runner = runner
-        channel = LocalChannel(runner, self._note_given)
+        self._runner, self._is_stopped = runner, False
         self._workers = {
-            queue.facts.queue: WorkerProxy(channel, bound=queue) for queue in dispatcher.queues
+            queue.facts.queue: WorkerProxy(self, bound=queue) for queue in dispatcher.queues
         }
         for worker in self._workers.values():
             dispatcher.add(worker)
         await runner.start()
         await asyncio.get_running_loop().create_future()
+
+    def send(self, message: ToSlot) -> None:
+        """See `WorkerChannel`."""
+        if self._runner is not None:
+            self._runner.receive(message)
 
     async def drain(self, _dispatcher: Dispatcher, /, grace_s: float) -> None:
         """See `WorkerPool`."""
@@ -121,24 +123,20 @@ class LocalWorkerPool:
         """See `WorkerPool`: a handler in this process cannot be ended by force."""
 
     async def _stop(self, grace_s: float) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        if self._runner is not None and not self._is_stopped:
+            self._is_stopped = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s + END_S):
-                    await runner.stop(grace_s)
-
-    def _note_given(self, work: Work) -> None:
-        self._worker_of[work.lease_id] = self._workers[work.queue]
+                    await self._runner.stop(grace_s)
 
     def _receive(self, message: FromSlot) -> None:
         assert self._dispatcher is not None, "the runner is created after it"
         match message:
             case Ack():
-                worker = self._worker_of.get(message.lease_id)
-                if worker is not None:
-                    self._dispatcher.receive(worker, message)
-                    if message.lease_id not in worker.leases:
-                        del self._worker_of[message.lease_id]
+                for worker in self._workers.values():
+                    if message.lease_id in worker.leases:
+                        self._dispatcher.receive(worker, message)
+                        break
             case Left():
                 return
             case Spend():
@@ -149,24 +147,3 @@ class LocalWorkerPool:
             case _:
                 # Any proxy will do: progress belongs to a job.
                 self._dispatcher.receive(next(iter(self._workers.values())), message)
-
-
-class LocalChannel:
-    """The proxies' way to the runner in this process; implements `WorkerChannel`."""
-
-    def __init__(self, runner: SlotRunner, on_given: Callable[[Work], None]) -> None:
-        self._runner = runner
-        self._on_given = on_given
-
-    def give(self, work: Work) -> None:
-        """See `WorkerChannel`."""
-        self._on_given(work)
-        self._runner.give(work)
-
-    def cancel(self, job_id: int) -> None:
-        """See `WorkerChannel`."""
-        self._runner.cancel(job_id)
-
-    def answer(self, answer: Answer) -> None:
-        """See `WorkerChannel`."""
-        self._runner.answer(answer)

@@ -20,10 +20,11 @@ from typing import Any, Final, TypeVar, Unpack
 
 from headrace.jobs.errors import InvalidStep, InvalidTask, Nondeterministic, VersionMissing
 from headrace.jobs.job_context import current_job
+from headrace.jobs.messages import Outcome
 from headrace.jobs.model import VERSION_LAST
-from headrace.jobs.outcomes import Fail, Outcome
+from headrace.jobs.outcomes import Fail
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX, TaskOptions, require_within
-from headrace.jobs.tasks.payloads import Payloads
+from headrace.jobs.tasks.payloads import Payloads, is_async
 from headrace.jobs.tasks.task import Task
 from headrace.jobs.workflow_context import (
     BlockingWorkflowContext,
@@ -54,7 +55,7 @@ class Workflow(Task):
             queue=WORKFLOW_PREFIX + str(name), handler=_without_context(name, handler), **options
         )
         self.name = name
-        self.is_async = _is_async(handler)
+        self.is_async = is_async(handler)
         self.handler = self._run if self.is_async else self._run_blocking
         self._codes = {self.version: handler}
         self._payloads = {self.version: self.payloads}
@@ -75,7 +76,7 @@ class Workflow(Task):
                     f"workflow {self.name!r}: version {version} is not an older one without code:"
                     f" the newest is {self.version}, and {sorted(self._codes)} have code"
                 )
-            if payloads.takes_fields != self.takes_fields or _is_async(handler) != self.is_async:
+            if payloads.takes_fields != self.takes_fields or is_async(handler) != self.is_async:
                 raise InvalidTask(
                     f"workflow {self.name!r}: version {version} differs in kind: let all its"
                     " versions be async or not, and take fields or one payload"
@@ -184,10 +185,6 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
         task.cancel()
     if others:
         await asyncio.wait(others)
-
-
-def _is_async(handler: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(handler)
 
 
 def _without_context(name: Any, handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -103,6 +103,17 @@ def parse_share(text: str) -> float:
     return float(text)
 
 
+def parse_choice(*choices: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text.strip() not in choices:
+            raise ValueError(" or ".join(choices))
+        return text.strip()
+
+    return parse
+
+
 def parse_text(text: str) -> str:
     """Any text that is not empty. Raises: ValueError."""
     if not text.strip():
@@ -181,6 +192,22 @@ def setting(
     value = parse(default) if isinstance(default, str) else default
     metadata = {"help": help_text, "parse": parse, "secret": secret, "written": default}
     return dataclasses.field(default=value, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Section `data`."""
+
+    folder: str = setting(
+        "headrace-data", "Folder of embedded engines, secret and root token.", parse_text
+    )
+    log_level: str = setting("info", "Minimum log level.", parse_text)
+    metrics_listen: tuple[str, int] | None = setting(
+        None,
+        "Address and port where each role answers GET /metrics and GET /healthz; all roles"
+        " of the data folder share it. It needs no token. Unset: none.",
+        parse_listen,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class HeadraceError(Exception):
     status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    public: ClassVar[str] = ""
+    """Replaces a text that has details for the operator, such as the address of a server."""
 
     def __init__(
         self,
@@ -72,8 +74,8 @@ class HeadraceError(Exception):
 
     @property
     def public_text(self) -> str:
-        """The text for callers over the network, without details for the operator."""
-        return self.text
+        """The text for callers over the network."""
+        return self.public or self.text
 
 
 class Malformed(HeadraceError):

@@ -103,6 +103,10 @@ class SparseLogger:
         """Write one line or omit it."""
         self._write(self._log.warning, event, kind, fields)
 
+    def error(self, event: str, *, kind: object = None, **fields: Any) -> None:
+        """Write one line or omit it."""
+        self._write(self._log.error, event, kind, fields)
+
     def _write(
         self, write: Callable[..., Any], event: str, kind: object, fields: dict[str, Any]
     ) -> None:

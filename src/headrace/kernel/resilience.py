@@ -1,4 +1,6 @@
-"""Retry delays, waits with a limit, swallowed cancellations, and crash points for tests."""
+"""Retry delays, background tasks, waits with a limit, swallowed cancellations, and crash points
+for tests.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
+T = TypeVar("T")
 CRASH_ENV: Final = "HEADRACE_CRASH_AT"
 _crash_name, _, _crash_pass = os.environ.get(CRASH_ENV, "").partition(":")
 _passes_left: Final = {_crash_name: int(_crash_pass or 1)} if _crash_name else {}
@@ -32,6 +35,24 @@ class Backoff:
         cap_s = min(self.max_s, self.first_s * 2.0 ** min(max(attempt, 1) - 1, 62))
         jitter = random.random() if draw is None else draw
         return cap_s * (0.5 + 0.5 * jitter)
+
+
+class BackgroundTasks(set["asyncio.Task[Any]"]):
+    """Tasks that run beside their owner. Each is kept until it ends."""
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run `work` as a task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        tasks = list(self)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +80,7 @@ def load_or_create_secret(folder: Path) -> str:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
-    if not path.exists():
-        _create_secret(path)
-    root = path.read_text().strip()
+    root = read_or_create(path, lambda: secrets.token_urlsafe(32))
     if len(root) < ROOT_CHARACTERS_MIN:
         raise WeakSecret(
             f"the secret in {path} has {len(root)} characters, at least {ROOT_CHARACTERS_MIN} are"
@@ -91,19 +89,25 @@ def load_or_create_secret(folder: Path) -> str:
     return root
 
 
-def _create_secret(path: Path) -> None:
-    """Write a draft and link it into place, because another process may read at any time."""
-    draft = path.with_name(f"secret-{secrets.token_hex(8)}.draft")
-    try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
-            file.flush()
-            os.fsync(file.fileno())
-        # An existing file wins: all processes use the secret that was created first.
-        with suppress(FileExistsError):
-            path.hardlink_to(draft)
-    finally:
-        draft.unlink(missing_ok=True)
+def read_or_create(path: Path, make: Callable[[], str]) -> str:
+    """The line in `path`, a file of mode 0600 that is created with `make()` if it is missing.
+
+    A draft is linked into place, because another process may read or create at any time.
+    """
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        try:
+            with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
+                file.write(f"{make()}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            # An existing file wins: all processes use the text that was stored first.
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+    return path.read_text().strip()
 
 
 CURSOR_USE: Final = "cursor"

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import click
+import msgspec
 
+from headrace.kernel.config import parse_as
 from headrace.kernel.errors import InvalidInput
 
 Service = TypeVar("Service")
@@ -58,6 +60,46 @@ class CommandGroup(click.Group):
         return lambda function: add(click.pass_obj(function))
 
 
+class Parsed(click.ParamType[Any]):
+    """A type of options and arguments: the value that `parse` returns for a text.
+
+    A text that `parse` refuses by a ValueError, with what it expects, raises `refusal`.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[str], Any],
+        refusal: type[InvalidInput] = InvalidInput,
+        *,
+        name: str = "text",
+    ) -> None:
+        self._parse = parse
+        self._refusal = refusal
+        self.name = name
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> Any:
+        """Parse a text. A default that is no text is a value already."""
+        if not isinstance(value, str) or param is None:
+            return value
+        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        return parse_as(self._parse, name, value, self._refusal)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises: ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested less deeply") from error
+    except ValueError as error:
+        raise ValueError(f"JSON with its quotes ({error})") from error
+
+
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
     """Report a fault of the system while the block writes `file`. Raises: InvalidInput."""
@@ -97,5 +139,8 @@ def _number(character: str) -> str:
 
 def parse_moment(text: str) -> datetime:
     """An ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a moment such as 2026-11-21T10:00Z") from error
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -21,32 +21,11 @@ import msgspec
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import PreconditionFailed, RangeUnsatisfiable
 from headrace.media.header_rules import HeaderRule
-from headrace.media.model import ANY_ORIGIN, Shape, content_type
+from headrace.media.model import ANY_ORIGIN, STATUSES, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
 from headrace.media.signing import UrlRights, cache_control
 
-REASONS: Final = {
-    200: "OK",
-    204: "No Content",
-    206: "Partial Content",
-    304: "Not Modified",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    412: "Precondition Failed",
-    414: "URI Too Long",
-    416: "Range Not Satisfiable",
-    422: "Unprocessable Content",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-    505: "HTTP Version Not Supported",
-}
 HIT: Final = "headrace; hit"
 """The Cache-Status of cached bytes."""
 PEER: Final = "headrace; fwd=miss; detail=peer"
@@ -80,48 +59,24 @@ def object_head(
     extra: Fields = (),
 ) -> bytes:
     """The head of a 200, 206 or 304 answer. `cors` holds lines of `Cors`."""
-    lines = steady_lines(
-        decision.status,
-        shape,
-        key=key,
-        rights=rights,
-        cache_status=cache_status,
-        cors=cors,
-        rule=rule,
-        now_s=int(time.time()),
-    )
-    if decision.status != 304:
-        lines += f"Content-Length: {decision.length_bytes}\r\n"
-    if decision.status == 206:
-        last = decision.start + decision.length_bytes - 1
-        lines += f"Content-Range: bytes {decision.start}-{last}/{shape.size_bytes}\r\n"
-    if extra:
-        lines += _lines(extra)
-    return f"{lines}{_last_lines(request, keeps_alive=keeps_alive)}".encode("latin-1")
-
-
-def steady_lines(
-    status: int,
-    shape: Shape,
-    *,
-    key: str,
-    rights: UrlRights,
-    cache_status: str,
-    cors: str,
-    rule: HeaderRule | None,
-    now_s: int,
-) -> str:
-    """The first lines of an object's head, which are the same for a second for all ranges."""
+    now_s = int(time.time())
     freshness = cache_control(rights, is_immutable=shape.is_immutable, now_s=now_s)
     if rule is not None and rule.cache_control is not None and rights.expires_at is None:
         freshness = rule.cache_control
     lines = (
-        f"{_first_lines(status, now_s)}{version_lines(shape.etag, shape.modified_s)}"
+        f"{_first_lines(decision.status, now_s)}{version_lines(shape.etag, shape.modified_s)}"
         f"Cache-Control: {freshness}\r\n"
     )
-    if status == 304:
-        return f"{lines}Cache-Status: {cache_status}\r\n{cors}{rule.lines if rule else ''}"
-    return lines + content_lines(key, cache_status=cache_status, cors=cors, rule=rule)
+    if decision.status == 304:
+        lines += f"Cache-Status: {cache_status}\r\n{cors}{rule.lines if rule else ''}"
+    else:
+        lines += content_lines(key, cache_status=cache_status, cors=cors, rule=rule)
+        lines += f"Content-Length: {decision.length_bytes}\r\n"
+    if decision.status == 206:
+        last = decision.start + decision.length_bytes - 1
+        lines += f"Content-Range: bytes {decision.start}-{last}/{shape.size_bytes}\r\n"
+    lines += _lines(extra)
+    return f"{lines}{_last_lines(request, keeps_alive=keeps_alive)}".encode("latin-1")
 
 
 def content_lines(key: str, *, cache_status: str, cors: str, rule: HeaderRule | None) -> str:
@@ -211,7 +166,7 @@ def _head(
 
 @lru_cache(maxsize=64)
 def _first_lines(status: int, now_s: int) -> str:
-    return f"HTTP/1.1 {status} {REASONS[status]}\r\nDate: {format_http_date(now_s)}\r\n"
+    return f"HTTP/1.1 {status} {STATUSES[status]}\r\nDate: {format_http_date(now_s)}\r\n"
 
 
 @lru_cache(maxsize=4096)

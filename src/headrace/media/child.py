@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,6 @@ from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import ChildConfig, ReportSender
 
 STORE_KEY_USE: Final = "media-store"
-Body = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def main(kind: str, control: int) -> int:
@@ -43,12 +41,10 @@ def main(kind: str, control: int) -> int:
     role = "media-filler" if kind == "filler" else f"media-worker-{config.number}"
     configure_logs(role, level=config.log_level)
     try:
-        media = media_of(config)
-        body = _fill(media, config, sender) if kind == "filler" else _serve(media, config, sender)
         # The standard loop: clients are served by a separate epoll, and TLS writes are faster on
         # it.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(_run(media, body))
+            runner.run(_run(kind, config, sender))
     except HeadraceError as error:
         sys.stderr.write(f"headrace: {error.text} [{error.code}]\n")
         return error.exit_code
@@ -74,16 +70,19 @@ def _root_secret(config: ChildConfig) -> str:
     return os.environ.get("HEADRACE_SECRET") or load_or_create_secret(Path(config.data_folder))
 
 
-async def _run(media: Media, body: Body) -> None:
+async def _run(kind: str, config: ChildConfig, sender: ReportSender) -> None:
+    media = media_of(config)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        await body(stop)
+        await (_fill if kind == "filler" else _serve)(media, config, sender, stop)
     finally:
         await media.blobs.close()
 
 
-def _serve(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
+async def _serve(
+    media: Media, config: ChildConfig, sender: ReportSender, stop: asyncio.Event
+) -> None:
     from headrace.media.worker.serving import WorkerParams, run_worker
 
     assert config.listener is not None, "a worker has a listener"
@@ -92,35 +91,30 @@ def _serve(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
     params = WorkerParams(
         config.number, config.workers, config.boot, listener, tls, config.ticket_seed
     )
-
-    async def body(stop: asyncio.Event) -> None:
-        await run_worker(media, stop, params, sender)
-
-    return body
+    await run_worker(media, stop, params, sender)
 
 
-def _fill(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
+async def _fill(
+    media: Media, config: ChildConfig, sender: ReportSender, stop: asyncio.Event
+) -> None:
     from headrace.media.cache import Filler
 
-    async def body(stop: asyncio.Event) -> None:
-        assert media.folder is not None, "a node with disks has a folder"
-        keeping = Filler(
-            media.origin,
-            media.config.disks,
-            run=media.folder,
-            boot=config.boot,
-            hash_key=derive_key(_root_secret(config), STORE_KEY_USE).secret,
-            timeout_s=media.config.origin_timeout_s,
-        )
-        telling = asyncio.create_task(sender.run(stop))
-        try:
-            await keeping.run(stop, sender.report_ready)
-        finally:
-            telling.cancel()
-            await media.close_upstream()
-            await sender.close()
-
-    return body
+    assert media.folder is not None, "a node with disks has a folder"
+    filler = Filler(
+        media.origin,
+        media.config.disks,
+        run=media.folder,
+        boot=config.boot,
+        hash_key=derive_key(_root_secret(config), STORE_KEY_USE).secret,
+        timeout_s=media.config.origin_timeout_s,
+    )
+    reporting = asyncio.create_task(sender.run(stop))
+    try:
+        await filler.run(stop, sender.report_ready)
+    finally:
+        reporting.cancel()
+        await media.close_upstream()
+        await sender.close()
 
 
 if __name__ == "__main__":

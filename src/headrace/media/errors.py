@@ -158,7 +158,7 @@ class InvalidObject(InvalidInput):
 
 
 class InvalidPurge(InvalidInput):
-    """A purge names neither keys nor a prefix, or both."""
+    """A purge names neither keys nor a prefix, or both, or its prefix begins no valid key."""
 
     code = "media.invalid_purge"
 
@@ -182,7 +182,7 @@ class NodeNotHere(Conflict):
 
 
 class InvalidDiskSize(InvalidInput):
-    """The size of a disk is not in the notation of sizes."""
+    """The size of a disk is not in the notation of sizes, or not one that it can have."""
 
     code = "media.invalid_disk_size"
 
@@ -191,12 +191,6 @@ class DiskRefused(Conflict):
     """The disk cannot be used: it has other content, or another node uses it."""
 
     code = "media.disk_refused"
-
-
-class DiskTooSmall(InvalidInput):
-    """The disk has no room for one set of frames."""
-
-    code = "media.disk_too_small"
 
 
 class DiskUnknown(NotFound):

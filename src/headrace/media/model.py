@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.kernel.config import (
+    parse_choice,
     parse_count_between,
     parse_duration_s,
     parse_listen,
@@ -69,27 +70,28 @@ CONTENT_TYPES: Final = {
     "webm": "video/webm",
 }
 """Only types that browsers do not execute (no html, svg, xml, js), because users upload objects."""
-STATUSES: Final = (
-    200,
-    204,
-    206,
-    304,
-    400,
-    403,
-    404,
-    405,
-    408,
-    409,
-    412,
-    414,
-    416,
-    422,
-    431,
-    500,
-    501,
-    503,
-    505,
-)
+STATUSES: Final = {
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    304: "Not Modified",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    412: "Precondition Failed",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
+}
+"""The statuses of answers with their reasons (RFC 9110)."""
 REQUESTS: Final = counter(
     "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
 )
@@ -183,13 +185,6 @@ def parse_origins(text: str) -> tuple[str, ...]:
     return found
 
 
-def parse_signed(text: str) -> str:
-    """Parse `off` or `required`. Raises: ValueError."""
-    if text.strip() not in ("off", "required"):
-        raise ValueError("off or required")
-    return text.strip()
-
-
 class VariantSize(NamedTuple):
     """The sides of a variant in pixels; 0 follows the other one."""
 
@@ -216,20 +211,6 @@ def parse_variants(text: str) -> tuple[VariantSize, ...] | None:
             )
         sizes.append(VariantSize(*sides))
     return tuple(sizes)
-
-
-def parse_data_plane(text: str) -> str:
-    """Parse `auto` or `python`. Raises: ValueError."""
-    if text.strip() not in ("auto", "python"):
-        raise ValueError("auto or python")
-    return text.strip()
-
-
-def parse_access_log(text: str) -> str:
-    """Parse `off`, `json` or `combined`. Raises: ValueError."""
-    if text.strip() not in ("off", "json", "combined"):
-        raise ValueError("off, json or combined")
-    return text.strip()
 
 
 def parse_secrets(text: str) -> tuple[str, ...]:
@@ -305,7 +286,9 @@ class MediaConfig:
     )
     tls_key: str | None = setting(None, "PEM file with the certificate's private key.", parse_text)
     signed: str = setting(
-        "off", "`required`: only signed URLs are served; `off`: also plain ones.", parse_signed
+        "off",
+        "`required`: only signed URLs are served; `off`: also plain ones.",
+        parse_choice("off", "required"),
     )
     accepted_secrets: tuple[str, ...] = setting(
         "",
@@ -352,10 +335,10 @@ class MediaConfig:
     data_plane: str = setting(
         "auto",
         "`auto`: native code serves cached blocks if it can be compiled; `python`: never.",
-        parse_data_plane,
+        parse_choice("auto", "python"),
     )
     access_log: str = setting(
-        "off", "Log each answer: `off`, `json` or `combined`.", parse_access_log
+        "off", "`json`: log each answer as a JSON object; `off`: none.", parse_choice("off", "json")
     )
     access_log_path: str | None = setting(
         None, "File of the access log, rotated by renaming it; unset: standard output.", parse_text

@@ -21,7 +21,7 @@ import math
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,13 +68,7 @@ class PartitionTable:
     @classmethod
     def build(cls, candidates: Collection[Candidate], replicas: int) -> PartitionTable:
         """Build the table of `candidates`, in any order; `replicas` as in `replicas_of`."""
-        steps = build_in_steps(candidates, replicas)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                table: PartitionTable = done.value
-                return table
+        return next(filter(None, build_in_steps(candidates, replicas)))
 
     def owners(self, partition: int) -> tuple[str, ...]:
         """The names of the replicas of `partition`, first choice first."""
@@ -82,25 +76,10 @@ class PartitionTable:
         names = self._names
         return tuple(names[index] for index in self._owners[start : start + self.replicas])
 
-    def shares(self, lost: Collection[str] = ()) -> dict[str, float]:
-        """The share of all partitions that each remaining node serves first while `lost` are down.
-
-        Partitions without a replica are spread over all remaining nodes.
-        """
-        left = [name for name in self._names if name not in lost]
-        counts: Counter[str] = Counter()
-        for partition in range(PARTITIONS) if left else ():
-            serving = (name for name in self.owners(partition) if name not in lost)
-            counts[next(serving, "")] += 1
-        orphans = counts.pop("", 0) / len(left) if left else 0.0
-        return {name: (counts[name] + orphans) / PARTITIONS for name in left}
-
-    def orphaned(self, lost: Collection[str]) -> float:
-        """The share of all partitions whose replicas are all in `lost`."""
-        if not self.replicas:
-            return 1.0
-        missing = (all(n in lost for n in self.owners(p)) for p in range(PARTITIONS))
-        return sum(missing) / PARTITIONS
+    def shares(self) -> dict[str, float]:
+        """The share of all partitions that each node serves first."""
+        firsts = Counter(self._owners[:: max(1, self.replicas)])
+        return {name: firsts[index] / PARTITIONS for index, name in enumerate(self._names)}
 
     def gains(self, newer: PartitionTable) -> dict[str, float]:
         """The share of all partitions that each node keeps in `newer` and not here."""
@@ -118,8 +97,8 @@ def replicas_of(candidates: Collection[Candidate], replicas: int) -> int:
 
 def build_in_steps(
     candidates: Collection[Candidate], replicas: int
-) -> Generator[None, None, PartitionTable]:
-    """Build a table, pausing about every 2 ms. The generator returns it."""
+) -> Iterator[PartitionTable | None]:
+    """Build a table: yield None about every 2 ms, and at last the table."""
     ordered = sorted(candidates, key=lambda candidate: candidate.name)
     assert len({candidate.name for candidate in ordered}) == len(ordered) <= CANDIDATES_MAX
     assert all(candidate.weight > 0 for candidate in ordered)
@@ -131,8 +110,8 @@ def build_in_steps(
     for chunk in range(PARTITIONS // CHUNK_PARTITIONS if replicas else 0):
         owners.extend(placing.place(chunk))
         if chunk % chunks_a_step == 0:
-            yield
-    return PartitionTable(ordered, replicas, owners)
+            yield None
+    yield PartitionTable(ordered, replicas, owners)
 
 
 class _Placing:

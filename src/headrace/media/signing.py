@@ -80,13 +80,6 @@ class UnsignableUrl(InvalidInput):
 
     code = "media.unsignable_url"
 
-    @classmethod
-    def of(cls, faults: Iterable[FieldProblem]) -> UnsignableUrl:
-        """The error for `faults`."""
-        problems = tuple(faults)
-        text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        return cls(f"this URL cannot be made: {text}", problems=problems)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
@@ -165,8 +158,7 @@ def sign(
         problems.append(
             FieldProblem("trace", "invalid", "expected user=, request= or both: user=42,request=r7")
         )
-    if problems:
-        raise UnsignableUrl.of(problems)
+    UnsignableUrl.require_none(problems, "this URL cannot be made")
     fields = {"a": place, "r": rate, "t": tag, "c": trace}
     rest = "".join(f"&{name}={value}" for name, value in fields.items() if value is not None)
     rest += f"&{variant}" if variant else ""

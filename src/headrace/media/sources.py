@@ -16,12 +16,21 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
-from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing, BlobsDown, file_etag
+from headrace.engines.blobs import (
+    BlobChanged,
+    BlobInfo,
+    BlobMissing,
+    BlobsDown,
+    InvalidBlobKey,
+    file_etag,
+)
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
 from headrace.media.model import BLOCK_BYTES, Shape, content_address
@@ -202,18 +211,6 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
     return descriptor, Shape(found.st_size, etag, found.st_mtime_ns // 10**9, address is not None)
 
 
-async def find_object(blobs: ObjectReader, key: str, *, timeout_s: float) -> Shape:
-    """The shape of an object in the store. Raises: ObjectUnknown, StoreUnavailable."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            info = await blobs.info(key)
-    except BlobMissing as error:
-        raise object_unknown() from error
-    except (BlobsDown, TimeoutError) as error:
-        raise store_down(error) from error
-    return shape_of(info)
-
-
 def shape_of(info: BlobInfo) -> Shape:
     """The shape of a described object."""
     address = content_address(info.key)
@@ -265,9 +262,13 @@ class OriginSource:
 
     name: ClassVar[str] = "origin"
 
-    def __init__(self, blobs: ObjectReader, *, timeout_s: float) -> None:
+    def __init__(
+        self, blobs: ObjectReader, *, timeout_s: float, reads_max: int | None = None
+    ) -> None:
+        """Further reads than `reads_max` wait within the time limit."""
         self._blobs = blobs
         self._timeout_s = timeout_s
+        self._limit = asyncio.Semaphore(reads_max) if reads_max else nullcontext()
 
     def shape_now(self, key: str) -> Shape | None:  # noqa: ARG002 - nothing is kept
         """See `Source`."""
@@ -275,28 +276,82 @@ class OriginSource:
 
     async def shape(self, key: str) -> Shape:
         """See `Source`."""
-        return await find_object(self._blobs, key, timeout_s=self._timeout_s)
+        async with self._reading():
+            return shape_of(await self._blobs.info(key))
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`."""
-        count = span.end - span.start
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                start = number * BLOCK_BYTES + span.start
-                info, data = await self._blobs.read_part(key, start, count, etag=shape.etag)
-        except (BlobMissing, BlobChanged) as error:
-            raise SourceCut("the object was replaced or removed while it was sent") from error
-        except (BlobsDown, TimeoutError) as error:
-            raise store_down(error) from error
-        if (info.size_bytes, shape_of(info).etag) != (shape.size_bytes, shape.etag):
-            raise SourceCut("the object was replaced while it was sent")
+        start, count = number * BLOCK_BYTES + span.start, span.end - span.start
+        return await self.read(key, (shape.size_bytes, shape.etag), start, count)
+
+    async def read(self, key: str, version: tuple[int, str], start: int, count: int) -> bytes:
+        """`count` bytes from `start` of the version of this size and ETag.
+
+        Raises: ObjectUnknown, SourceCut, StoreUnavailable.
+        """
+        async with self._reading():
+            info, data = await self._blobs.read_part(key, start, count, etag=version[1])
+        if (info.size_bytes, shape_of(info).etag) != version:
+            raise SourceCut(f"object {key!r} was replaced since this answer began: ask again")
         if len(data) != count:
-            raise SourceCut("the object store gave fewer bytes than the object has")
+            raise SourceCut(
+                f"the object store gave {len(data)} bytes of {count} of {key!r}: ask again"
+            )
         return data
 
     async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """See `Source`. The client of the store returns complete bytes only."""
         return PartialBlock.of(await self.block(key, shape, number, span))
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[None]:
+        """Bound a read in time, and raise the errors of media."""
+        try:
+            async with asyncio.timeout(self._timeout_s), self._limit:
+                yield
+        except (BlobMissing, InvalidBlobKey) as error:
+            raise object_unknown() from error
+        except BlobChanged as error:
+            raise SourceCut("the object was replaced while it was read: ask again") from error
+        except (BlobsDown, TimeoutError) as error:
+            raise store_down(error) from error
+
+
+class KnownShape(NamedTuple):
+    """A shape, the purge generation of its key, and when it must be read again (monotonic)."""
+
+    shape: Shape
+    generation: int
+    expires_s: float
+
+
+class ShapeCache:
+    """Shapes by name, at most `shapes_max`; the oldest are dropped first."""
+
+    def __init__(self, shapes_max: int) -> None:
+        self._shapes_max = shapes_max
+        self._known: dict[str, KnownShape] = {}
+
+    def get(self, name: str, generation: int) -> KnownShape | None:
+        """The cached shape if it is still fresh, and not of an older purge generation."""
+        known = self._known.get(name)
+        is_good = (
+            known is not None
+            and time.monotonic() < known.expires_s
+            and known.generation >= generation
+        )
+        return known if is_good else None
+
+    def keep(self, name: str, known: KnownShape) -> None:
+        """Cache this shape."""
+        self._known.pop(name, None)
+        self._known[name] = known
+        if len(self._known) > self._shapes_max:
+            del self._known[next(iter(self._known))]
+
+    def forget(self, name: str) -> None:
+        """Drop the cached shape."""
+        self._known.pop(name, None)
 
 
 def _end_wait(wait: asyncio.Future[None]) -> None:

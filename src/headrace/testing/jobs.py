@@ -16,8 +16,10 @@ from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Row
 from headrace.engines.sql import load_queries
 from headrace.jobs import Jobs, QueueUnknown, store
+from headrace.jobs.agent.token_batcher import TokenBatcher
 from headrace.jobs.leases import LeaseManager
-from headrace.jobs.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
+from headrace.jobs.messages import Ack, FromSlot, Progress, Spend
+from headrace.jobs.outcomes import DONE
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.store.claim_cursor import ClaimCursor
 from headrace.jobs.store.leases import Claims
@@ -178,6 +180,7 @@ class _Slot:
         self.runner = SlotRunner(jobs.registry, send=self._on_message, config=jobs.config)
         self.outcomes: Counter[str] = Counter()
         self._desk = desk
+        self._tokens = TokenBatcher(desk.spend)
         self._queue_ids = queue_ids
         self._jobs_left = jobs_left
         self._open: set[int] = set()
@@ -229,18 +232,13 @@ class _Slot:
 
     def _settle(self, settled: Ack) -> None:
         self._desk.settle(settled)
-        words = ["done"] * len(self._open) if settled.ids is None else settled.kinds
-        self.outcomes.update(word for word in words if word not in RETURNED)
-        self._jobs_left += sum(word in RETURNED for word in words)
-        self._open.difference_update(list(self._open) if settled.ids is None else settled.ids)
+        outcomes = settled.outcomes or dict.fromkeys(self._open, DONE)
+        self.outcomes.update(one.kind for one in outcomes.values() if one.kind not in RETURNED)
+        self._jobs_left += sum(one.kind in RETURNED for one in outcomes.values())
+        self._open.difference_update(outcomes)
         if not self._open:
             self._is_settled.set()
 
     async def _answer(self, ask: Spend) -> None:
         """Answer a handler that requests rate-limit tokens of a lane and waits for them."""
-        wait_s = None
-        try:
-            queue_id = self._queue_ids[ask.queue]
-            wait_s = await self._desk.spend(queue_id, ask.lane, ask.starts, ask.wait_max_s)
-        finally:
-            self.runner.answer(SpendAnswer(ask.call, wait_s))
+        self.runner.receive(await self._tokens.take(self._queue_ids[ask.queue], ask))

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.views.bots import traffic_of_user_agent
 from headrace.views.model import (
     ChangePage,
     DayViewers,
@@ -72,7 +71,6 @@ __all__ = [
     "Verified",
     "Views",
     "ViewsConfig",
-    "traffic_of_user_agent",
 ]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -87,7 +86,6 @@ class Analytics:
         self._postgres = postgres
         self._valkey = valkey
         self._shards = shards
-        self._time_zone = time_zone
         self._zone = ZoneInfo(time_zone)
         self._tops: dict[tuple[float, int, Traffic], tuple[float, list[TopEntry]]] = {}
 
@@ -106,13 +104,9 @@ class Analytics:
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
         require_ids([entity])
-        since_at, until_at = span_of(by, from_at, to_at, zone=self._zone)
-        read: Callable[..., Awaitable[list[SeriesPoint]]] = store.hours
-        if by != "hour":
-            read = partial(store.days, unit=by, time_zone=self._time_zone)
+        span = span_of(by, from_at, to_at, zone=self._zone)
         return await self._breaker.call(
-            lambda: read(self._postgres.reads, entity, from_at=since_at, to_at=until_at),
-            wait_s=ANSWER_S,
+            lambda: store.series(self._postgres.reads, entity, span), wait_s=ANSWER_S
         )
 
     async def hours_from(self) -> datetime | None:
@@ -128,9 +122,9 @@ class Analytics:
         PostgresDown.
         """
         require_ids([entity])
-        since_at, until_at = span_of("day", from_at, to_at, zone=self._zone)
+        span = span_of("day", from_at, to_at, zone=self._zone)
         return await self._breaker.call(
-            lambda: store.marks(self._postgres, entity, from_at=since_at, to_at=until_at),
+            lambda: store.marks(self._postgres, entity, from_at=span.from_at, to_at=span.to_at),
             wait_s=ANSWER_S,
         )
 
@@ -361,13 +355,14 @@ class Corrections:
 
 def span_of(
     by: object, from_at: datetime | None, to_at: datetime | None, *, zone: ZoneInfo
-) -> tuple[datetime, datetime]:
-    """Both ends of a series in UTC. Raises: InvalidSpan."""
+) -> store.Span:
+    """The span of a series. Raises: InvalidSpan."""
     if not isinstance(by, str) or by not in SPANS:
         raise InvalidSpan(f"series by {describe_value(by)}: expected one of {', '.join(SPANS)}")
     default, longest = SPANS[by]
     days_of = None if by == "hour" else zone
-    return _span(from_at, to_at, default=default, longest=longest, days_of=days_of, by=by)
+    ends = _span(from_at, to_at, default=default, longest=longest, days_of=days_of, by=by)
+    return store.Span(by, *ends, "UTC" if by == "hour" else zone.key)
 
 
 def _span(

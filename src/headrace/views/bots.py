@@ -117,13 +117,3 @@ class Bots:
         except OSError:
             return None
         return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@cache
-def _default_bots() -> Bots:
-    return Bots()
-
-
-def traffic_of_user_agent(user_agent: str | None) -> Traffic:
-    """`bot` for a missing User-Agent or one that the package's rules match, otherwise `human`."""
-    return _default_bots().traffic_of(user_agent)

@@ -11,7 +11,7 @@ import click
 
 from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.errors import Corrupt
-from headrace.kernel.terminal import CommandGroup, Terminal, parse_moment, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_moment, pluralize, table
 from headrace.views.analytics import PERIODS, SPANS
 from headrace.views.errors import InvalidSpan
 from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file
@@ -23,50 +23,16 @@ FOLDER_HELP: Final = "Write all new changes to files in this folder."
 CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
 
 
-class Moment(click.ParamType[datetime]):
-    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; UTC without an offset."""
-
-    name = "moment"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,  # noqa: ARG002 - click's signature
-    ) -> datetime:
-        """Parse a moment."""
-        if isinstance(value, datetime):
-            return value
-        try:
-            return parse_moment(str(value))
-        except ValueError as error:
-            raise InvalidSpan(
-                f"{param.opts[0] if param else 'moment'}: expected a moment such as"
-                f" 2026-11-21T10:00Z, got {str(value)[:40]!r}"
-            ) from error
+def parse_day(text: str) -> date:
+    """Parse a date. Raises: ValueError."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a day such as 2026-11-21") from error
 
 
-class Day(click.ParamType[date]):
-    """`2026-11-21`."""
-
-    name = "day"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,  # noqa: ARG002 - click's signature
-    ) -> date:
-        """Parse a day."""
-        if isinstance(value, date):
-            return value
-        try:
-            return date.fromisoformat(str(value))
-        except ValueError as error:
-            raise InvalidSpan(
-                f"{param.opts[0] if param else 'day'}: expected a day such as 2026-11-21, got"
-                f" {str(value)[:40]!r}"
-            ) from error
+MOMENT: Final = Parsed(parse_moment, InvalidSpan, name="moment")
+DAY: Final = Parsed(parse_day, InvalidSpan, name="day")
 
 
 @click.group("views", cls=CommandGroup)
@@ -116,8 +82,8 @@ def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None
 @views.command("series", short_help="Show views by hour, day or month.")
 @click.argument("id")
 @click.option("--by", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True)
-@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
-@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.option("--from", "from_at", type=MOMENT, default=None, help="First moment.")
+@click.option("--to", "to_at", type=MOMENT, default=None, help="End, not included.")
 def show_series(
     terminal: Terminal,
     id: str,  # noqa: A002 - public
@@ -144,8 +110,8 @@ def show_series(
 @views.command("viewers", short_help="Show viewers by day, week or month.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @click.option("--by", type=click.Choice(list(PERIODS)), default="day", show_default=True)
-@click.option("--from", "from_day", type=Day(), default=None, help="First day.")
-@click.option("--to", "to_day", type=Day(), default=None, help="End, not included.")
+@click.option("--from", "from_day", type=DAY, default=None, help="First day.")
+@click.option("--to", "to_day", type=DAY, default=None, help="End, not included.")
 def show_viewers(
     terminal: Terminal,
     ids: tuple[str, ...],
@@ -167,8 +133,8 @@ def show_viewers(
 
 @views.command("marks", short_help="Show marks of an item.")
 @click.argument("id")
-@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
-@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.option("--from", "from_at", type=MOMENT, default=None, help="First moment.")
+@click.option("--to", "to_at", type=MOMENT, default=None, help="End, not included.")
 def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A002 - public
     """Show the marks of ID that overlap a span; by default the last 30 days."""
     found = terminal.run(Views, lambda views: views.analytics.marks(id, **span))
@@ -183,8 +149,8 @@ def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A0
 @views.command("mark", short_help="Mark a span of an item's time.")
 @click.argument("id")
 @click.argument("name")
-@click.option("--from", "from_at", type=Moment(), default=None, help="Begin; default: now.")
-@click.option("--to", "to_at", type=Moment(), default=None, help="End; default: not ended.")
+@click.option("--from", "from_at", type=MOMENT, default=None, help="Begin; default: now.")
+@click.option("--to", "to_at", type=MOMENT, default=None, help="End; default: not ended.")
 def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
     """Mark a span of ID with NAME, such as promoted. The same begin changes the end."""
     marked = terminal.run(Views, lambda views: views.corrections.mark(id, name, **span))
@@ -194,7 +160,7 @@ def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  
 @views.command("unmark", short_help="Delete marks of an item.")
 @click.argument("id")
 @click.argument("name")
-@click.option("--from", "from_at", type=Moment(), default=None, help="Only the mark of this begin.")
+@click.option("--from", "from_at", type=MOMENT, default=None, help="Only the mark of this begin.")
 def unmark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
     """Delete all marks NAME of ID, or one of them."""
     count = terminal.run(Views, lambda views: views.corrections.unmark(id, name, **span))
@@ -222,8 +188,8 @@ def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> No
 
 @views.command("export", short_help="Export series of all items.")
 @click.option("--by", type=click.Choice(list(SPANS)), default="day", show_default=True)
-@click.option("--from", "from_at", type=Moment(), default=None, help="First moment.")
-@click.option("--to", "to_at", type=Moment(), default=None, help="End, not included.")
+@click.option("--from", "from_at", type=MOMENT, default=None, help="First moment.")
+@click.option("--to", "to_at", type=MOMENT, default=None, help="End, not included.")
 @click.option("--after", default="", metavar="ID", help="Continue after this item.")
 @click.option("--max", "limit", type=click.IntRange(1, IDS_MAX), default=100, show_default=True)
 @click.option("--file", "path", type=click.Path(path_type=Path), default=None, help=FILE_HELP)
@@ -323,8 +289,8 @@ def verify(terminal: Terminal) -> int:
 
 @views.command("reclassify", short_help="Move views between classes.")
 @click.argument("id")
-@click.option("--from", "from_at", type=Moment(), required=True, help="First hour.")
-@click.option("--to", "to_at", type=Moment(), required=True, help="End, not included.")
+@click.option("--from", "from_at", type=MOMENT, required=True, help="First hour.")
+@click.option("--to", "to_at", type=MOMENT, required=True, help="End, not included.")
 @click.option("--source", type=CLASS, required=True, help="Class to take views from.")
 @click.option("--target", type=CLASS, required=True, help="Class to add them to.")
 def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa: A002 - public

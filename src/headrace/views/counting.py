@@ -12,11 +12,13 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from headrace.engines.postgres import Postgres
 from headrace.engines.valkey import ValkeyDown
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.single_flight import SingleFlight
 from headrace.views import store
@@ -134,7 +136,7 @@ class CacheFiller:
 
     Total and offset are read in one snapshot, and the Valkey function adds the entries after that
     offset in one step. Any number of callers may fill one entity: the first total stays and grows
-    with every hit. Callers of one tick share a statement.
+    with every hit. Concurrent callers share a statement.
     """
 
     def __init__(
@@ -144,42 +146,19 @@ class CacheFiller:
         self._breaker = breaker
         self._valkey = valkey
         self._shards = shards
-        self._requested: dict[str, asyncio.Future[Total]] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._fills: Batcher[Sequence[str], dict[str, Total]] = Batcher(self._fill_all, wait_s=0)
 
     async def fill(self, ids: Sequence[str]) -> dict[str, Total]:
         """Cache and return totals; None in those unavailable while PostgreSQL is down."""
-        if not self._requested:
-            asyncio.get_running_loop().call_soon(self._start)
-        futures = {}
-        for entity in ids:
-            future = self._requested.get(entity)
-            if future is None:
-                future = self._requested[entity] = asyncio.get_running_loop().create_future()
-            futures[entity] = future
-        return {entity: await asyncio.shield(future) for entity, future in futures.items()}
+        return await self._fills.submit(ids)
 
-    def _start(self) -> None:
-        requested, self._requested = self._requested, {}
-        names = list(requested)
+    async def _fill_all(self, calls: list[Sequence[str]]) -> list[dict[str, Total]]:
+        """The totals of all calls, for each of them."""
+        names = list(dict.fromkeys(chain.from_iterable(calls)))
+        found: dict[str, Total] = {}
         for first in range(0, len(names), IDS_PER_READ_MAX):
-            part = {name: requested[name] for name in names[first : first + IDS_PER_READ_MAX]}
-            task = asyncio.create_task(self._resolve(part))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-    async def _resolve(self, requested: dict[str, asyncio.Future[Total]]) -> None:
-        try:
-            found = await self._fill(list(requested))
-        except BaseException as error:
-            for future in requested.values():
-                future.set_exception(error)
-                future.exception()
-            if not isinstance(error, Exception):
-                raise
-            return
-        for entity, future in requested.items():
-            future.set_result(found[entity])
+            found |= await self._fill(names[first : first + IDS_PER_READ_MAX])
+        return [found] * len(calls)
 
     async def _fill(self, ids: list[str]) -> dict[str, Total]:
         found: dict[str, Total] = {}

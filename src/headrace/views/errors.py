@@ -6,7 +6,7 @@ from headrace.kernel.errors import Conflict, InvalidInput, TooLarge, Unavailable
 
 
 class InvalidHit(InvalidInput):
-    """Reject an invalid hit or id; nothing of the call was counted."""
+    """Reject an invalid hit, id or field of totals; nothing of the call was counted."""
 
     code = "views.invalid_hit"
 
@@ -77,17 +77,6 @@ class NotDurable(Unavailable):
             f"counted, but only {confirmed} of {required} confirmed durability in time: a power cut"
             " or failover now may lose the hit; do not repeat it, because a repeated hit counts"
             " again unless it has an event id"
-        )
-
-
-class FieldUnknown(InvalidInput):
-    """Reject an unknown field of totals."""
-
-    code = "views.unknown_field"
-
-    def __init__(self, field: object, fields: tuple[str, ...]) -> None:
-        super().__init__(
-            f"field {describe_value(field)} is unknown: use some of {', '.join(fields)}"
         )
 
 

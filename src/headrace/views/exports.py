@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from zoneinfo import ZoneInfo
 
+from headrace.engines.durable_files import rename_durably, write_durably
 from headrace.engines.postgres import Postgres
 from headrace.kernel.errors import ExtraMissing, describe_value
 from headrace.kernel.resilience import crash_point
@@ -69,20 +70,12 @@ class Exports:
         Pass the page's `after` to read the next one; it is None on the last page. Pages are read
         one by one, so export spans that have ended. Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
-        since_at, until_at = span_of(by, from_at, to_at, zone=self._zone)
+        span = span_of(by, from_at, to_at, zone=self._zone)
         if after:
             require_ids([after])
         if not isinstance(ids_max, int) or not 1 <= ids_max <= IDS_MAX:
             raise InvalidSpan(f"export of {describe_value(ids_max)}: expected 1 to {IDS_MAX} items")
-        found, ids = await store.export(
-            self._postgres.reads,
-            unit=by,
-            from_at=since_at,
-            to_at=until_at,
-            time_zone=self._zone.key,
-            after=after,
-            ids_max=ids_max,
-        )
+        found, ids = await store.export(self._postgres.reads, span, after=after, ids_max=ids_max)
         return ExportPage(rows=found, after=ids[-1] if len(ids) == ids_max else None)
 
     async def changes(self, after: str = "", *, rows_max: int = ROWS_MAX) -> ChangePage:
@@ -185,7 +178,7 @@ def whole_file(path: Path, form: str) -> Iterator[RowWriter]:
         writer.close()
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
+    rename_durably(path.parent, draft.name, path.name)
 
 
 async def follow(exports: Exports, folder: Path, form: str) -> tuple[int, str]:
@@ -199,12 +192,11 @@ async def follow(exports: Exports, folder: Path, form: str) -> tuple[int, str]:
     while (page := await exports.changes(position)).position != position:
         if page.changes:
             number += 1
-            with whole_file(folder / f"{number:09}.{form}", form) as writer:
-                writer.write(page.changes)
+            write_durably(folder, f"{number:09}.{form}", encoded(page.changes, form))
             count += len(page.changes)
             crash_point("views.followed")
         position = page.position
-        _store_position(folder, number, position)
+        write_durably(folder, "position", f"{number} {position}\n".encode())
     return count, position
 
 
@@ -218,15 +210,6 @@ def _stored_position(folder: Path) -> tuple[int, str]:
     if found is None:
         raise InvalidPosition(text)
     return int(found[1]), found[2]
-
-
-def _store_position(folder: Path, number: int, position: str) -> None:
-    draft = folder / "position.part"
-    with draft.open("w") as file:
-        file.write(f"{number} {position}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / "position")
 
 
 def _place_of(batch: store.ChangeBatch) -> tuple[int, int]:

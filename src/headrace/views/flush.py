@@ -154,12 +154,8 @@ class ShardFlush:
         """Numbers of counters."""
         self._gap_after = ""
         """An offset without its entry but with later entries; the next flush replaces it."""
-        self._has_more = False
-
-    @property
-    def has_more(self) -> bool:
+        self.has_more = False
         """Whether the last read ended before the end of the stream."""
-        return self._has_more
 
     async def read(self, *, min_age_s: float = 0.0) -> FlushBatch | None:
         """The next batch of entries older than `min_age_s`; None: nothing to flush.
@@ -180,7 +176,7 @@ class ShardFlush:
         while pending.is_cut and batch.rows < ROWS_PER_FLUSH:
             pending = await self._read_part(batch.through, upto)
             batch.add(pending.rows)
-        self._has_more = pending.is_cut
+        self.has_more = pending.is_cut
         crash_point("views.read")
         return batch if batch.through != self.through else None
 

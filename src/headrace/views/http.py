@@ -53,11 +53,8 @@ PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRA
 """A GIF of one transparent pixel, 43 bytes."""
 WEIGHT_DIGITS_MAX: Final = 7
 _ENCODER: Final = msgspec.json.Encoder()
-_CACHE_HEADERS: Final = {"cache-control": "private, no-cache"}
+_CACHED: Final = (b"cache-control", b"private, no-cache")
 """Clients may store a response and must revalidate it, which the ETag makes cheap."""
-_CACHE_PAIRS: Final = tuple(
-    (name.encode(), value.encode()) for name, value in _CACHE_HEADERS.items()
-)
 
 
 class NewHit(
@@ -192,11 +189,18 @@ async def _totals_fast(views: Views, request: FastRequest) -> FastResponse | Non
     query = request.query
     if "ids" not in query:
         return None
-    fields = tuple(query.get("fields", "total").split(","))
-    body = _ENCODER.encode(await views.totals(query["ids"].split(","), fields=fields))
+    ids, fields = query["ids"].split(","), query.get("fields", "total")
+    return await _answer_totals(views, ids, fields, request.if_none_match)
+
+
+async def _answer_totals(
+    views: Views, ids: list[str], fields: str, if_none_match: str | None
+) -> FastResponse:
+    """The totals, or 304 if the client has them."""
+    body = _ENCODER.encode(await views.totals(ids, fields=fields.split(",")))
     etag = etag_of(body)
-    headers = ((b"etag", etag.encode()), *_CACHE_PAIRS)
-    if matches_etag(etag, request.if_none_match):
+    headers = ((b"etag", etag.encode()), _CACHED)
+    if matches_etag(etag, if_none_match):
         return FastResponse(b"", 304, headers)
     return FastResponse(body, 200, headers)
 
@@ -215,15 +219,12 @@ async def get_totals(
     most recent hits may be missing.
     """
     names = [name for part in ids for name in part.split(",")]
-    body = _ENCODER.encode(await views.totals(names, fields=fields.split(",")))
-    etag = etag_of(body)
-    headers = {"etag": etag, **_CACHE_HEADERS}
-    is_same = matches_etag(etag, request.headers.get("if-none-match"))
+    found = await _answer_totals(views, names, fields, request.headers.get("if-none-match"))
     answer: Response[Any] = Response(
-        b"" if is_same else body,
-        status_code=304 if is_same else 200,
+        found.body,
+        status_code=found.status,
         media_type="application/json",
-        headers=headers,
+        headers={name.decode(): value.decode() for name, value in found.headers},
     )
     return answer
 
@@ -280,25 +281,8 @@ async def unmark_item(
     return Unmarked(deleted=await views.corrections.unmark(id, name, from_at=from_at))
 
 
-@get("/v1/views/items/{id:str}/viewers", opt=READ)
-async def get_viewers(
-    views: NamedDependency[Views],
-    id: FromPath[str],  # noqa: A002 - the name in the path
-    *,
-    by: FromQuery[Literal["day", "week", "month", "all"]] = "day",
-    from_day: Annotated[date | None, QueryParameter(name="from")] = None,
-    to_day: Annotated[date | None, QueryParameter(name="to")] = None,
-) -> list[DayViewers]:
-    """Estimated viewers of an item by day, week, month or `all` of a span of dates, oldest first.
-
-    Periods without viewers are omitted. Days follow the deployment's time zone. The default span
-    is today and the 30 days before it.
-    """
-    return await views.analytics.viewers(id, by, from_day=from_day, to_day=to_day)
-
-
 @get("/v1/views/viewers", opt=READ)
-async def get_viewers_together(
+async def get_viewers(
     views: NamedDependency[Views],
     ids: FromQuery[list[str]],
     *,

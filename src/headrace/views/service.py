@@ -6,7 +6,7 @@ read does not write the cache, so entities that are only read do not displace th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -23,7 +23,7 @@ from headrace.views.analytics import ANSWER_S, Analytics, Corrections
 from headrace.views.bots import Bots
 from headrace.views.counting import CacheFiller, HitBatcher, Shards
 from headrace.views.durability_wait import DurabilityWait
-from headrace.views.errors import FieldUnknown, TooManyIds
+from headrace.views.errors import InvalidHit, TooManyIds
 from headrace.views.exports import Exports
 from headrace.views.model import (
     FIELDS,
@@ -128,12 +128,12 @@ class Views:
 
         `fields` may add `today` (human views since midnight), `unique` (viewers today), `classes`
         (totals of all classes) and `counters`. These lag behind like the series, and are None in a
-        stale answer while PostgreSQL is down. Raises: InvalidHit, TooManyIds, FieldUnknown;
+        stale answer while PostgreSQL is down. Raises: InvalidHit, TooManyIds;
         PostgresDown if Valkey is down as well.
         """
         for field in fields:
             if field not in FIELDS:
-                raise FieldUnknown(field, FIELDS)
+                raise InvalidHit("field", field, f"some of {', '.join(FIELDS)}", counts=False)
         names = ids if isinstance(ids, list) else require_ids(ids)
         keys = self._keys_of(names)
         if not keys:
@@ -213,24 +213,23 @@ class Views:
         """Add the requested fields to totals. Raises: PostgresDown."""
         names = list(dict.fromkeys(total.id for total in totals))
         added: dict[str, dict[str, object]] = {name: {} for name in names}
+
+        def add(field: str, found: Mapping[str, object], otherwise: object) -> None:
+            for name in names:
+                added[name][field] = found.get(name, otherwise)
+
         if "today" in fields:
-            views = await store.day_totals(self._postgres, names, since_at=self._midnight_at())
-            for name in names:
-                added[name]["today"] = views.get(name, 0)
+            midnight_at = self._midnight_at()
+            add("today", await store.day_totals(self._postgres, names, since_at=midnight_at), 0)
         if "classes" in fields:
-            classes = await store.class_totals(self._postgres, names)
-            for name in names:
-                added[name]["classes"] = classes.get(name, {})
+            add("classes", await store.class_totals(self._postgres, names), {})
         if "counters" in fields:
-            counters = await store.counter_totals(self._postgres, names)
-            for name in names:
-                added[name]["counters"] = counters.get(name, {})
+            add("counters", await store.counter_totals(self._postgres, names), {})
         if "unique" in fields:
             viewers, is_stale = await self.analytics.viewers_today(names)
-            for name in names:
-                added[name]["unique"] = viewers.get(name, 0)
-                if is_stale:
-                    added[name]["stale"] = True
+            add("unique", viewers, 0)
+            if is_stale:
+                add("stale", {}, otherwise=True)
         return [msgspec.structs.replace(total, **added[total.id]) for total in totals]
 
     def _midnight_at(self) -> datetime:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from headrace.kernel.config import parse_count, parse_duration_s, setting
+from headrace.kernel.config import parse_count, parse_count_between, parse_duration_s, setting
 from headrace.kernel.metrics import counter, gauge
 from headrace.views.bots import read_rules
 from headrace.views.model import CLASSES, COUNTER_NAME, COUNTERS_MAX, DELETED, FIELDS, ExportRow
@@ -20,13 +19,6 @@ RESERVED: Final = frozenset(
 )
 """Names that counters cannot have: they would be confused in tables and exports."""
 LEVELS: Final = ("fast", "durable")
-
-
-def parse_shards(text: str) -> int:
-    """Parse a number of shards. Raises: ValueError."""
-    if not re.fullmatch(r"[0-9]{1,4}", text.strip()) or not 1 <= int(text) <= SHARDS_MAX:
-        raise ValueError(f"a whole number from 1 to {SHARDS_MAX}")
-    return int(text)
 
 
 def parse_time_zone(text: str) -> str:
@@ -76,7 +68,7 @@ class ViewsConfig:
     shards: int = setting(
         "4",
         "Number of shards, each with its own stream and flusher; fixed after the first use.",
-        parse_shards,
+        parse_count_between(1, SHARDS_MAX),
     )
     time_zone: str = setting("UTC", "Time zone of days.", parse_time_zone)
     counters: tuple[str, ...] = setting(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,16 @@ class Snapshot:
     corrections: int
     total: int
     is_deleted: bool
+
+
+class Span(NamedTuple):
+    """The time and step of a series."""
+
+    unit: str
+    """hour of UTC, day or month of the time zone."""
+    from_at: datetime
+    to_at: datetime
+    time_zone: str
 
 
 async def ensure_shards(runner: Runner, shards: int) -> int:
@@ -199,21 +209,9 @@ async def sketches(
     return [(row["day"], row["sketch"]) for row in rows]
 
 
-async def hours(
-    runner: Runner, entity: str, *, from_at: datetime, to_at: datetime
-) -> list[SeriesPoint]:
-    """Views by hour, oldest first."""
-    return _points(await runner.all(SQL.hours, id=entity, from_at=from_at, to_at=to_at))
-
-
-async def days(
-    runner: Runner, entity: str, *, unit: str, from_at: datetime, to_at: datetime, time_zone: str
-) -> list[SeriesPoint]:
-    """Views by `unit` (day or month) of a time zone, oldest first."""
-    rows = await runner.all(
-        SQL.days, id=entity, unit=unit, from_at=from_at, to_at=to_at, time_zone=time_zone
-    )
-    return _points(rows)
+async def series(runner: Runner, entity: str, span: Span) -> list[SeriesPoint]:
+    """Views in a span, oldest first."""
+    return _points(await runner.all(SQL.series, ids=[entity], **span._asdict()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,32 +245,15 @@ async def keep_changes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
 
 
 async def export(
-    runner: Runner,
-    *,
-    unit: str,
-    from_at: datetime,
-    to_at: datetime,
-    time_zone: str,
-    after: str,
-    ids_max: int,
+    runner: Runner, span: Span, *, after: str, ids_max: int
 ) -> tuple[list[ExportRow], list[str]]:
     """Views of the next `ids_max` entities after `after`, and the ids of these entities."""
-    given: dict[str, Any] = {
-        "from_at": from_at,
-        "to_at": to_at,
-        "after": after,
-        "ids_max": ids_max,
-    }
-    query = SQL.export_hours
-    if unit != "hour":
-        query, given = SQL.export_days, {**given, "unit": unit, "time_zone": time_zone}
-    found = await runner.all(query, **given)
-    rows = [
+    ids = [row["id"] for row in await runner.all(SQL.next_ids, after=after, ids_max=ids_max)]
+    rows = await runner.all(SQL.series, ids=ids, **span._asdict())
+    return [
         ExportRow(id=entity, start_at=start_at, traffic=class_name(number, name), views=views)
-        for entity, start_at, number, views, name in found
-        if start_at is not None
-    ]
-    return rows, list(dict.fromkeys(row["id"] for row in found))
+        for entity, start_at, number, views, name in rows
+    ], ids
 
 
 def _batch(row: Row, names: Mapping[int, str]) -> ChangeBatch:

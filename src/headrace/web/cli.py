@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import click
+import msgspec
 
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Terminal, table, visible
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table, visible
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
-
-
-class Duration(click.ParamType[float]):
-    """A duration such as `30d` or `12h`, as in settings."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a duration into seconds."""
-        try:
-            return parse_duration_s(str(value))
-        except ValueError as error:
-            self.fail(f"expected {error}, got {value!r}", param, ctx)
 
 
 @click.group(cls=CommandGroup)
@@ -44,7 +30,10 @@ def tokens() -> None:
     help=f"Scope of the token; repeat the option for each scope: {', '.join(SCOPES)}.",
 )
 @click.option(
-    "--expires", "expires_s", type=Duration(), help="Expire the token after this time, such as 90d."
+    "--expires",
+    "expires_s",
+    type=Parsed(parse_duration_s, name="duration"),
+    help="Expire the token after this time, such as 90d.",
 )
 @click.option(
     "--publishable",
@@ -68,7 +57,7 @@ def create(
         Tokens,
         lambda service: service.create(name, chosen, expires_s=expires_s, publishable=publishable),
     )
-    terminal.show({"token": made.text, **_shown(made.token)}, made.text)
+    terminal.show({"token": made.text, **msgspec.structs.asdict(made.token)}, made.text)
 
 
 @tokens.command("ls")
@@ -81,7 +70,7 @@ def list_tokens(terminal: Terminal) -> None:
         f" {', '.join(token.scopes)}"
         for token in found
     ]
-    terminal.show([_shown(token) for token in found], "\n".join(lines))
+    terminal.show(found, "\n".join(lines))
 
 
 @tokens.command()
@@ -89,7 +78,7 @@ def list_tokens(terminal: Terminal) -> None:
 def revoke(terminal: Terminal, name: str) -> None:
     """Revoke the token NAME; servers refuse it within 5 seconds."""
     token: Token = terminal.run(Tokens, lambda service: service.revoke(name))
-    terminal.show(_shown(token), f"token {token.name} is revoked")
+    terminal.show(token, f"token {token.name} is revoked")
 
 
 @click.command("audit", short_help="List actions of the console.")
@@ -118,17 +107,6 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
 
 
 COMMANDS: Final[list[click.Command]] = [tokens, audit]
-
-
-def _shown(token: Token) -> dict[str, Any]:
-    return {
-        "name": token.name,
-        "scopes": list(token.scopes),
-        "created_at": token.created_at,
-        "expires_at": token.expires_at,
-        "revoked_at": token.revoked_at,
-        "last_used_at": token.last_used_at,
-    }
 
 
 def _state(token: Token) -> str:

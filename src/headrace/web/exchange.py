@@ -20,7 +20,7 @@ BUFFER_BYTES_MAX: Final = 64 * 1024
 """Reading pauses while this much of a body waits for its handler."""
 STATUS_LINES: Final = {
     int(status): f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in http.HTTPStatus
-} | {460: b"HTTP/1.1 460 Checksum Mismatch\r\n"}  # of tus, for resumable uploads
+}
 BODILESS: Final = frozenset({204, 304})
 _CLOSE: Final = b"connection: close\r\n"
 _CHUNKED: Final = b"transfer-encoding: chunked\r\n"

@@ -21,7 +21,7 @@ from headrace.kernel.logs import child_traceparent, current_traceparent
 from headrace.kernel.routes import FAST_PATH, FastPath, FastRequest, FastResponse
 from headrace.web.auth import FOR_PAGES, Callers, require_scope, scope_of
 from headrace.web.exchange import stopped
-from headrace.web.guard import SECURITY_HEADERS, Guard
+from headrace.web.guard import SECURITY_HEADERS, Guard, field_text
 from headrace.web.limits import Quotas, end_charge, headers_of_charge
 from headrace.web.model import current_request_id
 from headrace.web.parsing import RequestHead
@@ -121,7 +121,7 @@ class FastRoutes:
         started_s = time.perf_counter()
         request_id, fields, route = new_request_id(), call.fields, call.route
         current_request_id.set(request_id)
-        traceparent = child_traceparent(_text(fields.get(b"traceparent")))
+        traceparent = child_traceparent(field_text(fields.get(b"traceparent")))
         current_traceparent.set(traceparent)
         cors: _Pairs = ()
         try:
@@ -164,7 +164,7 @@ class FastRoutes:
         query = _plain_query(query_string)
         if query is None or not route.query_names.issuperset(query):
             return None
-        authorization = _text(fields.get(b"authorization"))
+        authorization = field_text(fields.get(b"authorization"))
         caller = self._callers.known_caller(authorization)
         if caller is None and route.for_pages:
             caller = await self._callers.require_page_caller(authorization, query_string)
@@ -175,8 +175,8 @@ class FastRoutes:
         request = FastRequest(
             call.name,
             query,
-            _text(fields.get(b"user-agent")),
-            _text(fields.get(b"if-none-match")),
+            field_text(fields.get(b"user-agent")),
+            field_text(fields.get(b"if-none-match")),
             caller.is_publishable,
         )
         return await route.run(route.service, request)
@@ -240,10 +240,6 @@ def _refusal(error: Exception) -> FastReply:
     lines += [b"%b: %b\r\n" % pair for pair in SECURITY_HEADERS if pair[0] not in own]
     body = msgspec.json.encode(problem_of(ours))
     return FastReply(ours.status, lines, body, is_last="connection" in headers)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
 
 
 def _plain_query(query_string: bytes) -> dict[str, str] | None:

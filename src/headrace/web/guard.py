@@ -172,7 +172,7 @@ class Guard:
         answer = _Response(send, inner, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
         current_request_id.set(answer.request_id)
-        current_traceparent.set(child_traceparent(_text(headers.get(b"traceparent"))))
+        current_traceparent.set(child_traceparent(field_text(headers.get(b"traceparent"))))
         try:
             _require_single(scope["headers"], headers)
             self.check_host(headers[b"host"])
@@ -332,5 +332,6 @@ def _require_single(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes
             raise BadRequest(f"expected one {doubled} header, got several: send it once")
 
 
-def _text(value: bytes | None) -> str | None:
+def field_text(value: bytes | None) -> str | None:
+    """The text of a header field, if it is there."""
     return None if value is None else value.decode("latin-1")

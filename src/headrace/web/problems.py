@@ -126,11 +126,16 @@ def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[
             ours = _invalid_parameters(request, error)
         case _:
             ours = to_headrace_error(error)
+    return problem_response(ours)
+
+
+def problem_response(error: HeadraceError) -> Response[bytes]:
+    """The response with the problem document for `error`."""
     return Response(
-        msgspec.json.encode(problem_of(ours)),
-        status_code=ours.status,
+        msgspec.json.encode(problem_of(error)),
+        status_code=error.status,
         media_type=MEDIA_TYPE,
-        headers=headers_of(ours),
+        headers=headers_of(error),
     )
 
 

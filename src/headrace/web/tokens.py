@@ -12,21 +12,22 @@ and is the only kind of token that is accepted in an address (`?k=`), which logs
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import os
 import re
 import secrets
 import zlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from headrace.engines.postgres import ConstraintViolated, Postgres
+import msgspec
+
+from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.engines.sql import load_queries
 from headrace.kernel.ids import require_id
 from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.signing import read_or_create
 from headrace.web.model import (
     ALL_SCOPES,
     PUBLISHABLE_SCOPES,
@@ -47,13 +48,11 @@ _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 _SHAPE: Final = re.compile(r"hr[tk]_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True):
     """A stored token, without its text."""
 
-    id: int
     name: str
-    scopes: tuple[str, ...]
+    scopes: list[str]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -144,12 +143,12 @@ class Tokens:
                 f"token {name!r} exists: choose another name, or run"
                 f" `headrace tokens revoke {name}` first"
             ) from error
-        return NewToken(text, _token_from(row))
+        return NewToken(text, from_row(Token, row))
 
     async def list(self) -> list[Token]:
         """One page of tokens, newest first, including revoked tokens."""
         rows = await self._postgres.all(SQL.list_tokens, rows_max=PAGE_ROWS_MAX)
-        return [_token_from(row) for row in rows]
+        return [from_row(Token, row) for row in rows]
 
     async def revoke(self, name: str) -> Token:
         """Revoke the valid token of `name`; every API process refuses it within 5 s.
@@ -161,7 +160,7 @@ class Tokens:
             raise TokenUnknown(
                 f"no valid token {name!r}: `headrace tokens ls` shows names and states"
             )
-        return _token_from(row)
+        return from_row(Token, row)
 
     async def find_caller(self, token: str) -> Caller | None:
         """The caller of a token, or None if it is not valid."""
@@ -231,25 +230,8 @@ async def ensure_root_token(folder: Path, tokens: Tokens) -> RootToken:
     until it is revoked.
     """
     path = folder / "token"
-    text = await asyncio.to_thread(_load_or_make_file, path)
+    text = await asyncio.to_thread(read_or_create, path, make_token)
     return RootToken(path, await tokens.keep_root(text))
-
-
-def _load_or_make_file(path: Path) -> str:
-    """The token in `path`, created if it is missing; safe for concurrent processes."""
-    if not path.exists():
-        draft = path.with_name(f".token.{secrets.token_hex(4)}")
-        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
-            os.write(descriptor, make_token().encode() + b"\n")
-            os.fsync(descriptor)
-            # A link, unlike a rename, keeps the token of a process that was faster.
-            with contextlib.suppress(FileExistsError):
-                path.hardlink_to(draft)
-        finally:
-            os.close(descriptor)
-            draft.unlink()
-    return path.read_text().strip()
 
 
 def _require_scopes(scopes: tuple[str, ...]) -> list[str]:
@@ -269,18 +251,6 @@ def _require_publishable(scopes: list[str]) -> None:
             f"scopes {', '.join(secret)} are not allowed for a publishable key, which anyone can"
             f" read: expected only {', '.join(sorted(PUBLISHABLE_SCOPES))}"
         )
-
-
-def _token_from(row: Any) -> Token:
-    return Token(
-        row["id"],
-        row["name"],
-        tuple(row["scopes"]),
-        row["created_at"],
-        row["expires_at"],
-        row["revoked_at"],
-        row["last_used_at"],
-    )
 
 
 def _base62(number: int, length: int) -> str:

@@ -107,7 +107,7 @@ class CacheNode:
     def open_cache(self, worker: int, **settings) -> BlockCache:
         """Open one more cache."""
         settings.setdefault("generation", self.generation)
-        store = BlockCache.open(self.run, worker=worker, boot=self.boot, **settings)
+        store = BlockCache(self.run, worker=worker, boot=self.boot, **settings)
         store.enter_epoch()
         store.leave_epoch()
         self.stores.append(store)

@@ -55,9 +55,7 @@ class SelfServing:
         self.settings = settings
         self.dice = random.Random(settings["worker"])
         run = Path(settings["run"])
-        self.store = BlockCache.open(
-            run, worker=settings["worker"], boot=settings["boot"], timeout_s=20
-        )
+        self.store = BlockCache(run, worker=settings["worker"], boot=settings["boot"], timeout_s=20)
         self.shapes = {name: Shape(*shape) for name, shape in settings["shapes"].items()}
         self.names = list(self.shapes)
         self.counts = Counter()

@@ -9,7 +9,7 @@ from cache_lab import disk_bytes
 
 from headrace.media.cache.disk_files import open_files
 from headrace.media.cache.layout import DATA_AT, HEAD_BYTES, SET_BYTES
-from headrace.media.errors import DiskRefused, DiskTooSmall
+from headrace.media.errors import DiskRefused, InvalidDiskSize
 from headrace.media.model import BLOCK_BYTES, DiskConfig
 
 
@@ -84,7 +84,7 @@ def test_a_blocks_file_that_has_its_size_is_taken_as_it_is(disk):
 
 
 def test_a_disk_without_room_for_a_set_is_refused(tmp_path):
-    with pytest.raises(DiskTooSmall, match="16MiB"):
+    with pytest.raises(InvalidDiskSize, match="16MiB"):
         open_files(DiskConfig(tmp_path / "disk", 2**20))
 
 

@@ -26,16 +26,16 @@ from filler_process import CRASH_POINTS, FillerChild
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.cache import Filler, Frame, control
-from headrace.media.cache.disk import DiskState
+from headrace.media.cache import BlockCache, Filler, Frame, control
+from headrace.media.cache.filler_ipc import DiskState
 from headrace.media.cache.linux import open_shared, remove_shared, shared_folders
 from headrace.media.errors import (
     CommandUnknown,
     DiskRefused,
-    DiskTooSmall,
     DiskUnknown,
     FillerAway,
     FillerRunning,
+    InvalidDiskSize,
     SharedMemoryLost,
     SourceCut,
     StoreUnavailable,
@@ -73,7 +73,7 @@ async def test_invalid_disks_are_not_added(one_set, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "blocks").write_bytes(b"somebody's work")
     for path, size_bytes, error in (
-        (tmp_path / "small", 1000, (DiskRefused, DiskTooSmall)),
+        (tmp_path / "small", 1000, (DiskRefused, InvalidDiskSize)),
         (tmp_path / "full", disk_bytes(1), DiskRefused),
         (one_set.disks[0].path, disk_bytes(1), DiskRefused),
         (tmp_path / "not" / "there", disk_bytes(1), DiskRefused),
@@ -248,7 +248,7 @@ async def test_an_invalid_message_ends_its_own_connection_alone(one_set, blobs):
 
 async def test_a_worker_reads_the_manifest_of_its_own_boot_alone(one_set, blobs):
     [key] = await filled(one_set, blobs, 1)
-    stranger = one_set.store.open(one_set.run, worker=9, boot="another")
+    stranger = BlockCache(one_set.run, worker=9, boot="another")
     assert look_up(stranger, key) is None
     await stranger.close()
 

@@ -72,10 +72,16 @@ class LittleNode:
         self.going_on = asyncio.Event()
         self.member: Member | None = None
         shelf = Shelf("own", objects)
-        self.gate = HopGate(
-            HopGuard(KEYS, name), self.generations, name=name, refresh_purges=lambda: None
+        self.gate = HopGate(HopGuard(KEYS, name), self.generations, refresh_purges=lambda: None)
+        self.router = Router(
+            shelf,
+            shelf,
+            self.generations,
+            name=name,
+            dc=dc,
+            signer=HopSigner(KEYS, name),
+            on_peer_out=lambda _: None,
         )
-        self.router = Router(shelf, shelf, self.generations, name=name)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 

@@ -28,7 +28,7 @@ from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.sources import Span
 from headrace.media.worker.bodies import BlockBody
-from headrace.media.worker.socket_io import PlainChannel
+from headrace.media.worker.socket_io import Channel
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"
@@ -49,7 +49,7 @@ class Body:
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)
         self.theirs.setblocking(False)
-        self.channel, self.got, self.wakes = PlainChannel(ours), b"", 0
+        self.channel, self.got, self.wakes = Channel(ours), b"", 0
         source, length = router.router.peer_source, span.end - span.start
         self.body = BlockBody(
             source, KEY, shape, start=span.start, length_bytes=length, wake=self.wake
@@ -147,7 +147,7 @@ async def test_right_bytes_whatever_the_peers_do(seed):
             if out and dice.random() < 0.5:
                 name = dice.choice(sorted(out))
                 assert await router.peers[name].probe() or router.nodes[name].mood == "full"
-                router.peers[name].health.probe_succeeded()
+                router.peers[name].health.note_probe(is_answered=True)
                 assert router.nodes[name] in router.order(KEY)
 
 
@@ -226,7 +226,7 @@ async def test_a_peer_that_hangs_is_dropped_when_its_probe_fails():
         await wait_true(lambda: router.slow == [first.name])
         peer = router.peers[first.name]
         assert not await peer.probe()
-        peer.health.probe_failed()
+        peer.health.note_probe(is_answered=False)
         peer.drop()
         assert await coming == DATA[7:77]
 
@@ -384,14 +384,19 @@ async def test_a_node_without_a_purge_is_not_used_until_it_has_it():
 
 async def test_shapes_are_kept_for_a_moment_and_bounded():
     async with asking({KEY: DATA}) as router:
-        source, shape = router.router.source(KEY, None), await known_shape(router)
-        kept = router.router.shapes[KEY]
-        assert 0 < kept.until_s - time.monotonic() <= SHAPE_KEPT_S
-        router.router.shapes[KEY] = kept._replace(until_s=time.monotonic() - 1)
+        source = router.router.source(KEY, None)
+        await known_shape(router)
+        shapes = router.router.shapes
+        known = shapes.get(KEY, 0)
+        assert 0 < known.expires_s - time.monotonic() <= SHAPE_KEPT_S
+        assert shapes.get(KEY, 1) is None, "of an older purge"
+        shapes.keep(KEY, known._replace(expires_s=time.monotonic() - 1))
         assert source.shape_now(KEY) is None
-        for number in range(SHAPES_MAX + 10):
-            router.router.keep_shape(f"k{number}", shape)
-        assert len(router.router.shapes) == SHAPES_MAX
+        lasting = known._replace(expires_s=time.monotonic() + 60)
+        for number in range(SHAPES_MAX + 1):
+            shapes.keep(f"k{number}", lasting)
+        found = [shapes.get(f"k{number}", 0) for number in (0, 1, SHAPES_MAX)]
+        assert found == [None, lasting, lasting]
 
 
 async def test_trace_fields_are_sent_with_the_hop():
@@ -426,7 +431,7 @@ async def test_the_load_of_a_dead_node_is_spread_over_all_others():
         keys = [f"tracks/{number}.mp3" for number in range(700)]
         dead = router.nodes["n5"]
         await dead.stop()
-        router.peers["n5"].health.probe_failed()
+        router.peers["n5"].health.note_probe(is_answered=False)
         for node in router.nodes.values():
             node.objects.update(dict.fromkeys(keys, b"x"))
         # All nodes run in this loop: many concurrent connects would exceed the limit of a peer.

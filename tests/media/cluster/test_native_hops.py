@@ -26,7 +26,7 @@ class Owner(LittleNode):
     def __init__(self) -> None:
         super().__init__("b", {KEY: DATA})
         guard = HopGuard([derive_key(SECRET, KEY_USE)], "b")
-        self.gate = HopGate(guard, self.generations, name="b", refresh_purges=lambda: None)
+        self.gate = HopGate(guard, self.generations, refresh_purges=lambda: None)
         self.spoil, self.good = None, 0
 
     def _whole_answer(self, request) -> bytes:

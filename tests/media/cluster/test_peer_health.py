@@ -29,9 +29,9 @@ def test_only_a_probe_brings_it_back():
     health.fail(is_refused=True)
     health.succeed()
     assert not health.is_usable
-    assert health.probe_succeeded()
+    assert health.note_probe(is_answered=True)
     assert health.is_usable
-    assert not health.probe_succeeded(), "reported once"
+    assert not health.note_probe(is_answered=True), "reported once"
 
 
 STEPS = st.lists(st.sampled_from(["good", "bad", "gone", "probe good", "probe bad"]))
@@ -45,7 +45,7 @@ def test_it_is_what_happened_last_that_counts(steps):
             health.succeed()
             bad = 0 if is_usable else bad
         elif step.startswith("probe"):
-            (health.probe_succeeded if step == "probe good" else health.probe_failed)()
+            health.note_probe(is_answered=step == "probe good")
             bad = bad if is_usable or step == "probe bad" else 0
             is_usable = step == "probe good"
         else:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
@@ -18,8 +17,7 @@ from headrace.console.views import (
     choices,
 )
 from headrace.feed import Feed
-from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
-from headrace.feed.pages import PostWhy
+from headrace.feed.model import MuteOrBlock, Page, People
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50
@@ -27,63 +25,7 @@ BOARDS: Final = ("feed", "following", "muted", "blocked")
 AUTHOR_BOARDS: Final = ("posts", "followers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewerView:
-    """Data of a viewer's page, or of the empty search form."""
-
-    viewer: str
-    board: str
-    boards: Sequence[str] = BOARDS
-    kinds: str = ""
-    rank: str = ""
-    rankings: Sequence[str] = ()
-    page: PanelData[Page] = NO_DATA
-    people: PanelData[People] = NO_DATA
-    unread: PanelData[Unread] = NO_DATA
-    marker: PanelData[Marker] = NO_DATA
-    following: int | None = None
-    more: str | None = None
-    is_first: bool = True
-
-    @property
-    def ranking_options(self) -> list[tuple[str, str]]:
-        """Options of the order filter."""
-        return choices(self.rankings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorView:
-    """Data of an author's page, or of the empty search form."""
-
-    author: str
-    board: str
-    boards: Sequence[str] = AUTHOR_BOARDS
-    kinds: str = ""
-    page: PanelData[Page] = NO_DATA
-    people: PanelData[People] = NO_DATA
-    followers: int | None = None
-    more: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyView:
-    """Visibility of a post; `why` is None until viewer and post are entered."""
-
-    viewer: str
-    post: str
-    why: PanelData[PostWhy] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexView:
-    """Data of the index page."""
-
-    shards: PanelData[list[ShardState]]
-    index_for_s: float
-    keep_for_s: float
-
-
-async def view_viewer(context: ViewContext) -> ViewerView:
+async def view_viewer(context: ViewContext) -> dict[str, Any]:
     """The feed of a viewer, or followed, muted or blocked authors."""
     feed, viewer = context.feed, context.query.text("viewer", most=128).strip()
     board = context.query.choice("list", BOARDS, "feed")
@@ -91,7 +33,13 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     kinds = context.query.text("kinds", most=300)
     rank = context.query.choice("rank", rankings, "")
     if not viewer:
-        return ViewerView(viewer=viewer, board=board, kinds=kinds, rank=rank, rankings=rankings)
+        return {
+            "viewer": viewer,
+            "board": board,
+            "kinds": kinds,
+            "rank": rank,
+            "rankings": choices(rankings),
+        }
     cursor = context.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
         attempt(feed.pages.unread(viewer)),
@@ -109,20 +57,21 @@ async def view_viewer(context: ViewContext) -> ViewerView:
     else:
         people = await attempt(_people(feed, viewer, board, cursor=cursor))
         more = people.value.next if people.value else None
-    return ViewerView(
-        viewer=viewer,
-        board=board,
-        kinds=kinds,
-        rank=rank,
-        rankings=rankings,
-        page=page,
-        people=people,
-        unread=unread,
-        marker=marker,
-        following=following.value.total if following.value else None,
-        more=context.url(cursor=more) if more else None,
-        is_first=cursor is None,
-    )
+    return {
+        "viewer": viewer,
+        "board": board,
+        "boards": BOARDS,
+        "kinds": kinds,
+        "rank": rank,
+        "rankings": choices(rankings),
+        "page": page,
+        "people": people,
+        "unread": unread,
+        "marker": marker,
+        "following": following.value.total if following.value else None,
+        "more": context.url(cursor=more) if more else None,
+        "is_first": cursor is None,
+    }
 
 
 def _kinds_of(text: str) -> list[str] | None:
@@ -130,13 +79,13 @@ def _kinds_of(text: str) -> list[str] | None:
     return text.replace(",", " ").split() or None
 
 
-async def view_author(context: ViewContext) -> AuthorView:
+async def view_author(context: ViewContext) -> dict[str, Any]:
     """The posts of an author, or the followers."""
     feed, author = context.feed, context.query.text("author", most=128).strip()
     board = context.query.choice("list", AUTHOR_BOARDS, "posts")
     kinds = context.query.text("kinds", most=300)
     if not author:
-        return AuthorView(author=author, board=board, kinds=kinds)
+        return {"author": author, "board": board, "kinds": kinds}
     cursor = context.query.text("cursor", most=512) or None
     page: PanelData[Page] = NO_DATA
     if board == "posts":
@@ -148,33 +97,34 @@ async def view_author(context: ViewContext) -> AuthorView:
     else:
         followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
         more = followers.value.next if followers.value else None
-    return AuthorView(
-        author=author,
-        board=board,
-        kinds=kinds,
-        page=page,
-        people=followers,
-        followers=followers.value.total if followers.value else None,
-        more=context.url(cursor=more) if more else None,
-    )
+    return {
+        "author": author,
+        "board": board,
+        "boards": AUTHOR_BOARDS,
+        "kinds": kinds,
+        "page": page,
+        "people": followers,
+        "followers": followers.value.total if followers.value else None,
+        "more": context.url(cursor=more) if more else None,
+    }
 
 
-async def view_why(context: ViewContext) -> WhyView:
+async def view_why(context: ViewContext) -> dict[str, Any]:
     """The reasons why a viewer sees a post or not."""
     viewer, post = (context.query.text(name, most=128).strip() for name in ("viewer", "post"))
     is_asked = bool(viewer and post)
     why = await attempt(context.feed.pages.why(viewer, post)) if is_asked else None
-    return WhyView(viewer=viewer, post=post, why=why)
+    return {"viewer": viewer, "post": post, "why": why}
 
 
-async def view_index(context: ViewContext) -> IndexView:
+async def view_index(context: ViewContext) -> dict[str, Any]:
     """State of each shard of the index."""
     feed = context.feed
-    return IndexView(
-        shards=await attempt(feed.index.stats()),
-        index_for_s=feed.config.index_for_s,
-        keep_for_s=feed.config.keep_for_s,
-    )
+    return {
+        "shards": await attempt(feed.index.stats()),
+        "index_for_s": feed.config.index_for_s,
+        "keep_for_s": feed.config.keep_for_s,
+    }
 
 
 async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> People:
@@ -189,95 +139,93 @@ async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> 
 
 
 READ: Final = "feed:read"
-WRITE: Final = "feed:write"
 SAMPLE: Final = 1_000
-VIEWER: Final = Field(name="viewer", label="Viewer")
-AUTHOR: Final = Field(name="author", label="Author")
-POST: Final = Field(name="post", label="Post")
+VIEWER: Final = Field("viewer", "Viewer")
+AUTHOR: Final = Field("author", "Author")
+POST: Final = Field("post", "Post")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Relation:
-    """A change of a relation between viewer and author, with its texts."""
+def _relation(
+    verb: str,
+    title: str,
+    what: str,
+    *,
+    call: str,
+    run: Callable[[Feed, str, str], Awaitable[int]],
+    done: str,
+    already: str,
+) -> Action:
+    """An action that changes a relation between viewer and author."""
+    method, _, path = call.partition(" ")
+    return Action(
+        name=f"feed-{verb}",
+        title=title,
+        what=what,
+        command=f"headrace feed {verb} {{viewer}} {{author}}",
+        http=f"{method} /v1/feed/viewers/{{viewer}}/{path}/{{author}}",
+        run=lambda context, given: run(context.feed, given["viewer"], given["author"]),
+        done=f"viewer {{viewer}} {done} {{author}}",
+        unchanged=f"viewer {{viewer}} {already} {{author}}; no change",
+        fields=(VIEWER, AUTHOR),
+    )
 
-    verb: str
-    title: str
-    what: str
-    method: str
-    path: str
-    run: Callable[[Feed, str, str], Awaitable[int]]
-    done: str
-    already: str
 
-
-_RELATIONS: Final = (
-    _Relation(
-        verb="follow",
-        title="Follow author",
-        what="{viewer} follows {author}. The next feed page includes the author's posts.",
-        method="PUT",
-        path="follows",
+RELATIONS: Final = (
+    _relation(
+        "follow",
+        "Follow author",
+        "{viewer} follows {author}. The next feed page includes the author's posts.",
+        call="PUT follows",
         run=lambda feed, viewer, author: feed.follow(viewer, author),
-        done="follows {author}",
-        already="already follows {author}",
+        done="follows",
+        already="already follows",
     ),
-    _Relation(
-        verb="unfollow",
-        title="Unfollow author",
-        what="{viewer} no longer follows {author}. The next feed page excludes the author's posts.",
-        method="DELETE",
-        path="follows",
+    _relation(
+        "unfollow",
+        "Unfollow author",
+        "{viewer} no longer follows {author}. The next feed page excludes the author's posts.",
+        call="DELETE follows",
         run=lambda feed, viewer, author: feed.unfollow(viewer, author),
-        done="no longer follows {author}",
-        already="did not follow {author}",
+        done="no longer follows",
+        already="did not follow",
     ),
-    _Relation(
-        verb="mute",
-        title="Mute author",
-        what="Hides the posts of {author} from {viewer}.",
-        method="PUT",
-        path="mutes",
+    _relation(
+        "mute",
+        "Mute author",
+        "Hides the posts of {author} from {viewer}.",
+        call="PUT mutes",
         run=lambda feed, viewer, author: feed.follows.mute(viewer, author),
-        done="muted {author}",
-        already="already muted {author}",
+        done="muted",
+        already="already muted",
     ),
-    _Relation(
-        verb="unmute",
-        title="Unmute author",
-        what="Shows the posts of {author} to {viewer} again, if {viewer} follows {author}.",
-        method="DELETE",
-        path="mutes",
+    _relation(
+        "unmute",
+        "Unmute author",
+        "Shows the posts of {author} to {viewer} again, if {viewer} follows {author}.",
+        call="DELETE mutes",
         run=lambda feed, viewer, author: feed.follows.unmute(viewer, author),
-        done="unmuted {author}",
-        already="had not muted {author}",
+        done="unmuted",
+        already="had not muted",
     ),
-    _Relation(
-        verb="block",
-        title="Block author",
-        what="Hides the posts of {viewer} and {author} from each other.",
-        method="PUT",
-        path="blocks",
+    _relation(
+        "block",
+        "Block author",
+        "Hides the posts of {viewer} and {author} from each other.",
+        call="PUT blocks",
         run=lambda feed, viewer, author: feed.follows.block(viewer, author),
-        done="blocked {author}",
-        already="already blocked {author}",
+        done="blocked",
+        already="already blocked",
     ),
-    _Relation(
-        verb="unblock",
-        title="Unblock author",
-        what="Ends the block of {author} by {viewer}.",
-        method="DELETE",
-        path="blocks",
+    _relation(
+        "unblock",
+        "Unblock author",
+        "Ends the block of {author} by {viewer}.",
+        call="DELETE blocks",
         run=lambda feed, viewer, author: feed.follows.unblock(viewer, author),
-        done="unblocked {author}",
-        already="had not blocked {author}",
+        done="unblocked",
+        already="had not blocked",
     ),
 )
-
-
-async def delete_post(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete a post."""
-    gone = await context.feed.delete(given["post"])
-    return f"post {given['post']} is deleted" if gone else f"post {given['post']} does not exist"
 
 
 async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
@@ -286,13 +234,6 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
     return (
         f"Post {found.id} by {found.author}, {found.at:%Y-%m-%d %H:%M:%S} UTC."
         " Deletion handlers run."
-    )
-
-
-async def rebuild(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: ARG001 - signature of actions
-    """Start a rebuild of the index."""
-    return (
-        f"job {await context.feed.index.rebuild()} rebuilds the index; pages are served meanwhile"
     )
 
 
@@ -310,40 +251,17 @@ async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: A
     )
 
 
-def _relation_action(
-    relation: _Relation,
-) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
-    async def run(context: ViewContext, given: dict[str, Any]) -> str:
-        viewer, author = given["viewer"], given["author"]
-        is_changed = await relation.run(context.feed, viewer, author)
-        text = relation.done if is_changed else f"{relation.already}; no change"
-        return f"viewer {viewer} {text.format(author=author)}"
-
-    return run
-
-
 ACTIONS: Final = (
-    *(
-        Action(
-            name=f"feed-{one.verb}",
-            title=one.title,
-            scope=WRITE,
-            what=one.what,
-            command=f"headrace feed {one.verb} {{viewer}} {{author}}",
-            http=f"{one.method} /v1/feed/viewers/{{viewer}}/{one.path}/{{author}}",
-            run=_relation_action(one),
-            fields=(VIEWER, AUTHOR),
-        )
-        for one in _RELATIONS
-    ),
+    *RELATIONS,
     Action(
         name="feed-delete",
         title="Delete post",
-        scope=WRITE,
         what="Deletes post {post}. No page shows it any more. This cannot be undone.",
         command="headrace feed rm {post}",
         http="DELETE /v1/feed/posts/{post}",
-        run=delete_post,
+        run=lambda context, given: context.feed.delete(given["post"]),
+        done="post {post} is deleted",
+        unchanged="post {post} does not exist",
         fields=(POST,),
         is_danger=True,
         preview=preview_delete,
@@ -351,16 +269,15 @@ ACTIONS: Final = (
     Action(
         name="feed-rebuild",
         title="Rebuild index",
-        scope=WRITE,
         what="Rebuilds the index in Valkey from PostgreSQL, in a job. Pages are served meanwhile.",
         command="headrace feed rebuild",
         http="POST /v1/feed/rebuild",
-        run=rebuild,
+        run=lambda context, _: context.feed.index.rebuild(),
+        done="job {found} rebuilds the index; pages are served meanwhile",
     ),
     Action(
         name="feed-verify",
         title="Verify index",
-        scope=READ,
         what="Compares up to 1,000 viewers and authors in Valkey with PostgreSQL. Read-only.",
         command="headrace feed verify",
         http="GET /v1/feed/verify",
@@ -373,42 +290,23 @@ ROOM: Final = Room(
     name="feed",
     title="Feed",
     key="e",
+    scope=READ,
     screens=(
         Screen(
-            path="/feed",
-            title="Feed of a viewer",
-            tab="Viewers",
-            template="feed/viewer.html",
-            scope=READ,
-            view=view_viewer,
-            live=False,
+            "/feed", "Feed of a viewer", "feed/viewer.html", view_viewer, tab="Viewers", live=False
         ),
         Screen(
-            path="/feed/authors",
-            title="Posts of an author",
+            "/feed/authors",
+            "Posts of an author",
+            "feed/author.html",
+            view_author,
             tab="Authors",
-            template="feed/author.html",
-            scope=READ,
-            view=view_author,
             live=False,
         ),
         Screen(
-            path="/feed/why",
-            title="Post visibility",
-            tab="Visibility",
-            template="feed/why.html",
-            scope=READ,
-            view=view_why,
-            live=False,
+            "/feed/why", "Post visibility", "feed/why.html", view_why, tab="Visibility", live=False
         ),
-        Screen(
-            path="/feed/index",
-            title="Index",
-            tab="Index",
-            template="feed/index.html",
-            scope=READ,
-            view=view_index,
-        ),
+        Screen("/feed/index", "Index", "feed/index.html", view_index, tab="Index"),
     ),
     actions=ACTIONS,
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
@@ -17,28 +17,33 @@ from headrace.console.screens.fetch_photos import (
     view_why,
 )
 from headrace.console.screens.fetch_review import REVIEW_ACTIONS, view_review
-from headrace.console.views import NO_DATA, PanelData, Room, Screen, ViewContext, attempt, choices
+from headrace.console.views import (
+    NO_DATA,
+    PanelData,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+    choices,
+    row_id,
+)
 from headrace.fetch.catalogues import REVIEW as REVIEW_REASON
-from headrace.fetch.errors import SourceUnknown, WebhookUnknown
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import (
     FINAL_STATES,
     LIMITER,
     Change,
     Customer,
-    Host,
     PhotoProblem,
-    Result,
     RowProblem,
     Run,
     RunState,
-    Source,
-    StoredItem,
-    Webhook,
 )
-from headrace.jobs.errors import LaneUnknown
+from headrace.fetch.outcomes import count_bad
 from headrace.jobs.model import Lane
+from headrace.kernel.errors import NotFound
 
+Found = TypeVar("Found")
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
@@ -90,77 +95,32 @@ class RunLine:
         return self.photos_decided / self.run.photos if self.run.photos else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsView:
-    """Data of the runs page."""
-
-    runs: PanelData[list[RunLine]]
-    customer: str
-    group: str
-    groups: Sequence[tuple[str, str]]
-    is_cut: bool
-    looked_at: int = RUNS_SHOWN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """Data of a run's page, with one of its three lists."""
-
-    line: RunLine
-    words: str
-    reason: str
-    board: str
-    boards: Sequence[str]
-    lang: str
-    langs: Sequence[str]
-    outcomes: list[tuple[str, int, str]]
-    """Outcome, number of photos, description."""
-    problems: PanelData[list[tuple[int, RowProblem]]]
-    photos: PanelData[list[tuple[int, PhotoProblem]]]
-    changes: PanelData[list[Change]]
-    more: str | None
-    """URL of the list's next page."""
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether it is an applied catalogue that was not undone yet."""
-        run = self.line.run
-        is_applied = run.state in (RunState.APPLIED, RunState.DONE)
-        return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
-
-
 def line_of(run: Run) -> RunLine:
     """A run with derived figures."""
-    bad = sum(
-        photos
-        for outcome, photos in run.photos_by_outcome.items()
-        if outcome.startswith(("failed:", "refused:"))
-    )
+    bad = count_bad(run.photos_by_outcome)
     decided = max(0, run.photos - run.photos_pending)
     return RunLine(run=run, tone=TONES[run.state], photos_decided=decided, photos_bad=bad)
 
 
-async def view_runs(context: ViewContext) -> RunsView:
+async def view_runs(context: ViewContext) -> dict[str, Any]:
     """The newest runs, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
     found = await attempt(context.fetch.runs.newest(customer or None, runs_max=RUNS_SHOWN))
-    lines = None
-    if found.value is not None:
-        wanted = GROUPS.get(group, frozenset(RunState))
-        lines = [line_of(run) for run in found.value if run.state in wanted]
-    return RunsView(
-        runs=PanelData(lines, found.error),
-        customer=customer,
-        group=group,
-        groups=choices(("all", *GROUPS)),
-        is_cut=found.value is not None and len(found.value) == RUNS_SHOWN,
-    )
+    wanted = GROUPS.get(group, frozenset(RunState))
+    return {
+        "runs": found.map(lambda runs: [line_of(run) for run in runs if run.state in wanted]),
+        "customer": customer,
+        "group": group,
+        "groups": choices(("all", *GROUPS)),
+        "is_cut": found.value is not None and len(found.value) == RUNS_SHOWN,
+        "looked_at": RUNS_SHOWN,
+    }
 
 
-async def view_run(context: ViewContext) -> RunView:
+async def view_run(context: ViewContext) -> dict[str, Any]:
     """The page of a run. Raises: RunUnknown."""
-    fetch, run_id = context.fetch, run_number(context.params["run"])
+    fetch, run_id = context.fetch, row_id(context.params["run"])
     run = await fetch.runs.get(run_id)
     board = context.query.choice("list", BOARDS, "problems" if run.problems else "changes")
     langs = languages()
@@ -186,25 +146,27 @@ async def view_run(context: ViewContext) -> RunView:
             more = context.url(item=changes.value[-1].item)
     texts = Texts.load(lang, fetch.config)
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
-    return RunView(
-        line=line_of(run),
-        words=REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
-        reason=texts.of_run(run),
-        board=board,
-        boards=BOARDS,
-        lang=lang,
-        langs=langs,
-        outcomes=[(outcome, photos_, texts.outcome(outcome)) for outcome, photos_ in counts],
-        problems=problems,
-        photos=photos,
-        changes=changes,
-        more=more,
-    )
+    return {
+        "line": line_of(run),
+        "words": REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
+        "reason": texts.of_run(run),
+        "board": board,
+        "boards": BOARDS,
+        "lang": lang,
+        "langs": langs,
+        "can_undo": can_undo(run),
+        "outcomes": [(outcome, photos_, texts.outcome(outcome)) for outcome, photos_ in counts],
+        "problems": problems,
+        "photos": photos,
+        "changes": changes,
+        "more": more,
+    }
 
 
-def run_number(text: str) -> int:
-    """The run number in a URL; 0, which no run has, for invalid text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
+def can_undo(run: Run) -> bool:
+    """Whether it is an applied catalogue that was not undone yet."""
+    is_applied = run.state in (RunState.APPLIED, RunState.DONE)
+    return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
 
 
 def _more_by_position(
@@ -232,38 +194,7 @@ class CustomerLine:
     """None if the customer has no recent run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomersView:
-    """Data of the customers page."""
-
-    customers: PanelData[list[CustomerLine]]
-    lanes_error: str | None
-    match: str
-    total: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomerView:
-    """Data of a customer's page."""
-
-    customer: Customer
-    lane: PanelData[Lane | None]
-    runs: PanelData[list[RunLine]]
-    hosts: PanelData[list[Host]]
-    source: PanelData[Source | None]
-    webhook: PanelData[Webhook | None]
-    results: PanelData[list[Result]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemView:
-    """Data of an item's page."""
-
-    item: StoredItem
-    media_origin: str
-
-
-async def view_customers(context: ViewContext) -> CustomersView:
+async def view_customers(context: ViewContext) -> dict[str, Any]:
     """Customers whose name contains the filter text."""
     fetch, jobs = context.fetch, context.jobs
     match = context.query.text("match", most=128)
@@ -274,55 +205,55 @@ async def view_customers(context: ViewContext) -> CustomersView:
     )
     lane_of = {lane.lane: lane for lane in lanes.value or ()}
     run_of = newest_of(runs.value or ())
-    lines = None
-    if everyone.value is not None:
-        lines = [
+
+    def lines(customers: Sequence[Customer]) -> list[CustomerLine]:
+        return [
             CustomerLine(
                 customer=found,
                 lane=lane_of.get(found.customer),
                 run=run_of.get(found.customer),
             )
-            for found in everyone.value
+            for found in customers
             if match.lower() in found.customer.lower()
         ]
-    return CustomersView(
-        customers=PanelData(lines, everyone.error),
-        lanes_error=lanes.error or runs.error,
-        match=match,
-        total=len(everyone.value or ()),
-    )
+
+    return {
+        "customers": everyone.map(lines),
+        "lanes_error": lanes.error or runs.error,
+        "match": match,
+        "total": len(everyone.value or ()),
+    }
 
 
-async def view_customer(context: ViewContext) -> CustomerView:
+async def view_customer(context: ViewContext) -> dict[str, Any]:
     """The page of a customer. Raises: CustomerUnknown."""
     fetch, name = context.fetch, context.params["customer"]
     customer = await fetch.customers.get(name)
     lane, runs, hosts, source, webhook, results = await asyncio.gather(
-        attempt(_lane(context, name)),
+        attempt(_if_any(context.jobs.lanes.get(LIMITER, name))),
         attempt(fetch.runs.newest(name, runs_max=CUSTOMER_RUNS_SHOWN)),
         attempt(fetch.hosts.page(customer=name, hosts_max=HOSTS_SHOWN)),
-        attempt(_source(context, name)),
-        attempt(_webhook(context, name)),
+        attempt(_if_any(fetch.sources.get(name))),
+        attempt(_if_any(fetch.webhooks.get(name))),
         attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
     )
-    lines = None if runs.value is None else [line_of(run) for run in runs.value]
-    return CustomerView(
-        customer=customer,
-        lane=lane,
-        runs=PanelData(lines, runs.error),
-        hosts=hosts,
-        source=source,
-        webhook=webhook,
-        results=results,
-    )
+    return {
+        "customer": customer,
+        "lane": lane,
+        "runs": runs.map(lambda found: [line_of(run) for run in found]),
+        "hosts": hosts,
+        "source": source,
+        "webhook": webhook,
+        "results": results,
+    }
 
 
-async def view_item(context: ViewContext) -> ItemView:
+async def view_item(context: ViewContext) -> dict[str, Any]:
     """The page of an item. Raises: ItemUnknown."""
     item = await context.fetch.items.get(
         context.params["customer"], context.query.text("id", most=400)
     )
-    return ItemView(item=item, media_origin=context.media_origin)
+    return {"item": item}
 
 
 def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:
@@ -334,28 +265,12 @@ def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:
     return found
 
 
-async def _lane(context: ViewContext, customer: str) -> Lane | None:
+async def _if_any(answer: Awaitable[Found]) -> Found | None:
+    """What `answer` returns, or None if there is no such thing."""
     try:
-        lane: Lane = await context.jobs.lanes.get(LIMITER, customer)
-    except LaneUnknown:
+        return await answer
+    except NotFound:
         return None
-    return lane
-
-
-async def _source(context: ViewContext, customer: str) -> Source | None:
-    try:
-        source: Source = await context.fetch.sources.get(customer)
-    except SourceUnknown:
-        return None
-    return source
-
-
-async def _webhook(context: ViewContext, customer: str) -> Webhook | None:
-    try:
-        webhook: Webhook = await context.fetch.webhooks.get(customer)
-    except WebhookUnknown:
-        return None
-    return webhook
 
 
 READ: Final = "fetch:read"
@@ -364,104 +279,42 @@ ROOM: Final = Room(
     name="fetch",
     title="Fetch",
     key="f",
+    scope=READ,
     screens=(
+        Screen("/fetch", "Runs", "fetch/runs.html", view_runs, tab="Runs"),
         Screen(
-            path="/fetch",
-            title="Runs",
-            tab="Runs",
-            template="fetch/runs.html",
-            scope=READ,
-            view=view_runs,
+            "/fetch/customers", "Customers", "fetch/customers.html", view_customers, tab="Customers"
         ),
         Screen(
-            path="/fetch/customers",
-            title="Customers",
-            tab="Customers",
-            template="fetch/customers.html",
-            scope=READ,
-            view=view_customers,
+            "/fetch/photos", "Photo wall", "fetch/photos.html", view_wall, tab="Photos", live=False
         ),
         Screen(
-            path="/fetch/photos",
-            title="Photo wall",
-            tab="Photos",
-            template="fetch/photos.html",
-            scope=READ,
-            view=view_wall,
-            live=False,
+            "/fetch/review", "Review", "fetch/review.html", view_review, tab="Review", live=False
         ),
         Screen(
-            path="/fetch/review",
-            title="Review",
-            tab="Review",
-            template="fetch/review.html",
-            scope=READ,
-            view=view_review,
-            live=False,
+            "/fetch/why", "Photo status", "fetch/why.html", view_why, tab="Photo status", live=False
         ),
+        Screen("/fetch/hosts", "Hosts", "fetch/hosts.html", view_hosts, tab="Hosts"),
         Screen(
-            path="/fetch/why",
-            title="Photo status",
-            tab="Photo status",
-            template="fetch/why.html",
-            scope=READ,
-            view=view_why,
-            live=False,
-        ),
-        Screen(
-            path="/fetch/hosts",
-            title="Hosts",
-            tab="Hosts",
-            template="fetch/hosts.html",
-            scope=READ,
-            view=view_hosts,
-        ),
-        Screen(
-            path="/fetch/study",
-            title="Download times",
+            "/fetch/study",
+            "Download times",
+            "fetch/study.html",
+            view_study,
             tab="Download times",
-            template="fetch/study.html",
-            scope=READ,
-            view=view_study,
             live=False,
         ),
+        Screen("/fetch/sources", "Sources", "fetch/sources.html", view_sources, tab="Sources"),
         Screen(
-            path="/fetch/sources",
-            title="Sources",
-            tab="Sources",
-            template="fetch/sources.html",
-            scope=READ,
-            view=view_sources,
-        ),
-        Screen(
-            path="/fetch/deliveries",
-            title="Deliveries",
+            "/fetch/deliveries",
+            "Deliveries",
+            "fetch/deliveries.html",
+            view_deliveries,
             tab="Deliveries",
-            template="fetch/deliveries.html",
-            scope=READ,
-            view=view_deliveries,
         ),
+        Screen("/fetch/runs/{run:str}", "Run", "fetch/run.html", view_run),
+        Screen("/fetch/customers/{customer:str}", "Customer", "fetch/customer.html", view_customer),
         Screen(
-            path="/fetch/runs/{run:str}",
-            title="Run",
-            template="fetch/run.html",
-            scope=READ,
-            view=view_run,
-        ),
-        Screen(
-            path="/fetch/customers/{customer:str}",
-            title="Customer",
-            template="fetch/customer.html",
-            scope=READ,
-            view=view_customer,
-        ),
-        Screen(
-            path="/fetch/customers/{customer:str}/item",
-            title="Item",
-            template="fetch/item.html",
-            scope=READ,
-            view=view_item,
-            live=False,
+            "/fetch/customers/{customer:str}/item", "Item", "fetch/item.html", view_item, live=False
         ),
     ),
     actions=(*ACTIONS, *REVIEW_ACTIONS),

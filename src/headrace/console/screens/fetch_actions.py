@@ -15,21 +15,13 @@ from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
 from headrace.kernel.terminal import pluralize
 
-WRITE: Final = "fetch:write"
-CUSTOMER: Final = Field(name="customer", label="Customer")
-RUN: Final = Field(name="run", label="Run", kind="number")
-CONSUMER: Final = Field(name="name", label="Consumer")
+CUSTOMER: Final = Field("customer", "Customer")
+RUN: Final = Field("run", "Run", kind="number")
+CONSUMER: Final = Field("name", "Consumer")
 NEW_WEBHOOK: Final = (
     "webhook created: run `headrace fetch webhook rotate {}` to get the secret for its receiver"
 )
 """The console never shows a secret, as cookies and browser history could keep it."""
-
-
-async def confirm_run(context: ViewContext, given: dict[str, Any]) -> str:
-    """Apply a held run."""
-    run = await context.fetch.runs.confirm(given["run"])
-    counts = f"{run.new} new, {run.changed} changed, {run.gone} removed"
-    return f"run {run.run} is {run.state}: {counts}, {run.photos_pending} photos to download"
 
 
 async def preview_confirm(context: ViewContext, given: dict[str, Any]) -> str:
@@ -42,12 +34,6 @@ async def preview_confirm(context: ViewContext, given: dict[str, Any]) -> str:
         f" {run.changed} and removes {run.gone}. It is compared again before it is applied"
         + ("; if the changes differ, it is refused." if run.review_until else ".")
     )
-
-
-async def discard_run(context: ViewContext, given: dict[str, Any]) -> str:
-    """Discard a held run."""
-    run = await context.fetch.runs.discard(given["run"])
-    return f"run {run.run} is discarded; no items were changed"
 
 
 async def upload_catalogue(context: ViewContext, given: dict[str, Any]) -> Done:
@@ -75,19 +61,6 @@ async def create_seller_link(context: ViewContext, given: dict[str, Any]) -> Don
     return Done(
         f"link to the page of {link.customer}, valid until {until}", unlogged=f": `{link.url}`"
     )
-
-
-async def revoke_seller_links(context: ViewContext, given: dict[str, Any]) -> str:
-    """Revoke the links to the page of a seller."""
-    await context.fetch.sellers.revoke(given["customer"])
-    return f"all links to the page of {given['customer']} are revoked"
-
-
-async def undo_run(context: ViewContext, given: dict[str, Any]) -> str:
-    """Undo an applied run."""
-    run = await context.fetch.runs.undo(given["run"])
-    counts = f"{run.new} published again, {run.changed} restored, {run.gone} unpublished"
-    return f"run {run.run} undoes run {given['run']}: {counts}"
 
 
 async def preview_undo(context: ViewContext, given: dict[str, Any]) -> str:
@@ -173,35 +146,11 @@ def source_body(given: dict[str, Any]) -> Any:
     return {name: given[name] for name in names if given[name]}
 
 
-async def bring_source(context: ViewContext, given: dict[str, Any]) -> str:
-    """Import a catalogue now."""
-    job = await context.fetch.sources.bring(given["customer"])
-    return f"job {job} imports the catalogue of {given['customer']}"
-
-
-async def remove_source(context: ViewContext, given: dict[str, Any]) -> str:
-    """Remove the catalogue source of a customer."""
-    await context.fetch.sources.remove(given["customer"])
-    return f"the source of {given['customer']} is removed; its items are kept"
-
-
-async def try_webhook(context: ViewContext, given: dict[str, Any]) -> str:
-    """Send a test message to a webhook."""
-    found = await context.fetch.webhooks.test(given["customer"])
-    return f"{found.url}: {found.text}, in {found.took_s:.3f} s"
-
-
 async def replay_webhook(context: ViewContext, given: dict[str, Any]) -> str:
     """Resend results to a webhook."""
     found = await context.fetch.webhooks.replay(given["customer"], after=given["after"] or 0)
     text = pluralize(found.waiting, "result is queued", "results are queued")
     return f"{found.customer}: {text}"
-
-
-async def remove_webhook(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete a webhook."""
-    await context.fetch.webhooks.remove(given["customer"])
-    return f"the webhook of {given['customer']} is deleted; results remain available by polling"
 
 
 async def replay_consumer(context: ViewContext, given: dict[str, Any]) -> str:
@@ -211,21 +160,16 @@ async def replay_consumer(context: ViewContext, given: dict[str, Any]) -> str:
     return f"{text} for {given['name']}"
 
 
-async def remove_consumer(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete a consumer."""
-    await context.fetch.consumers.remove(given["name"])
-    return f"{given['name']} is deleted; a worker that declares it registers it again"
-
-
 ACTIONS: Final = (
     Action(
         name="fetch-confirm",
         title="Apply held run",
-        scope=WRITE,
         what="Applies run {run}, which was held for a confirmation.",
         command="headrace fetch catalogue confirm {run}",
         http="POST /v1/fetch/runs/{run}/confirm",
-        run=confirm_run,
+        run=lambda context, given: context.fetch.runs.confirm(given["run"]),
+        done="run {found.run} is {found.state}: {found.new} new, {found.changed} changed,"
+        " {found.gone} removed, {found.photos_pending} photos to download",
         fields=(RUN,),
         is_danger=True,
         preview=preview_confirm,
@@ -233,17 +177,16 @@ ACTIONS: Final = (
     Action(
         name="fetch-discard",
         title="Discard held run",
-        scope=WRITE,
         what="Discards run {run} without applying it. Later catalogues are processed as usual.",
         command="headrace fetch catalogue discard {run}",
         http="POST /v1/fetch/runs/{run}/discard",
-        run=discard_run,
+        run=lambda context, given: context.fetch.runs.discard(given["run"]),
+        done="run {found.run} is discarded; no items were changed",
         fields=(RUN,),
     ),
     Action(
         name="fetch-upload",
         title="Upload catalogue",
-        scope=WRITE,
         what="Reads a catalogue of {customer} and shows what it would change. Nothing is changed"
         " until you apply the run.",
         command="headrace fetch catalogue run {file} --customer {customer}"
@@ -252,14 +195,13 @@ ACTIONS: Final = (
         run=upload_catalogue,
         fields=(
             CUSTOMER,
-            Field(name="file", label="File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
-            Field(name="mapping", label="Mapping", required=False, hint="HTTP: &mapping=NAME."),
+            Field("file", "File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
+            Field("mapping", "Mapping", required=False, hint="HTTP: &mapping=NAME."),
         ),
     ),
     Action(
         name="fetch-seller-link",
         title="Create seller link",
-        scope=WRITE,
         what="Creates a link to a page with the runs and errors of {customer}. Who has the link can"
         " read the page without an account.",
         command="headrace fetch seller-link {customer} --days {days}",
@@ -268,31 +210,19 @@ ACTIONS: Final = (
         body=lambda given: {"days": given["days"]},
         fields=(
             CUSTOMER,
-            Field(
-                name="days", label="Days", kind="number", default=str(DAYS), numbers=(1, DAYS_MAX)
-            ),
+            Field("days", "Days", kind="number", default=str(DAYS), numbers=(1, DAYS_MAX)),
         ),
-    ),
-    Action(
-        name="fetch-seller-revoke",
-        title="Revoke seller links",
-        scope=WRITE,
-        what="Revokes all links to the page of {customer} at once.",
-        command="headrace fetch seller-link {customer} --revoke",
-        http="DELETE /v1/fetch/customers/{customer}/seller-link",
-        run=revoke_seller_links,
-        fields=(CUSTOMER,),
-        is_danger=True,
     ),
     Action(
         name="fetch-undo",
         title="Undo run",
-        scope=WRITE,
         what="Restores the items to their state before run {run}. Added items are unpublished;"
         " changed and removed items are published in their old version.",
         command="headrace fetch run undo {run}",
         http="POST /v1/fetch/runs/{run}/undo",
-        run=undo_run,
+        run=lambda context, given: context.fetch.runs.undo(given["run"]),
+        done="run {found.run} undoes run {run}: {found.new} published again,"
+        " {found.changed} restored, {found.gone} unpublished",
         fields=(RUN,),
         is_danger=True,
         preview=preview_undo,
@@ -300,7 +230,6 @@ ACTIONS: Final = (
     Action(
         name="fetch-customer",
         title="Set customer limits",
-        scope=WRITE,
         what="Creates a customer or changes its limits. Applies to downloads that have not"
         " started.",
         command="headrace fetch customer set {customer} --rate {rate} --connections {connections}"
@@ -311,37 +240,35 @@ ACTIONS: Final = (
         body=customer_body,
         fields=(
             CUSTOMER,
+            Field("rate", "Rate", hint="Requests per time, such as 10/s, 20/5s or 600/m."),
             Field(
-                name="rate", label="Rate", hint="Requests per time, such as 10/s, 20/5s or 600/m."
-            ),
-            Field(
-                name="connections",
-                label="Concurrency",
+                "connections",
+                "Concurrency",
                 kind="number",
                 default="8",
                 numbers=(1, CONNECTIONS_MAX),
             ),
             Field(
-                name="webhook",
-                label="Webhook",
+                "webhook",
+                "Webhook",
                 required=False,
                 hint="URL that receives signed results. Empty: unchanged.",
             ),
             Field(
-                name="hold_share",
-                label="Hold above removed share",
+                "hold_share",
+                "Hold above removed share",
                 required=False,
                 hint="Such as 0.3; 1 never holds; default resets. Empty: unchanged.",
             ),
             Field(
-                name="hold_items",
-                label="Hold above removed items",
+                "hold_items",
+                "Hold above removed items",
                 required=False,
                 hint="Such as 20; default resets. Empty: unchanged.",
             ),
             Field(
-                name="refresh_s",
-                label="Refresh photos after",
+                "refresh_s",
+                "Refresh photos after",
                 required=False,
                 hint="Such as 7d; off disables; default resets. Empty: unchanged.",
             ),
@@ -350,7 +277,6 @@ ACTIONS: Final = (
     Action(
         name="fetch-source",
         title="Set catalogue source",
-        scope=WRITE,
         what="Imports the catalogue of a customer from a URL on a schedule. Replaces the current"
         " source.",
         command="headrace fetch catalogue add {url} --customer {customer} --cron {cron} --tz {tz}"
@@ -360,93 +286,88 @@ ACTIONS: Final = (
         body=source_body,
         fields=(
             CUSTOMER,
-            Field(name="url", label="URL", hint="Of the catalogue file."),
-            Field(name="cron", label="Schedule", hint="Cron expression, such as 0 * * * *."),
-            Field(name="tz", label="Time zone", default="UTC"),
+            Field("url", "URL", hint="Of the catalogue file."),
+            Field("cron", "Schedule", hint="Cron expression, such as 0 * * * *."),
+            Field("tz", "Time zone", default="UTC"),
             Field(
-                name="mapping",
-                label="Mapping",
-                required=False,
-                hint="Name of a mapping for foreign formats.",
+                "mapping", "Mapping", required=False, hint="Name of a mapping for foreign formats."
             ),
         ),
     ),
     Action(
         name="fetch-bring",
         title="Import catalogue now",
-        scope=WRITE,
         what="Imports the catalogue of {customer} now. Its schedule does not change.",
         command="headrace fetch catalogue bring {customer}",
         http="POST /v1/fetch/customers/{customer}/source/bring",
-        run=bring_source,
+        run=lambda context, given: context.fetch.sources.bring(given["customer"]),
+        done="job {found} imports the catalogue of {customer}",
         fields=(CUSTOMER,),
     ),
     Action(
         name="fetch-source-remove",
         title="Remove catalogue source",
-        scope=WRITE,
         what="Stops importing the catalogue of {customer}. Its items are kept.",
         command="headrace fetch catalogue rm {customer}",
         http="DELETE /v1/fetch/customers/{customer}/source",
-        run=remove_source,
+        run=lambda context, given: context.fetch.sources.remove(given["customer"]),
+        done="the source of {customer} is removed; its items are kept",
         fields=(CUSTOMER,),
         is_danger=True,
     ),
     Action(
         name="fetch-webhook-test",
         title="Test webhook",
-        scope=WRITE,
         what="Sends a signed test message to the webhook of {customer} and shows its response.",
         command="headrace fetch webhook test {customer}",
         http="POST /v1/fetch/customers/{customer}/webhook/test",
-        run=try_webhook,
+        run=lambda context, given: context.fetch.webhooks.test(given["customer"]),
+        done="{found.url}: {found.text}, in {found.took_s:.3f} s",
         fields=(CUSTOMER,),
     ),
     Action(
         name="fetch-webhook-replay",
         title="Replay results",
-        scope=WRITE,
         what="Resends every result of {customer} after a sequence number to its webhook, in order.",
         command="headrace fetch webhook replay {customer} [--after {after}]",
         http="POST /v1/fetch/customers/{customer}/webhook/replay",
         run=replay_webhook,
         fields=(
             CUSTOMER,
-            Field(name="after", label="After sequence number", kind="number", required=False),
+            Field("after", "After sequence number", kind="number", required=False),
         ),
     ),
     Action(
         name="fetch-webhook-remove",
         title="Delete webhook",
-        scope=WRITE,
         what="Deletes the webhook of {customer}. Results remain available by polling.",
         command="headrace fetch webhook rm {customer}",
         http="DELETE /v1/fetch/customers/{customer}/webhook",
-        run=remove_webhook,
+        run=lambda context, given: context.fetch.webhooks.remove(given["customer"]),
+        done="the webhook of {customer} is deleted; results remain available by polling",
         fields=(CUSTOMER,),
         is_danger=True,
     ),
     Action(
         name="fetch-consumer-replay",
         title="Replay items",
-        scope=WRITE,
         what="Resends the newest version of every item to {name}, of one customer or of all.",
         command="headrace fetch consumer replay {name} [--customer {customer}]",
         http="POST /v1/fetch/consumers/{name}/replay",
         run=replay_consumer,
         fields=(
             CONSUMER,
-            Field(name="customer", label="Customer", required=False, hint="Empty: all."),
+            Field("customer", "Customer", required=False, hint="Empty: all."),
         ),
     ),
     Action(
         name="fetch-consumer-remove",
         title="Delete consumer",
-        scope=WRITE,
         what="Deletes {name} and its backlog. A worker that declares it registers it again.",
         command="headrace fetch consumer rm {name}",
         http="DELETE /v1/fetch/consumers/{name}",
-        run=remove_consumer,
+        run=lambda context, given: context.fetch.consumers.remove(given["name"]),
+        done="{name} is deleted; a worker that declares it registers it again",
         fields=(CONSUMER,),
         is_danger=True,
     ),

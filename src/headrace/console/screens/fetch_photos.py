@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
-from typing import Final
+from typing import Any, Final
 
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.i18n import Texts
-from headrace.fetch.model import Consumer, Host, ItemPhoto, Source, UrlReport, Webhook
+from headrace.fetch.model import Host, ItemPhoto, Source, Webhook
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, Study
 
 RESULTS_LOOKED_AT: Final = 60
@@ -26,30 +27,7 @@ class Tile:
     photo: ItemPhoto
     customer: str
     item: str
-    at: datetime
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WallView:
-    """Data of the photo wall."""
-
-    tiles: PanelData[list[Tile]]
-    customer: str
-    show: str
-    shows: Sequence[tuple[str, str]]
-    more: str | None
-    media_origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyView:
-    """Status of a photo; `report` is None until a URL is entered."""
-
-    url: str
-    quoted: str
-    """The URL, quoted for a shell."""
-    report: PanelData[UrlReport] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,61 +40,48 @@ class HostLine:
     """Share of recent photos by sufficient timeout class, fastest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsView:
-    """Data of the hosts page."""
-
-    hosts: PanelData[list[HostLine]]
-    customer: str
-    host: str
-    more: str | None
-
-
-async def view_wall(context: ViewContext) -> WallView:
+async def view_wall(context: ViewContext) -> dict[str, Any]:
     """Photos of recent results, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     show = context.query.choice("show", SHOWN, "all")
     before = context.query.number("before", 0) or None
     found = await attempt(
         context.fetch.items.newest_results(
-            before=before, results_max=RESULTS_LOOKED_AT, customer=customer or None
+            before=before, results_max=RESULTS_LOOKED_AT + 1, customer=customer or None
         )
     )
     tiles, more = None, None
     if found.value is not None:
         texts = Texts.load(config=context.fetch.config)
+        results, more = context.cut(found.value, RESULTS_LOOKED_AT, before="seq")
         tiles = [
             Tile(
                 photo=photo,
                 customer=result.customer,
                 item=result.id,
-                at=result.at,
                 text=texts.outcome(photo.outcome),
             )
-            for result in found.value
+            for result in results
             for photo in result.photos
             if show == "all" or (show == "stored") == (photo.key is not None)
         ]
-        if len(found.value) == RESULTS_LOOKED_AT:
-            more = context.url(before=found.value[-1].seq)
-    return WallView(
-        tiles=PanelData(tiles, found.error),
-        customer=customer,
-        show=show,
-        shows=choices(SHOWN),
-        more=more,
-        media_origin=context.media_origin,
-    )
+    return {
+        "tiles": PanelData(tiles, found.error),
+        "customer": customer,
+        "show": show,
+        "shows": choices(SHOWN),
+        "more": more,
+    }
 
 
-async def view_why(context: ViewContext) -> WhyView:
+async def view_why(context: ViewContext) -> dict[str, Any]:
     """The status of a photo URL."""
     url = context.query.text("url", most=2_048).strip()
     report = await attempt(context.fetch.links.why(url)) if url else None
-    return WhyView(url=url, quoted=shlex.quote(url), report=report)
+    return {"url": url, "quoted": shlex.quote(url), "report": report}
 
 
-async def view_hosts(context: ViewContext) -> HostsView:
+async def view_hosts(context: ViewContext) -> dict[str, Any]:
     """Photo hosts: all, those of one customer, or one host."""
     fetch = context.fetch
     customer, host = (
@@ -128,25 +93,28 @@ async def view_hosts(context: ViewContext) -> HostsView:
         found = await attempt(fetch.hosts.get(host))
     else:
         found = await attempt(
-            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN)
+            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN + 1)
         )
     lines, more = None, None
     if found.value is not None:
-        lines = [host_line(one) for one in found.value if customer in ("", one.customer)]
-        if not host and len(found.value) == HOSTS_SHOWN:
-            last = found.value[-1]
-            more = context.url(after_host=last.host, after_customer=last.customer)
-    return HostsView(hosts=PanelData(lines, found.error), customer=customer, host=host, more=more)
+        hosts: Sequence[Host] = found.value
+        if not host:
+            hosts, more = context.cut(
+                hosts, HOSTS_SHOWN, after_host="host", after_customer="customer"
+            )
+        lines = [host_line(one) for one in hosts if customer in ("", one.customer)]
+    return {
+        "hosts": PanelData(lines, found.error),
+        "customer": customer,
+        "host": host,
+        "more": more,
+    }
 
 
 def host_line(host: Host) -> HostLine:
     """A host with derived figures."""
     photos = sum(host.photos_by_outcome.values())
-    bad = sum(
-        count
-        for outcome, count in host.photos_by_outcome.items()
-        if outcome.startswith(("failed:", "refused:"))
-    )
+    bad = count_bad(host.photos_by_outcome)
     return HostLine(
         host=host,
         share_bad=bad / photos if photos else None,
@@ -158,36 +126,28 @@ SPANS: Final = ("4", "12", "26", "57")
 """Weeks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyView:
-    """Download times with their charts."""
-
-    study: PanelData[Study]
-    weeks: str
-    times: Chart
-    errors: Chart
-    spans: Sequence[str] = SPANS
-    downloads_min: int = DOWNLOADS_MIN
-
-
-async def view_study(context: ViewContext) -> StudyView:
+async def view_study(context: ViewContext) -> dict[str, Any]:
     """Download times of all hosts, errors per class and week, and a proposal of classes."""
     weeks = context.query.choice("weeks", SPANS, SPANS[0])
     found = await attempt(context.fetch.study(weeks=int(weeks)))
     study = found.value
-    times = study.times if study else []
-    return StudyView(
-        study=found,
-        weeks=weeks,
-        times=Chart(
+    if study is None:
+        return {"study": found, "weeks": weeks, "spans": SPANS}
+    times = study.times
+    return {
+        "study": found,
+        "weeks": weeks,
+        "times": Chart(
             xs=list(range(len(times))),
             unit="downloads by time",
             lines=[Line("downloads", [one.downloads for one in times])],
             kind="bars",
             labels=[f"{one.up_to_s:g} s" for one in times],
         ),
-        errors=errors_chart(study) if study else Chart(xs=[], lines=[]),
-    )
+        "errors": errors_chart(study),
+        "spans": SPANS,
+        "downloads_min": DOWNLOADS_MIN,
+    }
 
 
 def errors_chart(study: Study) -> Chart:
@@ -207,88 +167,46 @@ WEBHOOKS_SHOWN: Final = 200
 WAITING_COUNTED: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
-    """A source with its state."""
-
-    source: Source
-    tone: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcesView:
-    """Data of the sources page."""
-
-    sources: PanelData[list[SourceLine]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookLine:
-    """A webhook with its state."""
-
-    webhook: Webhook
-    tone: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveriesView:
-    """Data of the deliveries page."""
-
-    consumers: PanelData[list[Consumer]]
-    webhooks: PanelData[list[WebhookLine]]
-    more: str | None
-    waiting_counted: int
-
-
-async def view_sources(context: ViewContext) -> SourcesView:
+async def view_sources(context: ViewContext) -> dict[str, Any]:
     """Every catalogue source."""
     found = await attempt(context.fetch.sources.all())
-    lines = None if found.value is None else [source_line(source) for source in found.value]
-    return SourcesView(sources=PanelData(lines, found.error))
+    return {"sources": found.map(lambda all_: [(one, *source_state(one)) for one in all_])}
 
 
-async def view_deliveries(context: ViewContext) -> DeliveriesView:
+async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     """Consumers and webhooks with their backlogs."""
     fetch = context.fetch
     after = context.query.text("after", most=128)
     consumers, webhooks = await asyncio.gather(
         attempt(fetch.consumers.all()),
-        attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN)),
+        attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN + 1)),
     )
-    lines, more = None, None
-    if webhooks.value is not None:
-        lines = [webhook_line(webhook, context.now_at) for webhook in webhooks.value]
-        if len(webhooks.value) == WEBHOOKS_SHOWN:
-            more = context.url(after=webhooks.value[-1].customer)
-    return DeliveriesView(
-        consumers=consumers,
-        webhooks=PanelData(lines, webhooks.error),
-        more=more,
-        waiting_counted=WAITING_COUNTED,
-    )
+    shown, more = context.cut(webhooks.value or (), WEBHOOKS_SHOWN, after="customer")
+    lines = [(webhook, *webhook_state(webhook, context.now_at)) for webhook in shown]
+    return {
+        "consumers": consumers,
+        "webhooks": PanelData(lines, webhooks.error),
+        "more": more,
+        "waiting_counted": WAITING_COUNTED,
+    }
 
 
-def source_line(source: Source) -> SourceLine:
-    """A source with its state."""
+def source_state(source: Source) -> tuple[str, str]:
+    """The state of a source, and its tone."""
     if source.next_at is None:
-        return SourceLine(source=source, tone="warn", state="paused")
+        return "paused", "warn"
     if source.outcome is None:
-        return SourceLine(source=source, tone="", state="not imported yet")
+        return "not imported yet", ""
     kind = source.outcome.partition(":")[0]
-    tone = {"failed": "bad", "refused": "bad", "held": "warn"}.get(kind, "good")
-    return SourceLine(source=source, tone=tone, state=source.outcome)
+    return source.outcome, {"failed": "bad", "refused": "bad", "held": "warn"}.get(kind, "good")
 
 
-def webhook_line(webhook: Webhook, now_at: datetime) -> WebhookLine:
-    """A webhook with its state."""
+def webhook_state(webhook: Webhook, now_at: datetime) -> tuple[str, str]:
+    """The state of a webhook, and its tone."""
     if webhook.disabled_at is not None:
-        return WebhookLine(webhook=webhook, tone="bad", state="disabled")
+        return "disabled", "bad"
     if webhook.failures:
-        return WebhookLine(webhook=webhook, tone="bad", state="failing")
+        return "failing", "bad"
     if webhook.waiting and webhook.next_at is not None and webhook.next_at > now_at:
-        return WebhookLine(webhook=webhook, tone="warn", state="waiting")
-    return WebhookLine(
-        webhook=webhook, tone="good", state="sending" if webhook.waiting else "up to date"
-    )
+        return "waiting", "warn"
+    return "sending" if webhook.waiting else "up to date", "good"

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
+from headrace.console.views import Chart, Line, ViewContext, attempt
 from headrace.jobs import Jobs
-from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import (
-    Decision,
     FleetHost,
     FleetLoad,
-    PlanHead,
     QueueLoad,
     QueueSpan,
 )
-from headrace.jobs.model import JobPage, QueueStatus
+from headrace.jobs.model import QueueStatus
 from headrace.jobs.tasks.options import SLOTS_MAX
 
 SORTS: Final = ("load", "name", "importance", "waiting", "leased", "failed", "oldest", "slots")
@@ -32,12 +29,12 @@ class QueueRow:
     """A row of the fleet table; None is unknown."""
 
     status: QueueStatus
-    slots_mean: float
     load: float | None
-    run_s: float | None
-    wait_s: float | None
-    wait_max_s: float | None
-    done_per_s: float
+    slots_mean: float = 0.0
+    run_s: float | None = None
+    wait_s: float | None = None
+    wait_max_s: float | None = None
+    done_per_s: float = 0.0
     is_floating: bool = False
     """Only floating slots ran its jobs, so it has no load figure."""
 
@@ -73,25 +70,7 @@ class QueueRow:
         return tones.get(self.state, "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetView:
-    """Data of the fleet page."""
-
-    rows: Sequence[QueueRow]
-    queues_count: int
-    waiting: int
-    waiting_is_capped: bool
-    leased: int
-    failed: int
-    done_per_s: float
-    slots: int
-    span_s: float
-    q: str
-    state: str
-    sort: str
-
-
-async def view_fleet(context: ViewContext) -> FleetView:
+async def view_fleet(context: ViewContext) -> dict[str, Any]:
     """Queues that match the filter, sorted."""
     jobs = context.jobs
     q = context.query.text("q").strip()
@@ -99,23 +78,23 @@ async def view_fleet(context: ViewContext) -> FleetView:
     sort = context.query.choice("sort", SORTS, "load")
     queues, load = await asyncio.gather(jobs.queues.all(), jobs.fleet.load())
     rows = rows_of(queues, load)
-    return FleetView(
-        rows=sorted(
+    return {
+        "rows": sorted(
             (row for row in rows if q.lower() in row.status.queue.lower() and _fits(row, state)),
             key=lambda row: _key(row, sort),
         ),
-        queues_count=len(queues),
-        waiting=sum(queue.ready for queue in queues),
-        waiting_is_capped=any(queue.ready_is_capped for queue in queues),
-        leased=sum(queue.leased for queue in queues),
-        failed=sum(queue.failed for queue in queues),
-        done_per_s=sum(row.done_per_s for row in rows),
-        slots=sum(queue.slots for queue in queues),
-        span_s=load.span_s,
-        q=q,
-        state=state,
-        sort=sort,
-    )
+        "queues_count": len(queues),
+        "waiting": sum(queue.ready for queue in queues),
+        "waiting_is_capped": any(queue.ready_is_capped for queue in queues),
+        "leased": sum(queue.leased for queue in queues),
+        "failed": sum(queue.failed for queue in queues),
+        "done_per_s": sum(row.done_per_s for row in rows),
+        "slots": sum(queue.slots for queue in queues),
+        "span_s": load.span_s,
+        "q": q,
+        "state": state,
+        "sort": sort,
+    }
 
 
 def rows_of(queues: Sequence[QueueStatus], load: FleetLoad) -> list[QueueRow]:
@@ -126,15 +105,7 @@ def rows_of(queues: Sequence[QueueStatus], load: FleetLoad) -> list[QueueRow]:
 
 def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> QueueRow:
     if did is None:
-        return QueueRow(
-            status=queue,
-            slots_mean=0.0,
-            load=None if queue.ready else 0.0,
-            run_s=None,
-            wait_s=None,
-            wait_max_s=None,
-            done_per_s=0.0,
-        )
+        return QueueRow(status=queue, load=None if queue.ready else 0.0)
     return QueueRow(
         status=queue,
         slots_mean=did.slot_s / span_s,
@@ -187,27 +158,12 @@ DECISIONS_LOOKED_AT: Final = 300
 QUEUE_DECISIONS_SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
-    """Data of a queue's page."""
-
-    row: QueueRow
-    span: str
-    ended: Chart
-    backlog: Chart
-    times: Chart
-    slots: Chart
-    failed: PanelData[JobPage]
-    decisions: Sequence[Decision]
-    spans: Sequence[str] = tuple(SPANS)
-
-
-async def view_queue(context: ViewContext) -> QueueView:
+async def view_queue(context: ViewContext) -> dict[str, Any]:
     """The page of a queue, by name or alias. Raises: QueueUnknown."""
     jobs = context.jobs
     status = await jobs.queues.get(context.params["queue"])
     span = context.query.choice("span", tuple(SPANS), "1h")
-    load, charts, failed, decisions = await asyncio.gather(
+    load, charts, failed, moves = await asyncio.gather(
         jobs.fleet.load(),
         _charts_of(jobs, status.queue, context.now_at, SPANS[span]),
         attempt(jobs.find(queue=status.queue, state="failed", jobs_max=FAILED_SHOWN)),
@@ -215,16 +171,18 @@ async def view_queue(context: ViewContext) -> QueueView:
     )
     [row] = rows_of([status], load)
     ended, backlog, times, slots = charts
-    return QueueView(
-        row=row,
-        span=span,
-        ended=ended,
-        backlog=backlog,
-        times=times,
-        slots=slots,
-        failed=failed,
-        decisions=[one for one in decisions if one.queue == status.queue][:QUEUE_DECISIONS_SHOWN],
-    )
+    own_moves = [one for one in moves if one.queue == status.queue]
+    return {
+        "row": row,
+        "span": span,
+        "spans": tuple(SPANS),
+        "ended": ended,
+        "backlog": backlog,
+        "times": times,
+        "slots": slots,
+        "failed": failed,
+        "decisions": own_moves[:QUEUE_DECISIONS_SHOWN],
+    }
 
 
 async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> tuple[Chart, ...]:
@@ -246,54 +204,44 @@ def _charts(
     xs = [this - step_s * back for back in range(span_s // step_s, 0, -1)]
     rows = [found.get(x) for x in xs]
 
+    def line(
+        label: str,
+        value: Callable[[QueueSpan], float | None],
+        tone: str = "",
+        *,
+        idle: float | None = 0,
+    ) -> Line:
+        return Line(label, [value(row) if row else idle for row in rows], tone)
+
     def mean(total_s: float, jobs: int) -> float | None:
         return round(total_s / jobs, 4) if jobs else None
 
-    ended = Chart(
-        xs=xs,
-        unit="jobs/min" if step_s == 60 else "jobs/h",
-        lines=[
-            Line("done", [row.done if row else 0 for row in rows]),
-            Line("failed", [row.failed if row else 0 for row in rows], "bad"),
-            Line("cancelled", [row.cancelled if row else 0 for row in rows], "warn"),
-            Line("retried", [row.retried if row else 0 for row in rows], "warn"),
-        ],
-    )
-    backlog = Chart(
-        xs=xs,
-        unit="jobs",
-        lines=[
-            Line("waiting", [row.ready if row else 0 for row in rows]),
-            Line("in progress", [row.running if row else 0 for row in rows], "good"),
-            Line("failed", [row.failed_kept if row else 0 for row in rows], "bad"),
-        ],
-    )
-    times = Chart(
-        xs=xs,
-        unit="s",
-        lines=[
-            Line(
-                "average run",
-                [
-                    mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
-                    if row
-                    else None
-                    for row in rows
-                ],
-            ),
-            Line("average wait", [mean(row.wait_s, row.claimed) if row else None for row in rows]),
-            Line("longest wait", [row.wait_max_s if row else None for row in rows], "warn"),
-        ],
-    )
-    slots = Chart(
-        xs=xs,
-        unit="slots",
-        lines=[
-            Line("available", [round(row.slot_s / step_s, 2) if row else None for row in rows]),
-            Line("busy", [round(row.run_s / step_s, 2) if row else 0 for row in rows], "good"),
-        ],
-    )
-    return ended, backlog, times, slots
+    def run_s(row: QueueSpan) -> float | None:
+        return mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
+
+    ended = [
+        line("done", lambda row: row.done),
+        line("failed", lambda row: row.failed, "bad"),
+        line("cancelled", lambda row: row.cancelled, "warn"),
+        line("retried", lambda row: row.retried, "warn"),
+    ]
+    backlog = [
+        line("waiting", lambda row: row.ready),
+        line("in progress", lambda row: row.running, "good"),
+        line("failed", lambda row: row.failed_kept, "bad"),
+    ]
+    times = [
+        line("average run", run_s, idle=None),
+        line("average wait", lambda row: mean(row.wait_s, row.claimed), idle=None),
+        line("longest wait", lambda row: row.wait_max_s, "warn", idle=None),
+    ]
+    slots = [
+        line("available", lambda row: round(row.slot_s / step_s, 2), idle=None),
+        line("busy", lambda row: round(row.run_s / step_s, 2), "good"),
+    ]
+    jobs_unit = "jobs/min" if step_s == 60 else "jobs/h"
+    units = ((jobs_unit, ended), ("jobs", backlog), ("s", times), ("slots", slots))
+    return tuple(Chart(xs=xs, unit=unit, lines=lines) for unit, lines in units)
 
 
 DECISIONS_SHOWN: Final = 100
@@ -307,8 +255,6 @@ class SlotGroup:
     slots: int
     busy: int
     planned: int | None
-    busiest_s: float
-    """Duration of the longest running call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,75 +267,41 @@ class HostRow:
     groups: Sequence[SlotGroup]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsView:
-    """All hosts and the slot plan."""
-
-    plan: PlanHead
-    rows: Sequence[HostRow]
-    slots: int
-    bound: int
-    """Slots assigned to queues; floating slots use no capacity."""
-    busy: int
-    capacity: int
-    alive: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionsView:
-    """A page of slot decisions, newest first."""
-
-    decisions: Sequence[Decision]
-    q: str
-    next_url: str | None
-    first_url: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertsView:
-    """The newest alerts."""
-
-    alerts: Sequence[Alert]
-    is_open: bool
-
-
-async def view_hosts(context: ViewContext) -> HostsView:
+async def view_hosts(context: ViewContext) -> dict[str, Any]:
     """Every host, sorted by name."""
     state = await context.jobs.fleet.state()
     rows = [_host_row(host) for host in sorted(state.hosts, key=lambda host: host.name)]
     alive = [row for row in rows if not row.host.is_silent]
-    return HostsView(
-        plan=state.plan,
-        rows=rows,
-        slots=sum(len(row.host.slots) for row in alive),
-        bound=sum(slot.queue is not None for row in alive for slot in row.host.slots),
-        busy=sum(row.busy for row in alive),
-        capacity=sum(row.host.capacity for row in alive),
-        alive=len(alive),
-    )
+    return {
+        "plan": state.plan,
+        "rows": rows,
+        "slots": sum(len(row.host.slots) for row in alive),
+        "bound": sum(slot.queue is not None for row in alive for slot in row.host.slots),
+        "busy": sum(row.busy for row in alive),
+        "capacity": sum(row.host.capacity for row in alive),
+        "alive": len(alive),
+    }
 
 
-async def view_decisions(context: ViewContext) -> DecisionsView:
+async def view_decisions(context: ViewContext) -> dict[str, Any]:
     """Slot decisions; `q` filters this page by queue or host."""
     before = context.query.number("before", 0)
     q = context.query.text("q").strip()
     found = await context.jobs.fleet.decisions(
         before=before or None, decisions_max=DECISIONS_SHOWN + 1
     )
-    has_more = len(found) > DECISIONS_SHOWN
-    shown = found[:DECISIONS_SHOWN]
-    return DecisionsView(
-        decisions=[one for one in shown if q in one.queue or q in one.host],
-        q=q,
-        next_url=context.url(before=shown[-1].id) if has_more else None,
-        first_url=context.url(before=None) if before else None,
-    )
+    shown, next_url = context.cut(found, DECISIONS_SHOWN, before="id")
+    return {
+        "decisions": [one for one in shown if q in one.queue or q in one.host],
+        "q": q,
+        "next_url": next_url,
+    }
 
 
-async def view_alerts(context: ViewContext) -> AlertsView:
+async def view_alerts(context: ViewContext) -> dict[str, Any]:
     """The newest alerts; only open ones with `open`."""
     is_open = context.query.flag("open")
-    return AlertsView(alerts=await context.jobs.fleet.alerts(is_open=is_open), is_open=is_open)
+    return {"alerts": await context.jobs.fleet.alerts(is_open=is_open), "is_open": is_open}
 
 
 def _host_row(host: FleetHost) -> HostRow:
@@ -402,7 +314,6 @@ def _host_row(host: FleetHost) -> HostRow:
             slots=total[queue],
             busy=busy[queue],
             planned=None if queue is None else host.planned.get(queue, 0),
-            busiest_s=max((s.busy_s for s in host.slots if s.queue == queue), default=0.0),
         )
         for queue in queues
     ]

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.views import ViewContext
+from headrace.console.views import ViewContext, row_id
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     IMPORTANCE_LAST,
-    JOB_ID_LAST,
     PRIORITY_LAST,
     JobFilter,
     NewJob,
@@ -20,24 +19,11 @@ from headrace.jobs.model import (
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
 from headrace.kernel.terminal import pluralize
 
-WRITE: Final = "jobs:write"
-JOB: Final = Field(name="job", label="Job", kind="fixed")
+JOB: Final = Field("job", "Job", kind="fixed")
 FILTER: Final = ("queue", "state", "lane", "q")
 BULK_S: Final = 20.0
 """Time limit of a bulk action; running it again continues."""
 DONE_WORDS: Final = {"retry": "queued again", "cancel": "cancelled", "delete": "deleted"}
-
-
-async def retry_job(context: ViewContext, values: dict[str, Any]) -> str:
-    """Queue a finished job again."""
-    await context.jobs.retry(job_number(values["job"]))
-    return f"job {values['job']} is queued again with all its retries"
-
-
-async def cancel_job(context: ViewContext, values: dict[str, Any]) -> str:
-    """Cancel a waiting job."""
-    await context.jobs.cancel(job_number(values["job"]))
-    return f"job {values['job']} is cancelled"
 
 
 async def cancel_workflow(context: ViewContext, values: dict[str, Any]) -> str:
@@ -45,12 +31,6 @@ async def cancel_workflow(context: ViewContext, values: dict[str, Any]) -> str:
     running = await context.jobs.workflows.cancel(job_number(values["job"]))
     text = f"workflow {values['job']} is cancelled with its jobs"
     return f"{text}; {pluralize(len(running), 'job')} still run" if running else text
-
-
-async def delete_job(context: ViewContext, values: dict[str, Any]) -> str:
-    """Delete a job."""
-    await context.jobs.delete(job_number(values["job"]))
-    return f"job {values['job']} is deleted"
 
 
 def bulk(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
@@ -90,9 +70,9 @@ def count_first(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitabl
 
 def job_number(text: str) -> int:
     """The job id in a URL or form. Raises: JobUnknown."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) <= JOB_ID_LAST):
+    if not (job_id := row_id(text)):
         raise JobUnknown(text[:40])
-    return int(text)
+    return job_id
 
 
 def _filter(values: dict[str, Any]) -> JobFilter:
@@ -107,14 +87,13 @@ def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Acti
     return Action(
         name=f"jobs.bulk_{action}",
         title=title,
-        scope=WRITE,
         what=what,
         command=f"headrace jobs bulk {action} [--queue {{queue}}] [--state {{state}}] [--lane"
         f" {{lane}}] [-q {{q}}]",
         http="POST /v1/jobs/bulk",
         body=body,
         fields=tuple(
-            Field(name=name, label=label, required=False)
+            Field(name, label, required=False)
             for name, label in (
                 ("queue", "Queue"),
                 ("state", "State"),
@@ -132,28 +111,27 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.retry_job",
         title="Retry job",
-        scope=WRITE,
         what="Queues job {job} again with all its retries.",
         command="headrace jobs retry {job}",
         http="POST /v1/jobs/{job}/retry",
         fields=(JOB,),
-        run=retry_job,
+        run=lambda context, given: context.jobs.retry(job_number(given["job"])),
+        done="job {job} is queued again with all its retries",
     ),
     Action(
         name="jobs.cancel_job",
         title="Cancel job",
-        scope=WRITE,
         what="Cancels job {job}. It is kept as cancelled and can be retried.",
         command="headrace jobs cancel {job}",
         http="DELETE /v1/jobs/{job}",
         fields=(JOB,),
         is_danger=True,
-        run=cancel_job,
+        run=lambda context, given: context.jobs.cancel(job_number(given["job"])),
+        done="job {job} is cancelled",
     ),
     Action(
         name="jobs.cancel_workflow",
         title="Cancel workflow",
-        scope=WRITE,
         what="Cancels workflow {job} and all jobs that it started. Running ones end soon.",
         command="headrace workflows cancel {job}",
         http="DELETE /v1/workflows/{job}",
@@ -164,13 +142,13 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.delete_job",
         title="Delete job",
-        scope=WRITE,
         what="Deletes job {job}. This cannot be undone.",
         command="headrace jobs rm {job}",
         http="DELETE /v1/jobs/{job}?keep=false",
         fields=(JOB,),
         is_danger=True,
-        run=delete_job,
+        run=lambda context, given: context.jobs.delete(job_number(given["job"])),
+        done="job {job} is deleted",
     ),
     _bulk_action(
         "retry",
@@ -193,58 +171,9 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
 )
 
 
-QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
-HOST: Final = Field(name="host", label="Host", kind="fixed")
+QUEUE: Final = Field("queue", "Queue", kind="fixed")
+HOST: Final = Field("host", "Host", kind="fixed")
 BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
-
-
-async def pause_queue(context: ViewContext, values: dict[str, Any]) -> str:
-    """Pause a queue."""
-    await context.jobs.queues.pause(values["queue"])
-    return f"queue {values['queue']} is paused: running jobs continue, no new jobs start"
-
-
-async def resume_queue(context: ViewContext, values: dict[str, Any]) -> str:
-    """Resume a queue."""
-    await context.jobs.queues.resume(values["queue"])
-    return f"queue {values['queue']} is resumed"
-
-
-async def set_queue(context: ViewContext, values: dict[str, Any]) -> str:
-    """Override settings of a queue; empty values follow its code."""
-    changes = {name: values[name] for name in BOUNDS}
-    held = await context.jobs.queues.set(values["queue"], **changes)
-    return (
-        f"queue {held.queue}: importance {held.importance}, {held.slots_min} to {held.slots_max}"
-        " slots,"
-        f" {held.retries} retries"
-    )
-
-
-async def add_job(context: ViewContext, values: dict[str, Any]) -> str:
-    """Enqueue a job."""
-    job = NewJob(
-        queue=values["queue"],
-        payload=values["payload"],
-        priority=5 if values["priority"] is None else values["priority"],
-        after_s=values["after_s"],
-        lane=values["lane"],
-        unique=values["unique"],
-    )
-    job_id = await context.jobs.enqueue(job)
-    return f"job {job_id} is in queue {values['queue']}"
-
-
-async def drain_host(context: ViewContext, values: dict[str, Any]) -> str:
-    """Drain a host."""
-    await context.jobs.fleet.drain(values["host"])
-    return f"host {values['host']} is draining: running jobs finish, no new jobs start"
-
-
-async def undrain_host(context: ViewContext, values: dict[str, Any]) -> str:
-    """Stop draining a host."""
-    await context.jobs.fleet.undrain(values["host"])
-    return f"host {values['host']} accepts jobs again"
 
 
 def _bounds(values: dict[str, Any]) -> dict[str, Any]:
@@ -261,29 +190,28 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.pause_queue",
         title="Pause queue",
-        scope=WRITE,
         what="Stops starting jobs of queue {queue}. Running jobs continue, waiting jobs stay.",
         command="headrace queues pause {queue}",
         http="PUT /v1/queues/{queue}",
         body=lambda _: {"paused": True},
         fields=(QUEUE,),
-        run=pause_queue,
+        run=lambda context, given: context.jobs.queues.pause(given["queue"]),
+        done="queue {queue} is paused: running jobs continue, no new jobs start",
     ),
     Action(
         name="jobs.resume_queue",
         title="Resume queue",
-        scope=WRITE,
         what="Starts jobs of queue {queue} again.",
         command="headrace queues resume {queue}",
         http="PUT /v1/queues/{queue}",
         body=lambda _: {"paused": False},
         fields=(QUEUE,),
-        run=resume_queue,
+        run=lambda context, given: context.jobs.queues.resume(given["queue"]),
+        done="queue {queue} is resumed",
     ),
     Action(
         name="jobs.set_queue",
         title="Override settings",
-        scope=WRITE,
         what="Overrides the settings that code declares for queue {queue}. Empty fields follow"
         " the code.",
         command="headrace queues set {queue} --importance {importance|none} --slots-min"
@@ -294,32 +222,33 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
         fields=(
             QUEUE,
             Field(
-                name="importance",
-                label="Importance",
+                "importance",
+                "Importance",
                 kind="number",
                 required=False,
                 hint=f"0 to {IMPORTANCE_LAST}; higher importance gets slots first.",
                 numbers=(0, IMPORTANCE_LAST),
             ),
             *(
-                Field(name=name, label=label, kind="number", required=False, numbers=(0, SLOTS_MAX))
+                Field(name, label, kind="number", required=False, numbers=(0, SLOTS_MAX))
                 for name, label in (("slots_min", "Minimum slots"), ("slots_max", "Maximum slots"))
             ),
             Field(
-                name="retries",
-                label="Retries",
+                "retries",
+                "Retries",
                 kind="number",
                 required=False,
                 hint="Number of retries of a failed job.",
                 numbers=(0, RETRIES_MAX),
             ),
         ),
-        run=set_queue,
+        run=lambda context, given: context.jobs.queues.set(given["queue"], **_bounds(given)),
+        done="queue {found.queue}: importance {found.importance}, {found.slots_min} to"
+        " {found.slots_max} slots, {found.retries} retries",
     ),
     Action(
         name="jobs.add_job",
         title="Enqueue job",
-        scope=WRITE,
         what="Enqueues one job into queue {queue}.",
         command="headrace jobs add {queue} {payload} [--after {after_s}s] [--priority {priority}]"
         " [--lane {lane}] [--unique {unique}]",
@@ -327,52 +256,55 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
         body=_job,
         fields=(
             QUEUE,
-            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
+            Field("payload", "Payload, as JSON", kind="json", default="null"),
             Field(
-                name="after_s",
-                label="Delay in seconds",
+                "after_s",
+                "Delay in seconds",
                 kind="number",
                 required=False,
                 numbers=(0, int(AT_AWAY_S_MAX)),
             ),
             Field(
-                name="priority",
-                label="Priority",
+                "priority",
+                "Priority",
                 kind="number",
                 required=False,
                 hint=f"0 (first) to {PRIORITY_LAST} (last); default 5.",
                 numbers=(0, PRIORITY_LAST),
             ),
-            Field(name="lane", label="Lane", required=False),
+            Field("lane", "Lane", required=False),
             Field(
-                name="unique",
-                label="Unique key",
+                "unique",
+                "Unique key",
                 required=False,
                 hint="At most one unfinished job of the queue has this key.",
             ),
         ),
-        run=add_job,
+        run=lambda context, given: context.jobs.enqueue(
+            NewJob(queue=given["queue"], **_job(given))
+        ),
+        done="job {found} is in queue {queue}",
     ),
     Action(
         name="jobs.drain_host",
         title="Drain host",
-        scope=WRITE,
         what="Host {host} finishes its jobs and accepts no new ones, until it restarts or is used"
         " again.",
         command="headrace fleet drain {host}",
         http="POST /v1/fleet/hosts/{host}/drain",
         fields=(HOST,),
         is_danger=True,
-        run=drain_host,
+        run=lambda context, given: context.jobs.fleet.drain(given["host"]),
+        done="host {host} is draining: running jobs finish, no new jobs start",
     ),
     Action(
         name="jobs.undrain_host",
         title="Use host again",
-        scope=WRITE,
         what="Host {host} accepts jobs again. The plan assigns its slots within seconds.",
         command="headrace fleet undrain {host}",
         http="POST /v1/fleet/hosts/{host}/undrain",
         fields=(HOST,),
-        run=undrain_host,
+        run=lambda context, given: context.jobs.fleet.undrain(given["host"]),
+        done="host {host} accepts jobs again",
     ),
 )

@@ -19,30 +19,13 @@ from headrace.console.screens.fleet import (
 from headrace.console.screens.job_actions import JOB_ACTIONS, QUEUE_ACTIONS, job_number
 from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
 from headrace.console.screens.moderation import MODERATION_ACTIONS, view_moderation
-from headrace.console.views import PanelData, Room, Screen, ViewContext, attempt
-from headrace.jobs.crons import Cron
-from headrace.jobs.model import STATES_BY_ENDING, Job, JobPage, JobState, Lane, Limiter, Why
-from headrace.jobs.steps import Step, WorkflowRun
+from headrace.console.views import Room, Screen, ViewContext, attempt
+from headrace.jobs.model import STATES_BY_ENDING, Job, JobState
+from headrace.jobs.steps import Step
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 
 JOBS_SHOWN: Final = 100
 STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsView:
-    """A page of matching jobs; bulk actions use the same `filter`."""
-
-    page: PanelData[JobPage]
-    queues: Sequence[str]
-    filter: dict[str, str]
-    next_url: str | None
-    first_url: str | None
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the filter excludes any job."""
-        return any(self.filter[name] for name in ("queue", "state", "lane"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +45,7 @@ class StepBar:
     length: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """Data of a job's page."""
-
-    job: Job
-    why: PanelData[Why]
-    moments: Sequence[Moment]
-    is_retriable: bool
-    is_waiting: bool
-    workflow: PanelData[WorkflowRun] | None
-    """The steps, if the job is a workflow."""
-    bars: Sequence[StepBar] = ()
-    """A bar for each step of the graph."""
-
-
-async def view_jobs(context: ViewContext) -> JobsView:
+async def view_jobs(context: ViewContext) -> dict[str, Any]:
     """Jobs that match the filter in the URL."""
     jobs = context.jobs
     wanted = {name: context.query.text(name).strip() for name in ("queue", "state", "lane", "q")}
@@ -88,31 +56,31 @@ async def view_jobs(context: ViewContext) -> JobsView:
         attempt(jobs.queues.all()),
     )
     following = page.value.next_before if page.value is not None else None
-    return JobsView(
-        page=page,
-        queues=[queue.queue for queue in queues.value or ()],
-        filter=wanted,
-        next_url=None if following is None else context.url(before=following),
-        first_url=context.url(before=None) if before else None,
-    )
+    return {
+        "page": page,
+        "queues": [queue.queue for queue in queues.value or ()],
+        "filter": wanted,
+        "is_narrow": any(wanted[name] for name in ("queue", "state", "lane")),
+        "next_url": None if following is None else context.url(before=following),
+    }
 
 
-async def view_job(context: ViewContext) -> JobView:
+async def view_job(context: ViewContext) -> dict[str, Any]:
     """The page of a job, in any state. Raises: JobUnknown."""
     jobs = context.jobs
     job = await jobs.job(job_number(context.params["job"]))
     is_workflow = (job.queue or "").startswith(WORKFLOW_PREFIX)
     workflow = await attempt(jobs.workflows.get(job.id)) if is_workflow else None
     steps = workflow.value.steps if workflow is not None and workflow.value is not None else ()
-    return JobView(
-        job=job,
-        why=await attempt(jobs.why(job.id)),
-        moments=list(moments_of(job)),
-        is_retriable=job.state.value in STATES_BY_ENDING,
-        is_waiting=job.state in (JobState.READY, JobState.SCHEDULED),
-        workflow=workflow,
-        bars=step_bars(steps, datetime.now(UTC)),
-    )
+    return {
+        "job": job,
+        "why": await attempt(jobs.why(job.id)),
+        "moments": list(moments_of(job)),
+        "is_retriable": job.state.value in STATES_BY_ENDING,
+        "is_waiting": job.state in (JobState.READY, JobState.SCHEDULED),
+        "workflow": workflow,
+        "bars": step_bars(steps, datetime.now(UTC)),
+    }
 
 
 def step_bars(steps: Sequence[Step], now: datetime) -> list[StepBar]:
@@ -170,56 +138,24 @@ def moments_of(job: Job) -> list[Moment]:
 LANES_SHOWN: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitersView:
-    """Data of the limiters page."""
-
-    limiters: Sequence[Limiter]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimiterView:
-    """A limiter with a page of its lanes, by name."""
-
-    limiter: Limiter
-    lanes: Sequence[Lane]
-    after: str
-    next_url: str | None
-    first_url: str | None
-
-
-async def view_limiters(context: ViewContext) -> LimitersView:
+async def view_limiters(context: ViewContext) -> dict[str, Any]:
     """Every limiter, sorted by name."""
-    return LimitersView(limiters=await context.jobs.lanes.limiters())
+    return {"limiters": await context.jobs.lanes.limiters()}
 
 
-async def view_limiter(context: ViewContext) -> LimiterView:
+async def view_limiter(context: ViewContext) -> dict[str, Any]:
     """A limiter with its lanes after the name in the URL. Raises: LimiterUnknown."""
     lanes = context.jobs.lanes
     limiter = await lanes.get_limiter(context.params["limiter"])
     after = context.query.text("after")
     found = await lanes.list(limiter.limiter, after=after, lanes_max=LANES_SHOWN + 1)
-    has_more = len(found) > LANES_SHOWN
-    shown = found[:LANES_SHOWN]
-    return LimiterView(
-        limiter=limiter,
-        lanes=shown,
-        after=after,
-        next_url=context.url(after=shown[-1].lane) if has_more else None,
-        first_url=context.url(after=None) if after else None,
-    )
+    shown, next_url = context.cut(found, LANES_SHOWN, after="lane")
+    return {"limiter": limiter, "lanes": shown, "next_url": next_url}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronsView:
-    """Data of the crons page."""
-
-    crons: Sequence[Cron]
-
-
-async def view_crons(context: ViewContext) -> CronsView:
+async def view_crons(context: ViewContext) -> dict[str, Any]:
     """Every cron, sorted by name."""
-    return CronsView(crons=await context.jobs.crons.all())
+    return {"crons": await context.jobs.crons.all()}
 
 
 READ: Final = "jobs:read"
@@ -228,93 +164,32 @@ ROOM: Final = Room(
     name="jobs",
     title="Jobs",
     key="j",
+    scope=READ,
     screens=(
+        Screen("/jobs", "Fleet", "jobs/fleet.html", view_fleet, tab="Fleet"),
+        Screen("/jobs/hosts", "Hosts", "jobs/hosts.html", view_hosts, tab="Hosts"),
         Screen(
-            path="/jobs",
-            title="Fleet",
-            tab="Fleet",
-            template="jobs/fleet.html",
-            scope=READ,
-            view=view_fleet,
-        ),
-        Screen(
-            path="/jobs/hosts",
-            title="Hosts",
-            tab="Hosts",
-            template="jobs/hosts.html",
-            scope=READ,
-            view=view_hosts,
-        ),
-        Screen(
-            path="/jobs/decisions",
-            title="Why slots moved",
+            "/jobs/decisions",
+            "Why slots moved",
+            "jobs/decisions.html",
+            view_decisions,
             tab="Decisions",
-            template="jobs/decisions.html",
-            scope=READ,
-            view=view_decisions,
         ),
+        Screen("/jobs/jobs", "Jobs", "jobs/jobs.html", view_jobs, tab="Jobs", live=False),
+        Screen("/jobs/lanes", "Lanes", "jobs/limiters.html", view_limiters, tab="Lanes"),
+        Screen("/jobs/crons", "Crons", "jobs/crons.html", view_crons, tab="Crons"),
+        Screen("/jobs/alerts", "Alerts", "jobs/alerts.html", view_alerts, tab="Alerts"),
+        Screen("/jobs/queues/{queue:str}", "Queue", "jobs/queue.html", view_queue),
         Screen(
-            path="/jobs/jobs",
-            title="Jobs",
-            tab="Jobs",
-            template="jobs/jobs.html",
-            scope=READ,
-            view=view_jobs,
-            live=False,
-        ),
-        Screen(
-            path="/jobs/lanes",
-            title="Lanes",
-            tab="Lanes",
-            template="jobs/limiters.html",
-            scope=READ,
-            view=view_limiters,
-        ),
-        Screen(
-            path="/jobs/crons",
-            title="Crons",
-            tab="Crons",
-            template="jobs/crons.html",
-            scope=READ,
-            view=view_crons,
-        ),
-        Screen(
-            path="/jobs/alerts",
-            title="Alerts",
-            tab="Alerts",
-            template="jobs/alerts.html",
-            scope=READ,
-            view=view_alerts,
-        ),
-        Screen(
-            path="/jobs/queues/{queue:str}",
-            title="Queue",
-            template="jobs/queue.html",
-            scope=READ,
-            view=view_queue,
-        ),
-        Screen(
-            path="/jobs/queues/{queue:str}/moderate",
-            title="Moderation",
-            template="jobs/moderate.html",
+            "/jobs/queues/{queue:str}/moderate",
+            "Moderation",
+            "jobs/moderate.html",
+            view_moderation,
             scope="jobs:write",
-            view=view_moderation,
             live=False,
         ),
-        Screen(
-            path="/jobs/jobs/{job:str}",
-            title="Job",
-            template="jobs/job.html",
-            scope=READ,
-            view=view_job,
-        ),
-        Screen(
-            path="/jobs/lanes/{limiter:str}",
-            title="Limiter",
-            template="jobs/limiter.html",
-            scope=READ,
-            view=view_limiter,
-        ),
+        Screen("/jobs/jobs/{job:str}", "Job", "jobs/job.html", view_job),
+        Screen("/jobs/lanes/{limiter:str}", "Limiter", "jobs/limiter.html", view_limiter),
     ),
     actions=(*QUEUE_ACTIONS, *JOB_ACTIONS, *LANE_ACTIONS, *CRON_ACTIONS, *MODERATION_ACTIONS),
 )

@@ -5,36 +5,33 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
-from headrace.console.views import ViewContext
 from headrace.jobs.crons import NewCron
 from headrace.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
-from headrace.jobs.service.lanes import SLACK_S
 from headrace.jobs.validation import LIMIT_MAX
 
-WRITE: Final = "jobs:write"
 WINDOW_S_MIN: Final = 0.001
 """Shortest window that the service accepts."""
-LIMITER: Final = Field(name="limiter", label="Limiter", kind="fixed")
-LANE: Final = Field(name="lane", label="Lane", kind="fixed")
+LIMITER: Final = Field("limiter", "Limiter", kind="fixed")
+LANE: Final = Field("lane", "Lane", kind="fixed")
 LIMITS: Final = (
     Field(
-        name="starts_max",
-        label="Starts per window",
+        "starts_max",
+        "Starts per window",
         kind="number",
         required=False,
         hint="Empty: no limit.",
         numbers=(1, LIMIT_MAX),
     ),
     Field(
-        name="window_s",
-        label="Window in seconds",
+        "window_s",
+        "Window in seconds",
         kind="decimal",
         required=False,
         numbers=(WINDOW_S_MIN, int(WINDOW_S_MAX)),
     ),
     Field(
-        name="concurrency",
-        label="Concurrency",
+        "concurrency",
+        "Concurrency",
         kind="number",
         required=False,
         hint="Empty: no limit.",
@@ -42,59 +39,6 @@ LIMITS: Final = (
     ),
 )
 RATE: Final = "[--rate {starts_max}/{window_s}s] [--concurrency {concurrency}]"
-
-
-async def set_lane(context: ViewContext, values: dict[str, Any]) -> str:
-    """Set the limits of a lane."""
-    lanes = context.jobs.lanes
-    await lanes.set(
-        values["limiter"],
-        values["lane"],
-        starts_max=values["starts_max"],
-        window_s=values["window_s"],
-        concurrency=values["concurrency"],
-        weight=1 if values["weight"] is None else values["weight"],
-        paused=values["paused"],
-        create=False,
-    )
-    return f"lane {values['lane']} has new limits"
-
-
-async def pause_lane(context: ViewContext, values: dict[str, Any]) -> str:
-    """Pause a lane."""
-    await context.jobs.lanes.pause(values["limiter"], values["lane"])
-    return f"lane {values['lane']} is paused"
-
-
-async def resume_lane(context: ViewContext, values: dict[str, Any]) -> str:
-    """Resume a lane."""
-    await context.jobs.lanes.resume(values["limiter"], values["lane"])
-    return f"lane {values['lane']} is resumed"
-
-
-async def reset_lane(context: ViewContext, values: dict[str, Any]) -> str:
-    """Remove a lane's own limits."""
-    await context.jobs.lanes.reset(values["limiter"], values["lane"])
-    return f"lane {values['lane']} follows limiter {values['limiter']} again"
-
-
-async def set_limiter(context: ViewContext, values: dict[str, Any]) -> str:
-    """Set the limits of lanes without their own."""
-    slack_s = SLACK_S if values["slack_s"] is None else values["slack_s"]
-    await context.jobs.lanes.set_limiter(
-        values["limiter"],
-        starts_max=values["starts_max"],
-        window_s=values["window_s"],
-        concurrency=values["concurrency"],
-        slack_s=slack_s,
-    )
-    return f"limiter {values['limiter']} has new limits, which apply to its lanes"
-
-
-async def reset_limiter(context: ViewContext, values: dict[str, Any]) -> str:
-    """Restore the declared limits of a limiter."""
-    await context.jobs.lanes.reset_limiter(values["limiter"])
-    return f"limiter {values['limiter']} has its declared limits again"
 
 
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +64,6 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.set_lane",
         title="Set lane limits",
-        scope=WRITE,
         what="Sets all limits of lane {lane} of limiter {limiter}. The lane no longer follows its"
         " limiter.",
         command=f"headrace lanes set {{limiter}} {{lane}} {RATE} [--weight {{weight}}] [--paused"
@@ -129,54 +72,56 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
         body=_lane_body,
         fields=(
             LIMITER,
-            Field(name="lane", label="Lane"),
+            Field("lane", "Lane"),
             *LIMITS,
             Field(
-                name="weight",
-                label="Weight",
+                "weight",
+                "Weight",
                 kind="number",
                 required=False,
                 hint=f"Share relative to other lanes, 1 to {WEIGHT_MAX}.",
                 numbers=(1, WEIGHT_MAX),
             ),
-            Field(name="paused", label="Paused", kind="check", required=False),
+            Field("paused", "Paused", kind="check", required=False),
         ),
-        run=set_lane,
+        run=lambda context, given: context.jobs.lanes.set(
+            given["limiter"], given["lane"], **_lane_body(given), create=False
+        ),
+        done="lane {lane} has new limits",
     ),
     Action(
         name="jobs.pause_lane",
         title="Pause lane",
-        scope=WRITE,
         what="Stops starting jobs of lane {lane}. Running jobs continue; its limits stay.",
         command="headrace lanes pause {limiter} {lane}",
         http=f"POST {LANE_PATH}/pause",
         fields=(LIMITER, LANE),
-        run=pause_lane,
+        run=lambda context, given: context.jobs.lanes.pause(given["limiter"], given["lane"]),
+        done="lane {lane} is paused",
     ),
     Action(
         name="jobs.resume_lane",
         title="Resume lane",
-        scope=WRITE,
         what="Starts jobs of lane {lane} again, within its limits.",
         command="headrace lanes resume {limiter} {lane}",
         http=f"POST {LANE_PATH}/resume",
         fields=(LIMITER, LANE),
-        run=resume_lane,
+        run=lambda context, given: context.jobs.lanes.resume(given["limiter"], given["lane"]),
+        done="lane {lane} is resumed",
     ),
     Action(
         name="jobs.reset_lane",
         title="Reset lane",
-        scope=WRITE,
         what="Removes limits, pause and weight of lane {lane}. It follows limiter {limiter} again.",
         command="headrace lanes reset {limiter} {lane}",
         http=f"DELETE {LANE_PATH}",
         fields=(LIMITER, LANE),
-        run=reset_lane,
+        run=lambda context, given: context.jobs.lanes.reset(given["limiter"], given["lane"]),
+        done="lane {lane} follows limiter {limiter} again",
     ),
     Action(
         name="jobs.set_limiter",
         title="Set default limits",
-        scope=WRITE,
         what="Sets the limits of all lanes of limiter {limiter} without their own limits. Limits"
         " declared in"
         " code no longer apply.",
@@ -188,67 +133,32 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
             LIMITER,
             *LIMITS,
             Field(
-                name="slack_s",
-                label="Slack in seconds",
+                "slack_s",
+                "Slack in seconds",
                 kind="decimal",
                 required=False,
                 hint="Maximum delay between claim and start of a job; default 0.25.",
             ),
         ),
-        run=set_limiter,
+        run=lambda context, given: context.jobs.lanes.set_limiter(
+            given["limiter"], **_limiter_body(given)
+        ),
+        done="limiter {limiter} has new limits, which apply to its lanes",
     ),
     Action(
         name="jobs.reset_limiter",
         title="Restore declared limits",
-        scope=WRITE,
         what="Removes the overrides of limiter {limiter}. The limits declared in code apply again.",
         command="headrace lanes limiter {limiter} --as-declared",
         http="DELETE /v1/limiters/{limiter}",
         fields=(LIMITER,),
-        run=reset_limiter,
+        run=lambda context, given: context.jobs.lanes.reset_limiter(given["limiter"]),
+        done="limiter {limiter} has its declared limits again",
     ),
 )
 
 
-CRON: Final = Field(name="name", label="Cron", kind="fixed")
-
-
-async def add_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Add a cron."""
-    cron = await context.jobs.crons.add(
-        NewCron(
-            name=values["name"],
-            spec=values["spec"],
-            queue=values["queue"],
-            payload=values["payload"],
-            tz=values["tz"] or "UTC",
-        )
-    )
-    return f"cron {cron.name} runs first at {cron.next_at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-async def run_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Enqueue a cron's job now."""
-    job_id = await context.jobs.crons.run(values["name"])
-    return f"cron {values['name']} enqueued job {job_id}"
-
-
-async def pause_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Pause a cron."""
-    await context.jobs.crons.pause(values["name"])
-    return f"cron {values['name']} is paused"
-
-
-async def resume_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Resume a cron."""
-    cron = await context.jobs.crons.resume(values["name"])
-    return f"cron {cron.name} runs next at {cron.next_at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-async def remove_cron(context: ViewContext, values: dict[str, Any]) -> str:
-    """Delete a cron."""
-    await context.jobs.crons.remove(values["name"])
-    return f"cron {values['name']} is deleted"
+CRON: Final = Field("name", "Cron", kind="fixed")
 
 
 def _new(values: dict[str, Any]) -> dict[str, Any]:
@@ -257,81 +167,70 @@ def _new(values: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "payload": values.get("payload")}
 
 
-def _simple(
-    name: str, title: str, what: str, run: Any, *, call: tuple[str, str], **more: Any
-) -> Action:
-    verb = name.removesuffix("_cron")
-    method, path = call
-    return Action(
-        name=f"jobs.{name}",
-        title=title,
-        scope=WRITE,
-        what=what,
-        command=f"headrace crons {'rm' if verb == 'remove' else verb} {{name}}",
-        http=f"{method} {path}",
-        fields=(CRON,),
-        run=run,
-        **more,
-    )
-
-
 ONE: Final = "/v1/crons/{name}"
 CRON_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.add_cron",
         title="Add cron",
-        scope=WRITE,
         what="Adds a cron that enqueues a job on a schedule.",
         command="headrace crons add {name} {spec} {queue} {payload} [--tz {tz}]",
         http="POST /v1/crons",
         body=_new,
         fields=(
-            Field(name="name", label="Name"),
+            Field("name", "Name"),
             Field(
-                name="spec",
-                label="Schedule",
+                "spec",
+                "Schedule",
                 hint="Minute, hour, day, month, weekday; 0 4 * * * is every day at 04:00.",
             ),
-            Field(name="queue", label="Queue"),
-            Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
-            Field(
-                name="tz",
-                label="Time zone",
-                required=False,
-                hint="Such as Europe/Moscow; default UTC.",
-            ),
+            Field("queue", "Queue"),
+            Field("payload", "Payload, as JSON", kind="json", default="null"),
+            Field("tz", "Time zone", required=False, hint="Such as Europe/Moscow; default UTC."),
         ),
-        run=add_cron,
+        run=lambda context, given: context.jobs.crons.add(NewCron(**_new(given))),
+        done="cron {found.name} runs first at {found.next_at:%Y-%m-%d %H:%M:%S} UTC",
     ),
-    _simple(
-        "run_cron",
-        "Run now",
-        "Enqueues the job of cron {name} now. Its schedule does not change.",
-        run_cron,
-        call=("POST", f"{ONE}/run"),
+    Action(
+        name="jobs.run_cron",
+        title="Run now",
+        what="Enqueues the job of cron {name} now. Its schedule does not change.",
+        command="headrace crons run {name}",
+        http=f"POST {ONE}/run",
+        fields=(CRON,),
+        run=lambda context, given: context.jobs.crons.run(given["name"]),
+        done="cron {name} enqueued job {found}",
     ),
-    _simple(
-        "pause_cron",
-        "Pause cron",
-        "Pauses cron {name}. Missed runs are not repeated.",
-        pause_cron,
-        call=("PUT", ONE),
+    Action(
+        name="jobs.pause_cron",
+        title="Pause cron",
+        what="Pauses cron {name}. Missed runs are not repeated.",
+        command="headrace crons pause {name}",
+        http=f"PUT {ONE}",
         body=lambda _: {"paused": True},
+        fields=(CRON,),
+        run=lambda context, given: context.jobs.crons.pause(given["name"]),
+        done="cron {name} is paused",
     ),
-    _simple(
-        "resume_cron",
-        "Resume cron",
-        "Resumes cron {name} from its next scheduled time.",
-        resume_cron,
-        call=("PUT", ONE),
+    Action(
+        name="jobs.resume_cron",
+        title="Resume cron",
+        what="Resumes cron {name} from its next scheduled time.",
+        command="headrace crons resume {name}",
+        http=f"PUT {ONE}",
         body=lambda _: {"paused": False},
+        fields=(CRON,),
+        run=lambda context, given: context.jobs.crons.resume(given["name"]),
+        done="cron {found.name} runs next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC",
     ),
-    _simple(
-        "remove_cron",
-        "Remove cron",
-        "Deletes cron {name}. Crons declared by running code cannot be deleted.",
-        remove_cron,
-        call=("DELETE", ONE),
+    Action(
+        name="jobs.remove_cron",
+        title="Remove cron",
+        what="Deletes cron {name}. Crons declared by running code cannot be deleted.",
+        command="headrace crons rm {name}",
+        http=f"DELETE {ONE}",
+        fields=(CRON,),
+        run=lambda context, given: context.jobs.crons.remove(given["name"]),
+        done="cron {name} is deleted",
         is_danger=True,
     ),
 )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.utils import floatToGoString
 
 from headrace.console.screens.media_actions import ACTIONS
 from headrace.console.views import (
-    NO_DATA,
     PanelData,
     Rates,
     Room,
@@ -22,89 +21,35 @@ from headrace.console.views import (
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S
 from headrace.media.model import SOURCES, STAGES, STATUSES, MediaObject
-from headrace.media.service.nodes import Disk, HotObject, NodeInfo, Ownership, Plan
-from headrace.media.tracing import Watch
 
 NAMES_MAX: Final = 512
 HOTTEST_MAX: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """Configuration of the media node."""
-
-    is_cache: bool
-    """True: caches blocks on disks. False: serves files from a folder."""
-    node: str
-    """Name in the cluster; empty without a cluster."""
-    signed: str
-    origin: str
-    """Origin for browsers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """Data of the node page."""
-
-    mode: Mode
-    figures: NodeFigures | None
-    disks: PanelData[Sequence[Disk]]
-    hottest: PanelData[Sequence[HotObject]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterView:
-    """Data of the cluster page, with a failure simulation."""
-
-    mode: Mode
-    nodes: PanelData[Sequence[NodeInfo]]
-    lost: str
-    plan: PanelData[Plan] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracesView:
-    """Data of the traces page."""
-
-    watches: PanelData[Sequence[Watch]]
-
-
-async def view_node(context: ViewContext) -> NodeView:
+async def view_node(context: ViewContext) -> dict[str, Any]:
     """Metrics, disks and hottest objects of this machine's node."""
     media = context.media
-    mode = mode_of(context)
     figures, disks, hottest = await asyncio.gather(
         read_figures(context.rates),
-        attempt(media.disks.list()) if mode.is_cache else no_data(),
+        attempt(media.disks.list()) if media.config.disks else no_data(),
         attempt(media.hottest.list(objects_max=HOTTEST_MAX)),
     )
-    return NodeView(mode=mode, figures=figures, disks=disks, hottest=hottest)
+    return {"config": media.config, "figures": figures, "disks": disks, "hottest": hottest}
 
 
-async def view_cluster(context: ViewContext) -> ClusterView:
+async def view_cluster(context: ViewContext) -> dict[str, Any]:
     """Nodes with their shares, and the load of each if some are lost."""
-    media, mode = context.media, mode_of(context)
+    media = context.media
     lost = context.query.text("lost", most=NAMES_MAX).strip()
     nodes = await attempt(media.nodes.list())
     names = [name for name in lost.replace(",", " ").split() if name]
     plan = await attempt(media.partitions.plan(lost=names)) if names else None
-    return ClusterView(mode=mode, nodes=nodes, lost=lost, plan=plan)
+    return {"nodes": nodes, "lost": lost, "plan": plan}
 
 
-async def view_traces(context: ViewContext) -> TracesView:
+async def view_traces(context: ViewContext) -> dict[str, Any]:
     """Active traces."""
-    return TracesView(watches=await attempt(context.media.traces.list()))
-
-
-def mode_of(context: ViewContext) -> Mode:
-    """Configuration of the media node."""
-    config = context.media.config
-    return Mode(
-        is_cache=bool(config.disks),
-        node=config.node or "",
-        signed=config.signed,
-        origin=context.media_origin,
-    )
+    return {"watches": await attempt(context.media.traces.list())}
 
 
 OBJECTS_SHOWN: Final = 200
@@ -119,34 +64,7 @@ class ObjectLine:
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectsView:
-    """Data of the objects page."""
-
-    prefix: str
-    parents: Sequence[tuple[str, str]]
-    """Name and prefix of each parent folder."""
-    objects: PanelData[list[ObjectLine]]
-    folders: Sequence[tuple[str, str]]
-    """Name and prefix of each subfolder of the shown objects."""
-    size_bytes: int
-    is_cut: bool
-    shown_max: int = OBJECTS_SHOWN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectView:
-    """Data of an object's page, or of the empty search form."""
-
-    key: str
-    line: PanelData[ObjectLine] = NO_DATA
-    owners: PanelData[Ownership] = NO_DATA
-    is_alone: bool = True
-    """No cluster: this node serves all keys."""
-    is_signed: bool = False
-
-
-async def view_objects(context: ViewContext) -> ObjectsView:
+async def view_objects(context: ViewContext) -> dict[str, Any]:
     """Objects in a folder."""
     prefix = context.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
     found = await attempt(context.media.objects.ls(prefix, objects_max=OBJECTS_SHOWN + 1))
@@ -155,21 +73,22 @@ async def view_objects(context: ViewContext) -> ObjectsView:
         shown = sorted(found.value, key=lambda one: one.key)[:OBJECTS_SHOWN]
         lines = [ObjectLine(one, kind_of(one.content_type)) for one in shown]
         size_bytes = sum(one.size_bytes for one in shown)
-    return ObjectsView(
-        prefix=prefix,
-        parents=parents_of(prefix),
-        objects=PanelData(lines, found.error),
-        folders=folders_of(prefix, [one.object.key for one in lines or ()]),
-        size_bytes=size_bytes,
-        is_cut=found.value is not None and len(found.value) > OBJECTS_SHOWN,
-    )
+    return {
+        "prefix": prefix,
+        "parents": parents_of(prefix),
+        "objects": PanelData(lines, found.error),
+        "folders": folders_of(prefix, [one.object.key for one in lines or ()]),
+        "size_bytes": size_bytes,
+        "shown_max": OBJECTS_SHOWN,
+        "is_cut": found.value is not None and len(found.value) > OBJECTS_SHOWN,
+    }
 
 
-async def view_object(context: ViewContext) -> ObjectView:
+async def view_object(context: ViewContext) -> dict[str, Any]:
     """The page of an object."""
     media, key = context.media, context.query.text("key", most=KEY_CHARACTERS_MAX).strip()
     if not key:
-        return ObjectView(key=key)
+        return {"key": key}
     is_alone = media.config.node is None
     found, owners = await asyncio.gather(
         attempt(media.objects.info(key)),
@@ -177,13 +96,13 @@ async def view_object(context: ViewContext) -> ObjectView:
     )
     seen = found.value
     line = None if seen is None else ObjectLine(seen, kind_of(seen.content_type))
-    return ObjectView(
-        key=key,
-        line=PanelData(line, found.error),
-        owners=owners,
-        is_alone=is_alone,
-        is_signed=media.config.signed == "required",
-    )
+    return {
+        "key": key,
+        "line": PanelData(line, found.error),
+        "owners": owners,
+        "is_alone": is_alone,
+        "is_signed": media.config.signed == "required",
+    }
 
 
 def kind_of(content_type: str) -> str:
@@ -291,48 +210,20 @@ ROOM: Final = Room(
     name="media",
     title="Media",
     key="m",
+    scope=READ,
     screens=(
+        Screen("/media", "Node", "media/node.html", view_node, tab="Node"),
         Screen(
-            path="/media",
-            title="Node",
-            tab="Node",
-            template="media/node.html",
-            scope=READ,
-            view=view_node,
-        ),
-        Screen(
-            path="/media/objects",
-            title="Objects",
+            "/media/objects",
+            "Objects",
+            "media/objects.html",
+            view_objects,
             tab="Objects",
-            template="media/objects.html",
-            scope=READ,
-            view=view_objects,
             live=False,
         ),
-        Screen(
-            path="/media/object",
-            title="Object",
-            template="media/object.html",
-            scope=READ,
-            view=view_object,
-            live=False,
-        ),
-        Screen(
-            path="/media/cluster",
-            title="Cluster",
-            tab="Cluster",
-            template="media/cluster.html",
-            scope=READ,
-            view=view_cluster,
-        ),
-        Screen(
-            path="/media/traces",
-            title="Traces",
-            tab="Traces",
-            template="media/traces.html",
-            scope=READ,
-            view=view_traces,
-        ),
+        Screen("/media/object", "Object", "media/object.html", view_object, live=False),
+        Screen("/media/cluster", "Cluster", "media/cluster.html", view_cluster, tab="Cluster"),
+        Screen("/media/traces", "Traces", "media/traces.html", view_traces, tab="Traces"),
     ),
     actions=ACTIONS,
 )

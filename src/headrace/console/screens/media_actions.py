@@ -10,26 +10,15 @@ from headrace.console.views import ViewContext
 from headrace.kernel.terminal import pluralize
 from headrace.media.service.nodes import Disk, Disks
 
-WRITE: Final = "media:write"
-KEY: Final = Field(name="key", label="Object")
-NODE: Final = Field(name="node", label="Node")
+KEY: Final = Field("key", "Object")
+NODE: Final = Field("node", "Node")
 
 
 async def purge(context: ViewContext, given: dict[str, Any]) -> str:
     """Purge an object or a prefix from the caches of all nodes."""
-    media = context.media
-    if given["prefix"]:
-        found = await media.purges.purge(prefix=given["prefix"])
-    else:
-        found = await media.purges.purge([given["key"]] if given["key"] else [])
+    found = await context.media.purges.purge(**purge_body(given))
     what = given["prefix"] or given["key"]
     return f"all nodes purge {what} within seconds (generation {found.generation})"
-
-
-async def remove(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete an object."""
-    await context.media.objects.rm(given["key"])
-    return f"{given['key']} is deleted; caches may serve it for up to a minute, unless purged"
 
 
 async def preview_remove(context: ViewContext, given: dict[str, Any]) -> str:
@@ -47,30 +36,6 @@ async def warm(context: ViewContext, given: dict[str, Any]) -> str:
         for one in found.nodes
     )
     return f"{given['key']}: {text or 'no node'}"
-
-
-async def drain(context: ViewContext, given: dict[str, Any]) -> str:
-    """Drain a node."""
-    found = await context.media.nodes.drain(given["node"])
-    return f"{found.name} is {found.state}"
-
-
-async def undrain(context: ViewContext, given: dict[str, Any]) -> str:
-    """Stop draining a node."""
-    found = await context.media.nodes.undrain(given["node"])
-    return f"{found.name} is {found.state}"
-
-
-async def set_weight(context: ViewContext, given: dict[str, Any]) -> str:
-    """Set the weight of a node."""
-    found = await context.media.nodes.set_weight(given["node"], given["weight"])
-    return f"{found.name} has weight {found.weight:g}"
-
-
-async def trace(context: ViewContext, given: dict[str, Any]) -> str:
-    """Start a trace."""
-    found = await context.media.traces.start(given["tag"], for_s=60.0 * given["minutes"])
-    return f"{found.name}={found.value} is traced until {found.ends_at:%H:%M:%S} UTC"
 
 
 async def end_trace(context: ViewContext, given: dict[str, Any]) -> str:
@@ -91,39 +56,23 @@ def purge_body(given: dict[str, Any]) -> Any:
     return {"keys": [given["key"]] if given["key"] else []}
 
 
-DISK: Final = Field(name="disk", label="Disk", hint="Id or path.")
+DISK: Final = Field("disk", "Disk", hint="Id or path.")
 
 
 def _disk_action(
-    verb: Callable[[Disks, str], Awaitable[Disk]],
-) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]:
-    async def run(context: ViewContext, given: dict[str, Any]) -> str:
-        found = await verb(context.media.disks, given["disk"])
-        return f"{found.path} is {found.state}"
-
-    return run
-
-
-_DISK_VERBS: Final[tuple[tuple[str, str, str, Callable[[Disks, str], Awaitable[Disk]]], ...]] = (
-    (
-        "drain",
-        "Drain disk",
-        "Stops writing to disk {disk}. Its blocks are still served.",
-        lambda disks, disk: disks.drain(disk),
-    ),
-    (
-        "undrain",
-        "Use disk again",
-        "Writes to disk {disk} again.",
-        lambda disks, disk: disks.undrain(disk),
-    ),
-    (
-        "retire",
-        "Retire disk",
-        "Takes disk {disk} out of use, so it can be removed.",
-        lambda disks, disk: disks.retire(disk),
-    ),
-)
+    verb: str, title: str, what: str, run: Callable[[Disks, str], Awaitable[Disk]]
+) -> Action:
+    return Action(
+        name=f"media-disk-{verb}",
+        title=title,
+        what=what,
+        command=f"headrace media disks {verb} {{disk}}",
+        http=f"POST /v1/media/disks/{{disk}}/{verb}",
+        run=lambda context, given: run(context.media.disks, given["disk"]),
+        done="{found.path} is {found.state}",
+        fields=(DISK,),
+        is_danger=verb == "retire",
+    )
 
 
 async def verify(context: ViewContext, given: dict[str, Any]) -> str:
@@ -139,7 +88,6 @@ OBJECT_ACTIONS: Final = (
     Action(
         name="media-purge",
         title="Purge caches",
-        scope=WRITE,
         what="Purges an object, or all objects with a key prefix, from the caches of all nodes."
         " The object store keeps them.",
         command="headrace media purge [{key}] [--prefix {prefix}]",
@@ -147,14 +95,13 @@ OBJECT_ACTIONS: Final = (
         run=purge,
         body=purge_body,
         fields=(
-            Field(name="key", label="Object", required=False),
-            Field(name="prefix", label="Or key prefix", required=False),
+            Field("key", "Object", required=False),
+            Field("prefix", "Or key prefix", required=False),
         ),
     ),
     Action(
         name="media-warm",
         title="Preload",
-        scope=WRITE,
         what="Loads the whole object {key} into the caches of its owner nodes.",
         command="headrace media warm {key}",
         http="POST /v1/media/warm",
@@ -165,11 +112,11 @@ OBJECT_ACTIONS: Final = (
     Action(
         name="media-remove",
         title="Delete object",
-        scope=WRITE,
         what="Deletes {key} from the object store. This cannot be undone.",
         command="headrace media rm {key}",
         http="DELETE /v1/media/objects/{key}",
-        run=remove,
+        run=lambda context, given: context.media.objects.rm(given["key"]),
+        done="{key} is deleted; caches may serve it for up to a minute, unless purged",
         fields=(KEY,),
         is_danger=True,
         preview=preview_remove,
@@ -179,92 +126,87 @@ NODE_ACTIONS: Final = (
     Action(
         name="media-drain",
         title="Drain node",
-        scope=WRITE,
         what="Moves all partitions away from {node}. It serves requests that still arrive.",
         command="headrace media drain {node}",
         http="POST /v1/media/nodes/{node}/drain",
-        run=drain,
+        run=lambda context, given: context.media.nodes.drain(given["node"]),
+        done="{found.name} is {found.state}",
         fields=(NODE,),
     ),
     Action(
         name="media-undrain",
         title="Use node again",
-        scope=WRITE,
         what="Assigns partitions to {node} again.",
         command="headrace media undrain {node}",
         http="POST /v1/media/nodes/{node}/undrain",
-        run=undrain,
+        run=lambda context, given: context.media.nodes.undrain(given["node"]),
+        done="{found.name} is {found.state}",
         fields=(NODE,),
     ),
     Action(
         name="media-weight",
         title="Set node weight",
-        scope=WRITE,
         what="Sets the share of partitions of {node} relative to a node of weight 1.",
         command="headrace media weight {node} {weight}",
         http="PUT /v1/media/nodes/{node}/weight",
-        run=set_weight,
+        run=lambda context, given: context.media.nodes.set_weight(given["node"], given["weight"]),
+        done="{found.name} has weight {found.weight:g}",
         body=lambda given: {"weight": given["weight"]},
-        fields=(NODE, Field(name="weight", label="Weight", kind="decimal", default="1")),
+        fields=(NODE, Field("weight", "Weight", kind="decimal", default="1")),
     ),
 )
 DISK_ACTIONS: Final = (
-    *(
-        Action(
-            name=f"media-disk-{verb}",
-            title=title,
-            scope=WRITE,
-            what=what,
-            command=f"headrace media disks {verb} {{disk}}",
-            http=f"POST /v1/media/disks/{{disk}}/{verb}",
-            run=_disk_action(run),
-            fields=(DISK,),
-            is_danger=verb == "retire",
-        )
-        for verb, title, what, run in _DISK_VERBS
+    _disk_action(
+        "drain",
+        "Drain disk",
+        "Stops writing to disk {disk}. Its blocks are still served.",
+        Disks.drain,
+    ),
+    _disk_action("undrain", "Use disk again", "Writes to disk {disk} again.", Disks.undrain),
+    _disk_action(
+        "retire",
+        "Retire disk",
+        "Takes disk {disk} out of use, so it can be removed.",
+        Disks.retire,
     ),
     Action(
         name="media-verify",
         title="Verify blocks",
-        scope=WRITE,
         what="Reads a share of this node's blocks and compares checksums. Corrupt blocks are"
         " dropped.",
         command="headrace media verify --share {share}",
         http="POST /v1/media/verify",
         run=verify,
         body=lambda given: {"share": given["share"]},
-        fields=(Field(name="share", label="Share", kind="decimal", default="0.01"),),
+        fields=(Field("share", "Share", kind="decimal", default="0.01"),),
     ),
 )
 TRACE_ACTIONS: Final = (
     Action(
         name="media-trace",
         title="Trace requests",
-        scope=WRITE,
         what="Logs matching requests on every node for a while: one line per response, with the"
         " time of each stage.",
         command="headrace media trace on --tag {tag} --for {minutes}m",
         http="POST /v1/media/traces",
-        run=trace,
+        run=lambda context, given: context.media.traces.start(
+            given["tag"], for_s=60.0 * given["minutes"]
+        ),
+        done="{found.name}={found.value} is traced until {found.ends_at:%H:%M:%S} UTC",
         body=trace_body,
         fields=(
-            Field(
-                name="tag",
-                label="Tag",
-                hint="user=42, request=r7, object=tracks/a.mp3 or trace=ID.",
-            ),
-            Field(name="minutes", label="Minutes", kind="number", default="10"),
+            Field("tag", "Tag", hint="user=42, request=r7, object=tracks/a.mp3 or trace=ID."),
+            Field("minutes", "Minutes", kind="number", default="10"),
         ),
     ),
     Action(
         name="media-trace-end",
         title="End trace",
-        scope=WRITE,
         what="Stops logging the requests of {tag}.",
         command="headrace media trace off --tag {tag}",
         http="DELETE /v1/media/traces?tag={tag}",
         run=end_trace,
-        fields=(Field(name="tag", label="Tag"),),
+        fields=(Field("tag", "Tag"),),
     ),
 )
 ACTIONS: Final = (*OBJECT_ACTIONS, *NODE_ACTIONS, *DISK_ACTIONS, *TRACE_ACTIONS)

@@ -8,7 +8,7 @@ allows no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -19,9 +19,9 @@ from headrace.console.actions import Action, Done, Field, quoted
 from headrace.console.format import path_segment
 from headrace.console.model import PREFIX
 from headrace.console.security import new_form_id
-from headrace.console.views import ViewContext
+from headrace.console.views import ViewContext, row_id
 from headrace.jobs.errors import JobUnknown
-from headrace.jobs.model import Job, JobState, QueueStatus, TakenOutcome
+from headrace.jobs.model import Job, JobState, TakenOutcome
 from headrace.kernel.errors import HeadraceError
 
 LEASE_S: Final = 600.0
@@ -39,26 +39,7 @@ class Choice:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModerationView:
-    """Data of the moderation page; without a job it offers to take one."""
-
-    status: QueueStatus
-    job: Job | None
-    lost: int
-    """The job in the URL if it is not under the lease in the URL; else 0."""
-    photos: Sequence[str]
-    text: str
-    fields: Sequence[tuple[str, str]]
-    choices: Sequence[Choice]
-    form_id: str
-    command: str
-    """The command that declares decisions."""
-    lease_s: float = LEASE_S
-    skip_s: float = SKIP_S
-
-
-async def view_moderation(context: ViewContext) -> ModerationView:
+async def view_moderation(context: ViewContext) -> dict[str, Any]:
     """The job that the URL names, while its lease lasts. Raises: QueueUnknown."""
     status = await context.jobs.queues.get(context.params["queue"])
     job_id, lease_id = context.query.number("job", 0), context.query.number("lease", 0)
@@ -67,17 +48,20 @@ async def view_moderation(context: ViewContext) -> ModerationView:
     fields = dict(payload) if isinstance(payload, Mapping) else {"payload": payload}
     photos = _taken_photos(context, fields)
     text: Any = fields.pop("text") if isinstance(fields.get("text"), str) else ""
-    return ModerationView(
-        status=status,
-        job=job,
-        lost=0 if job else job_id,
-        photos=photos,
-        text=text,
-        fields=[(name, _shown(value)) for name, value in fields.items()],
-        choices=choices_of(status.decisions),
-        form_id=new_form_id(),
-        command=f"headrace queues set {quoted(status.queue)} --decisions approve,reject",
-    )
+    return {
+        "status": status,
+        "job": job,
+        # The job in the URL if it is not under the lease in the URL.
+        "lost": 0 if job else job_id,
+        "photos": photos,
+        "text": text,
+        "fields": [(name, _shown(value)) for name, value in fields.items()],
+        "choices": choices_of(status.decisions),
+        "form_id": new_form_id(),
+        "command": f"headrace queues set {quoted(status.queue)} --decisions approve,reject",
+        "lease_s": LEASE_S,
+        "skip_s": SKIP_S,
+    }
 
 
 def choices_of(decisions: Iterable[str]) -> list[Choice]:
@@ -153,7 +137,7 @@ async def skip_job(context: ViewContext, values: dict[str, Any]) -> Done:
 async def _ack(
     context: ViewContext, values: dict[str, Any], outcome: TakenOutcome, word: str
 ) -> Done:
-    job_id, lease_id = _number(values["job"]), _number(values["lease"])
+    job_id, lease_id = row_id(values["job"]), row_id(values["lease"])
     await context.jobs.takes.ack(lease_id, {job_id: outcome})
     text = f"job {job_id}: {word}"
     try:
@@ -164,24 +148,17 @@ async def _ack(
     return Done(f"{text}; {following.text}", following.url)
 
 
-def _number(text: str) -> int:
-    """The id in a form; 0, which no row has, for any other text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
-
-
 SKIPPED: Final[dict[str, Any]] = {"outcome": "snooze", "after_s": SKIP_S}
-QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
+QUEUE: Final = Field("queue", "Queue", kind="fixed")
 LEASED: Final = (
     QUEUE,
-    Field(name="lease", label="Lease", kind="fixed"),
-    Field(name="job", label="Job", kind="fixed"),
+    Field("lease", "Lease", kind="fixed"),
+    Field("job", "Job", kind="fixed"),
 )
-WRITE: Final = "jobs:write"
 MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.take_job",
         title="Take job",
-        scope=WRITE,
         what="Leases the next job of queue {queue} to you for ten minutes.",
         command="headrace jobs take {queue} --lease 10m",
         http="POST /v1/queues/{queue}/take?lease=10m",
@@ -192,19 +169,17 @@ MODERATION_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.decide",
         title="Decide",
-        scope=WRITE,
         what="Records a decision about job {job} and takes the next job of queue {queue}.",
         command="headrace jobs ack {lease} --decide {job} {decision}",
         http="POST /v1/leases/{lease}/ack",
         body=lambda values: {"outcomes": {values["job"]: {"decision": values["decision"]}}},
-        fields=(*LEASED, Field(name="decision", label="Decision")),
+        fields=(*LEASED, Field("decision", "Decision")),
         run=decide,
         is_direct=True,
     ),
     Action(
         name="jobs.skip_job",
         title="Skip job",
-        scope=WRITE,
         what="Puts job {job} back for ten minutes and takes the next job of queue {queue}.",
         command="headrace jobs ack {lease} --snooze {job} --after 10m",
         http="POST /v1/leases/{lease}/ack",

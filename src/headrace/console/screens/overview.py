@@ -18,7 +18,6 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
-from headrace.console.model import PREFIX
 from headrace.console.screens import health
 from headrace.console.screens.health import Issue
 from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
@@ -26,7 +25,6 @@ from headrace.jobs.fleet.state import FleetLoad, FleetState
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.http import checks_of
-from headrace.web.sessions import AuditLine
 
 MEASURING: Final = "measuring"
 OF_FLUSHER: Final = 'role="flusher"'
@@ -39,8 +37,6 @@ class System:
     """A card; `facts` are label and text, `error` explains missing data."""
 
     name: str
-    title: str
-    href: str
     what: str
     """The flow through the system."""
     rate: str
@@ -50,6 +46,11 @@ class System:
     facts: Sequence[tuple[str, str]]
     error: str | None = None
     is_installed: bool = True
+
+    @property
+    def title(self) -> str:
+        """The name of the room."""
+        return self.name.capitalize()
 
 
 def jobs_card(
@@ -69,8 +70,6 @@ def jobs_card(
         facts[2] = ("slots busy", f"{busy:,} of {len(slots):,}")
     return System(
         name="jobs",
-        title="Jobs",
-        href=f"{PREFIX}/jobs",
         what="your code → queues → slots on all hosts",
         rate=_rate(rates, per_s),
         recent=rates.note("jobs", per_s),
@@ -88,8 +87,6 @@ def fetch_card(rates: Rates, runs: PanelData[list[Any]] | None) -> System:
         under_way = format_count(sum(run.ended_at is None for run in runs.value))
     return System(
         name="fetch",
-        title="Fetch",
-        href=f"{PREFIX}/fetch",
         what="sellers' catalogues and photos → items",
         rate=_rate(rates, per_s),
         recent=rates.note("fetch", per_s),
@@ -112,8 +109,6 @@ def views_card(rates: Rates, lag: PanelData[list[Any]]) -> System:
         pending = format_count(sum(shard.pending for shard in lag.value))
     return System(
         name="views",
-        title="Views",
-        href=f"{PREFIX}/views",
         what="visitors → totals, series, tops",
         rate=_rate(rates, per_s),
         recent=rates.note("views", per_s),
@@ -128,8 +123,6 @@ def feed_card(rates: Rates, shards: PanelData[Any]) -> System:
     per_s = rates.rate_per_s("feed_pages_total")
     return System(
         name="feed",
-        title="Feed",
-        href=f"{PREFIX}/feed",
         what="authors' posts → followers' pages",
         rate=_rate(rates, per_s),
         recent=rates.note("feed", per_s),
@@ -147,8 +140,6 @@ def media_card(rates: Rates, *, is_installed: bool) -> System:
     per_s = rates.rate_per_s("media_requests_total", OF_NODE)
     return System(
         name="media",
-        title="Media",
-        href=f"{PREFIX}/media",
         what="stored objects → players, by range",
         rate=_rate(rates, per_s),
         recent=rates.note("media", per_s),
@@ -186,26 +177,10 @@ RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewView:
-    """Data of the overview."""
-
-    systems: Sequence[System]
-    health: tuple[str, str]
-    """Text and tone for the whole deployment."""
-    issues: Sequence[Issue]
-    issues_left: int
-    """Number of issues that are not shown."""
-    engines: dict[str, str | None]
-    load: PanelData[FleetLoad]
-    ended: Chart
-    waits: Chart
-
-
-async def view_overview(context: ViewContext) -> OverviewView:
+async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
     jobs, views, feed = context.jobs, context.views, context.feed
-    fetch = context.services.fetch
+    fetch = context.installed_fetch
     engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
         _engines(context),
         asyncio.gather(
@@ -243,24 +218,24 @@ async def view_overview(context: ViewContext) -> OverviewView:
         *health.run_issues(runs),
         *health.lag_issues(lag, sweep_lag_s(rates)),
     ]
-    return OverviewView(
-        systems=[
+    return {
+        "systems": [
             jobs_card(rates, queues, fleet),
             fetch_card(rates, runs),
             views_card(rates, lag),
             feed_card(rates, shards),
             media_card(rates, is_installed=True),
         ],
-        health=health_of(issues),
-        issues=issues[:ISSUES_SHOWN],
-        issues_left=len(issues[ISSUES_SHOWN:]),
-        engines=engines,
-        load=load,
-        ended=_chart(
+        "health": health_of(issues),
+        "issues": issues[:ISSUES_SHOWN],
+        "issues_left": len(issues[ISSUES_SHOWN:]),
+        "engines": engines,
+        "load": load,
+        "ended": _chart(
             context, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))
         ),
-        waits=_chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
-    )
+        "waits": _chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
+    }
 
 
 def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
@@ -327,48 +302,28 @@ def _chart(
 LINES_SHOWN: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditView:
-    """A page of audit entries, newest first."""
-
-    lines: list[AuditLine]
-    next_url: str | None
-    first_url: str | None
-
-
-async def view_audit(context: ViewContext) -> AuditView:
+async def view_audit(context: ViewContext) -> dict[str, Any]:
     """Audit entries before the one in the URL."""
     before = context.query.number("before", 0)
     lines = await context.audit.lines(before=before or None, lines_max=LINES_SHOWN + 1)
-    has_more = len(lines) > LINES_SHOWN
-    shown = lines[:LINES_SHOWN]
-    return AuditView(
-        lines=shown,
-        next_url=context.url(before=shown[-1].id) if has_more else None,
-        first_url=context.url(before=None) if before else None,
-    )
+    shown, next_url = context.cut(lines, LINES_SHOWN, before="id")
+    return {"lines": shown, "next_url": next_url}
 
 
 ROOM: Final = Room(
     name="overview",
     title="Overview",
     key="o",
+    scope=None,
     screens=(
+        Screen("/", "Overview", "overview/now.html", view_overview, tab="Overview"),
         Screen(
-            path="/",
-            title="Overview",
-            tab="Overview",
-            template="overview/now.html",
-            scope=None,
-            view=view_overview,
-        ),
-        Screen(
-            path="/audit",
-            title="Audit log",
-            tab="Audit",
-            template="overview/audit.html",
+            "/audit",
+            "Audit log",
+            "overview/audit.html",
+            view_audit,
             scope="*",
-            view=view_audit,
+            tab="Audit",
             live=False,
         ),
     ),

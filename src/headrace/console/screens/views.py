@@ -11,7 +11,6 @@ from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
 from headrace.console.views import (
-    NO_DATA,
     Chart,
     Line,
     PanelData,
@@ -21,15 +20,13 @@ from headrace.console.views import (
     attempt,
     choices,
 )
+from headrace.kernel.config import parse_as
 from headrace.kernel.terminal import parse_moment, pluralize
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
-    DayViewers,
-    Mark,
     SeriesPoint,
     ShardLag,
-    TopEntry,
     Total,
     Traffic,
 )
@@ -81,60 +78,7 @@ class Flush:
         return "flushing" if self.pending else "flushed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopView:
-    """Data of the top list."""
-
-    window: str
-    windows: Sequence[tuple[str, str]]
-    traffic: str
-    classes: Sequence[tuple[str, str]]
-    limit: str
-    limits: Sequence[tuple[str, str]]
-    top: PanelData[list[TopEntry]]
-    most: int
-    totals: dict[str, Total]
-    """Current totals, where known."""
-    flush: PanelData[Flush]
-    reads: str = ""
-    """The server that was read, if a replica is configured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntityView:
-    """Data of an entity's page, or of the empty search form."""
-
-    entity: str
-    span: str
-    spans: Sequence[tuple[str, str]] = tuple(choices(SPANS))
-    total: PanelData[Total] = NO_DATA
-    by: str = ""
-    chart: Chart | None = None
-    error: str | None = None
-    sums: Sequence[tuple[str, int]] = ()
-    zone: str = ""
-    marks: PanelData[list[Mark]] = NO_DATA
-    viewers: PanelData[list[DayViewers]] = NO_DATA
-    """By day, newest first."""
-    together: int | None = None
-    """Different viewers of these days."""
-    reads: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LagView:
-    """Data of the flush page."""
-
-    shards: PanelData[list[ShardLag]]
-    flush: PanelData[Flush]
-    durability: str
-    late_s: float
-    hours_from: PanelData[datetime | None]
-    """The first hour that is not replaced by its day."""
-    changes_kept_s: float
-
-
-async def view_top(context: ViewContext) -> TopView:
+async def view_top(context: ViewContext) -> dict[str, Any]:
     """The most viewed entities of a time window."""
     views = context.views
     window = context.query.choice("window", tuple(WINDOWS), "24h")
@@ -146,27 +90,27 @@ async def view_top(context: ViewContext) -> TopView:
     )
     found = top.value or []
     totals = await attempt(views.totals([entry.id for entry in found])) if found else PanelData([])
-    return TopView(
-        window=window,
-        windows=choices(WINDOWS),
-        traffic=traffic,
-        classes=choices(CLASSES),
-        limit=limit,
-        limits=choices(LIMITS),
-        top=top,
-        most=max((entry.views for entry in found), default=0),
-        totals={total.id: total for total in totals.value or ()},
-        flush=flush_of(lag),
-        reads=await _reads(context),
-    )
+    return {
+        "window": window,
+        "windows": choices(WINDOWS),
+        "traffic": traffic,
+        "classes": choices(CLASSES),
+        "limit": limit,
+        "limits": choices(LIMITS),
+        "top": top,
+        "most": max((entry.views for entry in found), default=0),
+        "totals": {total.id: total for total in totals.value or ()},
+        "flush": flush_of(lag),
+        "reads": await _reads(context),
+    }
 
 
-async def view_entity(context: ViewContext) -> EntityView:
+async def view_entity(context: ViewContext) -> dict[str, Any]:
     """Totals of an entity and its views over time."""
     views, entity = context.views, context.query.text("id", most=128).strip()
     span = context.query.choice("span", tuple(SPANS), "7d")
     if not entity:
-        return EntityView(entity=entity, span=span)
+        return {"entity": entity, "span": span, "spans": choices(SPANS)}
     by, length = SPANS[span]
     from_at = context.now_at - length
     total, series, viewers, marks, together = await asyncio.gather(
@@ -180,36 +124,37 @@ async def view_entity(context: ViewContext) -> EntityView:
     points = series.value
     chart = None if points is None else chart_of(points, by, from_at, context.now_at, zone=zone)
     sums = [(str(each), sum(getattr(p, each.value) for p in points or ())) for each in Traffic]
-    return EntityView(
-        entity=entity,
-        total=total,
-        span=span,
-        by=by,
-        chart=chart,
-        error=series.error,
-        sums=sums,
-        zone=views.config.time_zone,
-        marks=marks,
-        together=together.value[0].viewers if together.value else None,
-        viewers=PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
-        reads=await _reads(context),
-    )
+    return {
+        "entity": entity,
+        "total": total,
+        "span": span,
+        "spans": choices(SPANS),
+        "by": by,
+        "chart": chart,
+        "error": series.error,
+        "sums": sums,
+        "zone": views.config.time_zone,
+        "marks": marks,
+        "together": together.value[0].viewers if together.value else None,
+        "viewers": PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
+        "reads": await _reads(context),
+    }
 
 
-async def view_lag(context: ViewContext) -> LagView:
+async def view_lag(context: ViewContext) -> dict[str, Any]:
     """Flush lag by shard."""
     views = context.views
     lag, hours_from = await asyncio.gather(
         attempt(views.analytics.lag()), attempt(views.analytics.hours_from())
     )
-    return LagView(
-        shards=lag,
-        flush=flush_of(lag),
-        durability=views.config.durability,
-        late_s=LATE_S,
-        hours_from=hours_from,
-        changes_kept_s=views.config.changes_kept_s,
-    )
+    return {
+        "shards": lag,
+        "flush": flush_of(lag),
+        "durability": views.config.durability,
+        "late_s": LATE_S,
+        "hours_from": hours_from,
+        "changes_kept_s": views.config.changes_kept_s,
+    }
 
 
 def flush_of(lag: PanelData[list[ShardLag]]) -> PanelData[Flush]:
@@ -274,8 +219,7 @@ def _days(from_at: datetime, to_at: datetime, zone: ZoneInfo) -> Iterator[dateti
 
 
 READ: Final = "views:read"
-WRITE: Final = "views:write"
-ENTITY: Final = Field(name="id", label="Entity")
+ENTITY: Final = Field("id", "Entity")
 CHOICES: Final = tuple((name.value, name.value) for name in CLASSES)
 
 
@@ -294,18 +238,6 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
     if total.total is not None:
         known = pluralize(total.total, "view")
     return f"{known} of {given['id']} and their series would be deleted."
-
-
-async def reclassify(context: ViewContext, given: dict[str, Any]) -> str:
-    """Move views to another traffic class."""
-    job = await context.views.corrections.reclassify(
-        given["id"],
-        from_at=_moment("from", given["from"]),
-        to_at=_moment("to", given["to"]),
-        source=given["source"],
-        target=given["target"],
-    )
-    return f"job {job} moves the views"
 
 
 async def mark(context: ViewContext, given: dict[str, Any]) -> str:
@@ -351,18 +283,14 @@ async def verify(context: ViewContext, given: dict[str, Any]) -> str:  # noqa: A
     )
 
 
-def _moment(name: str, text: str) -> Any:
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        raise InvalidSpan(f"{name}: expected a moment such as 2026-11-21T10:00Z") from error
+def _moment(name: str, text: str) -> datetime:
+    return parse_as(parse_moment, name, text, InvalidSpan)
 
 
 ACTIONS: Final = (
     Action(
         name="views-verify",
         title="Verify totals",
-        scope=READ,
         what="Compares every total with the sum of its hourly counts in one snapshot. Changes"
         " nothing.",
         command="headrace views verify",
@@ -372,7 +300,6 @@ ACTIONS: Final = (
     Action(
         name="views-delete",
         title="Delete views",
-        scope=WRITE,
         what="Deletes totals and series of {id}. It is not counted for 30 days. This cannot be"
         " undone.",
         command="headrace views rm {id}",
@@ -385,7 +312,6 @@ ACTIONS: Final = (
     Action(
         name="views-mark",
         title="Mark a span",
-        scope=WRITE,
         what="Shows a mark beside the series of {id}, such as promoted or paid. The same name and"
         " begin changes the end.",
         command="headrace views mark {id} {name} [--from {from}] [--to {to}]",
@@ -394,27 +320,33 @@ ACTIONS: Final = (
         body=mark_body,
         fields=(
             ENTITY,
-            Field(name="name", label="Mark", hint="a-z 0-9 _, such as promoted."),
-            Field(name="from", label="From", hint="In UTC; empty: now.", required=False),
-            Field(name="to", label="To", hint="In UTC; empty: not ended.", required=False),
+            Field("name", "Mark", hint="a-z 0-9 _, such as promoted."),
+            Field("from", "From", hint="In UTC; empty: now.", required=False),
+            Field("to", "To", hint="In UTC; empty: not ended.", required=False),
         ),
     ),
     Action(
         name="views-reclassify",
         title="Reclassify views",
-        scope=WRITE,
         what="Moves views of {id} in full hours from one traffic class to another, in a job.",
         command="headrace views reclassify {id} --from {from} --to {to} --source {source}"
         " --target {target}",
         http="POST /v1/views/reclassify",
-        run=reclassify,
+        run=lambda context, given: context.views.corrections.reclassify(
+            given["id"],
+            from_at=_moment("from", given["from"]),
+            to_at=_moment("to", given["to"]),
+            source=given["source"],
+            target=given["target"],
+        ),
+        done="job {found} moves the views",
         body=reclassify_body,
         fields=(
             ENTITY,
-            Field(name="from", label="From", hint="A full hour in UTC, such as 2026-11-21T10:00Z."),
-            Field(name="to", label="To", hint="A full hour in UTC, exclusive."),
-            Field(name="source", label="From class", kind="select", options=CHOICES),
-            Field(name="target", label="To class", kind="select", options=CHOICES),
+            Field("from", "From", hint="A full hour in UTC, such as 2026-11-21T10:00Z."),
+            Field("to", "To", hint="A full hour in UTC, exclusive."),
+            Field("source", "From class", kind="select", options=CHOICES),
+            Field("target", "To class", kind="select", options=CHOICES),
         ),
     ),
 )
@@ -424,31 +356,13 @@ ROOM: Final = Room(
     name="views",
     title="Views",
     key="v",
+    scope=READ,
     screens=(
+        Screen("/views", "Top", "views/top.html", view_top, tab="Top"),
         Screen(
-            path="/views",
-            title="Top",
-            tab="Top",
-            template="views/top.html",
-            scope=READ,
-            view=view_top,
+            "/views/entity", "Views of an entity", "views/entity.html", view_entity, tab="Entity"
         ),
-        Screen(
-            path="/views/entity",
-            title="Views of an entity",
-            tab="Entity",
-            template="views/entity.html",
-            scope=READ,
-            view=view_entity,
-        ),
-        Screen(
-            path="/views/lag",
-            title="Flush",
-            tab="Flush",
-            template="views/lag.html",
-            scope=READ,
-            view=view_lag,
-        ),
+        Screen("/views/lag", "Flush", "views/lag.html", view_lag, tab="Flush"),
     ),
     actions=ACTIONS,
 )

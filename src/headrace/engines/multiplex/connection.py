@@ -37,40 +37,28 @@ class ValkeyBusy(ValkeyDown):
     """Too many callers wait for Valkey; the command was not sent."""
 
     code = "valkey.busy"
-
-    @property
-    def public_text(self) -> str:
-        """The text without details."""
-        return "too many requests wait for Valkey: try again in a moment"
+    public = "too many requests wait for Valkey: try again in a moment"
 
 
 class ValkeyLost(ValkeyDown):
     """The command was sent and got no reply; it may have been run."""
 
     code = "valkey.reply_lost"
-
-    @property
-    def public_text(self) -> str:
-        """The text without details."""
-        return (
-            "Valkey did not respond in time, and the outcome is unknown: try again if running this"
-            " twice is safe"
-        )
+    public = (
+        "Valkey did not respond in time, and the outcome is unknown: try again if running this"
+        " twice is safe"
+    )
 
 
 class ValkeyRefused(ValkeyDown):
     """Valkey replied with an error; `reply` is its text, which `public_text` omits."""
 
     code = "valkey.refused"
+    public = "Valkey refused the command: run `headrace doctor` on the server for the reason"
 
     def __init__(self, text: str, reply: str) -> None:
         super().__init__(text, retry_after_s=2)
         self.reply = reply
-
-    @property
-    def public_text(self) -> str:
-        """The text without the server's reply."""
-        return "Valkey refused the command: run `headrace doctor` on the server for the reason"
 
 
 class ValkeyPartlyDown(ValkeyDown):

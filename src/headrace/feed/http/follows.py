@@ -12,9 +12,9 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.feed.errors import UnclearUnfollow
+from headrace.feed.errors import InvalidFollow
 from headrace.feed.http.posts import AUTHORS_MAX, READ, WRITE, Changed, with_link
-from headrace.feed.model import FeedId, FeedPeople, MuteOrBlock, feed_people
+from headrace.feed.model import FeedId, MuteOrBlock, People
 from headrace.feed.service import Feed
 from headrace.kernel.routes import PAGE_ROWS_MAX
 
@@ -67,7 +67,7 @@ async def unfollow_many(
     is_clear = given in (["authors"], ["all"]) and (authors is not None or is_all)
     if has_body or not is_clear:
         what = "a body" if has_body else ", ".join(given) or "nothing"
-        raise UnclearUnfollow(
+        raise InvalidFollow(
             f"unfollow by viewer {viewer[:128]!r} has {what[:200]}: use ?authors=a,b,c once, or"
             " ?all=true for everyone; nothing was changed"
         )
@@ -84,10 +84,10 @@ async def list_following(
     *,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     cursor: FromQuery[str | None] = None,
-) -> Response[FeedPeople]:
+) -> Response[People]:
     """Followed authors, latest first, with their total; includes muted and blocked ones."""
     people = await feed.follows.following(viewer, limit, cursor=cursor)
-    return with_link(request, feed_people(people), limit=limit)
+    return with_link(request, people, limit=limit)
 
 
 @get("/v1/feed/authors/{author:str}/followers", opt=READ)
@@ -98,10 +98,10 @@ async def list_followers(
     *,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     cursor: FromQuery[str | None] = None,
-) -> Response[FeedPeople]:
+) -> Response[People]:
     """Followers of an author, latest first, with their total."""
     people = await feed.follows.followers(author, limit, cursor=cursor)
-    return with_link(request, feed_people(people), limit=limit)
+    return with_link(request, people, limit=limit)
 
 
 def routes_of(kind: MuteOrBlock) -> list[Any]:
@@ -174,9 +174,9 @@ def list_of(kind: MuteOrBlock) -> Any:
         *,
         limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
         cursor: FromQuery[str | None] = None,
-    ) -> Response[FeedPeople]:
+    ) -> Response[People]:
         people = await feed.follows.list_kind(viewer, kind, limit, cursor=cursor)
-        return with_link(request, feed_people(people), limit=limit)
+        return with_link(request, people, limit=limit)
 
     return list_all
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -26,17 +25,14 @@ from headrace.feed.model import (
     AT_ONCE_MAX,
     PAGE_MAX,
     POSTS_PER_CALL_MAX,
-    FeedId,
-    FeedPage,
-    FeedPost,
     FeedVerified,
     Marker,
     NewPost,
+    Page,
+    People,
     Post,
     ShardState,
     Unread,
-    feed_page,
-    feed_post,
 )
 from headrace.feed.pages import LiveFeed, PostWhy
 from headrace.feed.service import Feed
@@ -67,13 +63,13 @@ def link_of(path: str, *, limit: int, cursor: str, **filters: str | None) -> str
 
 
 def with_link(
-    request: Request[Any, Any, Any], answer: Any, *, limit: int, **filters: str | None
+    request: Request[Any, Any, Any], answer: Page | People, *, limit: int, **filters: str | None
 ) -> Response[Any]:
     """A response with the Link header that matches its `next_cursor`."""
-    if answer.next_cursor is None:
+    if answer.next is None:
         return Response(answer)
     path = quote(request.url.path, safe="/:@~")
-    link = link_of(path, limit=limit, cursor=answer.next_cursor, **filters)
+    link = link_of(path, limit=limit, cursor=answer.next, **filters)
     return Response(answer, headers={"link": link})
 
 
@@ -97,10 +93,6 @@ class ReadUpTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     position: str
 
 
-def _kinds_of(text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
-
-
 async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
     query = request.query
     limit = _LIMITS.get(query.get("limit", "20"))
@@ -108,7 +100,7 @@ async def _page_fast(feed: Feed, request: FastRequest) -> FastResponse | None:
         return None
     since = query.get("since")
     page = await feed.page(request.name, limit, cursor=query.get("cursor"), since=since)
-    body = _ENCODER.encode(feed_page(page))
+    body = _ENCODER.encode(page)
     if page.next is None:
         return FastResponse(body)
     path = f"/v1/feed/viewers/{request.name}"
@@ -127,7 +119,7 @@ async def get_feed_page(
     since: FromQuery[str | None] = None,
     kinds: FromQuery[str | None] = None,
     rank: FromQuery[str | None] = None,
-) -> Response[FeedPage]:
+) -> Response[Page]:
     """The newest posts of followed authors, without muted and blocked ones.
 
     `next_cursor` or the Link header leads to the next page; no post is repeated or omitted, even
@@ -135,10 +127,8 @@ async def get_feed_page(
     newer posts only, `kinds=photo,video` posts of these kinds. `rank=` names an order defined by
     the application. An unknown viewer has an empty feed.
     """
-    page = await feed.page(
-        viewer, limit, cursor=cursor, since=since, kinds=_kinds_of(kinds), rank=rank
-    )
-    return with_link(request, feed_page(page), limit=limit, since=since, kinds=kinds, rank=rank)
+    page = await feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank)
+    return with_link(request, page, limit=limit, since=since, kinds=kinds, rank=rank)
 
 
 @get("/v1/feed/authors/{author:str}/posts", opt=READ)
@@ -150,10 +140,10 @@ async def list_author_posts(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = LIMIT,
     cursor: FromQuery[str | None] = None,
     kinds: FromQuery[str | None] = None,
-) -> Response[FeedPage]:
+) -> Response[Page]:
     """The posts of one author, newest first, independent of the viewer; `kinds=` filters."""
-    page = await feed.pages.author_posts(author, limit, cursor=cursor, kinds=_kinds_of(kinds))
-    return with_link(request, feed_page(page), limit=limit, kinds=kinds)
+    page = await feed.pages.author_posts(author, limit, cursor=cursor, kinds=kinds)
+    return with_link(request, page, limit=limit, kinds=kinds)
 
 
 @get("/v1/feed/viewers/{viewer:str}/unread", opt=READ)
@@ -161,7 +151,7 @@ async def count_unread(
     feed: NamedDependency[Feed], viewer: FromPath[str], kinds: FromQuery[str | None] = None
 ) -> Unread:
     """Number of posts newer than the read marker, counted to 100; all posts without a marker."""
-    return await feed.pages.unread(viewer, kinds=_kinds_of(kinds))
+    return await feed.pages.unread(viewer, kinds=kinds)
 
 
 @get("/v1/feed/viewers/{viewer:str}/marker", opt=READ)
@@ -178,13 +168,6 @@ async def set_read_marker(
     return await feed.pages.set_marker(viewer, data.position)
 
 
-class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Data of an event: new posts, newest first. `is_cut`: there were more, so read the page."""
-
-    posts: list[FeedPost]
-    is_cut: bool = False
-
-
 @get("/v1/feed/viewers/{viewer:str}/live", media_type=MEDIA_TYPE, opt=READ)
 async def watch_feed(
     request: Request[Any, Any, Any],
@@ -199,7 +182,7 @@ async def watch_feed(
     `kinds=` selects posts of these kinds. Deletions are not sent; pages reflect them.
     """
     since = request.headers.get("last-event-id") or since
-    live = await feed.pages.watch(viewer, since=since, kinds=_kinds_of(kinds))
+    live = await feed.pages.watch(viewer, since=since, kinds=kinds)
     if request.scope.get("is_head"):
         return Response(b"", media_type=MEDIA_TYPE)
     request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
@@ -220,8 +203,7 @@ async def events_of(live: LiveFeed, *, every_s: float) -> AsyncIterator[ServerSe
             # A short outage of an engine does not disconnect all clients.
             found = None
         if found is not None and found.posts:
-            event = LiveEvent(posts=[feed_post(post) for post in found.posts], is_cut=found.is_cut)
-            text = _ENCODER.encode(event).decode()
+            text = _ENCODER.encode(found).decode()
             yield ServerSentEventMessage(data=text, event="posts", id=live.position)
             heartbeat_at_s = loop.time() + HEARTBEAT_S
         elif loop.time() >= heartbeat_at_s:
@@ -229,27 +211,16 @@ async def events_of(live: LiveFeed, *, every_s: float) -> AsyncIterator[ServerSe
             heartbeat_at_s = loop.time() + HEARTBEAT_S
 
 
-class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A post: author, id, `at` (default now; later: delayed), `ref` for handlers, `kind`."""
-
-    author: FeedId
-    id: str
-    at: datetime | None = None
-    ref: str | None = None
-    kind: str | None = None
-
-
 @post("/v1/feed/posts", opt={**WRITE, "items_max": POSTS_MAX})
 async def add_posts(
-    feed: NamedDependency[Feed], data: JSONBody[PostToAdd | list[PostToAdd]]
+    feed: NamedDependency[Feed], data: JSONBody[NewPost | list[NewPost]]
 ) -> list[Post]:
     """Add one post or up to 1,000, all or none; once answered, all followers' feeds have them.
 
     An existing post stays unchanged, so a call may be repeated. `at` may be in the past (imports),
     or in the future: then the post becomes visible at that moment.
     """
-    given = data if isinstance(data, list) else [data]
-    return await feed.posts.add([NewPost(**msgspec.structs.asdict(one)) for one in given])
+    return await feed.posts.add(data if isinstance(data, list) else [data])
 
 
 @get("/v1/feed/posts/{id:str}", opt=READ)

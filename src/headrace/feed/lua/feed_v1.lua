@@ -189,28 +189,13 @@ local function change_posts_next(keys, args)
   return {'ok', has, change_posts(keys[2], keys[1], args[1], args[2], args, 3)}
 end
 
--- headrace_feed_put_posts_v1: replace all posts of an author.
--- KEYS, ARGV and reply as above; old: a later version is present.
-local function put_posts(keys, args)
-  if redis.call('EXISTS', keys[2]) == 0 then
-    return {'unready', 0}
-  end
-  local has = version_of_posts(keys[1])
-  if tonumber(args[2]) < has then
-    return {'old', has}
-  end
-  redis.call('DEL', keys[1])
-  redis.call('SREM', base_of(keys[2]) .. 'o', args[1])
-  return {'ok', has, change_posts(keys[2], keys[1], args[1], args[2], args, 3)}
-end
-
--- headrace_feed_put_posts_part_v1: replace an author's posts in parts, oldest first.
+-- headrace_feed_put_posts_v1: replace all posts of an author, in one part or several, oldest first.
 -- Each part replaces one range of scores, so no page lacks a post meanwhile. Until the last part
 -- the version is lower by 0.5, so that no change is the next one and its writer puts a snapshot.
 -- KEYS: p, m. ARGV: author, version, both scores, 1 for the last part; then score and id,
 -- alternating.
 -- Reply as above; old: a later version is present, or an earlier part was lost.
-local function put_posts_part(keys, args)
+local function put_posts(keys, args)
   if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
@@ -351,9 +336,9 @@ end
 -- headrace_feed_status_v1: the state of the index. Read-only.
 -- KEYS: m. Reply: its fields as named below, and the run id of this server.
 local function status(keys)
-  local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run',
-    'recovering', 'swept')
-  reply[9] = run_of_server()
+  local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'newest', 'run', 'recovering',
+    'swept')
+  reply[7] = run_of_server()
   return reply
 end
 
@@ -683,58 +668,22 @@ local function page(keys, args)
   return reply
 end
 
+local function register(name, callback, flag)
+  redis.register_function{function_name = name, callback = callback, flags = {flag}}
+end
+
 -- allow-oom: a change refused for lack of memory would leave deleted posts visible.
-redis.register_function{
-  function_name = 'headrace_feed_change_posts_v1', callback = change_posts_next,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_put_posts_v1', callback = put_posts,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_put_posts_part_v1', callback = put_posts_part,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_split_v1', callback = split,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_change_follows_v1', callback = change_follows_next,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_put_follows_v1', callback = put_follows,
-  flags = {'allow-oom'},
-}
-redis.register_function('headrace_feed_begin_v1', begin)
-redis.register_function('headrace_feed_finish_v1', finish)
-redis.register_function{
-  function_name = 'headrace_feed_status_v1', callback = status,
-  flags = {'no-writes'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_noted_v1', callback = noted,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_posts_v1', callback = posts,
-  flags = {'no-writes'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_follows_v1', callback = follows,
-  flags = {'no-writes'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_trim_v1', callback = trim,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_trim_posts_v1', callback = trim_posts,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_feed_page_v1', callback = page,
-  flags = {'no-writes'},
-}
+register('headrace_feed_change_posts_v1', change_posts_next, 'allow-oom')
+register('headrace_feed_put_posts_v1', put_posts, 'allow-oom')
+register('headrace_feed_split_v1', split, 'allow-oom')
+register('headrace_feed_change_follows_v1', change_follows_next, 'allow-oom')
+register('headrace_feed_put_follows_v1', put_follows, 'allow-oom')
+register('headrace_feed_begin_v1', begin)
+register('headrace_feed_finish_v1', finish)
+register('headrace_feed_status_v1', status, 'no-writes')
+register('headrace_feed_noted_v1', noted, 'allow-oom')
+register('headrace_feed_posts_v1', posts, 'no-writes')
+register('headrace_feed_follows_v1', follows, 'no-writes')
+register('headrace_feed_trim_v1', trim, 'allow-oom')
+register('headrace_feed_trim_posts_v1', trim_posts, 'allow-oom')
+register('headrace_feed_page_v1', page, 'no-writes')

@@ -16,7 +16,8 @@ SELECT id, name FROM headrace.feed_id_map WHERE id = ANY (:ids::bigint[]);
 
 -- name: post
 -- Add posts. Return each as stored.
-SELECT id, author, score, state, visible_at, kind, is_new, version FROM headrace.post_v1(
+SELECT id, author, score, state = 1 AS is_waiting, visible_at, ref, kind, is_new, version
+FROM headrace.post_v1(
     :ids::text[], :authors::bigint[], :ats::timestamptz[], :refs::text[], :kinds::text[]);
 
 -- name: publish
@@ -25,16 +26,19 @@ SELECT entity, version, items, scores FROM headrace.publish_posts_v1(:ids::text[
 
 -- name: delete_posts
 -- Delete posts. Return each as it was.
-SELECT id, author, state, ref, kind, version FROM headrace.delete_posts_v1(:ids::text[]);
+SELECT id, author, score, state = 1 AS is_waiting, visible_at, ref, kind, version
+FROM headrace.delete_posts_v1(:ids::text[]);
 
 -- name: find_posts
 -- Posts by id.
-SELECT id, author, score, state, visible_at, ref, kind FROM headrace.feed_post
+SELECT id, author, score, state = 1 AS is_waiting, visible_at, ref, kind
+FROM headrace.feed_post
 WHERE id = ANY (:ids::text[]);
 
 -- name: author_posts
 -- An author's visible posts before a position, newest first; with kinds, only of these.
-SELECT id, author, score, state, visible_at, ref, kind FROM headrace.feed_post
+SELECT id, author, score, state = 1 AS is_waiting, visible_at, ref, kind
+FROM headrace.feed_post
 WHERE author = :author AND state = 0 AND (score, id) < (:score, :id::text)
     AND (:kinds::text[] IS NULL OR kind = ANY (:kinds::text[]))
 ORDER BY score DESC, id DESC LIMIT :rows_max;
@@ -82,7 +86,7 @@ FROM headrace.unfollow_v1(:viewer::bigint, :authors::bigint[]);
 
 -- name: unfollow_all
 -- Unfollow everyone.
-SELECT changed, version FROM headrace.unfollow_all_v1(:viewer::bigint);
+SELECT changed, entity, version, items, scores FROM headrace.unfollow_all_v1(:viewer::bigint);
 
 -- name: mute_block
 -- Set or end mutes or blocks.
@@ -92,13 +96,13 @@ SELECT changed, entity, version, items, scores FROM headrace.mute_block_v1(
 -- name: muted_blocked
 -- Muted or blocked authors, latest first, after a position.
 SELECT author AS id, made_at AS since_at FROM headrace.feed_mute_block
-WHERE viewer = :viewer AND kind = :kind::text
+WHERE viewer = :entity AND kind = :kind::text
     AND (made_at, author) < (:before_at::timestamptz, :before_id::bigint)
 ORDER BY made_at DESC, author DESC LIMIT :rows_max;
 
 -- name: count_muted_blocked
 -- Number of muted or blocked authors.
-SELECT count(*) FROM headrace.feed_mute_block WHERE viewer = :viewer AND kind = :kind::text;
+SELECT count(*) FROM headrace.feed_mute_block WHERE viewer = :entity AND kind = :kind::text;
 
 -- name: following
 -- Followed authors, latest first, after a position.

@@ -55,7 +55,6 @@ def _reading_options(command: Any) -> Any:
     for option in (
         click.option("--mapping", help="Mapping of its column names."),
         click.option("--format", "format_name", help="Its format; default: detected."),
-        _supplemental_option,
         click.option("--customer", required=True, help="Owner of the catalogue."),
     ):
         command = option(command)
@@ -65,6 +64,7 @@ def _reading_options(command: Any) -> Any:
 @catalogue_group.command("run", short_help="Read a catalogue file and apply it.")
 @click.argument("file")
 @_reading_options
+@_supplemental_option
 @click.option("--dry-run", is_flag=True, help="Only report changes, and download sample photos.")
 @click.option("--review", is_flag=True, help="Hold the run until `catalogue confirm RUN`.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
@@ -169,23 +169,17 @@ def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -
 
 @catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
-@_supplemental_option
-def bring_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
+def bring_source(terminal: Terminal, customer: str) -> None:
     """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
-    job = terminal.run(
-        Fetch, lambda fetch: fetch.sources.bring(customer, is_supplemental=is_supplemental)
-    )
+    job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
     terminal.show({"customer": customer, "job": job}, f"job {job} fetches it")
 
 
 @catalogue_group.command("rm", short_help="Remove a customer's source.")
 @click.argument("customer")
-@_supplemental_option
-def remove_source(terminal: Terminal, customer: str, *, is_supplemental: bool) -> None:
+def remove_source(terminal: Terminal, customer: str) -> None:
     """Stop fetching CUSTOMER's catalogue; its items stay."""
-    terminal.run(
-        Fetch, lambda fetch: fetch.sources.remove(customer, is_supplemental=is_supplemental)
-    )
+    terminal.run(Fetch, lambda fetch: fetch.sources.remove(customer))
     terminal.show({"removed": customer}, f"the source of {customer} is removed; its items stay")
 
 

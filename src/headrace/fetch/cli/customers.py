@@ -99,24 +99,17 @@ def _value(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
         raise InvalidCustomer(f"{option} {text[:40]!r}: expected {error}, or default") from None
 
 
-@customer_group.command("show", short_help="Show a customer, or all.")
-@click.argument("customer", required=False)
-def show_customer(terminal: Terminal, customer: str | None) -> None:
-    """Show the limits of CUSTOMER, or of every customer."""
-    if customer is None:
-        _show_customers(terminal)
-    else:
-        found = terminal.run(Fetch, lambda fetch: fetch.customers.get(customer))
-        terminal.show(found, describe_customer(found))
+@customer_group.command("show", short_help="Show a customer.")
+@click.argument("customer")
+def show_customer(terminal: Terminal, customer: str) -> None:
+    """Show the limits of CUSTOMER."""
+    found = terminal.run(Fetch, lambda fetch: fetch.customers.get(customer))
+    terminal.show(found, describe_customer(found))
 
 
 @customer_group.command("ls", short_help="List customers.")
 def list_customers(terminal: Terminal) -> None:
     """List every customer with its limits."""
-    _show_customers(terminal)
-
-
-def _show_customers(terminal: Terminal) -> None:
     everyone = terminal.run(Fetch, lambda fetch: fetch.customers.all())
     text = "\n".join(describe_customer(found) for found in everyone)
     terminal.show(everyone, text or "no customers")

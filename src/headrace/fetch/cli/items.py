@@ -118,23 +118,12 @@ def show_host(terminal: Terminal, host: str) -> None:
     terminal.show(found, "\n".join(describe_host(one) for one in found))
 
 
-class Weeks(click.IntRange):
-    """A number of weeks that counts are kept for."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number of weeks. Raises: click.BadParameter."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value!r}: expected a whole number of weeks, 1 to {WEEKS_MAX}", param, ctx)
-
-
 @click.command("study", short_help="Study download times and propose timeout classes.")
 @click.option(
     "--weeks",
     default=4,
     show_default=True,
-    type=Weeks(1, WEEKS_MAX),
+    type=click.IntRange(1, WEEKS_MAX),
     help="Number of calendar weeks, this one included.",
 )
 @click.option(

@@ -19,7 +19,7 @@ from headrace.fetch.model import (
     UrlReport,
     Webhook,
 )
-from headrace.fetch.outcomes import is_bad
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
 from headrace.kernel.terminal import pluralize, table, visible
@@ -79,8 +79,7 @@ def describe_change(change: Change) -> str:
 def describe_source(found: Source) -> str:
     """A source with its schedule and last result."""
     ahead = f"{found.next_at:%Y-%m-%d %H:%M} UTC" if found.next_at else "never: its cron is paused"
-    kind = " (supplemental)" if found.is_supplemental else ""
-    lines = [f"{found.customer}{kind}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
+    lines = [f"{found.customer}: {found.url} at '{found.cron}' {found.tz}, next {ahead}"]
     if found.tried_at is not None:
         why = f": {found.text}" if found.text else ""
         failed = f", {pluralize(found.failures, 'failure')} in a row" if found.failures else ""
@@ -148,8 +147,7 @@ def describe_run(run: Run) -> str:
             f"  {pluralize(run.problems, 'problem')} in rows:"
             f" `headrace fetch catalogue errors {run.run}`"
         )
-    bad = sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
-    if bad:
+    if bad := count_bad(run.photos_by_outcome):
         lines.append(
             f"  {pluralize(bad, 'photo')} failed or refused:"
             f" `headrace fetch catalogue errors {run.run}`"
@@ -267,10 +265,10 @@ def _lane_line(lane: Lane) -> str:
 def host_line(host: Host) -> str:
     """A host in one line."""
     mean = "not measured" if host.mean_s is None else f"mean {host.mean_s:.2f} s"
-    bad = sum(count for outcome, count in host.photos_by_outcome.items() if is_bad(outcome))
     return (
         f"{host.host} ({host.customer}): starts in {host.starts_in}, {mean},"
-        f" {pluralize(host.requests, 'request')}, {bad} failed or refused,"
+        f" {pluralize(host.requests, 'request')},"
+        f" {count_bad(host.photos_by_outcome)} failed or refused,"
         f" last {host.last_seen_at:%Y-%m-%d %H:%M:%S}"
     )
 

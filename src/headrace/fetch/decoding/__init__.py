@@ -10,25 +10,3 @@ crashes, only the file it decoded is refused.
   (`fetch.decode_share`), and every photo with a suspicious header.
 - `sheet_child` decodes one spreadsheet and exits.
 """
-
-from __future__ import annotations
-
-from headrace.fetch.decoding.client import (
-    DecodeLimits,
-    Decoder,
-    DecoderDown,
-    SheetName,
-    SheetRow,
-    SheetUnreadable,
-    sheet_rows,
-)
-
-__all__ = [
-    "DecodeLimits",
-    "Decoder",
-    "DecoderDown",
-    "SheetName",
-    "SheetRow",
-    "SheetUnreadable",
-    "sheet_rows",
-]

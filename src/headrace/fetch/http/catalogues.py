@@ -166,15 +166,13 @@ async def run_fetch_catalogue(
 
 
 async def _bring(
-    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any, **kind: bool
+    fetch: Fetch, customer: str, source: SourceToAdd, *, tx: Any, **kind: bool
 ) -> Run | Source:
-    how: dict[str, Any] = {"format_name": source.format, "mapping": source.mapping, **kind}
+    how: dict[str, Any] = {"format_name": source.format, "mapping": source.mapping}
     if source.cron is None:
-        return await fetch.bring_catalogue(
-            customer, source.url, is_dry_run=is_dry_run, tx=tx, **how
-        )
-    if is_dry_run:
-        raise InvalidSource("dry_run: not supported with a cron: omit `cron` to test the source")
+        return await fetch.bring_catalogue(customer, source.url, tx=tx, **(how | kind))
+    if any(kind.values()):
+        raise InvalidSource("dry_run and supplemental are not supported with a cron: omit `cron`")
     return await fetch.sources.set(customer, url=source.url, cron=source.cron, tz=source.tz, **how)
 
 
@@ -236,19 +234,15 @@ async def get_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str
 
 
 @delete("/v1/fetch/customers/{customer:str}/source", opt=WRITE)
-async def remove_fetch_source(
-    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
-) -> None:
+async def remove_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> None:
     """Stop fetching the customer's file; its items stay as they are."""
-    await fetch.sources.remove(customer, is_supplemental=supplemental)
+    await fetch.sources.remove(customer)
 
 
 @post("/v1/fetch/customers/{customer:str}/source/bring", opt=WRITE, status_code=202)
-async def bring_fetch_source(
-    fetch: NamedDependency[Fetch], customer: FromPath[str], *, supplemental: FromQuery[bool] = False
-) -> BringAnswer:
+async def bring_fetch_source(fetch: NamedDependency[Fetch], customer: FromPath[str]) -> BringAnswer:
     """Fetch the file of the customer's source now, in addition to its schedule."""
-    job = await fetch.sources.bring(customer, is_supplemental=supplemental)
+    job = await fetch.sources.bring(customer)
     return BringAnswer(customer=customer, job=job)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from headrace.fetch.decoding import SheetName, SheetRow, SheetUnreadable, sheet_rows
+from headrace.fetch.decoding.client import SheetName, SheetRow, SheetUnreadable, sheet_rows
 from headrace.fetch.mappings import (
     KNOWN,
     Mapping,

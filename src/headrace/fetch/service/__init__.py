@@ -66,7 +66,7 @@ from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import OutcomeStore
 from headrace.fetch.study import Study, find_study
 from headrace.fetch.validation import Rules
-from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookClient, WebhookSender
+from headrace.fetch.webhook_delivery import WEBHOOKS_AT_ONCE, WebhookSender
 from headrace.jobs import Jobs, Registry, Task
 from headrace.jobs.tasks import TaskOptions
 from headrace.kernel.logs import logger
@@ -114,7 +114,7 @@ class Upkeep:
         async with self._postgres.transaction() as tx:
             await tx.allow_long_statements(APPLY_S_MAX)
             for row in await tx.all(SQL.discard_unreviewed):
-                await tx.run(SQL.clear_run, run_id=row["id"])
+                await tx.run(SQL.forget_staged, runs=[row["id"]])
                 _LOG.info("upload_discarded", run=row["id"])
 
     async def recheck_links(self) -> None:
@@ -201,8 +201,9 @@ class Fetch:
         )
         self._fetcher = self._make_fetcher(postgres)
         self._photos = PhotoTask(OutcomeStore(postgres, jobs), self._fetcher)
-        self._webhook_client = WebhookClient(config)
-        self._webhook_sender = WebhookSender(postgres, jobs, self._webhook_client)
+        self._webhook_sender = WebhookSender(
+            postgres, jobs, self._downloader, timeout_s=config.webhook_timeout_s
+        )
         self.consumers = Consumers(postgres, jobs)
         call_s = config.handler_timeout_s
         self._publishing = Publishing(
@@ -211,7 +212,8 @@ class Fetch:
         self._checked: CheckedPublishing | None = None
         self.held = HeldItems(postgres, self._publishing)
         self.duplicates = Duplicates(postgres)
-        self.webhooks = Webhooks(postgres, jobs, self._webhook_client, self._webhook_sender)
+        policy = self._downloader.policy
+        self.webhooks = Webhooks(postgres, jobs, self._webhook_sender, policy)
         self.customers = Customers(postgres, jobs, self.webhooks)
         self.schemas = Schemas(postgres)
         self.mappings = Mappings(postgres)
@@ -220,9 +222,9 @@ class Fetch:
         self.links = Links(
             postgres, self._downloader, jobs, self.hosts, texts=Texts.load(config=config)
         )
-        applying = Applying(jobs, config, self._host_stats, self._downloader.policy)
+        applying = Applying(jobs, config, self._host_stats, policy)
         self.upkeep = Upkeep(postgres, config, self._publishing, applying)
-        self._upload = ItemUpload(postgres, applying, self._downloader.policy)
+        self._upload = ItemUpload(postgres, applying, policy)
         self._catalogues = Catalogues(
             postgres,
             config,
@@ -235,13 +237,12 @@ class Fetch:
         )
         self.runs = Runs(postgres, self._catalogues)
         self.reports = Reports(postgres, self.runs, config)
-        sites = self._downloader.policy
         self.sellers = Sellers(
             postgres,
             config,
             runs=self.runs,
             reports=self.reports,
-            policy=sites,
+            policy=policy,
             signing=link_signing,
         )
 
@@ -455,7 +456,6 @@ class Fetch:
         await self._host_stats.close()
         await self._blob_writer.close()
         await self._downloader.close()
-        await self._webhook_client.close()
 
     async def _rules(self) -> Rules:
         found = await store.runs.find_schemas(self._postgres)

@@ -15,7 +15,6 @@ from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping, NamedMapping, require_mapping
 from headrace.fetch.model import BIGINT_MAX, Change, PhotoProblem, RowProblem, Run
 from headrace.fetch.reports import (
-    ReportLine,
     csv_head,
     csv_of,
     line_of_file,
@@ -31,6 +30,7 @@ from headrace.fetch.schemas import (
     require_schema,
 )
 from headrace.fetch.settings import FetchConfig
+from headrace.fetch.sql import SQL
 from headrace.fetch.validation import find_item_id
 from headrace.kernel.ids import USER_ID, require_new_id
 from headrace.kernel.routes import PAGE_ROWS_MAX
@@ -64,8 +64,7 @@ class Runs:
 
     async def confirm(self, run_id: int) -> Run:
         """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
-        await self.get(run_id)
-        await self._catalogues.confirm(run_id)
+        await self._catalogues.confirm(await self.get(run_id))
         return await self.get(run_id)
 
     async def discard(self, run_id: int) -> Run:
@@ -73,8 +72,7 @@ class Runs:
 
         Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy.
         """
-        await self.get(run_id)
-        await self._catalogues.discard(run_id)
+        await self._catalogues.discard(await self.get(run_id))
         return await self.get(run_id)
 
     async def undo(self, run_id: int) -> Run:
@@ -82,8 +80,8 @@ class Runs:
 
         Raises: RunUnknown, RunNotUndoable, RunUnderWay, RunsBusy.
         """
-        await self.get(run_id)
-        return await self.get(await self._catalogues.undo(run_id))
+        undone = await self.get(run_id)
+        return await self.get(await self._catalogues.undo(undone))
 
     async def changes(
         self, run_id: int, *, after: str = "", rows_max: int = PAGE_ROWS_MAX
@@ -128,7 +126,7 @@ class Schemas:
     async def remove(self, category: str) -> None:
         """Delete a schema; the default one then applies to its category. Raises: SchemaUnknown."""
         found = await self.get(category)
-        await store.runs.drop_schema(self._postgres, plain_category(found.category))
+        await self._postgres.run(SQL.drop_schema, plain=plain_category(found.category))
 
 
 class Mappings:
@@ -160,7 +158,7 @@ class Mappings:
 
         Raises: MappingUnknown.
         """
-        if not USER_ID.fullmatch(name) or not await store.runs.drop_mapping(self._postgres, name):
+        if not USER_ID.fullmatch(name) or not await self._postgres.run(SQL.drop_mapping, name=name):
             raise MappingUnknown(name)
 
 
@@ -201,32 +199,24 @@ class Reports:
         """
         return Texts.load(lang, self._config).of_run(await self._runs.get(run_id))
 
-    async def lines(self, run_id: int, *, lang: str = DEFAULT) -> AsyncIterator[list[ReportLine]]:
-        """Problems of the file, then of its rows, then of photos, a page at a time.
+    async def csv(self, run_id: int, *, lang: str = DEFAULT) -> AsyncIterator[str]:
+        """Problems of the file, then of its rows, then of photos, as CSV, a page at a time.
 
-        Raises: RunUnknown, LanguageUnknown.
+        The header alone for a run without problems. Raises: RunUnknown, LanguageUnknown.
         """
         texts = Texts.load(lang, self._config)
         run = await self._runs.get(run_id)
+        yield csv_head()
         if reason := texts.of_run(run):
-            yield [line_of_file(run, reason)]
+            yield csv_of([line_of_file(run, reason)])
         position = 0
         while rows := await self._rows(run_id, texts, after=position):
             position = rows[-1][0]
-            yield [line_of_row(problem) for _, problem in rows]
+            yield csv_of(line_of_row(problem) for _, problem in rows)
         position = 0
         while photos := await self._photos(run_id, texts, after=position):
             position = photos[-1][0]
-            yield [line_of_photo(photo) for _, photo in photos]
-
-    async def csv(self, run_id: int, *, lang: str = DEFAULT) -> AsyncIterator[str]:
-        """All problems as CSV, a page at a time; the header alone for a run without problems.
-
-        Raises: RunUnknown, LanguageUnknown.
-        """
-        yield csv_head()
-        async for lines in self.lines(run_id, lang=lang):
-            yield csv_of(lines)
+            yield csv_of(line_of_photo(photo) for _, photo in photos)
 
     async def page(self, run_id: int, *, lang: str = DEFAULT) -> str:
         """An HTML page with up to 1,000 rows and as many photos.
@@ -237,12 +227,8 @@ class Reports:
         run = await self._runs.get(run_id)
         rows = await self.problems(run_id, rows_max=PAGE_LINES_MAX, lang=lang)
         photos = await self.photo_problems(run_id, rows_max=PAGE_LINES_MAX, lang=lang)
-        return page_of(
-            run,
-            [line_of_row(problem) for _, problem in rows],
-            [line_of_photo(photo) for _, photo in photos],
-            texts,
-        )
+        problems = [problem for _, problem in rows]
+        return page_of(run, problems, [photo for _, photo in photos], texts)
 
     async def _rows(
         self, run_id: int, texts: Texts, *, after: int, rows_max: int = PAGE_ROWS_MAX

@@ -11,8 +11,9 @@ from msgspec import UNSET, UnsetType
 
 from headrace.engines.postgres import Postgres, Runner
 from headrace.fetch import store
+from headrace.fetch.download import PostFailed
 from headrace.fetch.errors import InvalidCustomer, InvalidRate, WebhookUnknown
-from headrace.fetch.guard import judge_url
+from headrace.fetch.guard import Policy, judge_url
 from headrace.fetch.model import (
     BIGINT_MAX,
     LIMITER,
@@ -27,8 +28,6 @@ from headrace.fetch.sql import SQL
 from headrace.fetch.store.results import Hook
 from headrace.fetch.webhook_delivery import (
     OVERLAP_S,
-    PostFailed,
-    WebhookClient,
     WebhookSender,
     new_secret,
     webhook_job,
@@ -49,12 +48,12 @@ class Webhooks:
     """URLs that receive the results of customers: `fetch.webhooks`."""
 
     def __init__(
-        self, postgres: Postgres, jobs: Jobs, client: WebhookClient, sender: WebhookSender
+        self, postgres: Postgres, jobs: Jobs, sender: WebhookSender, policy: Policy
     ) -> None:
         self._postgres = postgres
         self._jobs = jobs
-        self._client = client
         self._sender = sender
+        self._policy = policy
 
     async def set(self, customer: str, url: str, *, tx: Runner) -> str | None:
         """Send the results of a customer to `url`; return the secret if it is new.
@@ -62,7 +61,7 @@ class Webhooks:
         Setting it again changes the URL, enables the webhook and sends its backlog at once. Runs
         inside the transaction that creates or changes the customer. Raises: UrlRefused.
         """
-        judge_url(url, self._client.policy)
+        judge_url(url, self._policy)
         secret = new_secret()
         # Publishing takes the same lock: a result is either older than the webhook or finds it.
         await tx.run(SQL.lock_result_order)

@@ -25,7 +25,7 @@ from headrace.fetch.applying import Applying
 from headrace.fetch.download import Downloader
 from headrace.fetch.errors import HostUnknown, InvalidItems, ItemUnknown, UrlRefused
 from headrace.fetch.guard import Policy, judge_url
-from headrace.fetch.host_stats import FORGOTTEN, Classes, TimeClass, find_hosts, host_of
+from headrace.fetch.host_stats import FORGOTTEN, Classes, TimeClass, host_of
 from headrace.fetch.i18n import Texts
 from headrace.fetch.images import NotAPhoto, inspect_image
 from headrace.fetch.limits import RateTokens
@@ -85,11 +85,11 @@ class Items:
         key = (customer, row["item"])
         photos = await store.outcomes.item_photos(self._postgres, [key])
         supplemental = msgspec.json.decode(row["supplemental"])
-        return StoredItem(
+        return from_row(
+            StoredItem,
+            row,
             customer=customer,
             id=row["item"],
-            version=row["version"],
-            is_gone=row["is_gone"],
             run=row["run_id"],
             fields=msgspec.json.decode(row["fields"]) | supplemental,
             photos=photos[key],
@@ -107,9 +107,10 @@ class Items:
             await store.runs.get_customer(self._postgres, customer)
         after = min(max(0, after), BIGINT_MAX)
         rows_max = min(max(1, results_max), PAGE_ROWS_MAX)
-        return await store.results.find_results(
-            self._postgres, after=after, rows_max=rows_max, customer=customer
+        rows = await self._postgres.all(
+            SQL.results, after=after, rows_max=rows_max, customer=customer
         )
+        return [store.results.result_of(row) for row in rows]
 
     async def newest_results(
         self, *, before: int | None = None, results_max: int = 100, customer: str | None = None
@@ -120,12 +121,13 @@ class Items:
         """
         if customer is not None:
             await store.runs.get_customer(self._postgres, customer)
-        return await store.results.results_before(
-            self._postgres.reads,
+        rows = await self._postgres.reads.all(
+            SQL.results_before,
             before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
             rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
             customer=customer,
         )
+        return [store.results.result_of(row) for row in rows]
 
 
 class Hosts:
@@ -147,15 +149,16 @@ class Hosts:
         """Hosts behind `after`, a (host, customer), in that order. Raises: CustomerUnknown."""
         if customer is not None and host is None:
             await store.runs.get_customer(self._postgres, customer)
-        rows = await find_hosts(
-            self._postgres.reads,
+        rows = await self._postgres.reads.all(
+            SQL.hosts,
             customer=customer,
             host=host,
-            after=after,
+            after_host=after[0],
+            after_customer=after[1],
             rows_max=min(max(1, hosts_max), PAGE_ROWS_MAX),
             half_life_s=self._half_life_s,
         )
-        return [self._host(row, by_outcome) for row, by_outcome in rows]
+        return [self._host(row) for row in rows]
 
     async def get(self, host: str) -> list[Host]:
         """Statistics of a host, or of the host of a URL, per customer. Raises: HostUnknown."""
@@ -166,7 +169,7 @@ class Hosts:
             raise HostUnknown(name)
         return found
 
-    def _host(self, row: Row, by_outcome: dict[str, int]) -> Host:
+    def _host(self, row: Row) -> Host:
         weights = dict(zip(row["classes_s"], row["weights"], strict=True))
         total = sum(weights.values())
         is_measured = total >= FORGOTTEN and row["photos"] > 0
@@ -180,7 +183,7 @@ class Hosts:
                 if is_measured
             },
             mean_s=round(row["seconds"] / row["photos"], 4) if is_measured else None,
-            photos_by_outcome=by_outcome,
+            photos_by_outcome=msgspec.json.decode(row["by_outcome"] or "{}", type=dict[str, int]),
         )
 
 

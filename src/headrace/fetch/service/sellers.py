@@ -27,10 +27,11 @@ from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping
 from headrace.fetch.model import SUPPLEMENTAL, Run, SellerLink
+from headrace.fetch.outcomes import count_bad
 from headrace.fetch.readers import Value
 from headrace.fetch.schemas import DEFAULT as DEFAULT_SCHEMA
 from headrace.fetch.schemas import Schema, plain_category
-from headrace.fetch.seller_page import SellerView, bad_photos, example_of, seller_page
+from headrace.fetch.seller_page import SellerView, example_of, seller_page
 from headrace.fetch.service.catalogues import Reports, Runs
 from headrace.fetch.service.items import FORMAT as ITEMS_FORMAT
 from headrace.fetch.settings import FetchConfig
@@ -135,7 +136,6 @@ class Sellers:
             rows=[problem for _, problem in rows],
             photos=[photo for _, photo in photos],
             example=example_of(schema, mapping, known, texts=texts, policy=self._policy),
-            mapping=mapping,
         )
         return seller_page(view, texts)
 
@@ -181,7 +181,7 @@ class Sellers:
             value = known.get(name)
             if isinstance(value, str):
                 schema = schemas.get(plain_category(value), schema)
-        source = await self._postgres.one(SQL.sources, customer=customer, is_supplemental=False)
+        source = await self._postgres.one(SQL.sources, customer=customer)
         mapped = source["mapping"] if source is not None else None
         named = await store.runs.find_mappings(self._postgres, mapped) if mapped else []
         return schema, named[0].mapping if named else None, known
@@ -190,6 +190,8 @@ class Sellers:
 def _default_run(runs: Sequence[Run]) -> Run | None:
     """The run of the newest catalogue if it has problems, else the newest of `runs`."""
     newest = next((one for one in runs if one.format not in (SUPPLEMENTAL, ITEMS_FORMAT)), None)
-    if newest is not None and (newest.problems or newest.reason or bad_photos(newest)):
+    if newest is not None and (
+        newest.problems or newest.reason or count_bad(newest.photos_by_outcome)
+    ):
         return newest
     return runs[0] if runs else None

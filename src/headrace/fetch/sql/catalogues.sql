@@ -41,57 +41,53 @@ SELECT fields FROM headrace.fetch_item WHERE customer = :customer AND NOT is_gon
 
 -- name: set_source
 -- Create or replace a customer's source; discard the validators of an earlier file.
-INSERT INTO headrace.fetch_source (customer, is_supplemental, url, cron, tz, format, mapping)
-VALUES (:customer, :is_supplemental, :url, :cron, :tz, :format, :mapping)
-ON CONFLICT (customer, is_supplemental) DO UPDATE SET
+INSERT INTO headrace.fetch_source (customer, url, cron, tz, format, mapping)
+VALUES (:customer, :url, :cron, :tz, :format, :mapping)
+ON CONFLICT (customer) DO UPDATE SET
     url = excluded.url, cron = excluded.cron, tz = excluded.tz, format = excluded.format,
     mapping = excluded.mapping, etag = NULL, last_modified = NULL, sha256 = NULL, rules = NULL,
     good_run = NULL, failures = 0;
 
 -- name: sources
 -- Every source by customer, or one.
-SELECT customer, url, cron, tz, format, mapping, outcome, problem, run_id, tried_at, failures,
-    is_supplemental
+SELECT customer, url, cron, tz, format, mapping, outcome, problem, run_id, tried_at, failures
 FROM headrace.fetch_source
-WHERE :customer::text IS NULL
-    OR customer = :customer AND is_supplemental = :is_supplemental::boolean
-ORDER BY customer, is_supplemental;
+WHERE :customer::text IS NULL OR customer = :customer
+ORDER BY customer;
 
 -- name: drop_source
 -- Delete a customer's source.
-DELETE FROM headrace.fetch_source
-WHERE customer = :customer AND is_supplemental = :is_supplemental::boolean RETURNING customer;
+DELETE FROM headrace.fetch_source WHERE customer = :customer RETURNING customer;
 
 -- name: source_to_bring
--- A source with its validators, which are NULL once another file of its kind was applied.
+-- A source with its validators, which are NULL once another catalogue was applied.
 SELECT s.url, s.format, s.mapping, known.etag, known.last_modified, known.sha256, known.rules
 FROM headrace.fetch_source s
 LEFT JOIN headrace.fetch_source known ON known.customer = s.customer
-    AND known.is_supplemental = s.is_supplemental AND known.good_run = (
+    AND known.good_run = (
         SELECT max(r.id) FROM headrace.fetch_run r
-        WHERE r.customer = s.customer AND r.state IN ('applied', 'done')
-            AND CASE WHEN s.is_supplemental THEN r.format = 'supplemental' ELSE r.is_whole END
+        WHERE r.customer = s.customer AND r.state IN ('applied', 'done') AND r.is_whole
     )
-WHERE s.customer = :customer AND s.is_supplemental = :is_supplemental;
+WHERE s.customer = :customer;
 
 -- name: note_brought
 -- Store the result of a fetched file; :good_run is the run that applied it.
 UPDATE headrace.fetch_source SET outcome = :outcome, problem = :problem, run_id = :run_id::bigint,
     tried_at = now(), failures = 0, etag = :etag, last_modified = :last_modified, sha256 = :sha256,
     rules = :rules, good_run = :good_run
-WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
+WHERE customer = :customer AND url = :url;
 
 -- name: note_unchanged
--- Record that the file is the applied one; the run of its links, if any, becomes the applied run.
+-- Record that the file is the applied one; the run of its links becomes the applied run.
 UPDATE headrace.fetch_source SET outcome = 'unchanged', problem = NULL, tried_at = now(),
-    failures = 0, run_id = coalesce(:run_id::bigint, run_id), good_run = coalesce(:run_id, good_run)
-WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
+    failures = 0, run_id = :run_id::bigint, good_run = :run_id
+WHERE customer = :customer AND url = :url;
 
 -- name: note_not_brought
 -- Store why the file was not fetched or not readable.
 UPDATE headrace.fetch_source SET outcome = :outcome, problem = :problem, tried_at = now(),
     failures = failures + 1
-WHERE customer = :customer AND is_supplemental = :is_supplemental AND url = :url;
+WHERE customer = :customer AND url = :url;
 
 -- name: try_lock_source
 -- Keep other fetches of this customer's file out until the session ends.
@@ -128,7 +124,7 @@ WHERE :plain::text IS NULL OR plain = :plain ORDER BY plain;
 
 -- name: drop_schema
 -- Delete the schema of a category.
-DELETE FROM headrace.fetch_schema WHERE plain = :plain RETURNING plain;
+DELETE FROM headrace.fetch_schema WHERE plain = :plain;
 
 -- name: set_mapping
 -- Create or replace a mapping.
@@ -143,7 +139,7 @@ WHERE :name::text IS NULL OR name = :name ORDER BY name;
 
 -- name: drop_mapping
 -- Delete a mapping.
-DELETE FROM headrace.fetch_mapping WHERE name = :name RETURNING name;
+DELETE FROM headrace.fetch_mapping WHERE name = :name;
 
 -- name: insert_problems
 -- Store the problems of some rows.

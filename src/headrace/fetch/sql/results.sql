@@ -409,16 +409,20 @@ WHERE h.customer = g.customer AND h.item = g.item;
 -- name: lock_held
 -- A held item whose held version is its newest, locked, as `lock_changes` returns it.
 SELECT 0::bigint AS run_id, i.item, 'changed' AS kind, i.version, false AS is_late, i.customer,
-    i.version AS item_version, i.is_gone, i.fields, i.photos
+    i.version AS item_version, i.is_gone, i.photos,
+    coalesce((i.fields::jsonb || o.fields)::text, i.fields) AS fields
 FROM headrace.fetch_item i
 JOIN headrace.fetch_held h ON h.customer = i.customer AND h.item = i.item AND h.version = i.version
+LEFT JOIN headrace.fetch_overlay o ON o.customer = i.customer AND o.item = i.item
 WHERE i.customer = :customer AND i.item = :item
 FOR UPDATE OF i;
 
 -- name: held_items
 -- A page of held items.
-SELECT h.customer, h.item, h.version, h.reason, h.held_at, i.fields
+SELECT h.customer, h.item, h.version, h.reason, h.held_at,
+    coalesce((i.fields::jsonb || o.fields)::text, i.fields) AS fields
 FROM headrace.fetch_held h JOIN headrace.fetch_item i USING (customer, item)
+LEFT JOIN headrace.fetch_overlay o USING (customer, item)
 WHERE (h.customer, h.item) > (:after_customer::text, :after_item::text)
     AND (:customer::text IS NULL OR h.customer = :customer)
 ORDER BY h.customer, h.item LIMIT :rows_max;

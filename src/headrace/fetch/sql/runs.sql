@@ -291,10 +291,6 @@ UPDATE headrace.fetch_run r SET
         + (SELECT coalesce(sum(c.photos), 0) FROM headrace.fetch_count c WHERE c.run_id = r.id)
 WHERE id = :run_id;
 
--- name: drop_needs
--- Delete the photo requests of a dry run after they were counted.
-DELETE FROM headrace.fetch_need WHERE run_id = :run_id;
-
 -- name: changes_page
 -- Changes after an item, in order, each with the URLs to request.
 SELECT c.item, c.version, ARRAY(
@@ -388,10 +384,6 @@ WHERE id = :run_id AND state = 'held' RETURNING id;
 DELETE FROM headrace.fetch_staged s USING headrace.fetch_run r
 WHERE s.run_id = r.id AND r.customer = :customer AND r.state NOT IN ('reading', 'held');
 
--- name: clear_run
--- Delete the staged rows of one run.
-DELETE FROM headrace.fetch_staged WHERE run_id = :run_id;
-
 -- name: forget_runs
 -- Delete the customer's oldest ended runs, whole or not; the caller deletes their rows next.
 DELETE FROM headrace.fetch_run WHERE customer = :customer AND is_whole = :is_whole
@@ -421,7 +413,7 @@ RETURNING id;
 DELETE FROM headrace.fetch_change WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_needs
--- Delete the photo requests of deleted runs.
+-- Delete the photo requests of runs that were deleted, or only counted them.
 DELETE FROM headrace.fetch_need WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_counts
@@ -429,7 +421,7 @@ DELETE FROM headrace.fetch_need WHERE run_id = ANY(:runs::bigint[]);
 DELETE FROM headrace.fetch_count WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_staged
--- Delete the staged rows of deleted runs.
+-- Delete the staged rows of some runs.
 DELETE FROM headrace.fetch_staged WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_pace

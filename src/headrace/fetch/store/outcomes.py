@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.engines.postgres import Postgres, Runner, from_row
 from headrace.fetch.model import ItemPhoto, Link
 from headrace.fetch.outcomes import PHOTOS_DECIDED
 from headrace.fetch.sql import SQL
@@ -57,23 +57,6 @@ class Decision:
     """False if the outcome was copied from the link."""
 
 
-async def photo_states(runner: Runner, keys: Sequence[tuple[int, str, str, str]]) -> list[Row]:
-    """State per (run, customer, item, url), in order: needed, decided, last result of the link."""
-    rows = await runner.all(
-        SQL.photo_states,
-        runs=[key[0] for key in keys],
-        customers=[key[1] for key in keys],
-        items=[key[2] for key in keys],
-        urls=[key[3] for key in keys],
-    )
-    return sorted(rows, key=lambda row: int(row["position"]))
-
-
-async def known_photos(runner: Runner, hashes: list[str]) -> set[str]:
-    """The contents of `hashes` that are recorded, and so stored."""
-    return {row["sha256"] for row in await runner.all(SQL.known_photos, hashes=hashes)}
-
-
 async def decide(runner: Runner, decisions: Sequence[Decision]) -> None:
     """Record contents and outcomes of links and needs; a decided need keeps its outcome."""
     photos = [d.photo or _NO_PHOTO for d in decisions]
@@ -115,15 +98,7 @@ async def item_photos(
 async def links_of_url(runner: Runner, url: str) -> list[Link]:
     """The record of `url` per customer, without its text."""
     rows = await runner.all(SQL.links_of_url, url=url)
-    names = [name for name in Link.__struct_fields__ if name not in ("run", "text")]
-    return [
-        Link(
-            run=row["run_id"],
-            text="",
-            **{name: row[name] for name in names},
-        )
-        for row in rows
-    ]
+    return [from_row(Link, row, run=row["run_id"], text="") for row in rows]
 
 
 async def waiting_runs(runner: Runner, url: str) -> dict[str, list[int]]:
@@ -152,7 +127,7 @@ class OutcomeStore:
         self._entries: Batcher[_Entry, None] = Batcher(self._write_all)
 
     async def state(self, run: int, customer: str, item: str, url: str) -> Any:
-        """State of a photo and the last result of its link."""
+        """State of a photo: needed, decided, last result of the link."""
         return await self._states.submit((run, customer, item, url))
 
     async def record(self, lease_id: int, decision: Decision) -> None:
@@ -160,7 +135,14 @@ class OutcomeStore:
         await self._entries.submit(_Entry(lease_id, decision))
 
     async def _read_states(self, keys: list[tuple[int, str, str, str]]) -> list[Any]:
-        return await photo_states(self._postgres, keys)
+        rows = await self._postgres.all(
+            SQL.photo_states,
+            runs=[key[0] for key in keys],
+            customers=[key[1] for key in keys],
+            items=[key[2] for key in keys],
+            urls=[key[3] for key in keys],
+        )
+        return sorted(rows, key=lambda row: int(row["position"]))
 
     async def _write_all(self, entries: list[_Entry]) -> list[Exception | None]:
         try:

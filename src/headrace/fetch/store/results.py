@@ -69,22 +69,6 @@ def has_same_photos(kept: str, photos: list[ItemPhoto]) -> bool:
     return [photo.key for photo in _PHOTOS.decode(kept)] == [photo.key for photo in photos]
 
 
-async def find_results(
-    runner: Runner, *, after: int, rows_max: int, customer: str | None
-) -> list[Result]:
-    """A page of results."""
-    rows = await runner.all(SQL.results, after=after, rows_max=rows_max, customer=customer)
-    return [result_of(row) for row in rows]
-
-
-async def results_before(
-    runner: Runner, *, before: int, rows_max: int, customer: str | None
-) -> list[Result]:
-    """A page of results, newest first."""
-    rows = await runner.all(SQL.results_before, before=before, rows_max=rows_max, customer=customer)
-    return [result_of(row) for row in rows]
-
-
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """The newest version of an item for one job of a consumer."""
@@ -105,14 +89,6 @@ class DeliveryRequest:
     job_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The end of a delivery."""
-
-    request: DeliveryRequest
-    result: Result
-
-
 class DeliveryStore:
     """Batched reads and writes of a worker's deliveries."""
 
@@ -120,7 +96,7 @@ class DeliveryStore:
         self._postgres = postgres
         self._busy_s = busy_s
         self._begun: Batcher[DeliveryRequest, Delivery | None] = Batcher(self._begin_all)
-        self._ended: Batcher[Delivered, None] = Batcher(self._end_all)
+        self._ended: Batcher[tuple[DeliveryRequest, Result], None] = Batcher(self._end_all)
 
     async def begin(self, request: DeliveryRequest) -> Delivery | None:
         """Claim an item for a job; None if its result no longer exists."""
@@ -128,7 +104,7 @@ class DeliveryStore:
 
     async def end(self, request: DeliveryRequest, result: Result) -> None:
         """Record that `result` was delivered and release the claim."""
-        await self._ended.submit(Delivered(request, result))
+        await self._ended.submit((request, result))
 
     async def _begin_all(self, requests: list[DeliveryRequest]) -> list[Delivery | None]:
         rows = await self._postgres.all(
@@ -149,16 +125,16 @@ class DeliveryStore:
             )
         return found
 
-    async def _end_all(self, ended: list[Delivered]) -> list[None]:
+    async def _end_all(self, ended: list[tuple[DeliveryRequest, Result]]) -> list[None]:
         await self._postgres.run(
             SQL.end_deliveries,
-            consumers=[e.request.consumer for e in ended],
-            customers=[e.result.customer for e in ended],
-            items=[e.result.id for e in ended],
-            seqs=[e.request.seq for e in ended],
-            job_ids=[e.request.job_id for e in ended],
-            versions=[e.result.version for e in ended],
-            are_shown=[e.result.action != "unpublish" for e in ended],
+            consumers=[request.consumer for request, _ in ended],
+            customers=[result.customer for _, result in ended],
+            items=[result.id for _, result in ended],
+            seqs=[request.seq for request, _ in ended],
+            job_ids=[request.job_id for request, _ in ended],
+            versions=[result.version for _, result in ended],
+            are_shown=[result.action != "unpublish" for _, result in ended],
         )
         return [None] * len(ended)
 

@@ -60,11 +60,6 @@ async def set_schema(runner: Runner, plain: str, category: str, schema: Schema) 
     return _schema(row)
 
 
-async def drop_schema(runner: Runner, plain: str) -> bool:
-    """Delete the schema. Return whether it existed."""
-    return await runner.one(SQL.drop_schema, plain=plain) is not None
-
-
 async def find_mappings(runner: Runner, name: str | None = None) -> list[NamedMapping]:
     """Every mapping, by name, or the one of that name."""
     return [_mapping(row) for row in await runner.all(SQL.mappings, name=name)]
@@ -75,11 +70,6 @@ async def set_mapping(runner: Runner, name: str, mapping: Mapping) -> NamedMappi
     encoded = msgspec.json.encode(mapping).decode()
     row: Row = await runner.one(SQL.set_mapping, name=name, mapping=encoded)
     return _mapping(row)
-
-
-async def drop_mapping(runner: Runner, name: str) -> bool:
-    """Delete the mapping. Return whether it existed."""
-    return await runner.one(SQL.drop_mapping, name=name) is not None
 
 
 def _schema(row: Row) -> CategorySchema:
@@ -185,10 +175,7 @@ async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> 
     )
     return [
         from_row(
-            Change,
-            row,
-            fields=_changed_fields(row),
-            values=_PAIRS.decode(row["values"] or "{}"),
+            Change, row, fields=_changed_fields(row), values=_PAIRS.decode(row["values"] or "{}")
         )
         for row in rows
     ]
@@ -281,7 +268,7 @@ async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole:
         await runner.run(SQL.clear_staged, customer=customer)
         await runner.run(SQL.forget_older_before, customer=customer, runs_kept=UNDOABLE_RUNS)
     else:
-        await runner.run(SQL.clear_run, run_id=run_id)
+        await runner.run(SQL.forget_staged, runs=[run_id])
     old = await runner.all(
         SQL.forget_runs,
         customer=customer,
@@ -352,10 +339,4 @@ async def photo_problems(
 ) -> list[tuple[int, PhotoProblem]]:
     """(position, photo) of a page, without its text."""
     rows = await runner.all(SQL.photo_problems, run_id=run_id, after=after, rows_max=rows_max)
-    return [
-        (
-            row["id"],
-            from_row(PhotoProblem, row, text=""),
-        )
-        for row in rows
-    ]
+    return [(row["id"], from_row(PhotoProblem, row, text="")) for row in rows]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from headrace.engines import Engines
 from headrace.engines.children import end_children
+from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.host_loop import HostLoop
@@ -29,76 +29,52 @@ Command = Callable[[Sequence[str]], Sequence[str]]
 """Return the command line of a zygote with these options."""
 
 
-class AgentApp(Protocol):
-    """An app with the settings of the zygote's application, in the agent, which lacks its code."""
+async def run_agent(
+    stop: asyncio.Event,
+    *,
+    name: str,
+    folder: Path,
+    command: Command,
+    open_jobs: Callable[[dict[str, str]], Awaitable[tuple[Postgres, Jobs]]],
+    lease_s: float,
+    tags: Sequence[str] = (),
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Work until `stop`. First wait for a former agent's slots, at most `lease_s`.
 
-    @property
-    def engines(self) -> Engines: ...
-
-    @property
-    def jobs(self) -> Jobs: ...
-
-
-class Agent:
-    """One host's agent. `open_app` receives the settings that the zygote found.
-
+    `open_jobs` receives the settings of the zygote's application, whose code the agent lacks.
     `on_ready` is called after each registration of the host.
+    Raises: AgentRuns, ApplicationBroken, LimiterFixed.
     """
-
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        command: Command,
-        open_app: Callable[[dict[str, str]], Awaitable[AgentApp]],
-        *,
-        tags: Sequence[str] = (),
-        on_ready: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._name = name
-        self._tags = tags
-        self._folder = folder
-        self._command = command
-        self._open_app = open_app
-        self._on_ready = on_ready
-
-    async def run(self, stop: asyncio.Event, *, lease_s: float) -> None:
-        """Work until `stop`. First wait for a former agent's slots, at most `lease_s`.
-
-        Raises: AgentRuns, ApplicationBroken, LimiterFixed.
-        """
-        host_lock = await HostLock.take(self._folder, self._name, wait_max_s=lease_s)
-        board = StatusBoard.make()
-        zygote = ZygoteClient(self._command, board, host_lock.descriptor)
-        try:
-            async with asyncio.TaskGroup() as group:
-                keeping = group.create_task(zygote.run())
-                loaded = await zygote.wait_loaded()
-                app = await self._open_app(loaded.settings)
-                await _return_leases(app, host_lock)
-                postgres, config = app.engines.postgres, app.jobs.config
-                statements = SlotStatements(postgres)
-                pool = ForkedWorkerPool(
-                    *(zygote, board, host_lock, config),
-                    name=self._name,
-                    statements=statements,
-                    tags=self._tags,
-                )
-                host = HostLoop(
-                    postgres, config, name=self._name, pool=pool, on_ready=self._on_ready
-                )
-                try:
-                    await host.run(stop)
-                finally:
-                    await statements.close()
-                keeping.cancel()
-        except ExceptionGroup as group_of:
-            raise _first_expected(group_of) from None
-        finally:
-            # Processes that handlers detached from their slots: this process inherited them.
-            if left := end_children(CHILDREN_END_S):
-                _log.error("children_not_gone", pids=left)
-        host_lock.release()
+    host_lock = await HostLock.take(folder, name, wait_max_s=lease_s)
+    board = StatusBoard.make()
+    zygote = ZygoteClient(command, board, host_lock.descriptor)
+    try:
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(zygote.run())
+            loaded = await zygote.wait_loaded()
+            postgres, jobs = await open_jobs(loaded.settings)
+            await _return_leases(postgres, jobs, host_lock)
+            statements = SlotStatements(postgres)
+            pool = ForkedWorkerPool(
+                *(zygote, board, host_lock, jobs.config),
+                name=name,
+                statements=statements,
+                tags=tags,
+            )
+            host = HostLoop(postgres, jobs.config, name=name, pool=pool, on_ready=on_ready)
+            try:
+                await host.run(stop)
+            finally:
+                await statements.close()
+            keeping.cancel()
+    except ExceptionGroup as group_of:
+        raise _first_expected(group_of) from None
+    finally:
+        # Processes that handlers detached from their slots: this process inherited them.
+        if left := end_children(CHILDREN_END_S):
+            _log.error("children_not_gone", pids=left)
+    host_lock.release()
 
 
 def _first_expected(group: ExceptionGroup[Exception]) -> Exception:
@@ -116,12 +92,12 @@ def _first_expected(group: ExceptionGroup[Exception]) -> Exception:
     return first
 
 
-async def _return_leases(app: AgentApp, host_lock: HostLock) -> None:
+async def _return_leases(postgres: Postgres, jobs: Jobs, host_lock: HostLock) -> None:
     """Return the leases of the former agent at once: none of its handlers runs any more."""
     for host_id in host_lock.former.host_ids:
         try:
-            await store.leases.expire_host(app.engines.postgres, host_id)
-            swept = await app.jobs.sweep()
+            await store.leases.expire_host(postgres, host_id)
+            swept = await jobs.sweep()
             if swept.jobs_returned:
                 _log.warning("former_leases_returned", host_id=host_id, jobs=swept.jobs_returned)
         except HeadraceError as error:

@@ -9,30 +9,27 @@ job is ended by the settlement that puts it back, whatever its outcome is.
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.messages import CancelJob
 from headrace.kernel.logs import logger
 
 _log: Final = logger(__name__)
 
 
-class KillsSlots(Protocol):
-    """The part of a `WorkerPool` that ends a slot."""
-
-    def kill(self, worker: WorkerProxy, why: str) -> None:
-        """Kill a slot for no fault of its jobs."""
-
-
 class Cancellations:
-    """The marked jobs of one host, and since when their slots know it."""
+    """The marked jobs of one host, and since when their slots know it; `kill` ends a slot."""
 
-    def __init__(self, postgres: Postgres, pool: KillsSlots, grace_s: float) -> None:
+    def __init__(
+        self, postgres: Postgres, kill: Callable[[WorkerProxy, str], None], grace_s: float
+    ) -> None:
         self._postgres = postgres
-        self._pool = pool
+        self._kill = kill
         self._grace_s = grace_s
         self._sent_s: dict[tuple[int, int], float] = {}
         """By job and lease."""
@@ -49,10 +46,10 @@ class Cancellations:
                 continue
             if run not in self._sent_s:
                 self._sent_s[run] = now_s
-                worker.channel.cancel(job_id)
+                worker.channel.send(CancelJob(job_id))
             elif now_s - self._sent_s[run] > self._grace_s:
                 _log.warning("job_killed", job_id=job_id, grace_s=self._grace_s)
-                self._pool.kill(worker, f"job {job_id} was cancelled and did not end")
+                self._kill(worker, f"job {job_id} was cancelled and did not end")
 
 
 def _worker_of(dispatcher: Dispatcher, job_id: int, lease_id: int) -> WorkerProxy | None:

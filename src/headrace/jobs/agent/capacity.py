@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -26,27 +25,19 @@ SLOT_BYTES_MIN: Final = 16 * 2**20
 _UNLIMITED_BYTES: Final = 2**60
 
 
-@dataclass(frozen=True, slots=True)
-class HostState:
-    """Measured facts of a host."""
+def slots_that_fit(
+    free_bytes: int, pss_bytes: Collection[int], *, slots: int, slots_max: int, reserve_bytes: int
+) -> int:
+    """The number of slots that this host can hold, from one to `slots_max`.
 
-    free_bytes: int
-    pss_bytes: Mapping[int, int]
-    """By slot number, of the slots read so far."""
-    slots: int
-    """Slots that run now."""
-    cores: int
-
-
-def slots_that_fit(state: HostState, *, reserve_bytes: int, slots_per_core: int) -> int:
-    """The number of slots that this host can hold, at least one."""
-    read = state.pss_bytes.values()
-    mean_bytes = max(SLOT_BYTES_MIN, sum(read) // len(read) if read else 0)
-    taken_bytes = sum(read)
-    by_memory = (state.free_bytes + taken_bytes - reserve_bytes) // mean_bytes
+    `slots` run now; `pss_bytes` has the readings of those read so far.
+    """
+    taken_bytes = sum(pss_bytes)
+    mean_bytes = max(SLOT_BYTES_MIN, taken_bytes // len(pss_bytes) if pss_bytes else 0)
+    by_memory = (free_bytes + taken_bytes - reserve_bytes) // mean_bytes
     # Slots without a reading have taken their memory already.
-    by_memory += max(0, state.slots - len(read))
-    return max(1, min(by_memory, state.cores * slots_per_core))
+    by_memory += max(0, slots - len(pss_bytes))
+    return max(1, min(by_memory, slots_max))
 
 
 def free_bytes(root: Path = Path("/")) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import Ack, Work
-from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.messages import Ack, Outcome, Work
+from headrace.jobs.outcomes import RETURNED, UNSTARTED, final_outcome
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.kernel.resilience import Backoff
 
@@ -39,39 +37,24 @@ def acks_of_crashed(
     acks = []
     for lease in worker.leases.values():
         attempts = dict(zip(lease.ids, lease.attempts, strict=True))
-        ids = lease.open_ids()
-        outcomes = []
-        for job_id in ids:
+        outcomes = {}
+        for job_id in lease.open_ids():
             if job_id not in started:
-                outcomes.append(Outcome("returned"))
+                outcomes[job_id] = RETURNED
             elif is_overtime and len(started) == 1:
-                failed = Outcome("retry", None, why)
-                outcomes.append(
-                    final_outcome(
-                        failed,
-                        attempt=attempts[job_id] + 1,
-                        retries=lease.retries_of(job_id),
-                        backoff=backoff,
-                    )
+                outcomes[job_id] = final_outcome(
+                    Outcome("retry", None, why),
+                    attempt=attempts[job_id] + 1,
+                    retries=lease.retries_of(job_id),
+                    backoff=backoff,
                 )
             else:
-                outcomes.append(Outcome("lost"))
-        acks.append(_ack(lease.lease_id, ids, outcomes, why))
+                outcomes[job_id] = Outcome("lost", None, why)
+        acks.append(Ack(lease_id=lease.lease_id, outcomes=outcomes))
     return acks
 
 
 def returned_ack(work: Work) -> Ack:
     """An ack that returns work no slot has started, as if it had never been claimed."""
-    kind = "returned" if work.start_before_s is None else "unstarted"
-    return _ack(work.lease_id, work.ids, [Outcome(kind)] * len(work.ids), "")
-
-
-def _ack(lease_id: int, ids: Sequence[int], outcomes: Sequence[Outcome], why: str) -> Ack:
-    return Ack(
-        lease_id=lease_id,
-        ids=ids,
-        kinds=[outcome.kind for outcome in outcomes],
-        delays_s=[outcome.after_s for outcome in outcomes],
-        errors=["" if outcome.kind == "returned" else why for outcome in outcomes],
-        tracebacks=[""] * len(ids),
-    )
+    outcome = RETURNED if work.start_before_s is None else UNSTARTED
+    return Ack(lease_id=work.lease_id, outcomes=dict.fromkeys(work.ids, outcome))

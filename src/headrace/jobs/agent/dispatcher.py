@@ -22,7 +22,7 @@ from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
 from headrace.jobs.agent.lane_folder import LaneFolder, cancel_tasks
 from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
-from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
+from headrace.jobs.agent.token_batcher import TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.leases import RECONNECT, LeaseManager
 from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
@@ -40,6 +40,8 @@ JOBS_PER_CLAIM_MAX: Final = 2_000
 LEASES_PER_CLAIM_MAX: Final = 50
 PREFETCH_KEPT_S: Final = 0.25
 RETRY_AFTER_S: Final = 0.02
+ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
+"""Outcomes that end a job."""
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
 """Outcomes that make a job ready again at its former due time."""
 RESCAN_AFTER_S: Final = 0.5
@@ -126,8 +128,6 @@ class Dispatcher:
                 self._start_background(self._take_tokens(worker, message))
             case Progress():
                 self._leases.note_progress(message)
-            case _:
-                return
 
     def add_slot_time(self, elapsed_s: float) -> None:
         """Count the time since the last call for the queues that slots are bound to or work."""
@@ -198,23 +198,24 @@ class Dispatcher:
         lease, queue = worker.leases.get(ack.lease_id), worker.queue
         if lease is None or queue is None:
             return
-        jobs = len(lease.ids) if ack.ids is None else len(ack.ids)
+        jobs = len(lease.ids if ack.outcomes is None else ack.outcomes)
         if ack.calls:
             queue.note_calls(ack.calls, jobs, ack.run_s)
         self.jobs_run += jobs
         open_before = lease.open_count
         self._settle(queue, ack, jobs)
         # `LeaseManager` closed them too, unless it dropped the lease after refused outcomes.
-        lease.close(ack.ids)
+        lease.close(ack.outcomes)
         worker.release(lease, open_before - lease.open_count)
         self._plan_dispatch()
 
     def _settle(self, queue: QueueState, ack: Ack, jobs: int = 0) -> None:
-        if ack.ids is None:
+        if ack.outcomes is None:
             queue.counts.ended += jobs
         else:
-            queue.counts.add_ended(ack.kinds)
-            if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(ack.kinds):
+            kinds = [outcome.kind for outcome in ack.outcomes.values()]
+            queue.counts.ended += sum(kind in ENDS for kind in kinds)
+            if not queue.is_rescan_planned and not COMES_BACK.isdisjoint(kinds):
                 queue.is_rescan_planned = True
                 self._start_background(self._rescan(queue))
         self._leases.settle(ack)
@@ -238,12 +239,10 @@ class Dispatcher:
         self._plan_dispatch()
 
     async def _take_tokens(self, worker: WorkerProxy, request: Spend) -> None:
-        result = REFUSED
+        answer = SpendAnswer(request.call, None)
         if (queue := self._queue_by_name.get(request.queue)) is not None:
-            result = await self._tokens.take(
-                queue.queue_id, request.lane, starts=request.starts, wait_max_s=request.wait_max_s
-            )
-        worker.channel.answer(SpendAnswer(request.call, result.wait_s, result.sent_s))
+            answer = await self._tokens.take(queue.queue_id, request)
+        worker.channel.send(answer)
 
     def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

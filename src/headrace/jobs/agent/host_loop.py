@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from headrace.engines.postgres import Postgres, translated_errors
@@ -19,9 +20,8 @@ from headrace.jobs import store
 from headrace.jobs.agent import capacity
 from headrace.jobs.agent.cancellations import Cancellations
 from headrace.jobs.agent.dispatcher import Dispatcher
-from headrace.jobs.agent.queue_state import Counts, QueueState, TaskFacts
+from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.fleet.state import QueueCounts
 from headrace.jobs.leases import RECONNECT, HostLost, LeaseManager
 from headrace.jobs.model import JobsConfig
 from headrace.kernel.errors import HeadraceError
@@ -90,8 +90,9 @@ class HostLoop:
         self._leases: LeaseManager | None = None
         self._jobs_run_before = 0
         self._hosts_lost = 0
+        self._reported_s = 0.0
         self._is_report_due = asyncio.Event()
-        self._cancellations = Cancellations(postgres, pool, config.grace_s)
+        self._cancellations = Cancellations(postgres, pool.kill, config.grace_s)
         self.is_listening = False
         """Whether notifications arrive; otherwise polling alone finds work."""
 
@@ -158,14 +159,18 @@ class HostLoop:
     async def _serve(
         self, leases: LeaseManager, dispatcher: Dispatcher, stop: asyncio.Event
     ) -> None:
+        renew_allowances = partial(dispatcher.allowances.renew, self._postgres, leases.host_id)
+        self._reported_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             heartbeat = group.create_task(self._send_heartbeats(leases))
             loops = [
                 group.create_task(self._listen(dispatcher)),
                 group.create_task(dispatcher.run()),
                 group.create_task(self._pool.serve(dispatcher)),
-                group.create_task(self._report(leases, dispatcher)),
-                group.create_task(self._renew_allowances(leases, dispatcher)),
+                group.create_task(
+                    self._repeat(partial(self._report, leases, dispatcher), self._is_report_due)
+                ),
+                group.create_task(self._repeat(renew_allowances, dispatcher.allowances.is_due)),
             ]
             await stop.wait()
             await dispatcher.end_claims()
@@ -234,72 +239,53 @@ class HostLoop:
             failures += 1
             await asyncio.sleep(RECONNECT.delay_s(failures))
 
-    async def _report(self, leases: LeaseManager, dispatcher: Dispatcher) -> None:
-        """Report to the fleet every two seconds, and at once when the plan changed."""
-        reported_s = time.monotonic()
-        while True:
-            require_not_cancelled()
-            reported_s, before_s = time.monotonic(), reported_s
-            dispatcher.add_slot_time(reported_s - before_s)
-            self._is_report_due.clear()
-            try:
-                await self._pool.report(self._postgres, leases.host_id, dispatcher)
-                await self._cancellations.run_once(leases.host_id, dispatcher)
-                await self._add_counts(leases, dispatcher)
-            except HeadraceError as error:
-                if not error.retryable:
-                    raise
-                _often.warning("report_failed", error=error.text)
-            await wait_event(self._is_report_due, REPORT_EVERY_S)
-
-    def _note_fleet_change(self, dispatcher: Dispatcher) -> None:
-        self._is_report_due.set()
-        dispatcher.allowances.is_due.set()
-
-    async def _renew_allowances(self, leases: LeaseManager, dispatcher: Dispatcher) -> None:
-        """Keep this host within its queues' maximum of slots: every two seconds, and on demand."""
-        allowances = dispatcher.allowances
+    async def _repeat(self, step: Callable[[], Awaitable[None]], due: asyncio.Event) -> None:
+        """Run `step` every two seconds, and at once when it is due."""
         failures = 0
         while True:
             require_not_cancelled()
-            allowances.is_due.clear()
+            due.clear()
             try:
-                await allowances.renew(self._postgres, leases.host_id)
+                await step()
                 failures = 0
             except HeadraceError as error:
                 if not error.retryable:
                     raise
                 failures += 1
-                _log.warning("allowances_delayed", error=error.text)
+                _often.warning("report_failed", error=error.text)
                 await asyncio.sleep(RECONNECT.delay_s(failures))
-            await wait_event(allowances.is_due, REPORT_EVERY_S)
+            await wait_event(due, REPORT_EVERY_S)
+
+    async def _report(self, leases: LeaseManager, dispatcher: Dispatcher) -> None:
+        """Report to the fleet, and apply its plan and the cancellations of jobs."""
+        self._reported_s, before_s = time.monotonic(), self._reported_s
+        dispatcher.add_slot_time(self._reported_s - before_s)
+        await self._pool.report(self._postgres, leases.host_id, dispatcher)
+        await self._cancellations.run_once(leases.host_id, dispatcher)
+        await self._add_counts(leases, dispatcher)
+
+    def _note_fleet_change(self, dispatcher: Dispatcher) -> None:
+        self._is_report_due.set()
+        dispatcher.allowances.is_due.set()
 
     async def _add_counts(self, leases: LeaseManager, dispatcher: Dispatcher) -> None:
         """Report the counts since the last time; what fails is reported with the next counts."""
-        taken = [(queue, queue.take_counts()) for queue in dispatcher.queues]
-        filled = [(queue, counts) for queue, counts in taken if not counts.is_empty]
-        if not filled:
+        taken = {
+            queue: counts
+            for queue in dispatcher.queues
+            if (counts := queue.take_counts()) is not None
+        }
+        if not taken:
             return
         try:
-            rows = [_counts_row(queue, counts) for queue, counts in filled]
-            await store.fleet.add_counts(self._postgres, leases.host_id, rows)
+            await store.fleet.add_counts(self._postgres, leases.host_id, list(taken.values()))
         except HeadraceError as error:
-            for queue, counts in filled:
+            for queue, counts in taken.items():
                 queue.counts.add(counts)
             _often.info("counts_delayed", error=error.text)
 
     def _poll_s(self) -> float:
         return self._config.poll_s * random.uniform(0.5, 1.0)
-
-
-def _counts_row(queue: QueueState, counts: Counts) -> QueueCounts:
-    return QueueCounts(
-        queue_id=queue.queue_id,
-        ended=counts.ended,
-        calls=counts.calls,
-        run_s=counts.run_s,
-        slot_s=counts.slot_s,
-    )
 
 
 def _wake_queue(dispatcher: Dispatcher, queue_id: str) -> None:

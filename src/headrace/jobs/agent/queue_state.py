@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from headrace.jobs.fleet.state import QueueCounts
 from headrace.jobs.messages import Work
 from headrace.jobs.outcomes import InFlightLease
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
@@ -31,7 +31,6 @@ EMPTY_GAP_S: Final = (0.002, 0.05)
 _NEW_SHARE: Final = 0.3
 """Weight of the newest call in the average time per job."""
 _SMOOTHING: Final = 0.2
-_ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
 
 
 class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -59,30 +58,6 @@ class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             is_async=task.is_async,
             tag=task.declared.tag,
         )
-
-
-@dataclass(slots=True)
-class Counts:
-    """What this host did for a queue since the last report; see `QueueCounts`."""
-
-    ended: int = 0
-    calls: int = 0
-    run_s: float = 0.0
-    slot_s: float = 0.0
-
-    def add_ended(self, kinds: Iterable[str]) -> None:
-        """Count the outcomes that end a job."""
-        self.ended += sum(kind in _ENDS for kind in kinds)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was counted."""
-        return self == Counts()
-
-    def add(self, other: Counts) -> None:
-        """Add counts whose report failed."""
-        for part in fields(self):
-            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
 
 class BatchSizer:
@@ -154,7 +129,11 @@ class QueueState:
     """Smoothed run time of a call; infinite until the first call has ended."""
     batch_sizer: BatchSizer = field(default_factory=BatchSizer)
     prefetched: deque[PrefetchedLease] = field(default_factory=deque)
-    counts: Counts = field(default_factory=Counts)
+    counts: QueueCounts = field(init=False)
+    """What this host did for it since the last report."""
+
+    def __post_init__(self) -> None:
+        self.counts = QueueCounts(queue_id=self.queue_id)
 
     @property
     def prefetch_max(self) -> int:
@@ -195,10 +174,11 @@ class QueueState:
         self.may_have_jobs = True
         self.lanes_due_s = 0.0
 
-    def take_counts(self) -> Counts:
-        """Pop the counts since the last report."""
-        taken, self.counts = self.counts, Counts()
-        return taken
+    def take_counts(self) -> QueueCounts | None:
+        """Pop the counts since the last report; None if nothing was counted."""
+        taken, empty = self.counts, QueueCounts(queue_id=self.queue_id)
+        self.counts = empty
+        return None if taken == empty else taken
 
     def note_calls(self, calls: int, jobs: int, run_s: float) -> None:
         """Learn the run time from calls that ended."""

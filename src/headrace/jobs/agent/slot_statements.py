@@ -68,9 +68,9 @@ class SlotStatements:
 
     async def _serve(self, slot: WorkerChannel, request: Insert | Statement) -> None:
         try:
-            slot.answer(Result(request.call, await self._result(request)))
+            slot.send(Result(request.call, await self._result(request)))
         except Exception as error:  # noqa: BLE001 - raised again in the slot
-            slot.answer(Failure(request.call, PackedError.of(error)))
+            slot.send(Failure(request.call, PackedError.of(error)))
 
     async def _result(self, request: Insert | Statement) -> Any:
         if isinstance(request, Statement):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
+from headrace.jobs.messages import Spend, SpendAnswer
+from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -20,73 +23,44 @@ STATEMENTS_AT_ONCE: Final = 3
 """Over all lanes: claims need connections too."""
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
-Spend: TypeAlias = Callable[[int, str, int, float], Awaitable[float | None]]
+TakeTokens: TypeAlias = Callable[[int, str, int, float], Awaitable[float | None]]
 """Queue id, lane, starts, longest wait -> seconds to wait; None: longer, nothing taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpendResult:
-    """How long to wait before starting, counted from `sent_s`; None: refused, nothing was taken."""
-
-    wait_s: float | None
-    sent_s: float | None
-    """`time.monotonic` when the statement was sent."""
-
-
-REFUSED: Final = SpendResult(None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _SpendRequest:
-    starts: int
-    wait_max_s: float
-    answer: asyncio.Future[SpendResult]
-
-
 class TokenBatcher:
-    """Take lane tokens by `spend`, one statement at a time per lane."""
+    """Take lane tokens by `take_tokens`, one statement at a time per lane."""
 
-    def __init__(self, spend: Spend) -> None:
-        self._spend = spend
+    def __init__(self, take_tokens: TakeTokens) -> None:
+        self._take_tokens = take_tokens
         self._permits = asyncio.Semaphore(STATEMENTS_AT_ONCE)
-        self._requests: dict[tuple[int, str], list[_SpendRequest]] = {}
-        self._serving: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._lanes: WeakValueDictionary[tuple[int, str], Batcher[Spend, SpendAnswer]] = (
+            WeakValueDictionary()
+        )
+        """By queue id and lane, while a caller waits."""
 
-    async def take(
-        self, queue_id: int, lane: str, *, starts: int, wait_max_s: float
-    ) -> SpendResult:
-        """Consume `starts` tokens; concurrent callers share one statement."""
-        key = (queue_id, lane)
-        answer: asyncio.Future[SpendResult] = asyncio.get_running_loop().create_future()
-        self._requests.setdefault(key, []).append(_SpendRequest(starts, wait_max_s, answer))
-        if key not in self._serving:
-            self._serving[key] = asyncio.create_task(self._serve(key))
-        return await answer
+    async def take(self, queue_id: int, request: Spend) -> SpendAnswer:
+        """Consume the tokens that a handler requests; concurrent requests share one statement."""
+        key = (queue_id, request.lane)
+        batcher = self._lanes.get(key)
+        if batcher is None:
+            batcher = Batcher(partial(self._answers, key), wait_s=0, runs_at_once=1)
+            self._lanes[key] = batcher
+        return await batcher.submit(request)
 
-    async def _serve(self, key: tuple[int, str]) -> None:
-        try:
-            while requests := self._requests.pop(key, None):
-                await self._answer(key, requests)
-        finally:
-            del self._serving[key]
-
-    async def _answer(self, key: tuple[int, str], requests: Sequence[_SpendRequest]) -> None:
+    async def _answers(self, key: tuple[int, str], requests: Sequence[Spend]) -> list[SpendAnswer]:
         """Answer all requests; if their sum is refused, try each half."""
-        result = REFUSED
+        wait_s = sent_s = None
         starts = sum(request.starts for request in requests)
         wait_max_s = min(request.wait_max_s for request in requests)
         try:
             async with self._permits:
                 sent_s = time.monotonic()
-                result = SpendResult(await self._spend(*key, starts, wait_max_s), sent_s)
+                wait_s = await self._take_tokens(*key, starts, wait_max_s)
         except HeadraceError as error:
             _often.warning("spend_failed", lane=key[1], requests=len(requests), error=error.text)
         else:
-            if result.wait_s is None and len(requests) > 1:
+            if wait_s is None and len(requests) > 1:
                 middle = len(requests) // 2
-                await self._answer(key, requests[:middle])
-                await self._answer(key, requests[middle:])
-                return
-        for request in requests:
-            if not request.answer.done():
-                request.answer.set_result(result)
+                halves = requests[:middle], requests[middle:]
+                return [answer for half in halves for answer in await self._answers(key, half)]
+        return [SpendAnswer(request.call, wait_s, sent_s) for request in requests]

@@ -23,7 +23,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import HostLock
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.slot_statements import SlotStatements
-from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
+from headrace.jobs.agent.worker_process import WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.state import Planned
@@ -37,9 +37,12 @@ from headrace.jobs.messages import (
     Ready,
     Recycle,
     Statement,
+    Stop,
+    decode_from_slot,
 )
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
+from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import add_deltas
 from headrace.kernel.resilience import Backoff, wait_event
@@ -211,7 +214,8 @@ class ForkedWorkerPool:
         dispatcher = self._dispatcher
         number = next(n for n in range(SLOTS_MAX) if n not in self._slots)
         self._board.clear(number)
-        connection = WorkerConnection(
+        connection = MessageConnection(
+            decode_from_slot,
             lambda message: self._on_slot_message(slot, dispatcher, message),
             lambda: self._on_connection_lost(slot),
         )
@@ -239,7 +243,7 @@ class ForkedWorkerPool:
         slot.worker.accepts_work = False
         if not slot.was_stopped:
             slot.was_stopped = True
-            slot.connection.stop(grace_s)
+            slot.connection.send(Stop(grace_s))
 
     # Messages of slots
 
@@ -311,8 +315,21 @@ class ForkedWorkerPool:
         loop.remove_reader(slot.pidfd)
         if slot.exit_status is None:
             slot.exit_status = slot.reap()
-        loop.call_later(LAST_MESSAGES_S, self._remove, slot)
+        self._await_last_messages(slot)
         self._remove_if_final(slot)
+
+    def _await_last_messages(self, slot: WorkerProcess) -> None:
+        """Remove the slot soon, for a process of its handlers may keep its socket open."""
+        due_s = time.monotonic() + LAST_MESSAGES_S
+
+        def end() -> None:
+            # A loop that was blocked meanwhile runs timers before it reads sockets.
+            if time.monotonic() > due_s + LAST_MESSAGES_S:
+                self._await_last_messages(slot)
+            else:
+                self._remove(slot)
+
+        asyncio.get_running_loop().call_later(LAST_MESSAGES_S, end)
 
     def _on_connection_lost(self, slot: WorkerProcess) -> None:
         slot.connection_lost = True
@@ -414,16 +431,12 @@ class ForkedWorkerPool:
             read = capacity.pss_bytes(slot.pid) if slot is not None and slot.pid else None
             if read is not None:
                 self._pss[number] = read
-        state = capacity.HostState(
-            free_bytes=capacity.free_bytes(),
-            pss_bytes=self._pss,
-            slots=len(self._slots),
-            cores=capacity.cores(),
-        )
         self._capacity = capacity.slots_that_fit(
-            state,
+            capacity.free_bytes(),
+            self._pss.values(),
+            slots=len(self._slots),
+            slots_max=capacity.cores() * self._config.slots_per_core,
             reserve_bytes=self._config.memory_reserve_bytes,
-            slots_per_core=self._config.slots_per_core,
         )
 
     def _cpu_pressure(self) -> float:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.engines.children import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.messages import Answer, CancelJob, FromSlot, Stop, Work, decode_from_slot
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.kernel.ipc import MessageConnection
 
@@ -19,35 +17,13 @@ OVERTIME_GRACE_S: Final = 2.0
 """Extra time for a slot to end a call over its timeout by itself."""
 
 
-class WorkerConnection(MessageConnection):
-    """The agent's end of a slot's socket; implements `WorkerChannel`."""
-
-    def __init__(self, on_message: Callable[[FromSlot], None], on_lost: Callable[[], None]) -> None:
-        super().__init__(decode_from_slot, on_message, on_lost)
-
-    def give(self, work: Work) -> None:
-        """See `WorkerChannel`. Work that a dying slot does not read is settled at its exit."""
-        self.send(work)
-
-    def cancel(self, job_id: int) -> None:
-        """See `WorkerChannel`."""
-        self.send(CancelJob(job_id))
-
-    def answer(self, answer: Answer) -> None:
-        """See `WorkerChannel`."""
-        self.send(answer)
-
-    def stop(self, grace_s: float) -> None:
-        """Request that the slot finishes and leaves; the message `Left` reports its end."""
-        self.send(Stop(grace_s))
-
-
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
     """A slot's process, its connection, and the slot as the dispatcher sees it."""
 
     number: int
-    connection: WorkerConnection
+    connection: MessageConnection
+    """The agent's end of its socket. Work that a slot does not read is settled at its exit."""
     worker: WorkerProxy
     pid: int = 0
     pidfd: int = -1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from headrace.jobs.agent.queue_state import QueueState
-from headrace.jobs.messages import Answer, Work
+from headrace.jobs.messages import ToSlot, Work
 from headrace.jobs.outcomes import InFlightLease
 
 QUEUE_SHARE_S: Final = 1.0
@@ -16,14 +16,8 @@ QUEUE_SHARE_S: Final = 1.0
 class WorkerChannel(Protocol):
     """The way to where handlers run: a forked slot's socket, or a runner in this process."""
 
-    def give(self, work: Work) -> None:
-        """Start the work; acks arrive as messages. A channel whose slot died drops it silently."""
-
-    def cancel(self, job_id: int) -> None:
-        """Cancel the call of a job."""
-
-    def answer(self, answer: Answer) -> None:
-        """Deliver the answer to a request of a handler."""
+    def send(self, message: ToSlot) -> None:
+        """Send a message; acks of work arrive as messages. A slot that died drops it silently."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +74,7 @@ class WorkerProxy:
         self.leases[lease.lease_id] = lease
         self.jobs_open += lease.open_count
         self.queue = queue
-        self.channel.give(work)
+        self.channel.send(work)
 
     def release(self, lease: InFlightLease, jobs: int) -> None:
         """Free the calls of `jobs` jobs of `lease` that now have an outcome."""

@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +30,9 @@ from setproctitle import setproctitle
 from headrace.engines.children import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.queue_state import TaskFacts
-from headrace.jobs.messages import DECLARING
+from headrace.jobs.messages import DECLARING, Broken
 from headrace.jobs.slots.process import Application, run_slot
 from headrace.jobs.slots.status_board import StatusBoard
-from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.metrics import discard_deltas
 
 END_S: Final = 2.0
@@ -42,34 +40,21 @@ EXIT_BROKEN: Final = 70
 PR_SET_PDEATHSIG: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Inherited:
-    """The descriptors that a zygote inherits from its agent."""
-
-    control: int
-    board: int
-    lock: int
-    """Of the host lock: the next agent of this host waits until no process holds it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    slot: int
-    pid: int
-
-
-def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> int:
+def serve(
+    name: str, load: Callable[[], Application], *, control: int, board: int, lock: int
+) -> int:
     """Import by `load`, then fork slots until the agent exits. Return the exit code.
 
-    It does not return in a forked slot.
+    It does not return in a forked slot. The numbers are descriptors inherited from the agent: the
+    control socket, the status board, and the host lock, for whose last holder the next agent waits.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in (inherited.control, inherited.board, inherited.lock):
+    for descriptor in (control, board, lock):
         os.set_inheritable(descriptor, False)
     # It must outlive a kill of the agent's process group, to end the slots, which have their own.
     lead_group()
-    link = socket.socket(fileno=inherited.control)
+    link = socket.socket(fileno=control)
     setproctitle(f"headrace zygote: {name}")
     _detach_input()
     # An import that hangs would not notice that the agent exits.
@@ -77,10 +62,10 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
     began_s = time.monotonic()
     try:
         application = load()
-        tasks = [TaskFacts.of(task) for task in application.registry]
+        tasks = [TaskFacts.of(task) for task in application.jobs.registry]
     except BaseException as error:  # noqa: BLE001 - sent to the agent, which exits with it
         with suppress(OSError):
-            zygote_protocol.send(link, _broken(error))
+            zygote_protocol.send(link, Broken.of(error))
         return EXIT_BROKEN
     # Here and not in each slot, which would copy every page that the collector touches.
     discard_deltas()
@@ -91,14 +76,13 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
         tasks=tasks,
         settings=application.settings,
         threads=_threads(),
-        sockets=_sockets(inherited.control),
+        sockets=_sockets(control),
         import_s=time.monotonic() - began_s,
     )
-    board = StatusBoard(inherited.board)
     _bind_to_parent(0)
     with suppress(OSError):
         zygote_protocol.send(link, loaded)
-    _Zygote(link, board, application, lock=inherited.lock).run()
+    _Zygote(link, StatusBoard(board), application, lock=lock).run()
     return 0
 
 
@@ -110,7 +94,7 @@ class _Zygote:
         self._board = board
         self._lock = lock
         self._application = application
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, zygote_protocol.Forked] = {}
         """By pidfd."""
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
@@ -142,9 +126,9 @@ class _Zygote:
                 self._become_slot(slot, link)
             lead_group(pid)
         pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = _Child(slot, pid)
+        self._children[pidfd] = child = zygote_protocol.Forked(slot, pid)
         self._poll.register(pidfd, select.POLLIN)
-        self._send(zygote_protocol.Forked(slot, pid), [pidfd])
+        self._send(child, [pidfd])
 
     def _become_slot(self, slot: int, link: socket.socket) -> None:
         """Run the slot and exit; never returns."""
@@ -194,15 +178,6 @@ class _Zygote:
             while self._children and (left_s := ends_s - time.monotonic()) > 0:
                 self._step(left_s)
         end_children(END_S)
-
-
-def _broken(error: BaseException) -> zygote_protocol.Broken:
-    if isinstance(error, HeadraceError):
-        return zygote_protocol.Broken(f"{error.text} [{error.code}]", error.exit_code)
-    text = "".join(traceback.format_exception(error))
-    return zygote_protocol.Broken(
-        text[-zygote_protocol.TEXT_CHARACTERS_MAX :], InvalidInput.exit_code
-    )
 
 
 def _detach_input() -> None:

@@ -19,7 +19,7 @@ import msgspec
 from headrace.engines.children import RestartDelay, adopt_orphans
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.errors import ApplicationBroken, NotDeclared
-from headrace.jobs.messages import DECLARING, Declared, Refused
+from headrace.jobs.messages import DECLARING, Broken, Declared
 from headrace.jobs.slots.status_board import StatusBoard
 from headrace.kernel.ipc import read_message
 from headrace.kernel.logs import logger
@@ -30,7 +30,7 @@ ENDS_S: Final = 3.0
 DECLARE_S_MAX: Final = 60.0
 _OWN_VARIABLES: Final = frozenset({"HEADRACE_READY_FD", "HEADRACE_PARENT_PID"})
 _log: Final = logger(__name__)
-_decode_answer: Final = msgspec.msgpack.Decoder(Declared | Refused).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(Declared | Broken).decode
 
 
 class ZygoteClient:
@@ -46,7 +46,7 @@ class ZygoteClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_loaded = asyncio.Event()
         self._ended = asyncio.Event()
-        self._broken: zygote_protocol.Broken | None = None
+        self._broken: Broken | None = None
         self.loaded: zygote_protocol.Loaded | None = None
         """The application's facts, once it was imported."""
         self.on_forked: Callable[[zygote_protocol.Forked, int], None] = _close_pidfd
@@ -143,7 +143,7 @@ class ZygoteClient:
             match message:
                 case zygote_protocol.Loaded():
                     self._note_loaded(message)
-                case zygote_protocol.Broken():
+                case Broken():
                     self._broken = message
                 case zygote_protocol.Forked():
                     self.on_forked(message, descriptors[0])
@@ -192,4 +192,4 @@ async def declared_ids(zygote: ZygoteClient) -> dict[str, int]:
         return answer.queues
     if answer.retryable:
         raise NotDeclared(answer.text)
-    raise ApplicationBroken(f"{answer.text} [{answer.code}]", answer.exit_code)
+    raise ApplicationBroken(answer.text, answer.exit_code)

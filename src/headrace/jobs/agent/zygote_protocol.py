@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from headrace.jobs.agent.queue_state import TaskFacts
+from headrace.jobs.messages import Broken
 
 PACKET_BYTES_MAX: Final = 512 * 1024
-TEXT_CHARACTERS_MAX: Final = 60_000
 _DESCRIPTORS_MAX: Final = 4
 
 
@@ -39,13 +39,6 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded", kw_only
     sockets: Sequence[str]
     """Sockets that its imports opened; all slots would share them."""
     import_s: float
-
-
-class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
-    """The application cannot be imported."""
-
-    text: str
-    exit_code: int
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):

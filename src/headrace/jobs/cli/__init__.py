@@ -8,8 +8,7 @@ import click
 
 from headrace.jobs.cli.fleet import crons, fleet
 from headrace.jobs.cli.jobs import jobs
-from headrace.jobs.cli.queues import lanes, parse_rate, queues
+from headrace.jobs.cli.queues import lanes, queues
 from headrace.jobs.cli.workflows import workflows
 
-__all__ = ["COMMANDS", "parse_rate"]
 COMMANDS: Final[list[click.Command]] = [jobs, workflows, queues, lanes, crons, fleet]

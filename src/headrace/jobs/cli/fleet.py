@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any, Final
 
 import click
-import msgspec
 
+from headrace.jobs.cli.jobs import MOMENT
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.errors import InvalidCron
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueSpan
 from headrace.jobs.service import Jobs
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_json, table
 
 
 @click.group("fleet", cls=CommandGroup)
@@ -65,28 +65,28 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
     terminal.show(found, _alerts(found))
 
 
+FROM: Final = click.option("--from", "from_at", default=None, type=MOMENT)
+TO: Final = click.option("--to", "to_at", default=None, type=MOMENT)
+
+
 @fleet.command("minutes", short_help="Show counts of a queue by minute.")
 @click.argument("queue")
-@click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
-@click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
-def minutes(
-    terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
-) -> None:
+@FROM
+@TO
+def minutes(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """Show counts and backlog of QUEUE per minute: the last hour, or a span of up to two days."""
-    found = terminal.run(
-        Jobs, lambda jobs: jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
-    )
+    found = terminal.run(Jobs, lambda jobs: jobs.queues.minutes(queue, **span))
     rows = [(f"{one.minute:%m-%d %H:%M}", *_span_row(one)) for one in found]
     terminal.show(found, table(("minute", *SPAN_HEAD), rows))
 
 
 @fleet.command("hours", short_help="Show counts of a queue by hour.")
 @click.argument("queue")
-@click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
-@click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
-def hours(terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None) -> None:
+@FROM
+@TO
+def hours(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """Show counts and highest backlog of QUEUE per hour: the last 7 days, or up to 92."""
-    found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, from_at=from_at, to_at=to_at))
+    found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, **span))
     rows = [(f"{one.hour:%m-%d %H:%M}", *_span_row(one)) for one in found]
     terminal.show(found, table(("hour", *SPAN_HEAD), rows))
 
@@ -226,21 +226,14 @@ def list_crons(terminal: Terminal) -> None:
 @click.argument("name")
 @click.argument("spec")
 @click.argument("queue")
-@click.argument("payload", default="null")
+@click.argument("payload", default="null", type=Parsed(parse_json, InvalidCron))
 @click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
-def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
+def add(terminal: Terminal, /, **fields: Any) -> None:
     """Add cron NAME that enqueues into QUEUE on schedule SPEC, such as '0 4 * * *'; PAYLOAD is
     JSON.
     """
-    try:
-        decoded = msgspec.json.decode(payload)
-    except RecursionError as error:
-        raise InvalidCron("PAYLOAD: the JSON is nested too deep: flatten it") from error
-    except ValueError as error:
-        raise InvalidCron(f"PAYLOAD is JSON: {error}") from error
-    cron = NewCron(payload=decoded, **fields)
-    found = terminal.run(Jobs, lambda jobs: jobs.crons.add(cron))
+    found = terminal.run(Jobs, lambda jobs: jobs.crons.add(NewCron(**fields)))
     terminal.show(found, _table([found]))
 
 

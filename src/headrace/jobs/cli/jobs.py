@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -12,20 +13,43 @@ from headrace.jobs.model import (
     BulkDone,
     Job,
     JobFilter,
-    Lane,
     NewJob,
-    QueueStatus,
     Taken,
     TakenOutcome,
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.config import parse_as, parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.errors import InvalidInput
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    parse_json,
+    pluralize,
+    table,
+)
 
-MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
-DURATIONS: Final = ("after", "spread", "timeout", "expires", "unique_for")
-"""Options of a new job that are durations."""
+MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z"])
+PAYLOAD: Final = Parsed(parse_json, InvalidJob)
+
+
+def duration(
+    option: str,
+    help_text: str,
+    *,
+    refusal: type[InvalidInput] = InvalidJob,
+    default: str | None = None,
+) -> Callable[[Any], Any]:
+    """An option that is a duration. The command receives the seconds, such as `after_s`."""
+    return click.option(
+        option,
+        option.strip("-").replace("-", "_") + "_s",
+        type=Parsed(parse_duration_s, refusal),
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
 
 
 @click.group("jobs", cls=CommandGroup)
@@ -35,29 +59,22 @@ def jobs() -> None:
 
 @jobs.command("add", short_help="Enqueue a job.")
 @click.argument("queue")
-@click.argument("payload", default="null")
-@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="Time at which it is due.")
-@click.option("--after", default=None, help="Delay such as 30s or 2h.")
-@click.option("--spread", default=None, help="Random delay up to a duration such as 2h.")
+@click.argument("payload", default="null", type=PAYLOAD)
+@click.option("--at", default=None, type=MOMENT, help="Time at which it is due.")
+@duration("--after", "Delay such as 30s or 2h.")
+@duration("--spread", "Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
-@click.option("--unique-for", default=None, help="Keep the key when done, for such as 1h from now.")
+@duration("--unique-for", "Keep the key when done, for such as 1h from now.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
 @click.option("--chain", default=None, help="Start it after the jobs before it in this chain.")
 @click.option("--retries", default=None, type=int, help="Retries, if not those of the queue.")
-@click.option("--timeout", default=None, help="Time limit of a call, if not that of the task.")
-@click.option("--expires", default=None, help="Cancel it if it starts later than this after due.")
+@duration("--timeout", "Time limit of a call, if not that of the task.")
+@duration("--expires", "Cancel it if it starts later than this after due.")
 @click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
-def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
+def add(terminal: Terminal, /, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
-    decoded = parse_payload(payload)
-    for name in DURATIONS:
-        given = options.pop(name)
-        if given is not None:
-            option = "--" + name.replace("_", "-")
-            options[f"{name}_s"] = parse_as(parse_duration_s, option, given, InvalidJob)
-    job = NewJob(queue=queue, payload=decoded, **options)
-    job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(job))
+    job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(NewJob(**options)))
     terminal.show({"id": job_id}, f"job {job_id}")
 
 
@@ -114,17 +131,12 @@ def cancel(terminal: Terminal, job_id: int, *, running: bool) -> None:
 
 @jobs.command("edit", short_help="Change a waiting job.")
 @click.argument("job_id", type=int)
-@click.option("--payload", default=None, help="New payload, as JSON.")
+@click.option("--payload", default=msgspec.UNSET, type=PAYLOAD, help="New payload, as JSON.")
 @click.option("--priority", default=None, type=int, help="0 first to 9 last.")
-@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="Time at which it is due.")
-@click.option("--after", default=None, help="Delay from now, such as 30s or 2h.")
-def edit(terminal: Terminal, /, job_id: int, payload: str | None, **options: Any) -> None:
+@click.option("--at", default=None, type=MOMENT, help="Time at which it is due.")
+@duration("--after", "Delay from now, such as 30s or 2h.")
+def edit(terminal: Terminal, /, job_id: int, **options: Any) -> None:
     """Change job JOB_ID, which must wait; what is left out stays."""
-    after = options.pop("after")
-    if after is not None:
-        options["after_s"] = parse_as(parse_duration_s, "--after", after, InvalidJob)
-    if payload is not None:
-        options["payload"] = parse_payload(payload)
     terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options))
     terminal.show({"id": job_id}, f"job {job_id} is changed")
 
@@ -151,18 +163,16 @@ def remove(terminal: Terminal, job_id: int) -> None:
 @click.option("--state", default=None, help="Only this state.")
 @click.option("--lane", default=None, help="Only this lane.")
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
-@click.option(
-    "--older", default=None, help="Minimum age since the end or the due time, such as 2h."
+@duration(
+    "--older", "Minimum age since the end or the due time, such as 2h.", refusal=InvalidFilter
 )
 @click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
-def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
+def bulk(
+    terminal: Terminal, /, action: str, *, dry_run: bool, older_s: float | None, **choice: Any
+) -> None:
     """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
-    older, ids = choice.pop("older"), choice.pop("ids")
-    older_than_s = (
-        None if older is None else parse_as(parse_duration_s, "--older", older, InvalidFilter)
-    )
-    wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
+    wanted = JobFilter(older_than_s=older_s, ids=list(choice.pop("ids")) or None, **choice)
 
     async def run(jobs: Jobs) -> BulkDone:
         done = await jobs.bulk(action, wanted, dry_run=dry_run)
@@ -191,15 +201,11 @@ DECIDE: Final = "A job and a decision that its queue declares."
 @jobs.command("take", short_help="Take jobs of a queue.")
 @click.argument("queue")
 @click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
-@click.option("--lease", default="5m", show_default=True, help="Duration of the lease.")
-@click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
-def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
+@duration("--lease", "Duration of the lease.", default="5m", refusal=InvalidTake)
+@duration("--wait", "Longest wait for the first job.", default="0s", refusal=InvalidTake)
+def take(terminal: Terminal, queue: str, **options: Any) -> None:
     """Take due jobs of QUEUE. They return unless they are acked in time."""
-    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
-    wait_s = parse_as(parse_duration_s, "--wait", wait, InvalidTake)
-    taken = terminal.run(
-        Jobs, lambda jobs: jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
-    )
+    taken = terminal.run(Jobs, lambda jobs: jobs.takes.take(queue, **options))
     terminal.show(taken, describe_taken(taken))
 
 
@@ -208,7 +214,7 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--done", multiple=True, type=int, help="A job that is done.")
 @click.option("--retry", multiple=True, type=int, help="A job to run again.")
 @click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
-@click.option("--after", default=None, help="Delay of --retry and --snooze, such as 1m.")
+@duration("--after", "Delay of --retry and --snooze, such as 1m.", refusal=InvalidTake)
 @click.option("--fail", multiple=True, type=int, help="A job that failed.")
 @click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
@@ -218,8 +224,7 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
-    after = options["after"]
-    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidTake)
+    after_s = options["after_s"]
     given = {
         "done": TakenOutcome(outcome="done"),
         "retry": TakenOutcome(outcome="retry", after_s=after_s, why=options["why"]),
@@ -242,7 +247,7 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     outcomes = dict(named)
     if len(outcomes) < len(named):
         raise InvalidTake("a job is named twice: give one outcome per job")
-    if not named and (after is not None or options["why"]):
+    if not named and (after_s is not None or options["why"]):
         raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
     rest = None if named else TakenOutcome(outcome="done")
     terminal.run(Jobs, lambda jobs: jobs.takes.ack(lease_id, outcomes, rest=rest))
@@ -253,10 +258,9 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
 
 @jobs.command("extend", short_help="Extend a lease.")
 @click.argument("lease_id", type=int)
-@click.option("--lease", default="5m", show_default=True, help="Duration from now.")
-def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
+@duration("--lease", "Duration from now.", default="5m", refusal=InvalidTake)
+def extend(terminal: Terminal, lease_id: int, lease_s: float) -> None:
     """Extend LEASE_ID."""
-    lease_s = parse_as(parse_duration_s, "--lease", lease, InvalidTake)
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)
@@ -284,80 +288,6 @@ def describe_job(job: Job) -> str:
     return "\n".join([*lines, job.traceback] if job.traceback else lines)
 
 
-def describe_lane(lane: Lane) -> str:
-    """A lane in lines of text."""
-    rate = "none" if lane.window_s is None else f"{lane.starts_max} in {lane.window_s:g} s"
-    full = "none" if lane.concurrency is None else str(lane.concurrency)
-    lines = [
-        f"lane        {lane.limiter} / {lane.lane}{' (paused)' if lane.paused else ''}",
-        f"rate        {rate}",
-        f"concurrency {full}",
-        f"weight      {lane.weight}",
-        f"waiting     {lane.waiting}",
-        f"in flight   {lane.inflight}",
-        f"started     {lane.starts_live} in the current window",
-    ]
-    if lane.next_at is not None:
-        lines.append(f"next        {lane.next_at:%Y-%m-%d %H:%M:%S} UTC")
-    return "\n".join(lines)
-
-
-def queue_row(status: QueueStatus) -> tuple[Any, ...]:
-    """A queue as a row of the table."""
-    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
-    notes = ["paused"] if status.paused else []
-    notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
-    counts = (
-        _count(status.ready, is_capped=status.ready_is_capped),
-        _count(status.scheduled, is_capped=status.scheduled_is_capped),
-        status.leased,
-        _count(status.failed, is_capped=status.failed_is_capped),
-    )
-    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
-    return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
-
-
-QUEUE_HEAD: Final = (
-    "queue",
-    "ready",
-    "scheduled",
-    "leased",
-    "failed",
-    "oldest",
-    "slots",
-    "importance",
-    "",
-)
-
-
-def describe_queue(status: QueueStatus) -> str:
-    """A queue in lines of text."""
-    by_hand = status.overridden
-    held = {
-        name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
-    }
-    lines = [table(QUEUE_HEAD, [queue_row(status)]), ""]
-    lines += [
-        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
-        for name, value in held.items()
-    ]
-    kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"
-    lines += [
-        f"batch       {status.batch}",
-        f"timeout     {status.timeout_s:g} s",
-        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
-        f"done jobs   {kept}",
-    ]
-    if status.tag is not None:
-        lines.append(f"tag         {status.tag}")
-    if status.decisions:
-        shown = [f"{name}={queue}" if queue else name for name, queue in status.decisions.items()]
-        lines.append(f"decisions   {', '.join(shown)}")
-    if status.aliases:
-        lines.append(f"aliases     {' '.join(status.aliases)}")
-    return "\n".join(lines)
-
-
 def describe_taken(taken: Taken) -> str:
     """A take in lines of text."""
     if taken.lease_id is None:
@@ -368,22 +298,6 @@ def describe_taken(taken: Taken) -> str:
     ]
     until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
     return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
-
-
-def _count(count: int, *, is_capped: bool) -> str:
-    return f"{count}+" if is_capped else str(count)
-
-
-def parse_payload(text: str) -> Any:
-    """The JSON value of an argument PAYLOAD. Raises: InvalidJob."""
-    try:
-        return msgspec.json.decode(text)
-    except RecursionError as error:
-        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
-    except ValueError as error:
-        raise InvalidJob(
-            f"PAYLOAD: expected JSON with its quotes, got {text[:80]!r}: {error}"
-        ) from error
 
 
 def first_line(text: str | None) -> str:

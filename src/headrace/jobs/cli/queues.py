@@ -6,22 +6,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import click
+from msgspec import UNSET
 
-from headrace.jobs.cli.jobs import (
-    QUEUE_HEAD,
-    describe_lane,
-    describe_queue,
-    queue_row,
-)
+from headrace.jobs.cli.jobs import duration
 from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S, Lanes
 from headrace.kernel import config
-from headrace.kernel.config import parse_as, parse_duration_s
-from headrace.kernel.errors import mismatch
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
 
+NO_RATE: Final = (None, None)
+RATE: Final = click.option(
+    "--rate",
+    type=Parsed(config.parse_rate, InvalidJob),
+    default=NO_RATE,
+    help="Starts per window such as 600/m or 10/30s.",
+)
+"""The command receives the number of starts and the window in seconds, or NO_RATE."""
 DECISIONS: Final = "What people decide, with the queue that a decided job moves to."
 
 
@@ -34,7 +36,7 @@ def queues() -> None:
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
-    terminal.show(found, table(QUEUE_HEAD, map(queue_row, found)))
+    terminal.show(found, table(QUEUE_HEAD, map(_queue_row, found)))
 
 
 @queues.command("show", short_help="Show a queue.")
@@ -61,27 +63,43 @@ def resume(terminal: Terminal, queue: str) -> None:
     terminal.show({"queue": queue, "paused": False}, f"queue {queue} is running")
 
 
+def _number(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise ValueError("a whole number of at least 0, or none")
+    return int(text)
+
+
+def _decisions(text: str) -> dict[str, str | None] | None:
+    if text == "none":
+        return None
+    pairs = [one.partition("=") for one in text.split(",")]
+    given = {decision: target or None for decision, _, target in pairs}
+    if len(given) < len(pairs):
+        raise ValueError("each decision once")
+    return given
+
+
+def _setting(
+    option: str, parse: Callable[[str], Any], help_text: str, **more: Any
+) -> Callable[[Any], Any]:
+    """An option with a setting. The command receives UNSET if it is left out."""
+    kind = Parsed(parse, InvalidSetting)
+    return click.option(option, type=kind, default=UNSET, help=help_text, **more)
+
+
 @queues.command("set", short_help="Override settings of a queue.")
 @click.argument("queue")
-@click.option("--importance", default=None, help="0 to 9: the plan serves higher ones first.")
-@click.option("--slots-min", default=None, help="Minimum of slots in the fleet.")
-@click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
-@click.option("--retries", default=None, help="Retries of a failed job.")
-@click.option("--decisions", default=None, metavar="DECISION[=QUEUE],...", help=DECISIONS)
+@_setting("--importance", _number, "0 to 9: the plan serves higher ones first.")
+@_setting("--slots-min", _number, "Minimum of slots in the fleet.")
+@_setting("--slots-max", _number, "Maximum of slots in the fleet.")
+@_setting("--retries", _number, "Retries of a failed job.")
+@_setting("--decisions", _decisions, DECISIONS, metavar="DECISION[=QUEUE],...")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
-def set_queue(
-    terminal: Terminal, /, queue: str, *, create: bool, decisions: str | None, **options: Any
-) -> None:
+def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
     """Override settings of QUEUE; `none` restores what its code declares."""
-    changes: dict[str, Any] = {
-        name: _setting(name, text) for name, text in options.items() if text is not None
-    }
-    if decisions is not None:
-        pairs = [one.partition("=") for one in decisions.split(",")]
-        given = {decision: target or None for decision, _, target in pairs}
-        if len(given) < len(pairs):
-            raise InvalidSetting(f"--decisions: expected each decision once, got {decisions!r}")
-        changes["decisions"] = None if decisions == "none" else given
+    changes = {name: value for name, value in options.items() if value is not UNSET}
 
     async def change(jobs: Jobs) -> QueueStatus:
         await jobs.queues.set(queue, create=create, **changes)
@@ -89,18 +107,6 @@ def set_queue(
 
     found = terminal.run(Jobs, change)
     terminal.show(found, describe_queue(found))
-
-
-def _setting(name: str, text: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isascii() or not text.isdigit():
-        option, expected = (
-            name.replace("_", "-"),
-            mismatch("a whole number of at least 0, or none", text),
-        )
-        raise InvalidSetting(f"--{option}: {expected}")
-    return int(text)
 
 
 @click.group("lanes", cls=CommandGroup)
@@ -131,7 +137,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @lanes.command("set", short_help="Set a lane's limits.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
+@RATE
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option(
     "--weight", default=1, show_default=True, type=int, help="Weight relative to other lanes."
@@ -143,7 +149,7 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
 
     To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
-    starts_max, window_s = parse_rate(options.pop("rate"))
+    starts_max, window_s = options.pop("rate")
     limits = {"starts_max": starts_max, "window_s": window_s, **options}
     _change_lane(terminal, limiter, lane, lambda lanes: lanes.set(limiter, lane, **limits))
 
@@ -189,18 +195,17 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("limiter")
 @click.argument("lane")
 @click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
-@click.option("--wait", default="0s", show_default=True, help="Longest wait for them.")
-def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
+@duration("--wait", "Longest wait for them.", default="0s")
+def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait_s: float) -> None:
     """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
 
     If they are refused, nothing was consumed.
     """
-    wait_max_s = parse_as(parse_duration_s, "--wait", wait, InvalidJob)
-    wait_s = terminal.run(
-        Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
+    begin_s = terminal.run(
+        Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_s)
     )
-    text = "refused: nothing was consumed" if wait_s is None else f"begin in {wait_s:.3f} s"
-    terminal.show({"wait_s": wait_s}, text)
+    text = "refused: nothing was consumed" if begin_s is None else f"begin in {begin_s:.3f} s"
+    terminal.show({"wait_s": begin_s}, text)
 
 
 @lanes.command("limiters", short_help="List limiters.")
@@ -211,64 +216,38 @@ def list_limiters(terminal: Terminal) -> None:
 
 @lanes.command("limiter", short_help="Show or set a limiter's limits.")
 @click.argument("limiter")
-@click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
+@RATE
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
-@click.option("--slack", default=None, help="Allowed delay of a start, such as 250ms.")
+@duration("--slack", "Allowed delay of a start, such as 250ms.")
 @click.option("--unlimited", is_flag=True, help="Remove all limits.")
-@click.option(
-    "--as-declared",
-    is_flag=True,
-    help="Restore what its code declares, or no limits.",
-)
+@click.option("--as-declared", is_flag=True, help="Restore what its code declares, or no limits.")
 def limiter_limits(
-    terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
+    terminal: Terminal, /, limiter: str, *, as_declared: bool, unlimited: bool, **options: Any
 ) -> None:
     """Show the limits of LIMITER; with options override them.
 
     An override wins over what code declares, until --as-declared removes it.
     """
-    if as_declared:
-        _give_back(terminal, limiter, options)
-        return
-    if all(value is None or value is False for value in options.values()):
-        _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
-        return
-    starts_max, window_s = parse_rate(options["rate"])
-    slack_s = (
-        SLACK_S
-        if options["slack"] is None
-        else parse_as(parse_duration_s, "--slack", options["slack"], InvalidJob)
-    )
-
-    async def change(jobs: Jobs) -> Limiter:
-        await jobs.lanes.set_limiter(
-            limiter,
-            starts_max=starts_max,
-            window_s=window_s,
-            concurrency=options["concurrency"],
-            slack_s=slack_s,
-        )
-        return await jobs.lanes.get_limiter(limiter)
-
-    _show_limiters(terminal, [terminal.run(Jobs, change)])
-
-
-def _give_back(terminal: Terminal, limiter: str, options: dict[str, Any]) -> None:
-    if any(options.values()):
+    starts_max, window_s = rate = options["rate"]
+    concurrency, slack_s = options["concurrency"], options["slack_s"]
+    is_given = unlimited or (rate, concurrency, slack_s) != (NO_RATE, None, None)
+    if as_declared and is_given:
         raise InvalidJob("--as-declared stands alone: it takes back what the other options set")
 
     async def change(jobs: Jobs) -> Limiter:
-        await jobs.lanes.reset_limiter(limiter)
+        if as_declared:
+            await jobs.lanes.reset_limiter(limiter)
+        elif is_given:
+            await jobs.lanes.set_limiter(
+                limiter,
+                starts_max=starts_max,
+                window_s=window_s,
+                concurrency=concurrency,
+                slack_s=SLACK_S if slack_s is None else slack_s,
+            )
         return await jobs.lanes.get_limiter(limiter)
 
     _show_limiters(terminal, [terminal.run(Jobs, change)])
-
-
-def parse_rate(text: str | None) -> tuple[int | None, float | None]:
-    """Starts and window in seconds of `600/m` or `10/30s`; None: no limits. Raises: InvalidJob."""
-    if text is None:
-        return None, None
-    return parse_as(config.parse_rate, "--rate", text, InvalidJob)
 
 
 def _lane_row(lane: Lane) -> tuple[Any, ...]:
@@ -300,3 +279,79 @@ def _rate(starts_max: int | None, window_s: float | None) -> str:
 
 def _count(concurrency: int | None) -> str:
     return "none" if concurrency is None else str(concurrency)
+
+
+def describe_lane(lane: Lane) -> str:
+    """A lane in lines of text."""
+    lines = [
+        f"lane        {lane.limiter} / {lane.lane}{' (paused)' if lane.paused else ''}",
+        f"rate        {_rate(lane.starts_max, lane.window_s)}",
+        f"concurrency {_count(lane.concurrency)}",
+        f"weight      {lane.weight}",
+        f"waiting     {lane.waiting}",
+        f"in flight   {lane.inflight}",
+        f"started     {lane.starts_live} in the current window",
+    ]
+    if lane.next_at is not None:
+        lines.append(f"next        {lane.next_at:%Y-%m-%d %H:%M:%S} UTC")
+    return "\n".join(lines)
+
+
+def _queue_row(status: QueueStatus) -> tuple[Any, ...]:
+    """A queue as a row of the table."""
+    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
+    notes = ["paused"] if status.paused else []
+    notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
+    counts = (
+        _capped(status.ready, is_capped=status.ready_is_capped),
+        _capped(status.scheduled, is_capped=status.scheduled_is_capped),
+        status.leased,
+        _capped(status.failed, is_capped=status.failed_is_capped),
+    )
+    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
+    return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
+
+
+QUEUE_HEAD: Final = (
+    "queue",
+    "ready",
+    "scheduled",
+    "leased",
+    "failed",
+    "oldest",
+    "slots",
+    "importance",
+    "",
+)
+
+
+def describe_queue(status: QueueStatus) -> str:
+    """A queue in lines of text."""
+    by_hand = status.overridden
+    held = {
+        name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
+    }
+    lines = [table(QUEUE_HEAD, [_queue_row(status)]), ""]
+    lines += [
+        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
+        for name, value in held.items()
+    ]
+    kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"
+    lines += [
+        f"batch       {status.batch}",
+        f"timeout     {status.timeout_s:g} s",
+        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
+        f"done jobs   {kept}",
+    ]
+    if status.tag is not None:
+        lines.append(f"tag         {status.tag}")
+    if status.decisions:
+        shown = [f"{name}={queue}" if queue else name for name, queue in status.decisions.items()]
+        lines.append(f"decisions   {', '.join(shown)}")
+    if status.aliases:
+        lines.append(f"aliases     {' '.join(status.aliases)}")
+    return "\n".join(lines)
+
+
+def _capped(count: int, *, is_capped: bool) -> str:
+    return f"{count}+" if is_capped else str(count)

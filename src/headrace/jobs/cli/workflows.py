@@ -7,12 +7,10 @@ from typing import Any
 import click
 import msgspec
 
-from headrace.jobs.cli.jobs import first_line, parse_payload
-from headrace.jobs.errors import InvalidJob
+from headrace.jobs.cli.jobs import PAYLOAD, duration, first_line
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import LISTED
 from headrace.jobs.steps import Step, WorkflowRun
-from headrace.kernel.config import parse_as, parse_duration_s
 from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
 
 
@@ -23,18 +21,13 @@ def workflows() -> None:
 
 @workflows.command("start", short_help="Start a workflow.")
 @click.argument("name")
-@click.argument("payload", default="null")
-@click.option("--after", default=None, help="Delay such as 30s or 2h.")
+@click.argument("payload", default="null", type=PAYLOAD)
+@duration("--after", "Delay such as 30s or 2h.")
 @click.option("--unique", default=None, help="Key that one unfinished workflow may have.")
 @click.option("--version", default=None, type=int, help="Version; default: 1.")
-def start(terminal: Terminal, /, name: str, payload: str, **options: Any) -> None:
+def start(terminal: Terminal, /, name: str, payload: Any, **options: Any) -> None:
     """Start workflow NAME; PAYLOAD is JSON."""
-    decoded = parse_payload(payload)
-    after = options.pop("after")
-    after_s = None if after is None else parse_as(parse_duration_s, "--after", after, InvalidJob)
-    workflow_id = terminal.run(
-        Jobs, lambda jobs: jobs.workflows.start(name, decoded, after_s=after_s, **options)
-    )
+    workflow_id = terminal.run(Jobs, lambda jobs: jobs.workflows.start(name, payload, **options))
     terminal.show({"id": workflow_id}, f"workflow {workflow_id}")
 
 
@@ -85,11 +78,10 @@ def cancel(terminal: Terminal, workflow_id: int) -> None:
 @workflows.command("event", short_help="Send an event.")
 @click.argument("name")
 @click.argument("key")
-@click.argument("payload", default="null")
-def event(terminal: Terminal, name: str, key: str, payload: str) -> None:
+@click.argument("payload", default="null", type=PAYLOAD)
+def event(terminal: Terminal, name: str, key: str, payload: Any) -> None:
     """Send event NAME with KEY to every workflow that waits for it; PAYLOAD is JSON."""
-    decoded = parse_payload(payload)
-    is_first = terminal.run(Jobs, lambda jobs: jobs.workflows.send_event(name, key, decoded))
+    is_first = terminal.run(Jobs, lambda jobs: jobs.workflows.send_event(name, key, payload))
     text = "sent" if is_first else "not sent: an event with this name and key was sent before"
     terminal.show({"is_first": is_first}, text)
 

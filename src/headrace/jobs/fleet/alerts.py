@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headrace.jobs.model import JobsConfig
 from headrace.kernel.metrics import gauge
 
 GROWTH_S: Final = 600.0
@@ -36,14 +37,6 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     raised_at: datetime
     cleared_at: datetime | None = None
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Configurable thresholds."""
-
-    active_min: int
-    oldest_s: float
-    failure_share: float
 
 
 class QueueObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +77,9 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`broken(now, before, limits)` returns the violation as text; `before` is ten minutes old."""
+    """`broken(now, before, config)` returns the violation as text; `before` is ten minutes old."""
 
-    broken: Callable[[QueueObservation, QueueObservation | None, Limits], str | None]
+    broken: Callable[[QueueObservation, QueueObservation | None, JobsConfig], str | None]
     raise_after: int
     """Violations in a row that raise an alert."""
     clear_after: int
@@ -94,16 +87,18 @@ class Rule(NamedTuple):
 
 
 def _active_grows(
-    now: QueueObservation, before: QueueObservation | None, limits: Limits
+    now: QueueObservation, before: QueueObservation | None, config: JobsConfig
 ) -> str | None:
-    if before is None or now.active < max(limits.active_min, ACTIVE_GROWTH * before.active):
+    if before is None or now.active < max(config.alert_active_min, ACTIVE_GROWTH * before.active):
         return None
     return (
         f"{now.active} jobs are active, ten minutes ago {before.active}: more arrive than are done"
     )
 
 
-def _leased_grows(now: QueueObservation, before: QueueObservation | None, _: Limits) -> str | None:
+def _leased_grows(
+    now: QueueObservation, before: QueueObservation | None, _: JobsConfig
+) -> str | None:
     if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
         return None
     return (
@@ -112,26 +107,28 @@ def _leased_grows(now: QueueObservation, before: QueueObservation | None, _: Lim
     )
 
 
-def _oldest_waits(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
-    if now.oldest_age_s <= limits.oldest_s:
+def _oldest_waits(
+    now: QueueObservation, _: QueueObservation | None, config: JobsConfig
+) -> str | None:
+    if now.oldest_age_s <= config.alert_oldest_s:
         return None
     return f"its oldest due job waits for {now.oldest_age_s:.0f} s"
 
 
-def _many_fail(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
+def _many_fail(now: QueueObservation, _: QueueObservation | None, config: JobsConfig) -> str | None:
     ended = now.done + now.failed
-    if ended < ENDED_MIN or now.failed < limits.failure_share * ended:
+    if ended < ENDED_MIN or now.failed * 100 < config.alert_failed_percent * ended:
         return None
     return f"{now.failed} of {ended} jobs failed in the last {MINUTES_SEEN} minutes"
 
 
-def _is_at_max(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
+def _is_at_max(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
     if not now.is_at_max:
         return None
     return "it needs more slots than its maximum: raise that, or see why its handlers are slow"
 
 
-def _is_short(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
+def _is_short(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
     if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
         return None
     waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
@@ -142,7 +139,7 @@ def _is_short(now: QueueObservation, _: QueueObservation | None, __: Limits) -> 
     return f"{waits}, and the fleet has too little room for what it needs: add hosts"
 
 
-def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
+def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
     if now.slots >= now.slots_min:
         return None
     why = "their slots are short of CPU" if now.is_loaded else "they lack memory or cores"
@@ -173,8 +170,8 @@ open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader see
 class AlertEvaluator:
     """The state of all rules: how often in a row each was violated or met."""
 
-    def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
-        self._limits = limits
+    def __init__(self, config: JobsConfig, open_now: Iterable[tuple[str, str]] = ()) -> None:
+        self._config = config
         self._open = dict.fromkeys(open_now, 0)
         """Open alerts, with the evaluations in a row without violation."""
         self._broken: dict[tuple[str, str], int] = {}
@@ -198,7 +195,7 @@ class AlertEvaluator:
             (rule, queue): text
             for queue, seen in observation.queues.items()
             for rule, one in QUEUE_RULES.items()
-            if (text := one.broken(seen, before.get(queue), self._limits)) is not None
+            if (text := one.broken(seen, before.get(queue), self._config)) is not None
         }
         for host in self._missing_hosts(observation):
             found[HOST_RULE, host] = (

@@ -163,16 +163,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slots_moved: int
     """Slots on live hosts that start to work another queue."""
 
-    @property
-    def queues_at_max(self) -> tuple[str, ...]:
-        """Queues that need more than their maximum."""
-        return tuple(queue for queue, share in self.queues.items() if share.is_at_max)
-
-    @property
-    def queues_short(self) -> tuple[str, ...]:
-        """Queues for which the fleet has too little room."""
-        return tuple(queue for queue, share in self.queues.items() if share.is_short)
-
 
 def tuning(importance: int) -> Tuning:
     """The parameters for an importance, found by simulation."""

@@ -47,9 +47,9 @@ class Rate(msgspec.Struct, frozen=True):
 class QueueRate:
     """The readings of one queue within the last minute."""
 
-    def __init__(self, handler_s: float = HANDLER_S_DEFAULT) -> None:
+    def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
-        self._handler_s = handler_s
+        self._handler_s = HANDLER_S_DEFAULT
 
     @property
     def covered_s(self) -> float:
@@ -107,9 +107,8 @@ class QueueRate:
 class Rates:
     """The rates of all queues, as observed by one scheduler."""
 
-    def __init__(self, handlers_s: Mapping[str, float] | None = None) -> None:
+    def __init__(self) -> None:
         self._queues: dict[str, QueueRate] = {}
-        self._handlers_s = handlers_s or {}
 
     @property
     def is_ready(self) -> bool:
@@ -124,10 +123,7 @@ class Rates:
         for name in self._queues.keys() - readings.keys():
             del self._queues[name]
         for name, reading in readings.items():
-            if name not in self._queues:
-                default_s = self._handlers_s.get(name, HANDLER_S_DEFAULT)
-                self._queues[name] = QueueRate(default_s)
-            self._queues[name].observe(reading)
+            self._queues.setdefault(name, QueueRate()).observe(reading)
 
     def rates(self) -> dict[str, Rate]:
         """The rate of each queue."""

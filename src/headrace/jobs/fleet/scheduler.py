@@ -42,7 +42,6 @@ from headrace.jobs.fleet.alerts import (
     AlertEvaluator,
     Change,
     FleetObservation,
-    Limits,
     QueueObservation,
     open_alerts,
 )
@@ -52,6 +51,7 @@ from headrace.jobs.fleet.rates import Rates, Reading
 from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import WHOLE_SHARE
 from headrace.kernel.errors import HeadraceError, PeerFailed
 from headrace.kernel.logs import SparseLogger, logger
@@ -160,7 +160,7 @@ class AlertSender:
         for failures, alert, is_raise in due[:EVENTS_PER_STEP]:
             try:
                 await send_alert(self._url, self._key, alert, is_raise=is_raise)
-                await store.fleet.mark_sent(self._postgres, alert.id, is_raise=is_raise)
+                await self._postgres.run(SQL.mark_sent, alert=alert.id, is_raise=is_raise)
             except WebhookFailed as error:
                 self._note_refused((alert.id, is_raise), failures + 1, error)
             if time.monotonic() - began_s >= TIMEOUT_S:
@@ -243,19 +243,19 @@ class Scheduler:
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
-        await store.fleet.sum_hours(self._postgres)
-        forgotten = (
-            await store.fleet.drop_minutes(
-                self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
-            ),
-            await store.fleet.drop_hours(
-                self._postgres, kept_s=config.hours_kept_s, rows_max=ROWS_PER_STEP
-            ),
-            await store.fleet.drop_decisions(
-                self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
-            ),
-        )
-        await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
+        await self._postgres.run(SQL.sum_hours)
+        kept_s = {
+            ("queue_minute", "minute"): config.minutes_kept_s,
+            ("queue_hour", "hour"): config.hours_kept_s,
+            ("fleet_decision", "at"): config.decisions_kept_s,
+            ("alert", "cleared_at"): config.decisions_kept_s,
+        }
+        forgotten = [
+            await self._postgres.value(
+                SQL.drop_old, table=table, column=column, kept_s=kept, rows_max=ROWS_PER_STEP
+            )
+            for (table, column), kept in kept_s.items()
+        ]
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
@@ -320,7 +320,7 @@ class Planner:
         """Give up the lead at once."""
         if self.leads:
             self._note_lead(is_leader=False)
-            await store.fleet.stop_leading(self._postgres, self._name)
+            await self._postgres.run(SQL.stop_leading, leader=self._name)
 
     async def gather(self) -> FleetSnapshot:
         """Gather the snapshot for a plan; the count of waiting jobs is bounded in time."""
@@ -386,7 +386,7 @@ class Planner:
         if self._watch is None:
             known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
             self._watch = AlertEvaluator(
-                self._limits(), [(alert.rule, alert.subject) for alert in known]
+                self._config, [(alert.rule, alert.subject) for alert in known]
             )
         outcomes = await store.fleet.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
         for change in self._watch.observe(observation(facts, planned, outcomes)):
@@ -414,13 +414,6 @@ class Planner:
                 bound(open_alerts, "jobs_alerts_open", rule=rule).set(0)
         self.leads = is_leader
         is_leading.set(int(is_leader))
-
-    def _limits(self) -> Limits:
-        return Limits(
-            active_min=self._config.alert_active_min,
-            oldest_s=self._config.alert_oldest_s,
-            failure_share=self._config.alert_failed_percent / 100,
-        )
 
 
 def observation(

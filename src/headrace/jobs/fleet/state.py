@@ -22,7 +22,7 @@ CPU_PRESSURE_MAX: Final = 0.8
 """A host above it gets further slots only for the minimums of queues."""
 
 
-class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+class QueueCounts(msgspec.Struct, kw_only=True):
     """Counts of a host's slots for a queue that claims and settlements do not record."""
 
     queue_id: int
@@ -33,6 +33,13 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Slot time of handler calls: call time divided by the concurrency of the slot."""
     slot_s: float = 0.0
     """Time for which slots belonged to the queue, busy or idle."""
+
+    def add(self, other: QueueCounts) -> None:
+        """Add counts whose report failed."""
+        self.ended += other.ended
+        self.calls += other.calls
+        self.run_s += other.run_s
+        self.slot_s += other.slot_s
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +130,8 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     alerts: list[Alert]
 
 
-class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a queue in a span of time, and its backlog."""
+class QueueWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue in a span of time."""
 
     done: int
     failed: int
@@ -138,9 +145,22 @@ class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     claimed: int
     run_s: float
+    """Slot time of handler calls."""
     wait_s: float
+    """From due to claimed, summed over the jobs claimed."""
     wait_max_s: float
     slot_s: float
+    """Time for which slots belonged to the queue, busy or idle."""
+
+    @property
+    def wait_mean_s(self) -> float | None:
+        """Mean time from due to claimed; None if nothing was claimed."""
+        return self.wait_s / self.claimed if self.claimed else None
+
+
+class QueueSpan(QueueWork, frozen=True, kw_only=True):
+    """Counts of a queue in a span of time, and its backlog."""
+
     ready: int | None = None
     """Backlog, counted up to `jobs.count_max`; None if no scheduler led."""
     scheduled: int | None = None
@@ -149,11 +169,6 @@ class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Failed or quarantined jobs that are kept."""
     oldest_s: float | None = None
     """Age of the oldest ready job."""
-
-    @property
-    def wait_mean_s(self) -> float | None:
-        """Mean time from due to claimed; None if nothing was claimed."""
-        return self.wait_s / self.claimed if self.claimed else None
 
 
 class QueueMinute(QueueSpan, frozen=True, kw_only=True):
@@ -374,35 +389,16 @@ FAILURES_COUNTED_MAX: Final = 1000
 """At most so many failures are counted, the newest."""
 
 
-class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
+class QueueLoad(QueueWork, frozen=True, kw_only=True):
     """Counts of a queue in the span of `FleetLoad.span_s`."""
 
     queue: str
-    done: int
-    failed: int
-    cancelled: int = 0
-    retried: int
-    lost: int
-    calls: int
-    claimed: int
-    run_s: float
-    """Slot time of handler calls."""
-    wait_s: float
-    """From due to claimed, summed over the jobs claimed."""
-    wait_max_s: float
-    slot_s: float
-    """Time for which slots belonged to the queue, busy or idle."""
 
     @property
     def run_mean_s(self) -> float | None:
         """Slot time per job; None if none ran."""
         ran = self.done + self.failed + self.cancelled + self.retried
         return self.run_s / ran if ran else None
-
-    @property
-    def wait_mean_s(self) -> float | None:
-        """Mean time from due to claimed; None if nothing was claimed."""
-        return self.wait_s / self.claimed if self.claimed else None
 
     def ratio(self, waiting: int) -> float | None:
         """Slot time needed by finished and `waiting` jobs, relative to slot time available.

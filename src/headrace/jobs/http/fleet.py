@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueHour, QueueMinute
-from headrace.jobs.http.jobs import READ, WRITE
+from headrace.jobs.http.jobs import READ, WRITE, JobAdded
 from headrace.jobs.service import Jobs
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
 
@@ -85,17 +85,6 @@ async def list_queue_hours(
     return await jobs.queues.hours(queue, from_at=from_at, to_at=to_at)
 
 
-class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cron to add: `spec` is minute, hour, day of month, month and day of week."""
-
-    name: str
-    spec: str
-    queue: str
-    tz: str = "UTC"
-    payload: Any = None
-    priority: int = 5
-
-
 class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of a cron; a cron declared by code accepts `paused` only."""
 
@@ -105,12 +94,6 @@ class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     payload: Any = UNSET
     priority: int | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
-
-
-class CronJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job enqueued for a cron."""
-
-    id: int
 
 
 @get("/v1/crons", opt=READ)
@@ -123,13 +106,12 @@ async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
 async def add_cron(
     jobs: NamedDependency[Jobs],
     idempotency: NamedDependency[Idempotency],
-    data: JSONBody[CronToAdd],
+    data: JSONBody[NewCron],
 ) -> Cron:
     """Add a cron. Its first job comes at its next scheduled time."""
-    cron = NewCron(**msgspec.structs.asdict(data))
 
     async def add(tx: Any) -> Cron:
-        return await jobs.crons.add(cron, tx=tx)
+        return await jobs.crons.add(data, tx=tx)
 
     return await idempotency.run(add)
 
@@ -158,10 +140,10 @@ async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
 @post("/v1/crons/{name:str}/run", status_code=202, opt={**WRITE, "idempotent": True})
 async def run_cron(
     jobs: NamedDependency[Jobs], idempotency: NamedDependency[Idempotency], name: FromPath[str]
-) -> CronJob:
+) -> JobAdded:
     """Enqueue the cron's job now, in addition to its schedule."""
 
-    async def run(tx: Any) -> CronJob:
-        return CronJob(id=await jobs.crons.run(name, tx=tx))
+    async def run(tx: Any) -> JobAdded:
+        return JobAdded(id=await jobs.crons.run(name, tx=tx))
 
     return await idempotency.run(run)

@@ -13,7 +13,17 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
-from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, JobFilter, NewJob, Taken, TakenOutcome, Why
+from headrace.jobs.model import (
+    JOBS_PER_CALL_MAX,
+    BulkCounts,
+    Job,
+    JobFilter,
+    JobToAdd,
+    NewJob,
+    Taken,
+    TakenOutcome,
+    Why,
+)
 from headrace.jobs.service import Jobs
 from headrace.jobs.validation import is_row_id, too_many_jobs
 from headrace.kernel.config import parse_as, parse_duration_s
@@ -21,8 +31,6 @@ from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
 READ: Final = {"scope": "jobs:read"}
-
-
 WRITE: Final = {"scope": "jobs:write"}
 
 
@@ -43,29 +51,17 @@ def parse_lease_id(text: str) -> int:
 LISTING: Final = "jobs"
 
 
-class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 is first."""
-
-    payload: Any = None
-    at: datetime | None = None
-    after_s: float | None = None
-    priority: int = 5
-    unique: str | None = None
-    lane: str | None = None
-    spread_s: float | None = None
-    version: int = 1
-    retries: int | None = None
-    timeout_s: float | None = None
-    expires_s: float | None = None
-    unique_for_s: float | None = None
-    chain: str | None = None
-
-
 class JobsListed(msgspec.Struct, frozen=True, kw_only=True):
     """A page of jobs without payloads and tracebacks. No `next_cursor`: it is the last page."""
 
     jobs: list[Job]
     next_cursor: str | None
+
+
+class JobAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of the job that was enqueued, which is also that of its workflow."""
+
+    id: int
 
 
 class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,13 +168,7 @@ async def edit_job(
     jobs: NamedDependency[Jobs], job_id: FromPath[str], data: JSONBody[JobEdited]
 ) -> None:
     """Change payload, priority or due time of a waiting job."""
-    await jobs.edit(
-        parse_job_id(job_id),
-        payload=data.payload,
-        priority=data.priority,
-        at=data.at,
-        after_s=data.after_s,
-    )
+    await jobs.edit(parse_job_id(job_id), **msgspec.structs.asdict(data))
 
 
 @post("/v1/jobs/{job_id:str}/retry", status_code=204, opt=WRITE)
@@ -200,15 +190,9 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The `next_cursor` of the previous response."""
 
 
-class BulkResponse(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResponse(BulkCounts, frozen=True, kw_only=True):
     """The result of a step. If `more`, send the request again with `cursor` = `next_cursor`."""
 
-    action: str
-    dry_run: bool
-    matched: int
-    changed: int
-    skipped: int
-    more: bool
     next_cursor: str | None
 
 
@@ -226,18 +210,11 @@ async def bulk_jobs(
     if data.cursor is not None:
         before = read_cursor(cursor_key, BULK_LISTING, query, data.cursor)
     done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, before=before)
-    following = None
-    if done.next_before is not None:
-        following = sign_cursor(cursor_key, BULK_LISTING, query, done.next_before)
-    return BulkResponse(
-        action=done.action,
-        dry_run=done.dry_run,
-        matched=done.matched,
-        changed=done.changed,
-        skipped=done.skipped,
-        more=done.more,
-        next_cursor=following,
-    )
+    counts = msgspec.structs.asdict(done)
+    before, following = counts.pop("next_before"), None
+    if before is not None:
+        following = sign_cursor(cursor_key, BULK_LISTING, query, before)
+    return BulkResponse(next_cursor=following, **counts)
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,10 +241,8 @@ async def take_jobs(
     wait: FromQuery[str] = "0s",
 ) -> Taken:
     """Take up to `n` due jobs for `lease`; wait up to `wait`, at most 30 s, for the first."""
-    lease_s, wait_s = (
-        parse_as(parse_duration_s, "lease", lease, InvalidTake),
-        parse_as(parse_duration_s, "wait", wait, InvalidTake),
-    )
+    lease_s = parse_as(parse_duration_s, "lease", lease, InvalidTake)
+    wait_s = parse_as(parse_duration_s, "wait", wait, InvalidTake)
     return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
 
 

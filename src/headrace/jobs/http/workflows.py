@@ -12,7 +12,8 @@ from litestar import delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from headrace.jobs.http.jobs import READ, WRITE, JobToAdd
+from headrace.jobs.http.jobs import READ, WRITE, JobAdded
+from headrace.jobs.model import JobToAdd
 from headrace.jobs.service import Jobs
 from headrace.jobs.steps import WorkflowRun, parse_workflow_id
 from headrace.kernel.routes import Idempotency
@@ -25,12 +26,6 @@ class WorkflowToStart(JobToAdd, frozen=True, kw_only=True, forbid_unknown_fields
 
     version: int | None = None  # type: ignore[assignment]
     """None: the newest of the code that the API runs with."""
-
-
-class WorkflowStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """The id of the workflow, which is that of its job."""
-
-    id: int
 
 
 class EventToSend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,12 +54,12 @@ async def start_workflow(
     idempotency: NamedDependency[Idempotency],
     name: FromPath[str],
     data: JSONBody[WorkflowToStart],
-) -> WorkflowStarted:
+) -> JobAdded:
     """Start a workflow by name."""
 
-    async def start(tx: Any) -> WorkflowStarted:
+    async def start(tx: Any) -> JobAdded:
         options = msgspec.structs.asdict(data)
-        return WorkflowStarted(id=await jobs.workflows.start(name, tx=tx, **options))
+        return JobAdded(id=await jobs.workflows.start(name, tx=tx, **options))
 
     return await idempotency.run(start)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.engines.sql import Query
 from headrace.jobs import store
 from headrace.jobs.errors import (
     InvalidFilter,
     JobNotWaiting,
-    QueueUnknown,
 )
 from headrace.jobs.model import (
     JOB_ID_LAST,
@@ -30,7 +30,7 @@ from headrace.jobs.model import (
     JobPage,
     JobState,
 )
-from headrace.jobs.store.jobs import SearchCriteria
+from headrace.jobs.sql import SQL
 from headrace.jobs.validation import is_name, is_storable, require_page
 from headrace.kernel.errors import FieldProblem, mismatch
 
@@ -49,7 +49,6 @@ CHANGEABLE: Final = {
     "delete": tuple(state for state in LISTED if state != JobState.LEASED),
 }
 """The actions of `bulk`, and the states that each can change."""
-ListRows = Callable[..., Awaitable[list[Row]]]
 
 
 class BulkActions:
@@ -63,7 +62,7 @@ class BulkActions:
         require_page("jobs_max", jobs_max)
         criteria = await self._criteria(job_filter, LISTED)
         rows, left = await self._search(
-            self._postgres.reads, store.jobs.list_jobs, criteria, before, rows_max=jobs_max
+            self._postgres.reads, SQL.list_jobs, criteria, before, rows_max=jobs_max
         )
         return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
@@ -81,11 +80,13 @@ class BulkActions:
         left = before
         while True:
             rows, left = await self._search(
-                self._postgres, store.jobs.list_ids, criteria, left, rows_max=step
+                self._postgres, SQL.list_ids, criteria, left, rows_max=step
             )
             matched += len(rows)
             if rows and not dry_run:
-                changed += await self._change(action, [row["id"] for row in rows], criteria.states)
+                changed += await self._change(
+                    action, [row["id"] for row in rows], criteria["states"]
+                )
             if left is None or time.monotonic() >= ends_s:
                 break
         return BulkDone(
@@ -104,26 +105,29 @@ class BulkActions:
             retried, _ = await store.jobs.retry_jobs(self._postgres, ids, states)
             return len(retried)
         if action == "cancel":
-            return len(await store.jobs.cancel_jobs(self._postgres, ids))
-        return len(await store.jobs.delete_jobs(self._postgres, ids, states))
+            return len(await self._postgres.value(SQL.end_waiting, ids=ids))
+        return len(await self._postgres.value(SQL.delete_jobs, ids=ids, states=states))
 
     async def _search(
         self,
         runner: Runner,
-        list_rows: ListRows,
-        criteria: SearchCriteria,
+        query: Query,
+        criteria: dict[str, Any],
         before: int | None,
         *,
         rows_max: int,
     ) -> tuple[list[Row], int | None]:
-        """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
+        """Up to `rows_max` rows, newest first, and the id to continue before; None: complete.
+
+        A row without a state marks where the search of a table was cut off.
+        """
         found: list[Row] = []
         left = JOB_ID_LAST if before is None else max(0, min(before, JOB_ID_LAST))
         ends_s = time.monotonic() + SEARCH_S
         while True:
             room = rows_max - len(found)
-            rows = await list_rows(
-                runner, criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
+            rows = await runner.all(
+                query, **criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
             )
             cut = max((row["id"] for row in rows if row["state"] is None), default=0)
             hits = [row for row in rows if row["state"] is not None and row["id"] >= cut]
@@ -139,29 +143,27 @@ class BulkActions:
 
     async def _criteria(
         self, job_filter: JobFilter, states: Sequence[str], whose: str = "of a job"
-    ) -> SearchCriteria:
-        """The criteria of `job_filter`. Raises: InvalidFilter, with every fault; QueueUnknown."""
+    ) -> dict[str, Any]:
+        """The arguments of a list query: None matches any.
+
+        Raises: InvalidFilter, with every fault; QueueUnknown.
+        """
         _refuse(_faults(job_filter, states, whose))
         queue_id = None
         if job_filter.queue is not None:
-            queues: list[Any] = []
-            if is_storable(job_filter.queue):
-                queues = await store.queues.find_queues(self._postgres, [job_filter.queue])
-            if not queues:
-                raise QueueUnknown(job_filter.queue)
-            queue_id = queues[0].id
+            queue_id = (await store.queues.require_queue(self._postgres, job_filter.queue)).id
         if job_filter.state is not None:
             states = (job_filter.state,)
         elif job_filter.q is not None:
             states = [state for state in states if state in STATES_BY_ENDING]
-        return SearchCriteria(
-            queue_id=queue_id,
-            states=tuple(states),
-            lane=job_filter.lane,
-            q=job_filter.q,
-            older_than_s=job_filter.older_than_s,
-            ids=None if job_filter.ids is None else tuple(job_filter.ids),
-        )
+        return {
+            "queue": queue_id,
+            "states": list(states),
+            "lane": job_filter.lane,
+            "q": job_filter.q,
+            "older_than_s": job_filter.older_than_s,
+            "ids": job_filter.ids,
+        }
 
 
 def not_waiting(job: Job, action: str) -> JobNotWaiting:

@@ -8,7 +8,7 @@ transaction of a suspended scheduler, so that another can continue.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,12 +19,16 @@ from headrace.jobs.crons import Cron, NewCron, next_moment
 from headrace.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron, QueueUnknown
 from headrace.jobs.model import NewJob
 from headrace.jobs.service.queues import Queues
+from headrace.jobs.sql import SQL
 from headrace.jobs.tasks import Registry
 from headrace.jobs.validation import is_storable, prepare_jobs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import logger
 from headrace.kernel.resilience import crash_point
+
+if TYPE_CHECKING:
+    from headrace.jobs.service.jobs import Jobs
 
 FORGOTTEN_S: Final = 3600.0
 """A cron that no running code has declared for this long stops firing; its row stays."""
@@ -34,23 +38,14 @@ FIRED_PER_STEP: Final = 100
 _log: Final = logger(__name__)
 
 
-class Enqueue(Protocol):
-    """`Jobs.enqueue`."""
-
-    async def __call__(self, job: NewJob, *, tx: Transaction | None = None) -> int:
-        """Enqueue one job; return its id."""
-
-
 class Crons:
     """The crons of an app; `Jobs.crons`."""
 
-    def __init__(
-        self, postgres: Postgres, registry: Registry, queues: Queues, enqueue: Enqueue
-    ) -> None:
+    def __init__(self, postgres: Postgres, registry: Registry, queues: Queues, jobs: Jobs) -> None:
         self._postgres = postgres
         self._registry = registry
         self._queues = queues
-        self._enqueue = enqueue
+        self._jobs = jobs
 
     async def all(self) -> list[Cron]:
         """Every cron, by name."""
@@ -71,7 +66,8 @@ class Crons:
         """
         next_at = await self._require_valid(cron)
         runner = self._postgres if tx is None else runner_for(tx)
-        if not await store.queues.add_cron(runner, cron, next_at):
+        fields = store.queues.cron_fields(cron)
+        if not await runner.run(SQL.add_cron, **fields, next_at=next_at):
             raise CronExists(cron.name)
         return await self.get(cron.name, tx=tx)
 
@@ -87,15 +83,20 @@ class Crons:
             return await (self.pause(name) if is_paused else self.resume(name))
         if found.source == "code":
             raise CronFixed(name)
-        cron = msgspec.structs.replace(_as_new(found), **changes)
+        cron = msgspec.structs.replace(
+            msgspec.convert(found, NewCron, from_attributes=True), **changes
+        )
         next_at = await self._require_valid(cron)
-        if not await store.queues.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
+        fields = store.queues.cron_fields(cron)
+        if not await self._postgres.run(
+            SQL.change_cron, **fields, next_at=next_at, is_paused=is_paused
+        ):
             raise CronUnknown(name)
         return await self.get(name)
 
     async def pause(self, name: str) -> Cron:
         """Pause a cron. Raises: CronUnknown."""
-        if not await store.queues.pause_cron(self._postgres, require_id("cron", name)):
+        if not await self._postgres.run(SQL.pause_cron, name=require_id("cron", name), error=None):
             raise CronUnknown(name)
         return await self.get(name)
 
@@ -105,14 +106,14 @@ class Crons:
         Raises: CronUnknown, InvalidCron.
         """
         found = await self.get(name)
-        next_at = next_moment(found.spec, found.tz, await store.queues.database_now(self._postgres))
-        await store.queues.resume_cron(self._postgres, name, next_at)
+        next_at = next_moment(found.spec, found.tz, await self._postgres.value(SQL.database_now))
+        await self._postgres.run(SQL.resume_cron, name=name, next_at=next_at)
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
         """Delete a cron that no running code declares. Raises: CronUnknown, CronFixed."""
         await self.get(name)
-        if not await store.queues.remove_cron(self._postgres, name, forgotten_s=FORGOTTEN_S):
+        if not await self._postgres.run(SQL.remove_cron, name=name, forgotten_s=FORGOTTEN_S):
             raise CronFixed(name)
 
     async def run(self, name: str, *, tx: Transaction | None = None) -> int:
@@ -124,21 +125,14 @@ class Crons:
             async with self._postgres.transaction() as own:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
-        job_id = await self._enqueue(_job(_as_new(found)), tx=tx)
-        await store.queues.note_cron_job(runner_for(tx), name, job_id)
+        job_id = await self._jobs.enqueue(_job(found), tx=tx)
+        await runner_for(tx).run(SQL.note_cron_job, name=name, job=job_id)
         return job_id
 
     async def declare(self) -> int:
         """Store the crons of this app's code. Return how many; invalid ones are logged."""
         count = 0
-        for declared in self._registry.crons.values():
-            cron = NewCron(
-                name=declared.name,
-                spec=declared.spec,
-                tz=declared.tz,
-                queue=declared.queue,
-                payload=declared.payload,
-            )
+        for cron in self._registry.crons.values():
             try:
                 next_at = await self._require_valid(cron)
             except HeadraceError as error:
@@ -146,7 +140,8 @@ class Crons:
                     raise
                 _log.error("cron_left_out", cron=cron.name, error=error.text)
                 continue
-            await store.queues.declare_cron(self._postgres, cron, next_at)
+            fields = store.queues.cron_fields(cron)
+            await self._postgres.run(SQL.declare_cron, **fields, next_at=next_at)
             count += 1
         return count
 
@@ -159,7 +154,7 @@ class Crons:
 
     async def forget(self) -> int:
         """Delete crons that no running code has declared for 30 days. Return how many."""
-        return await store.queues.drop_undeclared(self._postgres, kept_s=UNDECLARED_KEPT_S)
+        return await self._postgres.run(SQL.drop_undeclared, kept_s=UNDECLARED_KEPT_S)
 
     async def _fire_one(self) -> bool:
         """Enqueue the job of one due cron. Return whether one was due.
@@ -174,17 +169,18 @@ class Crons:
                 )
                 if due is None:
                     return False
-                name = due.cron.name
-                next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
-                job_id = await self._enqueue(_job(due.cron), tx=tx)
+                cron, after_at = due
+                name = cron.name
+                next_at = next_moment(cron.spec, cron.tz, after_at)
+                job_id = await self._jobs.enqueue(_job(cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
-                await store.queues.move_cron(tx, name, job_id=job_id, next_at=next_at)
+                await tx.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")
             crash_point("jobs.cron_committed")
         except HeadraceError as error:
             if name is None or error.retryable:
                 raise
-            await store.queues.pause_cron(self._postgres, name, error=error.text)
+            await self._postgres.run(SQL.pause_cron, name=name, error=error.text)
             _log.error("cron_paused", cron=name, error=error.text)
         return True
 
@@ -202,19 +198,8 @@ class Crons:
         # It may be a queue of this app that is not declared yet.
         if not is_known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
-        return next_moment(cron.spec, cron.tz, await store.queues.database_now(self._postgres))
+        return next_moment(cron.spec, cron.tz, await self._postgres.value(SQL.database_now))
 
 
 def _job(cron: NewCron) -> NewJob:
     return NewJob(queue=cron.queue, payload=cron.payload, priority=cron.priority)
-
-
-def _as_new(cron: Cron) -> NewCron:
-    return NewCron(
-        name=cron.name,
-        spec=cron.spec,
-        tz=cron.tz,
-        queue=cron.queue,
-        payload=cron.payload,
-        priority=cron.priority,
-    )

@@ -6,7 +6,7 @@ A sweep is maintenance in bounded steps. Any number of processes may sweep at on
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from headrace.jobs.fleet.state import (
 )
 from headrace.jobs.model import JOB_ID_LAST, JobsConfig, Sweep
 from headrace.jobs.service.lanes import Lanes
+from headrace.jobs.sql import SQL
 from headrace.jobs.validation import is_storable, require_page
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -51,7 +52,7 @@ class Fleet:
             ],
             plan=await store.fleet.find_plan(self._postgres),
             decisions=await self.decisions(decisions_max=DECISIONS_SHOWN),
-            alerts_open=await store.fleet.count_open_alerts(self._postgres),
+            alerts_open=await self._postgres.value(SQL.count_open_alerts),
             alerts=await self.alerts(is_open=True),
         )
 
@@ -101,10 +102,9 @@ class Fleet:
         await self._set_draining(host, is_draining=False)
 
     async def _set_draining(self, host: str, *, is_draining: bool) -> None:
-        is_known = is_storable(host) and await store.fleet.set_draining(
-            self._postgres, host, is_draining=is_draining
-        )
-        if not is_known:
+        if not is_storable(host) or not await self._postgres.run(
+            SQL.set_draining, host=host, is_draining=is_draining
+        ):
             raise HostUnknown(host)
 
 
@@ -116,7 +116,6 @@ LANE_IDLE_S: Final = 3_600.0
 TEND_EVERY_S: Final = 60.0
 GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
 """An open group is dropped after this, since its process must have died."""
-GROUPS_PER_TENDING: Final = 1_000
 WORKFLOWS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
@@ -135,24 +134,28 @@ class Sweeper:
 
     async def run_once(self) -> Sweep:
         """Do one step. Each lease is returned in its own short transaction."""
-        stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
+        stuck = await self._postgres.value(SQL.end_stuck_claims, lease_s=self._config.lease_s)
         if stuck:
             _log.warning("stuck_claims_ended", claims=stuck)
         returned = await self._return_leases()
-        moved = await store.jobs.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        dropped = await store.jobs.drop_failed(
-            self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
+        moved = await self._postgres.value(SQL.move_due, jobs_max=JOBS_PER_SWEEP)
+        dropped = await self._drop_old("job_failed", "ended_at", self._config.failed_kept_s)
+        keys = await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
+        hosts = await self._postgres.run(SQL.drop_hosts)
+        limiter, lane = self._lane_after
+        seen: Any = await self._postgres.one(
+            SQL.remove_idle_lanes,
+            limiter=limiter,
+            lane=lane,
+            lanes_max=LANES_PER_SWEEP,
+            idle_s=LANE_IDLE_S,
         )
-        await store.jobs.drop_old_keys(self._postgres, keys_max=JOBS_PER_SWEEP)
-        hosts = await store.leases.drop_hosts(self._postgres)
-        last, removed = await store.queues.remove_idle_lanes(
-            self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
-        )
-        self._lane_after = last or ("", "")
-        for limiter in await store.queues.unspread_limiters(self._postgres):
-            await self._lanes.spread(limiter)
-        kept = await store.jobs.drop_expired_done(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        folded = await store.fleet.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
+        self._lane_after = (seen["last_limiter"] or "", seen["last_name"] or "")
+        for row in await self._postgres.all(SQL.unspread_limiters):
+            await self._lanes.spread(row["name"])
+        kept = await self._drop_old("job_done_rest", "drop_at", 0)
+        events = await self._drop_old("workflow_event", "sent_at", self._config.events_kept_s)
+        folded = await self._postgres.value(SQL.fold_counts, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
         return Sweep(
@@ -161,9 +164,9 @@ class Sweeper:
             lane_jobs_moved=moved,
             failed_dropped=dropped,
             hosts_dropped=hosts,
-            more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
+            more=JOBS_PER_SWEEP in (moved, dropped, keys, kept, events, folded)
             or leases_returned == LEASES_PER_SWEEP,
-            lanes_removed=removed,
+            lanes_removed=seen["removed"],
         )
 
     async def _return_leases(self) -> list[int]:
@@ -172,9 +175,10 @@ class Sweeper:
         A locked lease does not block the others. It is retried after them, one per sweep; after a
         few newly locked ones the sweep continues with its other work.
         """
-        found = await store.leases.expired_leases(
-            self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
+        rows = await self._postgres.all(
+            SQL.expired_leases, leases_max=LEASES_PER_SWEEP + len(self._busy)
         )
+        found = [row["id"] for row in rows]
         again = [lease_id for lease_id in self._busy if lease_id in found]
         fresh = [lease_id for lease_id in found if lease_id not in self._busy]
         self._busy = dict.fromkeys(again[1:])
@@ -182,8 +186,8 @@ class Sweeper:
         for lease_id in [*fresh, *again[:1]]:
             try:
                 returned.append(
-                    await store.leases.return_lease(
-                        self._postgres, lease_id, self._config.losses_max
+                    await self._postgres.value(
+                        SQL.return_lease, lease=lease_id, losses_max=self._config.losses_max
                     )
                 )
             except PostgresBusy as error:
@@ -194,18 +198,23 @@ class Sweeper:
         return returned
 
     async def _tend(self) -> None:
-        """Maintain partitions and drop abandoned groups, once a minute."""
+        """Maintain partitions, workflows and groups, once a minute or while much is left."""
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
-            self._tended_s = now_s
-            await store.workflows.tend(
-                self._postgres,
+            is_more = await self._postgres.value(
+                SQL.tend_workflows,
                 kept_s=self._config.events_kept_s,
                 rows_max=WORKFLOWS_PER_TENDING,
             )
-            await store.jobs.maintain_done_partitions(self._postgres)
-            forgotten = await store.jobs.drop_abandoned_groups(
-                self._postgres, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
-            )
+            self._tended_s = None if is_more else now_s
+            await self._postgres.value(SQL.maintain_done_partitions)
+            forgotten = await self._drop_old("job_group", "opened_at", GROUP_OPEN_S_MAX)
             if forgotten:
                 _log.warning("groups_left_open", groups=forgotten)
+
+    async def _drop_old(self, table: str, column: str, kept_s: float) -> int:
+        """Delete rows of a table whose moment is `kept_s` ago. Return how many."""
+        dropped: int = await self._postgres.value(
+            SQL.drop_old, table=table, column=column, kept_s=kept_s, rows_max=JOBS_PER_SWEEP
+        )
+        return dropped

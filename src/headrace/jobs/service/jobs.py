@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
-from headrace.engines.postgres import Postgres, Runner
+from headrace.engines.postgres import Postgres, Row, Runner
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import (
@@ -55,7 +55,7 @@ from headrace.jobs.model import (
     Sweep,
     Why,
 )
-from headrace.jobs.service.bulk import CHANGEABLE, BulkActions, not_waiting
+from headrace.jobs.service.bulk import AHEAD_MAX, CHANGEABLE, BulkActions, not_waiting
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet, Sweeper
 from headrace.jobs.service.inserts import AgentStatements, Inserts
@@ -63,8 +63,8 @@ from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.service.takes import Takes
 from headrace.jobs.service.workflows import Workflows
+from headrace.jobs.sql import SQL
 from headrace.jobs.steps import JobResult
-from headrace.jobs.store.jobs import Ending
 from headrace.jobs.tasks import Registry
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import (
@@ -78,8 +78,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 ROWS_PER_STATEMENT: Final = 5_000
-AHEAD_MAX: Final = 10_000
-"""Jobs before another one are counted up to this."""
 RESULT_FIRST_WAIT_S: Final = 0.02
 RESULT_WAIT_S_MAX: Final = 0.5
 STATE_CHECK_EVERY_S: Final = 5.0
@@ -97,7 +95,7 @@ class Jobs:
         self.queues = Queues(postgres, registry, self.lanes)
         self.takes = Takes(postgres, config)
         self.fleet = Fleet(postgres, config)
-        self.crons = Crons(postgres, registry, self.queues, self.enqueue)
+        self.crons = Crons(postgres, registry, self.queues, self)
         self._bulk = BulkActions(postgres)
         self._sweeper = Sweeper(postgres, config, self.lanes)
         self._postgres = postgres
@@ -191,7 +189,7 @@ class Jobs:
                     chunk, member_queues[cut], of_member[cut], tx=inner, is_counted=is_keyed
                 )
             if is_keyed:
-                await store.jobs.seal_groups(inner, ids)
+                await inner.run(SQL.seal_groups, groups=ids)
         return ids
 
     @asynccontextmanager
@@ -216,18 +214,18 @@ class Jobs:
         )
         group = Group(ids[0])
         try:
-            await store.jobs.mark_group_open(runner, group.id)
+            await runner.run(SQL.mark_group_open, group=group.id)
             if keep_results:
-                await store.workflows.keep_results(runner, group.id)
+                await runner.run(SQL.keep_results, group=group.id)
             yield group
         except BaseException:
             group.is_open = False
             await _abandon_group(runner, group.id)
             raise
         group.is_open = False
-        if not await store.jobs.mark_group_closed(runner, group.id):
+        if not await runner.run(SQL.mark_group_closed, group=group.id):
             raise GroupClosed(group.id)
-        await store.jobs.seal_groups(runner, ids)
+        await runner.run(SQL.seal_groups, groups=ids)
 
     async def group_results(
         self, group_id: int, *, after: int = 0, jobs_max: int = 1_000
@@ -255,7 +253,7 @@ class Jobs:
         began_s = checked_s = time.monotonic()
         wait_s = RESULT_FIRST_WAIT_S
         while True:
-            ending = await store.jobs.find_ending(self._postgres, job_id)
+            ending = await self._postgres.one(SQL.find_ending, job=job_id)
             now_s = time.monotonic()
             is_check_due = checked_s == began_s or now_s - checked_s > STATE_CHECK_EVERY_S
             if ending is None and is_check_due:
@@ -276,21 +274,20 @@ class Jobs:
         found = await store.jobs.find_job(runner, job_id)
         if found is not None:
             return found
-        if job_id > await store.jobs.newest_job_id(runner):
+        if job_id > await runner.value(SQL.newest_job):
             raise JobUnknown(job_id)
-        # A job that moves between tables can be missed once.
-        return await store.jobs.find_job(runner, job_id) or Job(id=job_id, state=JobState.GONE)
+        return Job(id=job_id, state=JobState.GONE)
 
     async def why(self, job_id: int) -> Why:
         """Why the job is in its state. Raises: JobUnknown."""
         job = await self.job(job_id)
         facts, retries = None, 0
         if job.state is JobState.READY:
-            facts = await store.jobs.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
+            facts = await self._postgres.one(SQL.why_waiting, job=job_id, count_max=AHEAD_MAX)
             if facts is None:
                 job = await self.job(job_id)
         if job.error is not None and job.queue is not None and job.ended_at is None:
-            retries = await store.jobs.retries_of(self._postgres, job.queue)
+            retries = await self._postgres.value(SQL.retries_of, queue=job.queue)
             retries = retries if job.retries is None else job.retries
         why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
         if job.state is JobState.SCHEDULED and (job.queue or "").startswith(WORKFLOW_PREFIX):
@@ -333,7 +330,7 @@ class Jobs:
             ids = await store.workflows.cancel_tree(_borrowed(tx) or self._postgres, [job_id])
             if any(ids):
                 return job_id in ids[0]
-        if not await store.jobs.cancel_jobs(_borrowed(tx) or self._postgres, [job_id]):
+        if not await (_borrowed(tx) or self._postgres).value(SQL.end_waiting, ids=[job_id]):
             raise not_waiting(await self.job(job_id, tx=tx), "cancelled")
         return True
 
@@ -359,20 +356,24 @@ class Jobs:
         if job.state not in (JobState.READY, JobState.SCHEDULED) or job.queue is None:
             raise not_waiting(job, "changed")
         task = self.registry.find(job.queue)
+        has_payload = payload is not msgspec.UNSET
         new = NewJob(
             queue=job.queue,
-            payload=job.payload if payload is msgspec.UNSET else payload,
+            payload=payload if has_payload else job.payload,
             version=1 if task is None else task.version,
             priority=5 if priority is None else priority,
             at=at,
             after_s=after_s,
         )
-        is_edited = await store.jobs.edit_waiting(
-            _borrowed(tx) or self._postgres,
-            job_id,
-            prepare_change(new, None if payload is msgspec.UNSET else self.registry),
-            has_payload=payload is not msgspec.UNSET,
-            has_priority=priority is not None,
+        row = prepare_change(new, self.registry if has_payload else None)
+        is_edited = await (_borrowed(tx) or self._postgres).value(
+            SQL.edit_waiting,
+            job=job_id,
+            payload=row.payloads[0] if has_payload else None,
+            version=row.versions[0] if has_payload else None,
+            priority=priority,
+            run_at=row.run_ats[0],
+            delay_s=row.delays_s[0],
         )
         if not is_edited:
             raise not_waiting(await self.job(job_id, tx=tx), "changed")
@@ -404,7 +405,7 @@ class Jobs:
         """
         require_job_id(job_id)
         runner = _borrowed(tx) or self._postgres
-        if not await store.jobs.delete_jobs(runner, [job_id], CHANGEABLE["delete"]):
+        if not await runner.value(SQL.delete_jobs, ids=[job_id], states=list(CHANGEABLE["delete"])):
             raise not_waiting(await self.job(job_id, tx=tx), "deleted")
 
     async def bulk(
@@ -433,20 +434,21 @@ class Jobs:
         The lease cannot be returned or settled until `tx` ends: call this last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.leases.is_lease_held(runner_for(tx), lease_id):
+        if not await self.lock_leases(tx, [lease_id]):
             raise LeaseLost(lease_id)
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
         """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
-        return await store.leases.held_leases(runner_for(tx), lease_ids)
+        rows = await runner_for(tx).all(SQL.lock_leases, leases=sorted(set(lease_ids)))
+        return {row["id"] for row in rows}
 
-    async def _ending_if_over(self, job_id: int) -> Ending | None:
+    async def _ending_if_over(self, job_id: int) -> Row | None:
         """None while the job is unfinished. Raises: ResultGone, JobUnknown."""
         job = await self.job(job_id)
         if job.state not in (JobState.DONE, JobState.GONE):
             return None
         # It may have ended between the two queries.
-        ending = await store.jobs.find_ending(self._postgres, job_id)
+        ending = await self._postgres.one(SQL.find_ending, job=job_id)
         if ending is None:
             raise ResultGone(job_id)
         return ending
@@ -468,15 +470,15 @@ def _borrowed(tx: Transaction | None) -> Runner | None:
 async def _abandon_group(runner: Runner, group_id: int) -> None:
     """Delete the group. If that fails it stays open and never calls back, which is equivalent."""
     try:
-        await store.jobs.drop_group(runner, group_id)
+        await runner.run(SQL.drop_group, group=group_id)
     except HeadraceError as error:
         _log.warning("group_not_deleted", group_id=group_id, error=error.text)
 
 
-def _result_of(job_id: int, ending: Ending) -> Any:
-    if ending.state != JobState.DONE:
-        raise JobFailed(job_id, ending.state, ending.error)
-    return None if ending.result is None else msgspec.json.decode(ending.result)
+def _result_of(job_id: int, ending: Row) -> Any:
+    if ending["state"] != JobState.DONE:
+        raise JobFailed(job_id, ending["state"], ending["error"])
+    return None if ending["result"] is None else msgspec.json.decode(ending["result"])
 
 
 def _chunks(rows: JobColumns) -> Iterator[tuple[slice, JobColumns]]:

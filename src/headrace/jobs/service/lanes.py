@@ -11,7 +11,8 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
 from headrace.jobs.model import Lane, Limiter
-from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
+from headrace.jobs.sql import SQL
+from headrace.jobs.validation import is_number, is_storable, is_whole, require_lane, require_page
 from headrace.kernel.errors import FieldProblem, mismatch
 
 SLACK_S: Final = 0.25
@@ -58,10 +59,11 @@ class Lanes:
         if not create:
             with suppress(LaneUnknown):
                 await self._require(limiter, lane)
-        await store.queues.set_lane(
-            self._postgres if tx is None else runner_for(tx),
-            limiter,
-            lane,
+        await (self._postgres if tx is None else runner_for(tx)).run(
+            SQL.set_lane,
+            limiter=limiter,
+            lane=lane,
+            is_own=True,
             starts_max=starts_max,
             window_s=window_s,
             concurrency=concurrency,
@@ -72,17 +74,7 @@ class Lanes:
     async def reset(self, limiter: str, lane: str) -> None:
         """Make a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
         await self.get(limiter, lane)
-        await store.queues.set_lane(
-            self._postgres,
-            limiter,
-            lane,
-            starts_max=None,
-            window_s=None,
-            concurrency=None,
-            is_paused=False,
-            weight=1,
-            is_own=False,
-        )
+        await self._set(limiter, lane, is_own=False, is_paused=False, weight=1)
 
     async def pause(self, limiter: str, lane: str) -> None:
         """Stop leasing a lane's jobs; running jobs continue, limits and weight stay.
@@ -90,7 +82,7 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=True)
+        await self._set(limiter, lane, is_own=None, is_paused=True, weight=None)
 
     async def resume(self, limiter: str, lane: str) -> None:
         """Lease the lane's jobs again, within its limits.
@@ -98,16 +90,16 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=False)
+        await self._set(limiter, lane, is_own=None, is_paused=False, weight=None)
 
     async def get(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and current counts. Raises: LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
-            found = await store.queues.find_lane(self._postgres, limiter, lane)
-        if found is None:
+            found = await store.queues.find_lanes(self._postgres, limiter, lane=lane)
+        if not found:
             raise LaneUnknown(limiter, lane)
-        return found
+        return found[0]
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
         """Up to `lanes_max` lanes of a limiter by name, those after `after`.
@@ -117,7 +109,7 @@ class Lanes:
         require_page("lanes_max", lanes_max)
         if not is_storable(limiter) or not is_storable(after):
             return []
-        return await store.queues.list_lanes(
+        return await store.queues.find_lanes(
             self._postgres, limiter, after=after, lanes_max=lanes_max
         )
 
@@ -132,16 +124,17 @@ class Lanes:
         """
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
         problems = []
-        if type(starts) is not int or not 1 <= starts <= SPEND_STARTS_MAX:
+        if not is_whole(starts, 1, SPEND_STARTS_MAX):
             text = mismatch(f"1 to {SPEND_STARTS_MAX}", starts)
             problems.append(FieldProblem("/starts", "invalid", text))
         if not is_number(wait_max_s, 0, SPEND_WAIT_S_MAX):
             text = mismatch(f"seconds from 0 to {SPEND_WAIT_S_MAX:.0f}", wait_max_s)
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
-        return await store.queues.spend(
-            self._postgres, limiter, lane, starts=starts, wait_max_s=wait_max_s
+        after_s: float | None = await self._postgres.value(
+            SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
         )
+        return after_s
 
     async def set_limiter(
         self,
@@ -151,37 +144,40 @@ class Lanes:
         window_s: float | None = None,
         concurrency: int | None = None,
         slack_s: float = SLACK_S,
+        is_declared: bool = False,
     ) -> None:
         """Override the limits of a limiter and of all lanes that follow it.
 
-        Declarations by code no longer change them. Lanes follow in steps of 500; the next sweep
-        completes an interrupted call. Raises: InvalidJob.
+        Declarations by code (`is_declared`) no longer change them. Lanes follow in steps of 500;
+        the next sweep completes an interrupted call. Raises: InvalidJob.
         """
-        await self._write_limiter(
-            limiter, (starts_max, window_s, concurrency, slack_s), is_set=True
+        require_lane(
+            limiter,
+            "every lane",
+            starts_max=starts_max,
+            window_s=window_s,
+            concurrency=concurrency,
+            weight=1,
         )
-
-    async def declare_limiter(
-        self,
-        limiter: str,
-        *,
-        starts_max: int | None = None,
-        window_s: float | None = None,
-        concurrency: int | None = None,
-        slack_s: float = SLACK_S,
-    ) -> None:
-        """Store the limits declared by code. An override stays in force.
-
-        Raises: InvalidJob.
-        """
-        await self._write_limiter(
-            limiter, (starts_max, window_s, concurrency, slack_s), is_set=False
+        if not is_number(slack_s, 0.001, SLACK_S_MAX):
+            text = mismatch(f"seconds over 0, up to {SLACK_S_MAX:.0f}", slack_s)
+            _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
+        is_to_spread = await self._postgres.value(
+            SQL.set_limiter,
+            limiter=limiter,
+            starts_max=starts_max,
+            window_s=window_s,
+            slack_s=slack_s,
+            concurrency=concurrency,
+            is_set=not is_declared,
         )
+        if is_to_spread:
+            await self.spread(limiter)
 
     async def reset_limiter(self, limiter: str) -> None:
         """Remove the override of a limiter; declared limits hold again. Raises: LimiterUnknown."""
         await self.get_limiter(limiter)
-        if await store.queues.reset_limiter(self._postgres, limiter):
+        if await self._postgres.run(SQL.reset_limiter, limiter=limiter):
             await self.spread(limiter)
 
     async def get_limiter(self, limiter: str) -> Limiter:
@@ -203,9 +199,24 @@ class Lanes:
         """Apply the limiter's limits to every lane that follows it. Safe to repeat."""
         after: str | None = ""
         while after is not None:
-            after = await store.queues.spread_limiter(
-                self._postgres, limiter, after=after, lanes_max=LANES_PER_STEP
+            after = await self._postgres.value(
+                SQL.spread_limiter, limiter=limiter, after=after, lanes_max=LANES_PER_STEP
             )
+
+    async def _set(
+        self, limiter: str, lane: str, *, is_own: bool | None, is_paused: bool, weight: int | None
+    ) -> None:
+        """Set pause and weight; limits follow the limiter, or stay if `is_own` is None."""
+        limits = dict.fromkeys(("starts_max", "window_s", "concurrency"))
+        await self._postgres.run(
+            SQL.set_lane,
+            limiter=limiter,
+            lane=lane,
+            is_own=is_own,
+            **limits,
+            is_paused=is_paused,
+            weight=weight,
+        )
 
     async def _require(self, limiter: str, lane: str) -> None:
         """Raises: LaneUnknown; LimiterUnknown if the limiter does not exist either."""
@@ -214,37 +225,6 @@ class Lanes:
         except LaneUnknown:
             await self.get_limiter(limiter)
             raise
-
-    async def _write_limiter(
-        self,
-        limiter: str,
-        limits: tuple[int | None, float | None, int | None, float],
-        *,
-        is_set: bool,
-    ) -> None:
-        starts_max, window_s, concurrency, slack_s = limits
-        require_lane(
-            limiter,
-            "every lane",
-            starts_max=starts_max,
-            window_s=window_s,
-            concurrency=concurrency,
-            weight=1,
-        )
-        if not is_number(slack_s, 0.001, SLACK_S_MAX):
-            text = mismatch(f"seconds over 0, up to {SLACK_S_MAX:.0f}", slack_s)
-            _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
-        is_to_spread = await store.queues.set_limiter(
-            self._postgres,
-            limiter,
-            starts_max=starts_max,
-            window_s=window_s,
-            slack_s=slack_s,
-            concurrency=concurrency,
-            is_set=is_set,
-        )
-        if is_to_spread:
-            await self.spread(limiter)
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:

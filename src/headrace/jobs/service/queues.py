@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from headrace.engines.postgres import ConstraintViolated, Postgres
+import msgspec
+
+from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
-from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
+from headrace.jobs.errors import InvalidFilter, InvalidSetting, LimiterFixed, QueueUnknown
 from headrace.jobs.fleet.state import QueueHour, QueueMinute
 from headrace.jobs.model import (
     IMPORTANCE_LAST,
@@ -23,10 +25,11 @@ from headrace.jobs.model import (
     QueueStatus,
 )
 from headrace.jobs.service.lanes import Lanes
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX, checked_decisions
-from headrace.jobs.validation import is_storable, refuse
+from headrace.jobs.validation import is_storable, is_whole, refuse
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.single_flight import SingleFlight
@@ -77,12 +80,13 @@ class Queues:
         for queue in declared:
             rows[queue.name] = await self._limited(queue, rows[queue.name])
         for limiter in self._registry.limiters.values():
-            await self._lanes.declare_limiter(
+            await self._lanes.set_limiter(
                 limiter.name,
                 starts_max=limiter.starts_max,
                 window_s=limiter.window_s,
                 concurrency=limiter.concurrency,
                 slack_s=limiter.slack_s,
+                is_declared=True,
             )
         self._rows = rows
         return rows
@@ -141,9 +145,12 @@ class Queues:
         _require_valid(before, changes, is_paused=is_paused)
         if changes:
             wanted = {**dict.fromkeys((*BOUNDS, DECISIONS)), **before.overridden, **changes}
-            await store.queues.override_queue(self._postgres, before.queue, **wanted)
+            if wanted[DECISIONS] is not None:
+                # As text, which keeps their order.
+                wanted[DECISIONS] = msgspec.json.encode(wanted[DECISIONS]).decode()
+            await self._postgres.run(SQL.override_queue, queue=before.queue, **wanted)
         if is_paused != before.paused:
-            await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
+            await self._postgres.run(SQL.set_paused, queue=before.queue, is_paused=is_paused)
         return await self.settings(before.queue)
 
     async def pause(self, name: str) -> None:
@@ -162,7 +169,7 @@ class Queues:
                 " A-Z a-z 0-9 . _ : @ ~ -"
             )
         if await self._find(name) is None:
-            await store.queues.create_queue(self._postgres, name)
+            await self._postgres.run(SQL.create_queue, queue=name)
 
     async def all(self) -> list[QueueStatus]:
         """Every queue with its backlog, by name. Each count is exact up to 10,000."""
@@ -183,32 +190,28 @@ class Queues:
         """Counts and backlog of a queue by minute, oldest first: the last hour, or up to two days.
 
         Minutes without work and backlog are left out. Minutes are kept for `jobs.minutes_kept`.
-        Raises: QueueUnknown, InvalidSpan.
+        Raises: QueueUnknown, InvalidFilter.
         """
         span = _span_of("minutes", from_at, to_at, usual=MINUTES_SPAN, most=MINUTES_SPAN_MAX)
-        return await store.fleet.queue_minutes(
-            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        queue = await store.queues.require_queue(self._postgres, name)
+        rows = await self._postgres.all(
+            SQL.queue_minutes, queue=queue.id, from_at=span[0], to_at=span[1]
         )
+        return [from_row(QueueMinute, row) for row in rows]
 
     async def hours(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[QueueHour]:
         """The same by hour: the last seven days, or up to 92 days; the backlog is the highest.
 
-        Raises: QueueUnknown, InvalidSpan.
+        Raises: QueueUnknown, InvalidFilter.
         """
         span = _span_of("hours", from_at, to_at, usual=HOURS_SPAN, most=HOURS_SPAN_MAX)
-        return await store.fleet.queue_hours(
-            self._postgres, await self._id_of(name), from_at=span[0], to_at=span[1]
+        queue = await store.queues.require_queue(self._postgres, name)
+        rows = await self._postgres.all(
+            SQL.queue_hours, queue=queue.id, from_at=span[0], to_at=span[1]
         )
-
-    async def _id_of(self, name: str) -> int:
-        rows = []
-        if is_storable(name):
-            rows = await store.queues.find_queues(self._postgres, [name])
-        if not rows:
-            raise QueueUnknown(name)
-        return rows[0].id
+        return [from_row(QueueHour, row) for row in rows]
 
     async def _find(self, name: str) -> QueueSettings | None:
         if not is_storable(name):
@@ -220,7 +223,7 @@ class Queues:
         is_kept = queue.limiter == queue.name and row.limiter in queue.aliases
         if row.limiter == queue.limiter or row.is_alias or is_kept:
             return row
-        if not await store.queues.change_limiter(self._postgres, row.id, queue.limiter):
+        if not await self._postgres.run(SQL.change_limiter, queue=row.id, limiter=queue.limiter):
             raise LimiterFixed(
                 f"queue {queue.name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
                 f" limiter, or declare a new queue with limiter {queue.limiter!r}"
@@ -243,8 +246,7 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
     found += [
         (name, mismatch(f"a whole number 0 to {most}, or none for what code declares", value))
         for name, most in BOUNDS.items()
-        if (value := changes.get(name)) is not None
-        and (type(value) is not int or not 0 <= value <= most)
+        if (value := changes.get(name)) is not None and not is_whole(value, 0, most)
     ]
     if not isinstance(is_paused, bool):
         found.append(("paused", mismatch("true or false", is_paused)))
@@ -274,16 +276,16 @@ def _span_of(
     usual: timedelta,
     most: timedelta,
 ) -> tuple[datetime, datetime]:
-    """The span of a series. Raises: InvalidSpan."""
+    """The span of a series. Raises: InvalidFilter."""
     try:
         until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
         since_at = _in_utc(from_at or until_at - usual)
     except (OverflowError, ValueError) as error:
-        raise InvalidSpan(
+        raise InvalidFilter(
             f"{what}: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
         ) from error
     if not timedelta() < until_at - since_at <= most:
-        raise InvalidSpan(
+        raise InvalidFilter(
             f"{what} from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
             f" at most {most.days} days that begins before it ends"
         )

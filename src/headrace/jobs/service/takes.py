@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -18,8 +17,9 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
-from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
+from headrace.jobs.errors import InvalidTake, LeaseLost
 from headrace.jobs.headers import traceparent_of
+from headrace.jobs.messages import Outcome
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     NAME_CHARACTERS_MAX,
@@ -28,10 +28,11 @@ from headrace.jobs.model import (
     TakenJob,
     TakenOutcome,
 )
-from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.outcomes import final_outcome
+from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor
 from headrace.jobs.store.leases import Claims, TakenJobs
-from headrace.jobs.validation import is_row_id, is_storable
+from headrace.jobs.validation import is_number, is_row_id, is_whole
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
@@ -84,14 +85,11 @@ class Takes:
 
     async def _take(self, queue: str, n: int, lease_s: float) -> Taken:
         problems = []
-        if type(n) is not int or not 1 <= n <= JOBS_PER_TAKE_MAX:
+        if not is_whole(n, 1, JOBS_PER_TAKE_MAX):
             problems.append(("n", mismatch(f"1 to {JOBS_PER_TAKE_MAX} jobs", n)))
         problems += _lease_faults(lease_s)
         _refuse(f"queue {queue[:160]!r}", problems)
-        rows = await store.queues.find_queues(self._postgres, [queue]) if is_storable(queue) else []
-        if not rows:
-            raise QueueUnknown(queue)
-        queue_id = rows[0].id
+        queue_id = (await store.queues.require_queue(self._postgres, queue)).id
         nothing = Taken(lease_id=None, jobs=[], expires_at=None)
         ahead = await store.leases.work_ahead(self._postgres, [queue_id])
         if not ahead.queue_ids:
@@ -100,9 +98,9 @@ class Takes:
             host_id = await store.leases.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
             claims = await self._claim(tx, host_id, queue_id, n)
             if claims is None:
-                await store.leases.remove_host(tx, host_id)
+                await tx.run(SQL.remove_host, host=host_id)
                 return nothing
-            expires_at = await store.leases.expires_at(tx, host_id)
+            expires_at = await tx.value(SQL.host_expires_at, host=host_id)
         return _taken(claims, expires_at)
 
     async def ack(
@@ -129,13 +127,13 @@ class Takes:
             others = {} if rest is None else dict.fromkeys(left, rest)
             recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **new})
             if new and left != recorded.keys():
-                await store.leases.add_acked(tx, lease_id, [hashes[id_] for id_ in new])
+                await tx.run(SQL.add_acked, lease=lease_id, acked=[hashes[id_] for id_ in new])
             settled = await store.leases.settle(
                 tx, jobs={lease_id: recorded}, losses_max=self._config.losses_max
             )
             if settled.lost or settled.busy:
                 raise LeaseLost(lease_id)
-            await store.leases.end_take(tx, taken.host_id)
+            await tx.run(SQL.end_take, host=taken.host_id)
 
     async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
         """Extend a taken lease to `lease_s` from now. Return its new end.
@@ -143,9 +141,11 @@ class Takes:
         Raises: LeaseLost, InvalidTake.
         """
         _refuse(f"lease {lease_id}", _lease_faults(lease_s))
-        expires_at = None
+        expires_at: datetime | None = None
         if is_row_id(lease_id):
-            expires_at = await store.leases.extend_take(self._postgres, lease_id, lease_s)
+            expires_at = await self._postgres.value(
+                SQL.extend_take, lease=lease_id, lease_s=lease_s
+            )
         if expires_at is None:
             raise LeaseLost(lease_id)
         return expires_at
@@ -197,8 +197,7 @@ class Takes:
         outcomes = {id_: _decided(given, taken.decisions) for id_, given in outcomes.items()}
         queues = {o.queue for o in outcomes.values() if o.outcome == "send_to" and o.queue}
         for queue in queues:
-            if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
-                raise QueueUnknown(queue)
+            await store.queues.require_queue(tx, queue)
         recorded = {}
         for job_id, given in outcomes.items():
             final = final_outcome(
@@ -208,7 +207,7 @@ class Takes:
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            recorded[job_id] = replace(final, result=result, queue=given.queue)
+            recorded[job_id] = msgspec.structs.replace(final, result=result, queue=given.queue)
         return recorded
 
 
@@ -237,8 +236,7 @@ def _taken(claims: Claims, expires_at: datetime) -> Taken:
 
 
 def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
-    is_number = isinstance(lease_s, int | float) and not isinstance(lease_s, bool)
-    if is_number and LEASE_S_LEAST <= lease_s <= LEASE_S_MAX:
+    if is_number(lease_s, LEASE_S_LEAST, LEASE_S_MAX):
         return []
     text = f"seconds from {LEASE_S_LEAST:.0f} to {LEASE_S_MAX:.0f}"
     return [("lease_s", mismatch(text, lease_s))]
@@ -285,10 +283,6 @@ def _outcome_faults(given: TakenOutcome, decisions: Mapping[str, str | None]) ->
     return faults
 
 
-def _refuse(subject: str, problems: Sequence[tuple[str, str]]) -> None:
-    if problems:
-        lines = "; ".join(f"{name}: {text}" for name, text in problems[:5])
-        raise InvalidTake(
-            f"{subject}: {lines}",
-            problems=tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in problems),
-        )
+def _refuse(subject: str, faults: Sequence[tuple[str, str]]) -> None:
+    problems = [FieldProblem(f"/{name}", "invalid", text) for name, text in faults]
+    InvalidTake.require_none(problems, subject, shown_max=5)

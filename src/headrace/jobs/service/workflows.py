@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from headrace.engines.caller_transaction import Transaction, runner_for
@@ -16,16 +16,11 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import QueueUnknown, WorkflowUnknown
 from headrace.jobs.job_context import JobContext
-from headrace.jobs.model import (
-    Job,
-    JobPage,
-    JobsConfig,
-    NewJob,
-    QueueStatus,
-)
+from headrace.jobs.model import JobPage, JobsConfig, NewJob, QueueStatus
 from headrace.jobs.service.bulk import not_waiting
 from headrace.jobs.service.inserts import Inserts
 from headrace.jobs.service.queues import Queues
+from headrace.jobs.sql import SQL
 from headrace.jobs.steps import (
     JobResult,
     RecordedStep,
@@ -39,20 +34,8 @@ from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import prepare_jobs, require_job_id
 from headrace.kernel.batching import Batcher
 
-
-class JobVerbs(Protocol):
-    """The verbs of `Jobs` that workflows use."""
-
-    async def job(self, job_id: int) -> Job:
-        """The job in any state."""
-
-    async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
-        """Enqueue one job."""
-
-    async def find(
-        self, *, queue: str | None, state: str | None, before: int | None, jobs_max: int
-    ) -> JobPage:
-        """A page of jobs."""
+if TYPE_CHECKING:
+    from headrace.jobs.service.jobs import Jobs
 
 
 class Workflows:
@@ -66,7 +49,7 @@ class Workflows:
         registry: Registry,
         queues: Queues,
         inserts: Inserts,
-        jobs: JobVerbs,
+        jobs: Jobs,
     ) -> None:
         self.backoff = config.backoff
         self._postgres = postgres
@@ -113,13 +96,15 @@ class Workflows:
         """
         name, key = require_event(name, key)
         runner = self._postgres if tx is None else runner_for(tx)
-        return await store.workflows.send_event(runner, name, key, encode_event(payload))
+        return bool(
+            await runner.value(SQL.send_event, name=name, key=key, payload=encode_event(payload))
+        )
 
     async def get(self, workflow_id: int) -> WorkflowRun:
         """A workflow with its steps. Raises: WorkflowUnknown, JobUnknown."""
         require_job_id(workflow_id)
         job = await self._jobs.job(workflow_id)
-        begun = await store.workflows.find_workflow(self._postgres, workflow_id)
+        begun = await self._postgres.one(SQL.find_workflow, job=workflow_id)
         if begun is None and not (job.queue or "").startswith(WORKFLOW_PREFIX):
             raise WorkflowUnknown(workflow_id)
         steps = await store.workflows.steps(self._postgres, workflow_id)
@@ -210,7 +195,7 @@ class Workflows:
 
     async def mark_uncaught(self, job: JobContext[Any], number: int) -> None:
         """Let a retry of the job repeat a failed step."""
-        await store.workflows.mark_uncaught(self._postgres, job.lease_id, job.id, number)
+        await self._postgres.run(SQL.mark_uncaught, lease=job.lease_id, job=job.id, number=number)
 
     async def start_jobs(
         self, job: JobContext[Any], step: RecordedStep, jobs: Sequence[NewJob]
@@ -221,11 +206,11 @@ class Workflows:
         async with self._postgres.transaction() as tx:
             state, _ = await store.workflows.wait(tx, job.lease_id, job.id, step)
             if state == "held":
-                group_id = await store.workflows.add_group(tx, job.id, len(jobs))
+                group_id = await tx.value(SQL.add_workflow_group, job=job.id, pending=len(jobs))
                 ids = await self._inserts.insert_members(
                     rows, queue_ids, [group_id] * len(jobs), tx=tx, is_counted=False
                 )
-                await store.workflows.join_step(tx, job.id, step.number, group_id=group_id, ids=ids)
+                await tx.run(SQL.join_step, job=job.id, number=step.number, group=group_id, ids=ids)
         return state
 
     async def jobs_ended(

@@ -52,7 +52,7 @@ QUERIES: Final[dict[str, Query]] = {
         *(SQL.add_groups, SQL.add_members, SQL.seal_groups, SQL.drop_group),
         *(SQL.mark_group_open, SQL.mark_group_closed, SQL.keep_results, SQL.send_event),
         # Look up, change
-        *(SQL.find_job, SQL.find_leased_job, SQL.find_done, SQL.newest_job, SQL.find_progress),
+        *(SQL.find_job, SQL.newest_job),
         *(SQL.find_ending, SQL.why_waiting, SQL.retries_of, SQL.edit_waiting, SQL.end_waiting),
         *(SQL.cancel_tree, SQL.retry_jobs, SQL.delete_jobs, SQL.spend),
         # Declare, before the first enqueue

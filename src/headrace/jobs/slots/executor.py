@@ -22,14 +22,13 @@ from typing import Any, Final
 from headrace.jobs.errors import SlotHookFailed
 from headrace.jobs.headers import OwnOptions, have_options, options_of
 from headrace.jobs.job_context import JobContext
-from headrace.jobs.messages import Ack, Work
+from headrace.jobs.messages import Ack, Outcome, Work
 from headrace.jobs.model import jobs_run_seconds
 from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
     UNSTARTED,
     InFlightLease,
-    Outcome,
     Snooze,
     final_outcome,
     outcome_of,
@@ -66,7 +65,7 @@ class LeaseRun(InFlightLease):
         self.task = task
         self._backoff = backoff
         self._unsent: dict[int, Outcome] = {}
-        """Outcomes that no ack has carried yet, by the job's index in the lease."""
+        """Outcomes that no ack has carried yet, by job."""
         self._options: Mapping[int, OwnOptions] = {}
         """Of jobs that differ from their task, by index."""
         if have_options(work.headers):
@@ -120,7 +119,7 @@ class LeaseRun(InFlightLease):
             backoff=self._backoff,
         )
         self.close((job_id,))
-        self._unsent[index] = final
+        self._unsent[job_id] = final
         if final.kind == "fail":
             _log.warning(
                 "job_failed",
@@ -152,36 +151,9 @@ class LeaseRun(InFlightLease):
         self._calls, self._run_s = 0, 0.0
         is_whole = not self._has_reported and len(noted) == len(self.ids)
         self._has_reported = True
-        outcomes = list(noted.values())
-        if is_whole and all(outcome is DONE for outcome in outcomes):
-            return Ack(lease_id=self.lease_id, calls=calls, run_s=run_s)
-        results = [outcome.result for outcome in outcomes]
-        queues = [outcome.queue for outcome in outcomes]
-        return Ack(
-            lease_id=self.lease_id,
-            ids=[self.ids[index] for index in noted],
-            kinds=[outcome.kind for outcome in outcomes],
-            delays_s=[outcome.after_s for outcome in outcomes],
-            errors=[outcome.error for outcome in outcomes],
-            tracebacks=[outcome.traceback for outcome in outcomes],
-            results=results if any(result is not None for result in results) else (),
-            queues=queues if any(queues) else (),
-            calls=calls,
-            run_s=run_s,
-        )
-
-
-def snooze_ack(work: Work, after_s: float) -> Ack:
-    """An ack that returns all jobs of `work` unchanged, due again after `after_s`."""
-    jobs = len(work.ids)
-    return Ack(
-        lease_id=work.lease_id,
-        ids=work.ids,
-        kinds=["snooze"] * jobs,
-        delays_s=[after_s] * jobs,
-        errors=[""] * jobs,
-        tracebacks=[""] * jobs,
-    )
+        is_all_done = is_whole and all(outcome is DONE for outcome in noted.values())
+        outcomes = None if is_all_done else noted
+        return Ack(lease_id=self.lease_id, outcomes=outcomes, calls=calls, run_s=run_s)
 
 
 class Bisect:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,28 +23,21 @@ from setproctitle import setproctitle
 from headrace.engines.children import adopt_orphans, end_children
 from headrace.jobs.messages import (
     Ack,
-    CancelJob,
+    Broken,
     Declared,
-    Failure,
     FromSlot,
     Left,
     Measured,
     Recycle,
-    Refused,
-    Result,
-    SpendAnswer,
     Stop,
     ToSlot,
     Work,
     decode_to_slot,
 )
-from headrace.jobs.model import JobsConfig
-from headrace.jobs.service.inserts import AgentStatements
+from headrace.jobs.service import Jobs
 from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
-from headrace.jobs.tasks import Registry
-from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
@@ -63,10 +55,7 @@ class Application(Protocol):
     """The parts of an app that a slot and its zygote need."""
 
     @property
-    def registry(self) -> Registry: ...
-
-    @property
-    def jobs_config(self) -> JobsConfig: ...
+    def jobs(self) -> Jobs: ...
 
     @property
     def settings(self) -> dict[str, str]:
@@ -74,9 +63,6 @@ class Application(Protocol):
 
     async def declare(self) -> dict[str, int]:
         """Store the queues that the code declares. Return their ids by name."""
-
-    def use_agent(self, agent: AgentStatements) -> None:
-        """Run statements of jobs through the agent of this slot."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -116,10 +102,13 @@ class _Slot:
         self._is_unfit = False
         self._has_left = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
-        self._private_bytes_max = application.jobs_config.slot_private_max_bytes
+        self._private_bytes_max = application.jobs.config.slot_private_max_bytes
         self._is_measure_planned = False
         self._runner = SlotRunner(
-            application.registry, send=self._send, config=application.jobs_config, status=cell
+            application.jobs.registry,
+            send=self._send,
+            config=application.jobs.config,
+            status=cell,
         )
         self._link = MessageConnection(decode_to_slot, self._receive, self._orphaned)
 
@@ -128,7 +117,7 @@ class _Slot:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
         await self._link.connect(link)
-        self._application.use_agent(self._runner.agent)
+        self._application.jobs.use_agent(self._runner.agent)
         await self._runner.start()
         self._title("idle")
         await self._has_left.wait()
@@ -156,13 +145,9 @@ class _Slot:
                     self._queue = message.queue
                     self._title(message.queue)
                 self._worked_s = time.monotonic()
-                self._runner.give(message)
-            case CancelJob():
-                self._runner.cancel(message.job_id)
-            case SpendAnswer() | Result() | Failure():
-                self._runner.answer(message)
             case Stop():
                 self._stop(message.grace_s)
+        self._runner.receive(message)
 
     def _send(self, message: FromSlot) -> None:
         if isinstance(message, Left):
@@ -173,7 +158,7 @@ class _Slot:
             asyncio.get_running_loop().call_later(MEASURE_EVERY_S, self._measure)
         self._link.send(message)
         if isinstance(message, Ack):
-            if any(message.tracebacks):
+            if any(outcome.traceback for outcome in (message.outcomes or {}).values()):
                 self._require_descriptors()
             self._plan_idle()
 
@@ -207,7 +192,7 @@ class _Slot:
         self._is_unfit = True
         _log.error("slot_unfit", slot=self._number, error=str(error))
         self._link.send(Recycle(0, str(error)))
-        tasks = self._application.registry
+        tasks = self._application.jobs.registry
         self._stop(max((task.timeout_s for task in tasks), default=TERMINATED_GRACE_S))
 
     def _plan_idle(self) -> None:
@@ -233,24 +218,10 @@ class _Slot:
 async def _declare(application: Application, link: socket.socket) -> int:
     end = MessageConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
     await end.connect(link)
-    answer: Declared | Refused
     try:
-        answer = Declared(await application.declare())
-    except HeadraceError as error:
-        answer = Refused(
-            code=error.code,
-            text=error.text,
-            exit_code=error.exit_code,
-            retryable=error.retryable,
-        )
-    except Exception:  # noqa: BLE001 - sent to the agent, which exits with it
-        answer = Refused(
-            code="jobs.application_broken",
-            text=traceback.format_exc(),
-            exit_code=InvalidInput.exit_code,
-            retryable=False,
-        )
-    end.send(answer)
+        end.send(Declared(await application.declare()))
+    except Exception as error:  # noqa: BLE001 - sent to the agent, which exits with it
+        end.send(Broken.of(error))
     await end.flush()
     await application.close()
     return 0

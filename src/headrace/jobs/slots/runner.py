@@ -30,13 +30,24 @@ from headrace.jobs.job_context import (
     job_context,
     running_job,
 )
-from headrace.jobs.messages import Answer, FromSlot, Left, Ready, Work
+from headrace.jobs.messages import (
+    Ack,
+    CancelJob,
+    Failure,
+    FromSlot,
+    Left,
+    Outcome,
+    Ready,
+    Result,
+    SpendAnswer,
+    ToSlot,
+    Work,
+)
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
     UNSTARTED,
-    Outcome,
     outcome_of,
     readable_text,
 )
@@ -49,11 +60,9 @@ from headrace.jobs.slots.executor import (
     LeaseRun,
     run_start_hooks,
     run_stop_hooks,
-    snooze_ack,
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
-from headrace.jobs.tasks.payloads import fields_of
 from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 REPORT_AFTER_S: Final = 0.005
@@ -108,17 +117,22 @@ class SlotRunner:
         """Jobs that were given and have no outcome yet."""
         return sum(lease.open_count for lease in self._leases)
 
-    @property
-    def calls_running(self) -> int:
-        """Handler calls in progress."""
-        return sum(backlog.running for backlog in self._backlogs.values())
-
     async def start(self) -> None:
         """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
         self.agent.bind(asyncio.get_running_loop())
         await run_start_hooks(self._registry.start_hooks, self._executor.threads)
         self._beating = asyncio.create_task(self._beat())
         self._send(Ready(os.getpid()))
+
+    def receive(self, message: ToSlot) -> None:
+        """Handle a message of the agent. `Stop` is the process's: see `stop`."""
+        match message:
+            case Work():
+                self.give(message)
+            case CancelJob():
+                self.cancel(message.job_id)
+            case SpendAnswer() | Result() | Failure():
+                self.agent.answer(message)
 
     def give(self, work: Work) -> None:
         """Accept the jobs of one lease; they start as calls become free."""
@@ -145,10 +159,6 @@ class SlotRunner:
             job.is_cancelled = True
         if task is not None:
             task.cancel("the job was cancelled")
-
-    def answer(self, answer: Answer) -> None:
-        """Pass on the answer to a request of a handler."""
-        self.agent.answer(answer)
 
     async def stop(self, grace_s: float) -> None:
         """Let calls end within `grace_s`, return other jobs, run the stop hooks, send `Left`."""
@@ -180,7 +190,8 @@ class SlotRunner:
     def _refuse(self, work: Work) -> None:
         """Return jobs of a queue that this code does not declare."""
         _log.error("queue_unknown_to_slot", queue=work.queue, jobs=len(work.ids))
-        self._send(snooze_ack(work, NEWER_CODE_AFTER_S))
+        later = Outcome("snooze", NEWER_CODE_AFTER_S)
+        self._send(Ack(lease_id=work.lease_id, outcomes=dict.fromkeys(work.ids, later)))
 
     def _refill(self, backlog: _Backlog) -> None:
         limit = 0 if self._executor.is_overdue else backlog.task.concurrency
@@ -230,7 +241,7 @@ class SlotRunner:
             start_before_s=work.start_before_s,
         )
         if task.takes_fields:
-            call.named = fields_of(job.payload)
+            call.named = msgspec.structs.asdict(job.payload)
         else:
             call.arguments = (job if task.takes_job else job.payload,)
         if job.id in self._cancelled:

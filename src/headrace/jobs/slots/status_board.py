@@ -79,8 +79,7 @@ class StatusBoard:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, SLOTS_MAX * CELL_BYTES)
-        self._words = memoryview(self._memory).cast("q")
+        self._words = memoryview(mmap.mmap(descriptor, SLOTS_MAX * CELL_BYTES)).cast("q")
 
     @classmethod
     def make(cls) -> StatusBoard:
@@ -117,12 +116,6 @@ class StatusBoard:
             beat_s=words[_BEAT] / 1e9,
             is_whole=is_whole,
         )
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._words.release()
-        self._memory.close()
-        os.close(self.descriptor)
 
     def _cell(self, number: int) -> memoryview:
         return self._words[number * _WORDS : (number + 1) * _WORDS]

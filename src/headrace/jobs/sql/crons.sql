@@ -57,7 +57,7 @@ SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true);
 
 -- name: lock_due_cron
 -- Lock the unlocked cron that has been due longest. Skip crons that code stopped declaring.
-SELECT name, spec, tz, queue, payload, priority, next_at, now() AS now_at
+SELECT name, spec, tz, queue, payload, priority, greatest(next_at, now()) AS after_at
 FROM headrace.cron
 WHERE NOT paused AND next_at <= now()
   AND (source = 'api' OR declared_at > now() - :forgotten_s::double precision * interval '1 s')

@@ -1,14 +1,12 @@
 -- name: report_host
 -- Store a host's report. No row: the host expired.
 UPDATE headrace.host SET capacity = :capacity, load_per_core = :load_per_core,
-    cpu_pressure = :cpu_pressure,    slots = :slots::jsonb, reported_at = now()
+    cpu_pressure = :cpu_pressure, slots = :slots::jsonb, reported_at = now()
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
 -- Add the counts that only a host has, and fold the counts of all hosts.
-SELECT headrace.add_counts_v1(
-    :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
-    :slot_s::double precision[]);
+SELECT headrace.add_counts_v1(:host, :ended, :counts::json);
 
 -- name: planned_slots
 -- A host's planned slots as JSON by queue name. No row: there is no plan yet.
@@ -36,25 +34,22 @@ SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacit
 FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
 -- name: fleet_queues
--- Every queue with its declared settings, their overrides and its totals.
+-- Every queue with its settings in force, its totals and leased jobs.
 SELECT q.id, q.name, q.paused, q.batch, q.tag,
-       coalesce(o.importance, q.importance) AS importance,
-       coalesce(o.slots_min, q.slots_min) AS slots_min,
-       coalesce(o.slots_max, q.slots_max) AS slots_max,
+       q.importance, q.slots_min, q.slots_max,
        coalesce(t.done, 0) AS done, coalesce(t.failed, 0) AS failed,
        coalesce(t.cancelled, 0) AS cancelled,
        coalesce(t.retried, 0) AS retried, coalesce(t.lost, 0) AS lost,
        coalesce(t.calls, 0) AS calls, coalesce(t.run_s, 0) AS run_s,
-       coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s
-FROM headrace.queue q
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
+       coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s,
+       coalesce(l.jobs, 0) AS leased
+FROM headrace.queue_setting q
 LEFT JOIN headrace.queue_total t ON t.queue = q.id
+LEFT JOIN (
+    SELECT queue, sum(cardinality(ids) - cardinality(settled))::bigint AS jobs
+    FROM headrace.job_lease GROUP BY queue
+) l ON l.queue = q.id
 ORDER BY q.name;
-
--- name: fleet_leased
--- Leased jobs by queue.
-SELECT l.queue, sum(cardinality(l.ids) - cardinality(l.settled))::bigint AS jobs
-FROM headrace.job_lease l GROUP BY l.queue;
 
 -- name: fleet_waiting
 -- Due jobs by queue, counted up to :count_max, and the age of the oldest. Paused queues are left
@@ -84,26 +79,16 @@ JOIN headrace.queue q ON q.id = s.queue;
 
 -- name: write_plan
 -- Replace the map and store the decisions. Return the version; NULL: this process no longer leads.
-SELECT headrace.write_plan_v1(
-    :leader, :term, :hosts::text[], :queues::integer[], :slots::integer[], :changed_hosts::text[],
-    :changed_queues::text[], :befores::integer[], :afters::integer[], :codes::text[],
-        :whys::text[]);
+SELECT headrace.write_plan_v1(:leader, :term, :slots::json, :moves::json);
 
 -- name: decisions
 -- Decisions, newest first; with :before only those with smaller ids.
 SELECT id, at, version, host, queue, before, after, code, why FROM headrace.fleet_decision
 WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :decisions_max;
 
--- name: drop_decisions
--- Delete decisions older than :kept_s.
-DELETE FROM headrace.fleet_decision WHERE id = ANY(ARRAY(
-    SELECT id FROM headrace.fleet_decision
-    WHERE at < now() - :kept_s::double precision * interval '1 s' ORDER BY at LIMIT :rows_max));
-
 -- name: allow_slots
 -- Change how many slots of its queues a host may work at once. NULL: no maximum.
-SELECT queue, slots FROM headrace.allow_slots_v1(
-    :host, :call, :queues::integer[], :used::integer[], :kept::integer[], :wanted::integer[]);
+SELECT queue, slots FROM headrace.allow_slots_v1(:host, :call, :requests::json);
 
 -- name: raise_alert
 -- Open an alert. No row: it is open already.
@@ -125,10 +110,6 @@ WHERE NOT :is_open OR cleared_at IS NULL ORDER BY raised_at DESC, id DESC LIMIT 
 -- Number of open alerts.
 SELECT count(*) AS alerts FROM headrace.alert WHERE cleared_at IS NULL;
 
--- name: drop_alerts
--- Delete alerts cleared more than :kept_s ago.
-DELETE FROM headrace.alert WHERE cleared_at < now() - :kept_s::double precision * interval '1 s';
-
 -- name: unsent_alerts
 -- Events of the last :age_s seconds that the webhook has not accepted; a clear only after its
 -- raise.
@@ -145,9 +126,7 @@ WHERE id = :alert;
 
 -- name: queue_minutes
 -- Counts of a queue per minute, oldest first. Minutes with only idle slots are left out.
-SELECT m.minute, m.done, m.failed, m.cancelled, m.retried, m.lost, m.calls, m.claimed, m.run_s,
-    m.wait_s, m.wait_max_s, m.slot_s, m.ready, m.scheduled, m.running, m.failed_kept, m.oldest_s
-FROM headrace.queue_minute m
+SELECT m.* FROM headrace.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
   AND m.done + m.failed + m.cancelled + m.retried + m.lost + m.calls + m.claimed
       + coalesce(m.ready + m.scheduled + m.running + m.failed_kept, 0) > 0
@@ -155,9 +134,7 @@ ORDER BY m.minute;
 
 -- name: queue_hours
 -- The same per hour.
-SELECT h.hour, h.done, h.failed, h.cancelled, h.retried, h.lost, h.calls, h.claimed, h.run_s,
-    h.wait_s, h.wait_max_s, h.slot_s, h.ready, h.scheduled, h.running, h.failed_kept, h.oldest_s
-FROM headrace.queue_hour h
+SELECT h.* FROM headrace.queue_hour h
 WHERE h.queue = :queue AND h.hour >= :from_at AND h.hour < :to_at
   AND h.done + h.failed + h.cancelled + h.retried + h.lost + h.calls + h.claimed
       + coalesce(h.ready + h.scheduled + h.running + h.failed_kept, 0) > 0
@@ -170,13 +147,6 @@ SELECT * FROM headrace.record_backlog_v1(:count_max);
 -- name: sum_hours
 -- Sum minutes to hours.
 SELECT headrace.sum_hours_v1();
-
--- name: drop_hours
--- Delete hours older than :kept_s, oldest first.
-DELETE FROM headrace.queue_hour WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.queue_hour
-    WHERE hour < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY hour LIMIT :rows_max));
 
 -- name: recent_outcomes
 -- Done and failed jobs by queue in the last :minutes whole minutes and the current one.
@@ -229,10 +199,3 @@ GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
 -- name: fold_counts
 -- Fold up to :rows_max rows of counts into minutes and totals. Return how many.
 SELECT headrace.fold_counts_v1(:rows_max);
-
--- name: drop_minutes
--- Delete minutes older than :kept_s, oldest first.
-DELETE FROM headrace.queue_minute WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.queue_minute
-    WHERE minute < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY minute LIMIT :rows_max));

@@ -49,14 +49,7 @@ WITH due AS (
         ORDER BY run_at LIMIT :jobs_max FOR UPDATE SKIP LOCKED))
     RETURNING *
 ), moved AS (
-    INSERT INTO headrace.lane_job
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-            payload,
-         version, last_error)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-        payload,
-           version, last_error
-    FROM due RETURNING queue, lane
+    INSERT INTO headrace.lane_job SELECT * FROM due RETURNING queue, lane
 ), journaled AS (
     INSERT INTO headrace.lane_event (limiter, lane, queue, k)
     SELECT q.limiter, m.lane, m.queue, count(*)
@@ -90,19 +83,9 @@ UPDATE headrace.job_group SET opened_at = now() WHERE id = :group;
 -- Record the end of a group's block. No row: the group does not exist any more.
 UPDATE headrace.job_group SET opened_at = NULL WHERE id = :group RETURNING id;
 
--- name: drop_abandoned_groups
--- Delete up to :groups_max groups whose block never ended. Their members run on alone.
-DELETE FROM headrace.job_group WHERE id = ANY(ARRAY(
-    SELECT id FROM headrace.job_group
-    WHERE opened_at < now() - :open_s::double precision * interval '1 s'
-    ORDER BY opened_at LIMIT :groups_max FOR UPDATE SKIP LOCKED));
-
--- name: drop_failed
--- Delete up to :jobs_max ended jobs older than :kept_s.
-DELETE FROM headrace.job_failed WHERE id IN (
-    SELECT id FROM headrace.job_failed
-    WHERE ended_at < now() - :kept_s::double precision * interval '1 s'
-    ORDER BY ended_at LIMIT :jobs_max);
+-- name: drop_old
+-- Delete up to :rows_max rows of :table whose moment :column was :kept_s ago. Return how many.
+SELECT headrace.drop_old_v1(:table, :column, :kept_s, :rows_max);
 
 -- name: drop_old_keys
 -- Delete up to :keys_max keys of done jobs whose time is over.
@@ -111,35 +94,38 @@ DELETE FROM headrace.job_unique WHERE ctid = ANY(ARRAY(
     LIMIT :keys_max FOR UPDATE SKIP LOCKED));
 
 -- name: find_job
--- A waiting or failed job by id. Its state follows from its table and the clock.
-SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
-       q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id,
-       NULL::text AS host, NULL::bigint AS lease_id, NULL::timestamptz AS ended_at,
-       r.last_error AS error, NULL::text AS traceback, r.payload, r.headers
-FROM headrace.job_ready r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
-UNION ALL
-SELECT r.id, 'ready', q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL, NULL, NULL, r.last_error, NULL, r.payload, r.headers
-FROM headrace.lane_job r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job
-UNION ALL
-SELECT r.id, r.state, q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL, NULL, r.ended_at, r.error, r.traceback, r.payload, r.headers
-FROM headrace.job_failed r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = :job;
-
--- name: find_leased_job
--- A leased job by id. It scans the lease rows, one per batch.
-SELECT r.id, 'leased' AS state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane,
-       r.unique_key, r.group_id, coalesce(h.name, 'a removed host') AS host, l.id AS lease_id,
-       NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload,
-       r.headers
-FROM headrace.job_lease l
-JOIN headrace.queue q ON q.id = l.queue
-LEFT JOIN headrace.host h ON h.id = l.host
-CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
-    l.lanes,
-                     l.unique_keys, l.payloads, l.headers)
-    AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload, headers)
-WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job;
+-- A job by id from any table, with its payload. One snapshot: a job that moves is seen once. The
+-- tables are read in order until one has it; the leases, one row per batch, are read whole.
+SELECT j.*, q.name AS queue_name, p.ratio, p.text, p.at,
+       CASE WHEN j.state = 'leased' THEN coalesce(h.name, 'a removed host') END AS host
+FROM (
+    SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state, r.queue,
+           r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id, r.headers,
+           r.payload, r.last_error AS error, NULL::text AS traceback, NULL::bytea AS result,
+           NULL::timestamptz AS ended_at, NULL::bigint AS lease_id, NULL::bigint AS host_id
+    FROM (SELECT * FROM headrace.job_ready UNION ALL SELECT * FROM headrace.lane_job) r
+    WHERE r.id = :job
+    UNION ALL
+    SELECT r.id, r.state, r.queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+           r.group_id, r.headers, r.payload, r.error, r.traceback, NULL, r.ended_at, NULL, NULL
+    FROM headrace.job_failed r WHERE r.id = :job
+    UNION ALL
+    SELECT r.id, 'done', r.queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+           r.group_id, r.headers, r.payload, NULL, NULL, r.result, r.ended_at, NULL, NULL
+    FROM headrace.job_done r WHERE r.id = :job
+    UNION ALL
+    SELECT r.id, 'leased', l.queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+           r.group_id, r.headers, r.payload, NULL, NULL, NULL, NULL, l.id, l.host
+    FROM headrace.job_lease l
+    CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
+                              l.lanes, l.unique_keys, l.payloads, l.headers)
+        AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload, headers)
+    WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job
+    LIMIT 1
+) j
+JOIN headrace.queue q ON q.id = j.queue
+LEFT JOIN headrace.host h ON h.id = j.host_id
+LEFT JOIN headrace.job_progress p ON p.job_id = j.id AND j.state = 'leased';
 
 -- name: newest_job
 -- The greatest id assigned so far; 0 before the first.
@@ -151,8 +137,7 @@ SELECT * FROM headrace.why_waiting_v1(:job, :count_max);
 
 -- name: retries_of
 -- Retries of a queue's failed jobs.
-SELECT coalesce(o.retries, q.retries) FROM headrace.queue q
-LEFT JOIN headrace.queue_override o ON o.queue = q.id WHERE q.name = :queue;
+SELECT retries FROM headrace.queue_setting WHERE name = :queue;
 
 -- name: list_jobs
 -- Matching jobs, at most :jobs_max per table. A row without a state holds the id where a search
@@ -174,23 +159,9 @@ FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_t
     :ids::bigint[],
                            :before, :jobs_max, :window) s;
 
--- name: find_done
--- A done job that its queue keeps.
-SELECT d.id, 'done' AS state, q.name AS queue, d.priority, d.run_at, d.attempt, d.losses, d.lane,
-    d.unique_key,
-       d.group_id, NULL::text AS host, NULL::bigint AS lease_id, d.ended_at, NULL::text AS error,
-       NULL::text AS traceback, d.payload, d.result, d.version, d.headers
-FROM headrace.job_done d JOIN headrace.queue q ON q.id = d.queue WHERE d.id = :job;
-
 -- name: maintain_done_partitions
 -- Create partitions of done jobs ahead of need and drop expired ones. Return how many of both.
 SELECT headrace.tend_kept_v1();
-
--- name: drop_expired_done
--- Delete up to :jobs_max expired done jobs that lie in no partition of their own.
-DELETE FROM headrace.job_done_rest WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM headrace.job_done_rest WHERE drop_at <= now() ORDER BY drop_at
-        LIMIT :jobs_max));
 
 -- name: write_progress
 -- Store the progress of jobs still open under these leases. The lock keeps an ack from passing
@@ -208,10 +179,6 @@ JOIN open o ON o.id = r.lease_id AND r.job_id <> ALL (o.settled) ORDER BY r.job_
 ON CONFLICT (job_id) DO UPDATE SET lease_id = excluded.lease_id, ratio = excluded.ratio,
     text = excluded.text, at = now();
 
--- name: find_progress
--- The progress that a job reported last.
-SELECT ratio, text, at FROM headrace.job_progress WHERE job_id = :job;
-
 -- name: find_ending
 -- How a job ended, if that is kept, with its result.
 SELECT 'done' AS state, ''::text AS error, d.result FROM headrace.job_done d WHERE d.id = :job
@@ -220,8 +187,8 @@ SELECT f.state, f.error, NULL FROM headrace.job_failed f WHERE f.id = :job
 LIMIT 1;
 
 -- name: end_waiting
--- Remove waiting jobs, stored as cancelled if :is_kept. Return the ids of those that waited.
-SELECT headrace.end_waiting_v1(:ids::bigint[], :is_kept);
+-- Cancel waiting jobs. Return the ids of those that waited.
+SELECT headrace.end_waiting_v1(:ids::bigint[], true);
 
 -- name: edit_waiting
 -- Change a waiting job; NULL: as it is. Return whether it waited.

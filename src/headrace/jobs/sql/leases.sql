@@ -67,10 +67,6 @@ SELECT * FROM headrace.settle_v1(
     :delays_s::double precision[], :errors::text[], :tracebacks::text[], :results::bytea[],
     :queues::text[], :losses_max, :progressed::bigint[]);
 
--- name: lock_lease
--- Lock a lease until the transaction ends. No row: it does not exist.
-SELECT 1 FROM headrace.job_lease WHERE id = :lease FOR SHARE;
-
 -- name: lock_leases
 -- Lock leases in order until the transaction ends. Return those that exist.
 SELECT id FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
@@ -86,7 +82,9 @@ SELECT l.id FROM headrace.job_lease l WHERE NOT EXISTS (
 ORDER BY l.id LIMIT :leases_max FOR UPDATE SKIP LOCKED;
 
 -- name: end_stuck_claims
--- Terminate claims whose result no client has read for :lease_s. They keep their rows locked.
+-- Terminate claims whose result no client has read for :lease_s. They keep their rows locked: a
+-- result larger than the socket's buffer is sent before its transaction commits, and no server
+-- timeout ends a statement that waits for its client.
 SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.usename = current_user AND a.wait_event = 'ClientWrite'
 AND position('headrace.claim_' IN a.query) > 0
@@ -99,12 +97,10 @@ SELECT headrace.return_lease_v1(:lease, :losses_max);
 -- name: taken_jobs
 -- Lock a taker's lease, and return its jobs with retries and decisions of their queue. No row: the
 -- lease has ended.
-SELECT l.ids, l.attempts, l.headers, l.settled, l.acked, l.host,
-       coalesce(o.retries, q.retries) AS retries, coalesce(o.decisions, q.decisions) AS decisions
+SELECT l.ids, l.attempts, l.headers, l.settled, l.acked, l.host, q.retries, q.decisions
 FROM headrace.job_lease l
 JOIN headrace.host h ON h.id = l.host AND h.kind = 'taker'
-JOIN headrace.queue q ON q.id = l.queue
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
+JOIN headrace.queue_setting q ON q.id = l.queue
 WHERE l.id = :lease FOR UPDATE OF l;
 
 -- name: add_acked

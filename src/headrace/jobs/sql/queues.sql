@@ -15,13 +15,11 @@ INSERT INTO headrace.queue AS q
     (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
      keep_result, needs_lane, decisions)
 SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
-       r.tag, r.keep_done_s, r.keep_result, r.needs_lane, r.decisions
-FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
-            :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
-            :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
-            :keep_results::boolean[], :needs_lanes::boolean[], :decisions::text[])
-    AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
-         keep_done_s, keep_result, needs_lane, decisions)
+       r.tag, r.keep_done_s, r.keep_result, r.needs_lane, r.decisions::text
+FROM json_to_recordset(:queues::json) AS r(
+    name text, limiter text, batch integer, retries integer, timeout_s double precision,
+    importance smallint, slots_min integer, slots_max integer, tag text,
+    keep_done_s double precision, keep_result boolean, needs_lane boolean, decisions json)
 WHERE NOT EXISTS (SELECT FROM headrace.queue_alias a WHERE a.name = r.name)
    OR EXISTS (SELECT FROM headrace.queue n WHERE n.name = r.name)
 ORDER BY r.name
@@ -59,16 +57,10 @@ WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
   AND NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = a.name);
 
 -- name: queue_settings
--- The settings of a queue by name or alias: those declared by code, and their overrides.
-SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions, q.declared_at,
-       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries, o.decisions AS set_decisions,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
-           ORDER BY a.name) AS aliases
-FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
-WHERE q.name = :queue OR q.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
-ORDER BY q.name <> :queue LIMIT 1;
+-- The settings of a queue by name or alias, and the overrides among them.
+SELECT s.* FROM headrace.queue_setting s
+WHERE s.name = :queue OR s.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
+ORDER BY s.name <> :queue LIMIT 1;
 
 -- name: override_queue
 -- Override the settings of a queue. NULL: as declared by code.
@@ -99,21 +91,13 @@ INSERT INTO headrace.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT D
 
 -- name: queue_statuses
 -- Every queue, or the queue :queue, with its settings and backlog, counted up to :count_max.
-SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
+SELECT s.*, c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
        c.ready + c.laned >= :count_max::integer AS ready_is_capped,
        c.scheduled >= :count_max::integer AS scheduled_is_capped,
        c.ended >= :count_max::integer AS failed_is_capped,
-       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
-       q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.decisions,
-       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
-       o.retries AS set_retries, o.decisions AS set_decisions,
-       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
-           ORDER BY a.name) AS aliases
+       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s
 FROM headrace.queue_counts_v1(:queue, :count_max::integer) c
-JOIN headrace.queue q ON q.id = c.queue
-LEFT JOIN headrace.queue_override o ON o.queue = q.id
-ORDER BY q.name;
+JOIN headrace.queue_setting s ON s.id = c.queue ORDER BY s.name;
 
 -- name: set_paused
 -- Pause or resume a queue and notify its workers. No row: no such queue.
@@ -121,15 +105,11 @@ UPDATE headrace.queue SET paused = :is_paused WHERE name = :queue
 RETURNING pg_notify('headrace_jobs', id::text);
 
 -- name: set_lane
--- Set a lane's own limits, pause and weight, or let it follow its limiter. NULL pause or weight:
--- unchanged.
+-- Set a lane's own limits, let it follow its limiter, or (:is_own NULL) leave its limits. NULL
+-- pause or weight: unchanged.
 SELECT headrace.set_lane_v1(
-    :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
+    :limiter, :lane, :is_own::boolean, :starts_max::integer, :window_s::double precision,
     :concurrency::integer, :is_paused::boolean, :weight::integer);
-
--- name: pause_lane
--- Pause or resume a lane. Limits and weight stay.
-SELECT headrace.pause_lane_v1(:limiter, :lane, :is_paused);
 
 -- name: find_lanes
 -- Lanes of a limiter by name, the lane :lane or up to :lanes_max after :after, with their waiting

@@ -74,7 +74,7 @@ JOIN headrace.job_lease l ON c.job_id = ANY(l.ids) AND c.job_id <> ALL(l.settled
 WHERE l.host = :host;
 
 -- name: tend_workflows
--- Forget workflows without a job, and old events and results. Return how many.
+-- Forget workflows without a job, and old results. Return whether more are left.
 SELECT headrace.tend_workflows_v1(:kept_s::double precision, :rows_max);
 
 -- name: find_workflow

@@ -1,4 +1,4 @@
-"""Jobs in PostgreSQL: one function per named query, rows in, model out.
+"""Jobs in PostgreSQL: the named queries whose arguments or rows need a conversion.
 
 Each function takes a pool or a caller's transaction and begins no transaction itself. Changes that
 belong together are functions of the database (`sql/migrations`), so each is one round trip.

@@ -108,7 +108,6 @@ class ClaimCursor:
         *,
         jobs_max: int,
         now_s: float,
-        took_s: float = 0.0,
         leases_max: int | None = None,
     ) -> None:
         """Update the marks after a claim of up to `jobs_max` jobs in `leases_max` leases.
@@ -119,7 +118,7 @@ class ClaimCursor:
         jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
         is_short = jobs < jobs_max and (leases_max is None or len(claims.leases) < leases_max)
         self.saw_all = is_short and self._searches.is_due
-        self._searches.note(now_s, took_s, is_short=is_short)
+        self._searches.note(now_s, claims.scan_s, is_short=is_short)
         if self._searches.is_due:
             self.marks = [_FIRST] * len(PRIORITIES)
             return

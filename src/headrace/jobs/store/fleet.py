@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -22,9 +21,7 @@ from headrace.jobs.fleet.state import (
     Planned,
     QueueCounts,
     QueueFailures,
-    QueueHour,
     QueueLoad,
-    QueueMinute,
     QueueReading,
     QueueSnapshot,
     SlotRequest,
@@ -54,7 +51,7 @@ async def report_host(
         capacity=capacity,
         load_per_core=load_per_core,
         cpu_pressure=cpu_pressure,
-        slots=msgspec.json.encode(slots).decode(),
+        slots=_json(slots),
     )
     return row is not None
 
@@ -65,10 +62,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
         SQL.add_counts,
         host=host_id,
         ended=sum(count.ended for count in counts),
-        queues=[count.queue_id for count in counts],
-        calls=[count.calls for count in counts],
-        run_s=[count.run_s for count in counts],
-        slot_s=[count.slot_s for count in counts],
+        counts=_json(counts),
     )
 
 
@@ -79,15 +73,7 @@ async def allow_slots(
 
     `call` grows with each call of the host.
     """
-    rows = await runner.all(
-        SQL.allow_slots,
-        host=host_id,
-        call=call,
-        queues=[one.queue_id for one in requests],
-        used=[one.used for one in requests],
-        kept=[one.kept for one in requests],
-        wanted=[one.wanted for one in requests],
-    )
+    rows = await runner.all(SQL.allow_slots, host=host_id, call=call, requests=_json(requests))
     return {row["queue"]: row["slots"] for row in rows}
 
 
@@ -100,12 +86,6 @@ async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
     return Planned(version=row["version"], slots=slots, is_draining=row["is_draining"])
 
 
-async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = True) -> bool:
-    """Start or stop draining a host until its next start. Return whether it exists."""
-    row = await runner.one(SQL.set_draining, host=host_name, is_draining=is_draining)
-    return row is not None
-
-
 async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSnapshot]:
     """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
     rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
@@ -116,7 +96,6 @@ async def fleet_queues(
     runner: Runner, waiting: Mapping[int, tuple[int, float]]
 ) -> list[QueueSnapshot]:
     """Every queue by name with its totals and leased jobs; `waiting` from `fleet_waiting`."""
-    leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
         from_row(
@@ -124,7 +103,6 @@ async def fleet_queues(
             row,
             is_paused=row["paused"],
             waiting=waiting.get(row["id"], (0, 0.0))[0],
-            leased=leased.get(row["id"], 0),
             oldest_age_s=waiting.get(row["id"], (0, 0.0))[1],
         )
         for row in rows
@@ -159,11 +137,6 @@ async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | Non
     return None if term is None else int(term)
 
 
-async def stop_leading(runner: Runner, leader: str) -> None:
-    """Give up the lead at once."""
-    await runner.run(SQL.stop_leading, leader=leader)
-
-
 async def write_plan(
     runner: Runner,
     leader: str,
@@ -175,24 +148,13 @@ async def write_plan(
 ) -> int | None:
     """Replace the map and store its decisions. Return the version; None if no longer leading."""
     rows = [
-        (host, queue_ids[queue], count)
+        {"host": host, "queue": queue_ids[queue], "slots": count}
         for host, there in sorted(slots.items())
         for queue, count in sorted(there.items())
         if count > 0
     ]
     version = await runner.value(
-        SQL.write_plan,
-        leader=leader,
-        term=term,
-        hosts=[row[0] for row in rows],
-        queues=[row[1] for row in rows],
-        slots=[row[2] for row in rows],
-        changed_hosts=[move.host for move in moves],
-        changed_queues=[move.queue for move in moves],
-        befores=[move.before for move in moves],
-        afters=[move.after for move in moves],
-        codes=[move.code for move in moves],
-        whys=[move.why for move in moves],
+        SQL.write_plan, leader=leader, term=term, slots=_json(rows), moves=_json(moves)
     )
     return None if version is None else int(version)
 
@@ -203,45 +165,18 @@ async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -
     return [Decision(**row) for row in rows]
 
 
-async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete decisions older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_decisions, kept_s=kept_s, rows_max=rows_max)
+def _json(rows: Sequence[Any]) -> str:
+    return msgspec.json.encode(rows).decode()
 
 
 def _host(row: Row) -> FleetHost:
     return from_row(FleetHost, row, slots=_SLOTS.decode(row["slots"]))
 
 
-async def queue_minutes(
-    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
-) -> list[QueueMinute]:
-    """Counts of the queue per minute, oldest first. Idle minutes have no row."""
-    rows = await runner.all(SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at)
-    return [QueueMinute(**row) for row in rows]
-
-
-async def queue_hours(
-    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime
-) -> list[QueueHour]:
-    """Counts of the queue per hour, oldest first. Idle hours have no row."""
-    rows = await runner.all(SQL.queue_hours, queue=queue_id, from_at=from_at, to_at=to_at)
-    return [QueueHour(**row) for row in rows]
-
-
 async def record_backlog(runner: Runner, *, count_max: int) -> list[QueueReading]:
     """Store the backlog of each queue in the current minute. Return it with the totals."""
     rows = await runner.all(SQL.record_backlog, count_max=count_max)
     return [QueueReading(**row) for row in rows]
-
-
-async def sum_hours(runner: Runner) -> None:
-    """Sum minutes to hours."""
-    await runner.run(SQL.sum_hours)
-
-
-async def drop_hours(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete hours older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_hours, kept_s=kept_s, rows_max=rows_max)
 
 
 async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
@@ -268,16 +203,6 @@ async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[in
     return {row["queue"]: (row["done"], row["failed"]) for row in rows}
 
 
-async def fold_counts(runner: Runner, *, rows_max: int) -> int:
-    """Fold pending counts into minutes and totals, oldest first. Return how many rows."""
-    return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
-
-
-async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Delete minutes older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)
-
-
 async def raise_alert(runner: Runner, rule: str, subject: str, text: str) -> Alert | None:
     """Open an alert. None if it is open already."""
     row = await runner.one(SQL.raise_alert, rule=rule, subject=subject, text=text)
@@ -296,17 +221,6 @@ async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list
     return [Alert(**row) for row in rows]
 
 
-async def count_open_alerts(runner: Runner) -> int:
-    """Number of open alerts."""
-    [row] = await runner.all(SQL.count_open_alerts)
-    return int(row["alerts"])
-
-
-async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
-    """Delete alerts that were cleared `kept_s` ago. Return how many."""
-    return await runner.run(SQL.drop_alerts, kept_s=kept_s)
-
-
 async def unsent_alerts(
     runner: Runner, *, age_s: float, alerts_max: int
 ) -> list[tuple[Alert, bool]]:
@@ -318,8 +232,3 @@ async def unsent_alerts(
         is_raise = not fields.pop("is_raise_sent")
         found.append((Alert(**fields), is_raise))
     return found
-
-
-async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
-    """Record that the webhook accepted the event."""
-    await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -28,7 +27,6 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
-from headrace.jobs.store.queues import notify_queue
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -54,14 +52,8 @@ async def enqueue(
     ids = await runner.value(
         SQL.enqueue,
         queues=queue_ids,
-        priorities=rows.priorities,
-        run_ats=_none_if_empty(rows.run_ats),
-        delays_s=_none_if_empty(rows.delays_s),
-        lanes=_none_if_empty(rows.lanes),
-        keys=_none_if_empty(rows.keys),
         groups=group_ids,
-        payloads=rows.payloads,
-        versions=None if rows.versions.count(1) == len(rows) else rows.versions,
+        **_columns(rows),
         headers=headers,
         is_hinted=is_hinted,
         key_times_s=rows.key_times_s,
@@ -102,6 +94,19 @@ async def _enqueue_alike(
     return list(await runner.value(SQL.enqueue_alike, payloads=rows.payloads, **alike))
 
 
+def _columns(rows: JobColumns) -> dict[str, list[Any] | None]:
+    """The columns that all jobs and callbacks have, as arguments."""
+    return {
+        "priorities": rows.priorities,
+        "run_ats": _none_if_empty(rows.run_ats),
+        "delays_s": _none_if_empty(rows.delays_s),
+        "lanes": _none_if_empty(rows.lanes),
+        "keys": _none_if_empty(rows.keys),
+        "payloads": rows.payloads,
+        "versions": None if rows.versions.count(1) == len(rows) else rows.versions,
+    }
+
+
 def _none_if_empty(column: list[Any]) -> list[Any] | None:
     """The column, or None if it has no value: the driver visits every element."""
     return None if column.count(None) == len(column) else column
@@ -120,21 +125,10 @@ async def add_groups(
         SQL.add_groups,
         pending=pending,
         queues=queue_ids,
-        priorities=callbacks.priorities,
-        run_ats=callbacks.run_ats,
-        delays_s=callbacks.delays_s,
-        lanes=callbacks.lanes,
-        keys=callbacks.keys,
-        payloads=callbacks.payloads,
-        versions=callbacks.versions,
+        **_columns(callbacks),
         headers=headers,
     )
     return list(ids)
-
-
-async def move_due(runner: Runner, *, jobs_max: int) -> int:
-    """Move due jobs of lanes into their lanes. Return how many."""
-    return int(await runner.value(SQL.move_due, jobs_max=jobs_max))
 
 
 async def add_members(
@@ -154,13 +148,7 @@ async def add_members(
         SQL.add_members,
         groups=group_ids,
         queues=queue_ids,
-        priorities=rows.priorities,
-        run_ats=rows.run_ats,
-        delays_s=rows.delays_s,
-        lanes=rows.lanes,
-        keys=rows.keys,
-        payloads=rows.payloads,
-        versions=rows.versions,
+        **_columns(rows),
         headers=headers,
         is_hinted=is_hinted,
         key_times_s=rows.key_times_s,
@@ -169,117 +157,17 @@ async def add_members(
     return None if ids is None else list(ids)
 
 
-async def seal_groups(runner: Runner, group_ids: list[int]) -> None:
-    """Close groups to new members. A group whose members have all ended calls back now."""
-    await runner.run(SQL.seal_groups, groups=group_ids)
-
-
-async def drop_group(runner: Runner, group_id: int) -> None:
-    """Delete a group with its callback."""
-    await runner.run(SQL.drop_group, group=group_id)
-
-
-async def mark_group_open(runner: Runner, group_id: int) -> None:
-    """Record that the group's block is open."""
-    await runner.run(SQL.mark_group_open, group=group_id)
-
-
-async def mark_group_closed(runner: Runner, group_id: int) -> bool:
-    """Record that the group's block has ended. Return whether the group exists."""
-    return await runner.one(SQL.mark_group_closed, group=group_id) is not None
-
-
-async def drop_abandoned_groups(runner: Runner, *, open_s: float, groups_max: int) -> int:
-    """Delete groups whose block has been open for `open_s`. Return how many."""
-    return await runner.run(SQL.drop_abandoned_groups, open_s=open_s, groups_max=groups_max)
-
-
 async def find_job(runner: Runner, job_id: int) -> Job | None:
     """The job from any table, if it exists."""
     row = await runner.one(SQL.find_job, job=job_id)
-    row = row or await runner.one(SQL.find_leased_job, job=job_id)
     if row is None:
-        row = await find_done(runner, job_id)
-        return None if row is None else _job_with_payload(row, result=row["result"])
-    job = _job_with_payload(row)
-    if job.state is JobState.LEASED:
-        return msgspec.structs.replace(job, progress=await find_progress(runner, job_id))
-    return job
-
-
-async def newest_job_id(runner: Runner) -> int:
-    """The greatest id assigned so far."""
-    return int(await runner.value(SQL.newest_job))
-
-
-async def why_waiting(runner: Runner, job_id: int, *, count_max: int) -> Row | None:
-    """What keeps a due job waiting. None if it moved on."""
-    return await runner.one(SQL.why_waiting, job=job_id, count_max=count_max)
-
-
-async def retries_of(runner: Runner, queue: str) -> int:
-    """Retries of a stored queue's failed jobs."""
-    return int(await runner.value(SQL.retries_of, queue=queue))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchCriteria:
-    """Criteria of a search. None: any."""
-
-    states: tuple[str, ...]
-    queue_id: int | None = None
-    lane: str | None = None
-    q: str | None = None
-    older_than_s: float | None = None
-    ids: tuple[int, ...] | None = None
-
-
-async def list_jobs(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
-    """Matching jobs below id `before`: up to `jobs_max` per table, out of `window` rows of it.
-
-    A row without a state marks where the search of a table was cut off.
-    """
-    return await runner.all(SQL.list_jobs, **_filter_arguments(criteria), **page)
-
-
-async def list_ids(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
-    """Ids and states of `list_jobs`."""
-    return await runner.all(SQL.list_ids, **_filter_arguments(criteria), **page)
-
-
-def _filter_arguments(criteria: SearchCriteria) -> dict[str, Any]:
-    return {
-        "queue": criteria.queue_id,
-        "states": list(criteria.states),
-        "lane": criteria.lane,
-        "q": criteria.q,
-        "older_than_s": criteria.older_than_s,
-        "ids": None if criteria.ids is None else list(criteria.ids),
-    }
-
-
-async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
-    """Delete ended jobs older than `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_failed, kept_s=kept_s, jobs_max=jobs_max)
-
-
-async def drop_old_keys(runner: Runner, *, keys_max: int) -> int:
-    """Delete unique keys that were kept for a time that is over. Return how many."""
-    return await runner.run(SQL.drop_old_keys, keys_max=keys_max)
-
-
-def listed_job(row: Row) -> Job:
-    """A job from a row of `list_jobs`."""
-    return _job(row, row["queue_name"])
-
-
-def _job_with_payload(row: Row, *, result: bytes | None = None) -> Job:
-    job, own = _job(row, row["queue"]), options_of(row["headers"])
-    return msgspec.structs.replace(
-        job,
-        traceback=row["traceback"],
+        return None
+    own = options_of(row["headers"])
+    return listed_job(
+        row,
         payload=msgspec.json.decode(row["payload"]),
-        result=None if result is None else msgspec.json.decode(result),
+        result=None if row["result"] is None else msgspec.json.decode(row["result"]),
+        progress=None if row["ratio"] is None else from_row(JobProgress, row),
         retries=own.retries,
         timeout_s=own.timeout_s,
         expires_at=None if own.expires_s is None else datetime.fromtimestamp(own.expires_s, UTC),
@@ -287,41 +175,20 @@ def _job_with_payload(row: Row, *, result: bytes | None = None) -> Job:
     )
 
 
-def _job(row: Row, queue: str) -> Job:
-    return Job(
-        id=row["id"],
+def listed_job(row: Row, **further: Any) -> Job:
+    """A job from a row of `list_jobs`."""
+    return from_row(
+        Job,
+        row,
         state=JobState(row["state"]),
-        queue=queue,
-        priority=row["priority"],
+        queue=row["queue_name"],
         run_at=None if row["run_at"].year == PARKED_YEAR else row["run_at"],
-        attempt=row["attempt"],
-        losses=row["losses"],
-        lane=row["lane"],
         unique=row["unique_key"],
-        group_id=row["group_id"],
-        host=row["host"],
-        lease_id=row["lease_id"],
-        ended_at=row["ended_at"],
-        error=row["error"],
+        **further,
     )
 
 
 PROGRESS_CHARACTERS_MAX: Final = 500
-
-
-async def find_done(runner: Runner, job_id: int) -> Row | None:
-    """The row of a kept done job."""
-    return await runner.one(SQL.find_done, job=job_id)
-
-
-async def maintain_done_partitions(runner: Runner) -> int:
-    """Create partitions ahead of need and drop expired ones. Return how many of both."""
-    return int(await runner.value(SQL.maintain_done_partitions))
-
-
-async def drop_expired_done(runner: Runner, *, jobs_max: int) -> int:
-    """Delete expired done jobs of the default partition. Return how many."""
-    return await runner.run(SQL.drop_expired_done, jobs_max=jobs_max)
 
 
 async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]) -> None:
@@ -335,60 +202,12 @@ async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]
     )
 
 
-async def find_progress(runner: Runner, job_id: int) -> JobProgress | None:
-    """The progress that the job reported last."""
-    row: Any = await runner.one(SQL.find_progress, job=job_id)
-    return None if row is None else from_row(JobProgress, row)
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended: `done` with or without a result, or another state with an error."""
-
-    state: str
-    error: str
-    result: bytes | None
-
-
-async def find_ending(runner: Runner, job_id: int) -> Ending | None:
-    """How the job ended, if that is kept."""
-    row = await runner.one(SQL.find_ending, job=job_id)
-    return None if row is None else Ending(row["state"], row["error"], row["result"])
-
-
-async def cancel_jobs(runner: Runner, ids: Sequence[int]) -> list[int]:
-    """Cancel waiting jobs. Return which."""
-    return list(await runner.value(SQL.end_waiting, ids=list(ids), is_kept=True))
-
-
-async def edit_waiting(
-    runner: Runner, job_id: int, row: JobColumns, *, has_payload: bool, has_priority: bool
-) -> bool:
-    """Change a waiting job to the first of `row`. Return whether it waited."""
-    return bool(
-        await runner.value(
-            SQL.edit_waiting,
-            job=job_id,
-            payload=row.payloads[0] if has_payload else None,
-            version=row.versions[0] if has_payload else None,
-            priority=row.priorities[0] if has_priority else None,
-            run_at=row.run_ats[0],
-            delay_s=row.delays_s[0],
-        )
-    )
-
-
 async def retry_jobs(
     runner: Runner, ids: Sequence[int], states: Sequence[str]
 ) -> tuple[list[int], list[int]]:
     """Make jobs that ended in `states` ready. Return which, and which have a taken key."""
     row: Any = await runner.one(SQL.retry_jobs, ids=list(ids), states=list(states))
     return list(row["retried"] or ()), list(row["taken"] or ())
-
-
-async def delete_jobs(runner: Runner, ids: Sequence[int], states: Sequence[str]) -> list[int]:
-    """Delete jobs in `states`, never leased ones. Return which."""
-    return list(await runner.value(SQL.delete_jobs, ids=list(ids), states=list(states)))
 
 
 GAP_S: Final = 0.01
@@ -455,6 +274,6 @@ class Notifier:
             await asyncio.sleep(self._rate.wait_s(queue_id, time.monotonic()))
             self._trailing.pop(queue_id, None)
             self._rate.take(queue_id, time.monotonic())
-            await notify_queue(self._postgres, queue_id)
+            await self._postgres.run(SQL.notify_queue, queue=str(queue_id))
         except HeadraceError as error:
             _often.info("notification_lost", queue_id=queue_id, error=error.text)

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.headers import own_retries
-from headrace.jobs.messages import Work
+from headrace.jobs.messages import Outcome, Work
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX, JobsConfig
-from headrace.jobs.outcomes import Outcome, bounded_text
+from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import FIRST_AT, LaneCursor
 
@@ -44,47 +44,12 @@ async def add_host(
     return int(host_id)
 
 
-async def renew_host(runner: Runner, host_id: int, lease_s: float) -> bool:
-    """Renew a host's leases. Return whether it was still registered."""
-    return await runner.value(SQL.renew_host, host=host_id, lease_s=lease_s) is not None
-
-
-async def extend_take(runner: Runner, lease_id: int, lease_s: float) -> datetime | None:
-    """Extend a taker's lease to `lease_s` from now. Return its end; None if it has ended."""
-    expires_at: datetime | None = await runner.value(
-        SQL.extend_take, lease=lease_id, lease_s=lease_s
-    )
-    return expires_at
-
-
-async def expires_at(runner: Runner, host_id: int) -> datetime:
-    """When the host's leases expire unless renewed."""
-    moment: datetime = await runner.value(SQL.host_expires_at, host=host_id)
-    return moment
-
-
-async def remove_host(runner: Runner, host_id: int) -> None:
-    """Delete the host."""
-    await runner.run(SQL.remove_host, host=host_id)
-
-
-async def end_take(runner: Runner, host_id: int) -> None:
-    """Delete a taker that holds no lease."""
-    await runner.run(SQL.end_take, host=host_id)
-
-
 async def expire_host(runner: Runner, host_id: int) -> None:
     """Expire the host now."""
     await runner.run(SQL.expire_host, host=host_id)
 
 
-async def drop_hosts(runner: Runner) -> int:
-    """Remove expired hosts without leases."""
-    return await runner.run(SQL.drop_hosts)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed lease with its jobs as columns."""
 
     lease_id: int
@@ -139,6 +104,7 @@ class Claims:
     last_event: int = 0
     first_ready: datetime | None = None
     scan_s: float = 0.0
+    """How long the server searched; without the commit, which may wait for a standby."""
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
@@ -197,7 +163,8 @@ async def claim_ready(
         done=list(done),
     )
     first = rows[0]
-    return _claims(rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ())
+    facts = {name: first[name] or () for name in ("lost", "busy")}
+    return _claims(rows, moved=first["moved"], scan_s=first["scan_s"], **facts)
 
 
 async def claim_lanes(
@@ -241,23 +208,7 @@ async def fold_lanes(
 
 def _claims(rows: list[Row], **rest: Any) -> Claims:
     first = rows[0]
-    leases = [
-        Claim(
-            lease_id=row["lease_id"],
-            is_plain=row["is_plain"],
-            ids=row["ids"],
-            run_ats=row["run_ats"],
-            priorities=row["priorities"],
-            attempts=row["attempts"],
-            losses=row["losses"],
-            lanes=row["lanes"],
-            headers=row["headers"],
-            versions=row["versions"],
-            payloads=row["payloads"],
-        )
-        for row in rows
-        if row["lease_id"] is not None
-    ]
+    leases = [from_row(Claim, row) for row in rows if row["lease_id"] is not None]
     if len(leases) > 1:
         leases.sort(key=lambda lease: (lease.priorities[0], lease.run_ats[0], lease.ids[0]))
     return Claims(
@@ -306,40 +257,6 @@ async def settle(
     return SettleResult() if row is None else SettleResult(row["lost"] or (), row["busy"] or ())
 
 
-async def is_lease_held(tx: Runner, lease_id: int) -> bool:
-    """Lock the lease row until the transaction ends. Return whether it exists."""
-    return await tx.value(SQL.lock_lease, lease=lease_id) is not None
-
-
-async def held_leases(tx: Runner, lease_ids: Iterable[int]) -> set[int]:
-    """Lock lease rows until the transaction ends. Return the ids of those that exist."""
-    return {row["id"] for row in await tx.all(SQL.lock_leases, leases=sorted(set(lease_ids)))}
-
-
-async def leases_of_host(runner: Runner, host_id: int) -> set[int]:
-    """Ids of the host's leases."""
-    return {row["id"] for row in await runner.all(SQL.leases_of_host, host=host_id)}
-
-
-async def expired_leases(runner: Runner, *, leases_max: int) -> list[int]:
-    """Leases of expired or missing hosts, except those that a transaction holds."""
-    return [row["id"] for row in await runner.all(SQL.expired_leases, leases_max=leases_max)]
-
-
-async def end_stuck_claims(runner: Runner, *, lease_s: float) -> int:
-    """Terminate claims whose result no client has read for `lease_s`. Return how many.
-
-    A result larger than the socket's buffer is sent before its transaction commits, and no server
-    timeout ends a statement that waits for its client.
-    """
-    return int(await runner.value(SQL.end_stuck_claims, lease_s=lease_s))
-
-
-async def return_lease(runner: Runner, lease_id: int, losses_max: int) -> int:
-    """Return a dead host's lease. Return how many jobs it had."""
-    return int(await runner.value(SQL.return_lease, lease=lease_id, losses_max=losses_max))
-
-
 @dataclass(frozen=True, slots=True)
 class TakenJobs:
     """The jobs of a taker's lease."""
@@ -374,11 +291,6 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
         frozenset(row["settled"]),
         frozenset(row["acked"]),
     )
-
-
-async def add_acked(runner: Runner, lease_id: int, acked: Iterable[int]) -> None:
-    """Remember hashes of outcomes of a lease that still has jobs."""
-    await runner.run(SQL.add_acked, lease=lease_id, acked=list(acked))
 
 
 async def work_ahead(

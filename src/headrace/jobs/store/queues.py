@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
 from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.crons import Cron, NewCron
+from headrace.jobs.errors import QueueUnknown
 from headrace.jobs.model import Lane, Limiter, QueueSettings, QueueStatus
 from headrace.jobs.sql import SQL
 from headrace.jobs.tasks.options import QueueDeclared
+from headrace.jobs.validation import is_storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +34,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
     olds, names = [old for old, _ in pairs], [name for _, name in pairs]
     if pairs:
         await runner.run(SQL.rename_queues, olds=olds, names=names)
-    await runner.run(
-        SQL.declare_queues,
-        names=[queue.name for queue in declared],
-        limiters=[queue.limiter for queue in declared],
-        batches=[queue.batch for queue in declared],
-        retries=[queue.retries for queue in declared],
-        timeouts_s=[queue.timeout_s for queue in declared],
-        importances=[queue.importance for queue in declared],
-        slots_mins=[queue.slots_min for queue in declared],
-        slots_maxs=[queue.slots_max for queue in declared],
-        tags=[queue.tag for queue in declared],
-        keep_dones_s=[queue.keep_done_s for queue in declared],
-        keep_results=[queue.keep_result for queue in declared],
-        needs_lanes=[queue.needs_lane for queue in declared],
-        decisions=[_json(queue.decisions) for queue in declared],
-    )
+    await runner.run(SQL.declare_queues, queues=msgspec.json.encode(declared).decode())
     if pairs:
         await runner.run(SQL.declare_aliases, olds=olds, names=names)
 
@@ -56,48 +42,21 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
 async def find_queues(runner: Runner, names: list[str] | None = None) -> list[QueueRow]:
     """The stored queues among `names`, aliases included, or every queue."""
     rows = await runner.all(SQL.find_queues, names=names)
-    return [
-        QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"], row["needs_lane"])
-        for row in rows
-    ]
+    return [QueueRow(**row) for row in rows]
+
+
+async def require_queue(runner: Runner, name: str) -> QueueRow:
+    """The stored queue of that name or alias. Raises: QueueUnknown."""
+    found = await find_queues(runner, [name]) if is_storable(name) else []
+    if not found:
+        raise QueueUnknown(name)
+    return found[0]
 
 
 async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
     """The settings of the queue with that name or alias."""
     row = await runner.one(SQL.queue_settings, queue=queue)
     return None if row is None else _settings_of(row)
-
-
-async def override_queue(
-    runner: Runner,
-    queue: str,
-    *,
-    importance: int | None,
-    slots_min: int | None,
-    slots_max: int | None,
-    retries: int | None,
-    decisions: Mapping[str, str | None] | None,
-) -> None:
-    """Override settings of the queue; None: as declared by code."""
-    await runner.run(
-        SQL.override_queue,
-        queue=queue,
-        importance=importance,
-        slots_min=slots_min,
-        slots_max=slots_max,
-        retries=retries,
-        decisions=None if decisions is None else _json(decisions),
-    )
-
-
-async def change_limiter(runner: Runner, queue_id: int, limiter: str) -> bool:
-    """Change the limiter. Return false if jobs of the queue have been in lanes."""
-    return await runner.value(SQL.change_limiter, queue=queue_id, limiter=limiter) is not None
-
-
-async def create_queue(runner: Runner, queue: str) -> None:
-    """Create a queue without code, unless the name exists."""
-    await runner.run(SQL.create_queue, queue=queue)
 
 
 async def queue_statuses(
@@ -116,151 +75,32 @@ async def queue_statuses(
     ]
 
 
-async def set_paused(runner: Runner, queue: str, *, is_paused: bool) -> bool:
-    """Pause or resume a queue. Return whether it exists."""
-    return await runner.one(SQL.set_paused, queue=queue, is_paused=is_paused) is not None
-
-
-async def notify_queue(runner: Runner, queue_id: int) -> None:
-    """Notify listening workers."""
-    await runner.run(SQL.notify_queue, queue=str(queue_id))
-
-
 def _settings_of(row: Row) -> QueueSettings:
-    own: dict[str, Any] = {
-        name: row[f"set_{name}"]
-        for name in ("importance", "slots_min", "slots_max", "retries")
-        if row[f"set_{name}"] is not None
-    }
-    held = {
-        name: own.get(name, row[name])
-        for name in ("importance", "slots_min", "slots_max", "retries")
-    }
-    if row["set_decisions"] is not None:
-        own["decisions"] = msgspec.json.decode(row["set_decisions"])
-    held["decisions"] = own.get("decisions", msgspec.json.decode(row["decisions"]))
-    return from_row(QueueSettings, row, queue=row["name"], overridden=own, **held)
+    override = msgspec.json.decode(row["override"] or "{}")
+    own = {k: value for k, value in override.items() if k != "queue" and value is not None}
+    if "decisions" in own:
+        own["decisions"] = msgspec.json.decode(own["decisions"])
+    decisions = msgspec.json.decode(row["decisions"])
+    return from_row(QueueSettings, row, queue=row["name"], overridden=own, decisions=decisions)
 
 
-def _json(decisions: Mapping[str, str | None]) -> str:
-    """Decisions as text, which keeps their order."""
-    return msgspec.json.encode(decisions).decode()
-
-
-async def set_lane(
-    runner: Runner,
-    limiter: str,
-    lane: str,
-    *,
-    starts_max: int | None,
-    window_s: float | None,
-    concurrency: int | None,
-    is_paused: bool | None,
-    weight: int | None,
-    is_own: bool = True,
-) -> None:
-    """Set a lane's limits and lock its row until the transaction ends.
-
-    `is_own` false: its limiter's limits. `is_paused`, `weight` None: unchanged.
-    """
-    await runner.run(
-        SQL.set_lane,
-        limiter=limiter,
-        lane=lane,
-        is_own=is_own,
-        starts_max=starts_max,
-        window_s=window_s,
-        concurrency=concurrency,
-        is_paused=is_paused,
-        weight=weight,
-    )
-
-
-async def pause_lane(runner: Runner, limiter: str, lane: str, *, is_paused: bool) -> None:
-    """Pause or resume a lane. Limits and weight stay."""
-    await runner.run(SQL.pause_lane, limiter=limiter, lane=lane, is_paused=is_paused)
-
-
-async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:
-    """The lane, if it was set or used."""
-    rows = await runner.all(SQL.find_lanes, limiter=limiter, lane=lane, after="", lanes_max=1)
-    return _lane(rows[0]) if rows else None
-
-
-async def list_lanes(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> list[Lane]:
-    """Lanes of the limiter by name, those after `after`."""
+async def find_lanes(
+    runner: Runner, limiter: str, *, lane: str | None = None, after: str = "", lanes_max: int = 1
+) -> list[Lane]:
+    """Lanes of the limiter by name, that were set or used: those after `after`, or `lane`."""
     rows = await runner.all(
-        SQL.find_lanes, limiter=limiter, lane=None, after=after, lanes_max=lanes_max
+        SQL.find_lanes, limiter=limiter, lane=lane, after=after, lanes_max=lanes_max
     )
-    return [_lane(row) for row in rows]
-
-
-def _lane(row: Row) -> Lane:
-    return from_row(
-        Lane, row, lane=row["name"], waiting=int(row["waiting"]), follows_limiter=not row["is_own"]
-    )
-
-
-async def spend(
-    runner: Runner, limiter: str, lane: str, *, starts: int, wait_max_s: float
-) -> float | None:
-    """Consume further starts. Return the seconds until they may begin; None: refused."""
-    wait_s: float | None = await runner.value(
-        SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
-    )
-    return wait_s
-
-
-async def spend_of_queue(
-    runner: Runner, queue_id: int, lane: str, *, starts: int, wait_max_s: float
-) -> float | None:
-    """Consume further starts of a lane of the queue's limiter."""
-    wait_s: float | None = await runner.value(
-        SQL.spend_of_queue, queue=queue_id, lane=lane, starts=starts, wait_max_s=wait_max_s
-    )
-    return wait_s
-
-
-async def set_limiter(
-    runner: Runner,
-    limiter: str,
-    *,
-    starts_max: int | None,
-    window_s: float | None,
-    slack_s: float,
-    concurrency: int | None,
-    is_set: bool,
-) -> bool:
-    """Write a limiter's limits. Return whether its lanes must follow (`spread_limiter`)."""
-    return bool(
-        await runner.value(
-            SQL.set_limiter,
-            limiter=limiter,
-            starts_max=starts_max,
-            window_s=window_s,
-            slack_s=slack_s,
-            concurrency=concurrency,
-            is_set=is_set,
+    return [
+        from_row(
+            Lane,
+            row,
+            lane=row["name"],
+            waiting=int(row["waiting"]),
+            follows_limiter=not row["is_own"],
         )
-    )
-
-
-async def reset_limiter(runner: Runner, limiter: str) -> bool:
-    """Restore the declared limits. Return whether there was an override."""
-    return await runner.one(SQL.reset_limiter, limiter=limiter) is not None
-
-
-async def spread_limiter(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> str | None:
-    """Apply a limiter's limits to some lanes after `after`. Return the last; None: done."""
-    last: str | None = await runner.value(
-        SQL.spread_limiter, limiter=limiter, after=after, lanes_max=lanes_max
-    )
-    return last
-
-
-async def unspread_limiters(runner: Runner) -> list[str]:
-    """Limiters whose lanes do not all follow yet."""
-    return [row["name"] for row in await runner.all(SQL.unspread_limiters)]
+        for row in rows
+    ]
 
 
 async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limiter]:
@@ -269,80 +109,15 @@ async def find_limiters(runner: Runner, limiter: str | None = None) -> list[Limi
     return [from_row(Limiter, row, limiter=row["name"]) for row in rows]
 
 
-async def remove_idle_lanes(
-    runner: Runner, after: tuple[str, str], *, lanes_max: int, idle_s: float
-) -> tuple[tuple[str, str] | None, int]:
-    """Remove idle lanes after (limiter, name). Return the last lane seen and how many."""
-    row = await runner.one(
-        SQL.remove_idle_lanes,
-        limiter=after[0],
-        lane=after[1],
-        lanes_max=lanes_max,
-        idle_s=idle_s,
-    )
-    assert row is not None, "the function returns one row always"
-    last = None if row["last_name"] is None else (row["last_limiter"], row["last_name"])
-    return last, row["removed"]
-
-
-@dataclass(frozen=True, slots=True)
-class DueCron:
-    """A due, locked cron with the time of the database."""
-
-    cron: NewCron
-    due_at: datetime
-    now_at: datetime
-
-
 async def find_crons(runner: Runner, name: str | None = None) -> list[Cron]:
     """Every cron by name, or the one called `name`."""
     return [_cron(row) for row in await runner.all(SQL.crons, name=name)]
 
 
-async def database_now(runner: Runner) -> datetime:
-    """The database time, which decides what is due."""
-    now_at: datetime = await runner.value(SQL.database_now)
-    return now_at
-
-
-async def add_cron(runner: Runner, cron: NewCron, next_at: datetime) -> bool:
-    """Store a cron. Return whether the name was free."""
-    return await runner.one(SQL.add_cron, **_fields(cron), next_at=next_at) is not None
-
-
-async def declare_cron(runner: Runner, cron: NewCron, next_at: datetime) -> None:
-    """Store a cron declared by code. An unchanged schedule keeps its next scheduled time."""
-    await runner.run(SQL.declare_cron, **_fields(cron), next_at=next_at)
-
-
-async def change_cron(runner: Runner, cron: NewCron, next_at: datetime, *, is_paused: bool) -> bool:
-    """Replace an API cron. Return whether it existed."""
-    row = await runner.one(SQL.change_cron, **_fields(cron), next_at=next_at, is_paused=is_paused)
-    return row is not None
-
-
-async def pause_cron(runner: Runner, name: str, *, error: str | None = None) -> bool:
-    """Pause a cron, with `error` if it pauses itself. Return whether it existed."""
-    return await runner.one(SQL.pause_cron, name=name, error=error) is not None
-
-
-async def resume_cron(runner: Runner, name: str, next_at: datetime) -> bool:
-    """Resume a paused cron at `next_at`. Return whether it was paused."""
-    return await runner.one(SQL.resume_cron, name=name, next_at=next_at) is not None
-
-
-async def remove_cron(runner: Runner, name: str, *, forgotten_s: float) -> bool:
-    """Delete a cron that no running code declares. Return whether it existed."""
-    return await runner.one(SQL.remove_cron, name=name, forgotten_s=forgotten_s) is not None
-
-
-async def drop_undeclared(runner: Runner, *, kept_s: float) -> int:
-    """Delete crons that no running code has declared for `kept_s`. Return how many."""
-    return await runner.run(SQL.drop_undeclared, kept_s=kept_s)
-
-
-async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float) -> DueCron | None:
-    """Lock a due cron until the transaction ends.
+async def lock_due_cron(
+    runner: Runner, *, forgotten_s: float, idle_s_max: float
+) -> tuple[NewCron, datetime] | None:
+    """Lock a due cron until the transaction ends; return it, and the moment after which it is next.
 
     The server ends the transaction after `idle_s_max` without a statement.
     """
@@ -350,21 +125,11 @@ async def lock_due_cron(runner: Runner, *, forgotten_s: float, idle_s_max: float
     row = await runner.one(SQL.lock_due_cron, forgotten_s=forgotten_s)
     if row is None:
         return None
-    cron = from_row(NewCron, row, payload=msgspec.json.decode(row["payload"]))
-    return DueCron(cron, row["next_at"], row["now_at"])
+    return from_row(NewCron, row, payload=msgspec.json.decode(row["payload"])), row["after_at"]
 
 
-async def move_cron(runner: Runner, name: str, *, job_id: int, next_at: datetime) -> None:
-    """Record the job of this scheduled time and the next scheduled time."""
-    await runner.run(SQL.move_cron, name=name, job=job_id, next_at=next_at)
-
-
-async def note_cron_job(runner: Runner, name: str, job_id: int) -> None:
-    """Record a job that an operator started."""
-    await runner.run(SQL.note_cron_job, name=name, job=job_id)
-
-
-def _fields(cron: NewCron) -> dict[str, object]:
+def cron_fields(cron: NewCron) -> dict[str, object]:
+    """The arguments of a statement that writes a cron."""
     return {
         "name": cron.name,
         "spec": cron.spec,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engines.postgres import Row, Runner, Tx, from_row
+from headrace.engines.postgres import Row, Runner, from_row
 from headrace.jobs.sql import SQL
 from headrace.jobs.steps import JobResult, RecordedStep, Step
 
@@ -81,16 +81,6 @@ async def wait(
     return "held", msgspec.structs.replace(step, **found)
 
 
-async def add_group(tx: Tx, job_id: int, jobs: int) -> int:
-    """Insert the group of `jobs` that a workflow starts. Return its id."""
-    return int(await tx.value(SQL.add_workflow_group, job=job_id, pending=jobs))
-
-
-async def join_step(tx: Tx, job_id: int, number: int, *, group_id: int, ids: Sequence[int]) -> None:
-    """Note the group and the jobs of a step."""
-    await tx.run(SQL.join_step, job=job_id, number=number, group=group_id, ids=list(ids))
-
-
 async def step_jobs(runner: Runner, job_id: int, number: int) -> list[JobResult] | None:
     """Results of the jobs of a step, in order; None while one of them has not ended."""
     rows = await runner.all(SQL.step_jobs, job=job_id, number=number)
@@ -111,27 +101,12 @@ async def end_jobs_step(
     )
 
 
-async def mark_uncaught(runner: Runner, lease_id: int, job_id: int, number: int) -> None:
-    """Mark a step whose failure ends the job, so that a retry of the job repeats it."""
-    await runner.run(SQL.mark_uncaught, lease=lease_id, job=job_id, number=number)
-
-
-async def keep_results(runner: Runner, group_id: int) -> None:
-    """Let a group keep the results of its members."""
-    await runner.run(SQL.keep_results, group=group_id)
-
-
 async def group_results(
     runner: Runner, group_id: int, *, after: int, jobs_max: int
 ) -> list[JobResult]:
     """Results of members of a group with ids over `after`."""
     rows = await runner.all(SQL.group_results, group=group_id, after=after, jobs_max=jobs_max)
     return [_result(row, row["job_id"]) for row in rows]
-
-
-async def send_event(runner: Runner, name: str, key: str, payload: bytes) -> bool:
-    """Send an event. Return whether it is the first of this name and key."""
-    return bool(await runner.value(SQL.send_event, name=name, key=key, payload=payload))
 
 
 async def cancel_tree(runner: Runner, ids: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -144,16 +119,6 @@ async def marked_jobs(runner: Runner, host_id: int) -> dict[int, int]:
     """Running jobs of a host that were cancelled, and the lease of each."""
     rows = await runner.all(SQL.marked_jobs, host=host_id)
     return {row["job_id"]: row["lease_id"] for row in rows}
-
-
-async def tend(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Forget workflows without a job, and old events and results. Return how many."""
-    return int(await runner.value(SQL.tend_workflows, kept_s=kept_s, rows_max=rows_max))
-
-
-async def find_workflow(runner: Runner, job_id: int) -> Row | None:
-    """Version and beginning of a workflow that has begun."""
-    return await runner.one(SQL.find_workflow, job=job_id)
 
 
 async def steps(runner: Runner, job_id: int) -> list[Step]:

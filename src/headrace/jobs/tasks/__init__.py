@@ -13,7 +13,6 @@ types, so a handler never gets a payload of another shape.
 from __future__ import annotations
 
 from headrace.jobs.tasks.options import (
-    CronDeclared,
     LimiterDeclared,
     LimiterOptions,
     QueueDeclared,
@@ -25,7 +24,6 @@ from headrace.jobs.tasks.task import Call, Queue, Task
 
 __all__ = [
     "Call",
-    "CronDeclared",
     "LimiterDeclared",
     "LimiterOptions",
     "Queue",

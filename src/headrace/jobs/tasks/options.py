@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypedDict, get_type_hints
 
-from headrace.jobs.crons import next_moment
+from headrace.jobs.crons import NewCron, next_moment
 from headrace.jobs.errors import InvalidCron, InvalidTask
 from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
 from headrace.kernel import config
@@ -142,17 +142,6 @@ class LimiterDeclared:
     slack_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronDeclared:
-    """A job of `queue` with `payload` at every scheduled time of `spec` in the time zone `tz`."""
-
-    name: str
-    spec: str
-    tz: str
-    queue: str
-    payload: Any = None
-
-
 def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
     """The options of queue `name`, checked. Raises: InvalidTask."""
     limiter, tag = options.get("limiter") or name, options.get("tag")
@@ -172,7 +161,7 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
         limiter=limiter,
         batch=1 if batch is None else batch,
         retries=options.get("retries", 5),
-        timeout_s=_duration_s(name, "timeout", options.get("timeout", "2h")),
+        timeout_s=duration_s(name, "timeout", options.get("timeout", "2h")),
         importance=options.get("importance", 5),
         slots_min=slots_min,
         slots_max=slots_max,
@@ -220,7 +209,7 @@ def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
     require_known(name, options, LimiterOptions)
     _require_names(name, (name,))
     starts_max, window_s = parse_rate(name, options.get("rate"))
-    slack_s = _duration_s(name, "slack", options.get("slack", SLACK))
+    slack_s = duration_s(name, "slack", options.get("slack", SLACK))
     concurrency = options.get("concurrency")
     require_within(name, "slack", slack_s, (0.001, SLACK_S_MAX))
     if concurrency is not None:
@@ -234,14 +223,14 @@ def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
     )
 
 
-def declared_cron(name: str, spec: str, tz: str) -> CronDeclared:
+def declared_cron(name: str, spec: str, tz: str) -> NewCron:
     """A cron's options, checked. Raises: InvalidTask."""
     _require_names(name, (name,))
     try:
         next_moment(spec, tz, datetime.now(UTC))
     except InvalidCron as error:
         raise InvalidTask(f"cron {name!r}: {error.text}") from error
-    return CronDeclared(name=name, spec=spec, tz=tz, queue=CRON_PREFIX + name)
+    return NewCron(name=name, spec=spec, tz=tz, queue=CRON_PREFIX + name)
 
 
 def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
@@ -295,7 +284,7 @@ def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
     """How long done jobs are kept, and whether results are kept."""
     keep_done, keep_result = options.get("keep_done"), options.get("keep_result", False)
     kept_s = [
-        _duration_s(name, what, text)
+        duration_s(name, what, text)
         for what, text in (("keep_done", keep_done), ("keep_result", keep_result))
         if isinstance(text, str)
     ]
@@ -312,7 +301,8 @@ def _decisions(name: str, options: QueueOptions) -> dict[str, str | None]:
         raise InvalidTask(f"queue {name!r}: decisions: {mismatch(str(error), given)}") from error
 
 
-def _duration_s(name: str, what: str, text: str) -> float:
+def duration_s(name: str, what: str, text: str) -> float:
+    """The seconds of an option that is a duration. Raises: InvalidTask."""
     try:
         return parse_duration_s(text)
     except (ValueError, AttributeError) as error:

@@ -106,9 +106,11 @@ class Fields:
         return names <= self.names and self.required <= names
 
 
-def fields_of(arguments: Any) -> dict[str, Any]:
-    """The fields of a decoded payload as keyword arguments."""
-    return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
+def is_async(code: Callable[..., Any]) -> bool:
+    """Whether `code` is a coroutine function, or an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(
+        getattr(code, "__call__", None)  # noqa: B004 - it is inspected, not called
+    )
 
 
 def _named_parameters(owner: str, handler: Callable[..., Any]) -> list[inspect.Parameter]:

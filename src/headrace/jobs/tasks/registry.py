@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from headrace.jobs.crons import NewCron
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.handle import Bridge, JobService
 from headrace.jobs.tasks.options import (
     SLACK,
-    CronDeclared,
     LimiterDeclared,
     LimiterOptions,
     QueueDeclared,
@@ -19,6 +18,7 @@ from headrace.jobs.tasks.options import (
     declared_cron,
     declared_limiter,
 )
+from headrace.jobs.tasks.payloads import is_async
 from headrace.jobs.tasks.task import Queue, Task
 from headrace.kernel.config import parse_duration_s
 
@@ -34,7 +34,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.limiters: dict[str, LimiterDeclared] = {}
-        self.crons: dict[str, CronDeclared] = {}
+        self.crons: dict[str, NewCron] = {}
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Callable[..., Any]] = []
@@ -151,10 +151,7 @@ class Registry:
         result. Sync: wraps calls of sync handlers, in their own thread. Exceptions of the handler
         pass through `next`; re-raise outcomes such as `Retry`.
         """
-        is_async = inspect.iscoroutinefunction(around) or inspect.iscoroutinefunction(
-            getattr(around, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
-        (self.middlewares if is_async else self.thread_middlewares).append(around)
+        (self.middlewares if is_async(around) else self.thread_middlewares).append(around)
         return around
 
     def get(self, queue: str) -> Task | None:

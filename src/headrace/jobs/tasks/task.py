@@ -31,11 +31,11 @@ from headrace.jobs.tasks.options import (
     QueueOptions,
     TaskOptions,
     declared_queue,
+    duration_s,
     require_known,
     require_within,
 )
-from headrace.jobs.tasks.payloads import Fields, Payloads
-from headrace.kernel.config import parse_duration_s
+from headrace.jobs.tasks.payloads import Fields, Payloads, is_async
 
 _MISSING: Final = object()
 DURATIONS: Final = frozenset({"spread", "timeout", "expires"})
@@ -238,14 +238,7 @@ class Queue:
         """Check the fields of a job that is no group callback."""
 
     def _duration_s(self, name: str, value: str | None) -> float | None:
-        if value is None:
-            return None
-        try:
-            return parse_duration_s(value)
-        except (ValueError, AttributeError) as error:
-            raise InvalidTask(
-                f"task {self.queue!r}: {name}: expected a duration such as 2h, got {value!r}"
-            ) from error
+        return None if value is None else duration_s(self.queue, name, value)
 
 
 class Task(Queue):
@@ -279,21 +272,13 @@ class Task(Queue):
         self.payloads = Payloads(
             queue, handler, given=options.get("payload"), is_batch=self.batch is not None
         )
+        self.takes_fields = self.payloads.takes_fields
+        """Whether the payload's fields are the handler's arguments."""
+        self.takes_job = self.payloads.takes_job
+        """Whether the handler takes the job context."""
         self._fields = Fields.of(handler) if self.takes_fields else None
         self._group_field = _group_field(handler) if self.takes_fields else None
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
-
-    @property
-    def takes_fields(self) -> bool:
-        """Whether the payload's fields are the handler's arguments."""
-        return self.payloads.takes_fields
-
-    @property
-    def takes_job(self) -> bool:
-        """Whether the handler takes the job context."""
-        return self.payloads.takes_job
+        self.is_async = is_async(handler)
 
     def decode(self, payload: bytes, version: int | None = None) -> Any:
         """Decode a payload as the handler's type, upgraded if its version is older.

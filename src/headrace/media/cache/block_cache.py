@@ -33,11 +33,12 @@ from headrace.media.cache.disk_files import Frame, ReadDisk, open_read_disk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cache.filler_ipc import (
     NO_DISK,
-    BlockBytes,
+    BlockReply,
     DiskFault,
     FillerClient,
     GetBlock,
     GetShape,
+    Manifest,
     ShapeReply,
     WrongBlock,
     read_manifest,
@@ -46,8 +47,9 @@ from headrace.media.cache.frame_table import MARKS_MAX, VERIFIED, Entry, Hit
 from headrace.media.cache.layout import SLOTS, BlockKey, Digests, version_of
 from headrace.media.cache.linux import is_in_memory
 from headrace.media.cache.metrics import SUMS
-from headrace.media.cache.origin import KnownShape, ShapeCache
+from headrace.media.cache.origin import SHAPES_MAX
 from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.sources import KnownShape, ShapeCache
 
 log = logger(__name__)
 READERS: Final = 8
@@ -79,40 +81,9 @@ class BlockCache:
         *,
         worker: int,
         boot: str,
-        timeout_s: float,
-        generation: Callable[[str], int],
-    ) -> None:
-        self._run = run
-        self._boot = boot
-        self._generation = generation
-        self._epochs = WorkerEpochs(run, worker)
-        self._filler = FillerClient(run, timeout_s=timeout_s + _ANSWER_S)
-        self._shapes = ShapeCache()
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
-        self._digests = Digests(b"")
-        self._digests_key = b""
-        self._slots: Sequence[int] = [NO_DISK] * SLOTS
-        self._slots_before: Sequence[int] = []
-        self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
-        self._revision = 0
-        self._has_manifest = False
-        """Whether the filler of this start has published its disks."""
-        self._disks: list[ReadDisk | None] = []
-        self._owners: Owners = [None] * SLOTS
-        self._owners_before: Owners = []
-        self._requests: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
-        self._looks: SingleFlight[tuple[str, int, bool], Shape] = SingleFlight()
-
-    @classmethod
-    def open(
-        cls,
-        run: Path,
-        *,
-        worker: int,
-        boot: str,
         timeout_s: float = 10.0,
         generation: Callable[[str], int] = lambda _name: 0,
-    ) -> BlockCache:
+    ) -> None:
         """Open the cache of the node with this run folder, whether or not its filler runs yet.
 
         Call it in the process that uses it, after any fork. `worker` is a number that no other live
@@ -120,7 +91,23 @@ class BlockCache:
         purge generation of an object.
         """
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cls(run, worker=worker, boot=boot, timeout_s=timeout_s, generation=generation)
+        self._run = run
+        self._boot = boot
+        self._generation = generation
+        self._epochs = WorkerEpochs(run, worker)
+        self._filler = FillerClient(run, timeout_s=timeout_s + _ANSWER_S)
+        self._shapes = ShapeCache(SHAPES_MAX)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
+        self._digests = Digests(b"")
+        self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
+        self._revision = 0
+        self._manifest: Manifest | None = None
+        """The disks that the filler of this start has published."""
+        self._disks: list[ReadDisk | None] = []
+        self._owners: Owners = [None] * SLOTS
+        self._owners_before: Owners = []
+        self._requests: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
+        self._looks: SingleFlight[tuple[str, int, bool], Shape] = SingleFlight()
 
     async def wait_for_disks(self, *, within_s: float) -> bool:
         """Wait until the filler of this start has published its disks. Return whether it did.
@@ -132,8 +119,8 @@ class BlockCache:
         while True:
             self.enter_epoch()
             self.leave_epoch()
-            if self._has_manifest or loop.time() >= ends_s:
-                return self._has_manifest
+            if self._manifest is not None or loop.time() >= ends_s:
+                return self._manifest is not None
             await asyncio.sleep(_LOOK_S)
 
     def key(self, name: str, shape: Shape, number: int) -> BlockKey:
@@ -217,26 +204,31 @@ class BlockCache:
 
     def disks_for_plane(self) -> PlaneDisks:
         """The disks of the newest manifest that was read, for the native data plane."""
-        before = bytes(self._slots_before) if self._slots_before else None
-        return PlaneDisks(
-            self._revision, self._disks, bytes(self._slots), before, self._digests_key
-        )
+        found = self._manifest
+        if found is None:
+            return PlaneDisks(self._revision, (), bytes([NO_DISK]) * SLOTS, None, b"")
+        before = found.owners_before or None
+        return PlaneDisks(self._revision, self._disks, found.owners, before, found.hash_key[:64])
 
     def known_shape(self, name: str) -> Shape | None:
         """The shape if it is cached and fresh, without waiting."""
         known = self._shapes.get(name, self._generation(name))
         return known.shape if known is not None else None
 
-    async def shape(self, name: str) -> Shape:
+    async def shape(self, name: str, *, is_fresh: bool = False) -> Shape:
         """Size, ETag and time of the object, at most 60 s old.
 
-        Raises: ObjectUnknown, StoreUnavailable.
+        With `is_fresh` they are read from the origin now, after a block showed that the object was
+        replaced. Raises: ObjectUnknown, StoreUnavailable.
         """
-        return self.known_shape(name) or await self._shared_look(name, is_fresh=False)
-
-    async def shape_now(self, name: str) -> Shape:
-        """The shape read from the origin now, after a block showed that the object was replaced."""
-        return await self._shared_look(name, is_fresh=True)
+        known = None if is_fresh else self.known_shape(name)
+        if known is not None:
+            return known
+        generation = self._generation(name)
+        request = name, generation, is_fresh
+        return await self._looks.call(
+            request, lambda: self._look(name, generation, is_fresh=is_fresh)
+        )
 
     def forget_shape(self, name: str) -> None:
         """Drop the cached shape: the next call requests it from the filler."""
@@ -319,7 +311,8 @@ class BlockCache:
                 call, key.object, key.version, key.number, wants_bytes, trace_fields
             )
         )
-        return reply.data if isinstance(reply, BlockBytes) else None
+        assert isinstance(reply, BlockReply), f"a block is answered by a block, not {reply}"
+        return reply.data
 
     async def _prove(self, key: BlockKey, *, is_copy: bool) -> Frame | bytes | None:
         """Verify a stored block if necessary; read it if it is to be copied."""
@@ -363,19 +356,12 @@ class BlockCache:
         finally:
             disk.release()
 
-    async def _shared_look(self, name: str, *, is_fresh: bool) -> Shape:
-        generation = self._generation(name)
-        request = name, generation, is_fresh
-        return await self._looks.call(
-            request, lambda: self._look(name, generation, is_fresh=is_fresh)
-        )
-
     async def _look(self, name: str, generation: int, *, is_fresh: bool) -> Shape:
         reply = await self._filler.request(lambda call: GetShape(call, name, generation, is_fresh))
         assert isinstance(reply, ShapeReply), f"a look is answered by a shape, not {reply}"
-        shape = Shape(reply.size_bytes, reply.etag, reply.modified_s, reply.is_immutable)
-        self._shapes.keep(name, KnownShape(shape, generation, time.monotonic() - reply.age_s))
-        return shape
+        known = KnownShape(reply.shape, generation, time.monotonic() + reply.fresh_s)
+        self._shapes.keep(name, known)
+        return known.shape
 
     def _refresh(self) -> None:
         """Load the filler's newest manifest between two epochs.
@@ -384,16 +370,14 @@ class BlockCache:
         """
         self._revision = self._epochs.revision
         manifest = read_manifest(self._run)
-        is_ours = manifest is not None and manifest.boot == self._boot
-        self._has_manifest = is_ours
+        if manifest is not None and manifest.boot != self._boot:
+            manifest = None
+        self._manifest = manifest
         before = {disk.position: disk for disk in self._disks if disk is not None}
-        if manifest is None or not is_ours:
+        if manifest is None:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []
-            self._slots, self._slots_before = [NO_DISK] * SLOTS, []
         else:
             self._digests = Digests(manifest.hash_key)
-            self._digests_key = manifest.hash_key[:64]
-            self._slots, self._slots_before = manifest.owners, manifest.owners_before
             self._keys.clear()
             self._disks = [
                 open_read_disk(disk, position, before)

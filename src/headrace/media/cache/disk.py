@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import errno
+import math
 import os
 import random
 import time
@@ -27,11 +28,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from headrace.kernel.resilience import crash_point
 from headrace.media.cache.disk_files import DiskFiles, keeps_sent_bytes, open_files, write_whole
+from headrace.media.cache.filler_ipc import DiskState
 from headrace.media.cache.frame_table import UNVERIFIED, VERIFIED, FrameTable, choose, table_bytes
 from headrace.media.cache.layout import SET_BYTES, WAYS
 from headrace.media.cache.linux import (
@@ -62,14 +65,6 @@ ROUND_S: Final = 3600.0
 """Minimum time between two scrubs of a small disk."""
 _IDLE_S: Final = 0.1
 _EMPTY_AT_ONCE: Final = 512
-
-
-class DiskState(enum.Enum):
-    """What a disk is used for. The values are shown to users."""
-
-    IN_USE = "in use"
-    DRAINING = "draining"
-    OUT = "out"
 
 
 class Disk:
@@ -179,9 +174,13 @@ class Disk:
         write_whole(self.files.blocks, whole, offset)
         crash_point("media.fill.written")
 
-    def read_block(self, frame: int) -> bytes:
-        """The content of a frame. Raises: OSError."""
-        return os.pread(self.files.reader, BLOCK_BYTES, self.files.offset_of(frame))
+    def read_block(self, frame: int, is_cold: bool) -> bytes:  # noqa: FBT001 - called by a pool
+        """The content of a frame, of which a cold one leaves memory again. Raises: OSError."""
+        reader, offset = self.files.reader, self.files.offset_of(frame)
+        data = os.pread(reader, BLOCK_BYTES, offset)
+        if is_cold:
+            os.posix_fadvise(reader, offset, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+        return data
 
     def write_index(self) -> None:
         """Write the sets that changed since the last call. Raises: OSError."""
@@ -216,7 +215,7 @@ class Disk:
 
 
 def open_disk(config: DiskConfig, run: Path, *, is_same_boot: bool) -> Disk:
-    """Open a disk with its table in shared memory. Raises: DiskRefused, DiskTooSmall, OSError.
+    """Open a disk with its table in shared memory. Raises: DiskRefused, InvalidDiskSize, OSError.
 
     With `is_same_boot` the workers of this node still use the table, so it is newer than the index
     on the disk and verified marks stay. Otherwise the table is read from the disk and no block
@@ -281,7 +280,7 @@ async def check_frame(disk: Disk, frame: int) -> CheckResult:
     if is_cold:
         # Before the read, because workers find the pages in memory before they are verified.
         table.note_cold(frame)
-    data = await disk.call(_read_block, disk, frame, is_cold)
+    data = await disk.call(disk.read_block, frame, is_cold)
     if disk.state is DiskState.OUT or frame in disk.busy or table.entry(frame) != entry:
         return CheckResult(Verdict.CHANGED)
     is_right = table.is_right(frame, entry, data)
@@ -293,22 +292,34 @@ async def check_frame(disk: Disk, frame: int) -> CheckResult:
     return CheckResult(Verdict.RIGHT, entry.generation, data[: entry.length])
 
 
-async def check_frames(disk: Disk, frames: Iterable[int], counts: CheckCounts) -> None:
-    """Check frames in turn and count the results. Raises: OSError at the first unreadable frame."""
-    for count, frame in enumerate(frames):
+async def check_frames(
+    disk: Disk, frames: Iterable[int], counts: CheckCounts, *, bytes_per_s: float = math.inf
+) -> None:
+    """Check frames in turn, at most at this rate, until the disk is out of use. Count the results.
+
+    Raises: OSError at the first unreadable frame.
+    """
+    began_s, checked_bytes, empty = time.monotonic(), 0, 0
+    idle_s = 0.0 if bytes_per_s == math.inf else _IDLE_S
+    for frame in frames:
         if disk.state is DiskState.OUT:
             return
         try:
-            checked = await check_frame(disk, frame)
+            verdict = (await check_frame(disk, frame)).verdict
         except OSError:
             counts.unread += 1
             raise
-        if checked.verdict in (Verdict.RIGHT, Verdict.WRONG):
-            counts.blocks += 1
-            counts.right += checked.verdict is Verdict.RIGHT
-            counts.wrong += checked.verdict is Verdict.WRONG
-        elif count % _EMPTY_AT_ONCE == 0:
-            await asyncio.sleep(0)
+        if verdict is Verdict.EMPTY:
+            empty += 1
+            if empty % _EMPTY_AT_ONCE == 0:
+                await asyncio.sleep(idle_s)
+            continue
+        counts.blocks += verdict is not Verdict.CHANGED
+        counts.right += verdict is Verdict.RIGHT
+        counts.wrong += verdict is Verdict.WRONG
+        checked_bytes += BLOCK_BYTES
+        due_s = began_s + checked_bytes / bytes_per_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
 
 async def scrub(disk: Disk, *, bytes_per_s: float = SCRUB_BYTES_PER_S) -> None:
@@ -316,32 +327,8 @@ async def scrub(disk: Disk, *, bytes_per_s: float = SCRUB_BYTES_PER_S) -> None:
     start = random.randrange(disk.frames)
     while True:
         began_s = time.monotonic()
-        await _scrub_round(disk, start, bytes_per_s)
+        frames = chain(range(start, disk.frames), range(start))
+        await check_frames(disk, frames, CheckCounts(), bytes_per_s=bytes_per_s)
         if disk.state is DiskState.OUT:
             return
         await asyncio.sleep(max(0.0, began_s + ROUND_S - time.monotonic()))
-
-
-async def _scrub_round(disk: Disk, start: int, bytes_per_s: float) -> None:
-    began_s, checked_bytes, empty = time.monotonic(), 0, 0
-    for step in range(disk.frames):
-        if disk.state is DiskState.OUT:
-            return
-        frame = (start + step) % disk.frames
-        checked = await check_frame(disk, frame)
-        if checked.verdict is Verdict.EMPTY:
-            empty += 1
-            if empty % _EMPTY_AT_ONCE == 0:
-                await asyncio.sleep(_IDLE_S)
-            continue
-        checked_bytes += BLOCK_BYTES
-        due_s = began_s + checked_bytes / bytes_per_s
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-
-
-def _read_block(disk: Disk, frame: int, is_cold: bool) -> bytes:  # noqa: FBT001 - called by a pool
-    data = disk.read_block(frame)
-    if is_cold:
-        offset = disk.files.offset_of(frame)
-        os.posix_fadvise(disk.files.reader, offset, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
-    return data

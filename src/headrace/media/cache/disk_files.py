@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headrace.kernel.logs import logger
-from headrace.media.cache.filler_ipc import OUT, ManifestDisk
+from headrace.media.cache.filler_ipc import DiskState, ManifestDisk
 from headrace.media.cache.frame_table import Entry, FrameTable, Hit, table_bytes
 from headrace.media.cache.layout import (
     BLANK_BYTES,
@@ -45,7 +45,7 @@ from headrace.media.cache.layout import (
     read_superblock,
 )
 from headrace.media.cache.linux import identity_of, map_shared
-from headrace.media.errors import DiskRefused, DiskTooSmall
+from headrace.media.errors import DiskRefused, InvalidDiskSize
 from headrace.media.model import BLOCK_BYTES, DiskConfig
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -125,10 +125,10 @@ def open_reader(path: Path) -> int:
 
 
 def open_files(disk: DiskConfig) -> DiskFiles:
-    """Open a disk and claim it if it is blank. Raises: DiskRefused, DiskTooSmall, OSError."""
+    """Open a disk and claim it if it is blank. Raises: DiskRefused, InvalidDiskSize, OSError."""
     frames = frames_within(disk.size_bytes)
     if not frames:
-        raise DiskTooSmall(
+        raise InvalidDiskSize(
             f"disk {disk.path} of {disk.size_bytes} bytes is too small: give it 16MiB or more"
         )
     is_device = disk.path.exists() and stat.S_ISBLK(disk.path.stat().st_mode)
@@ -229,7 +229,7 @@ def _allocate(descriptor: int, path: Path, needed_bytes: int) -> None:
     has_bytes = os.lseek(descriptor, 0, os.SEEK_END)
     if stat.S_ISBLK(os.fstat(descriptor).st_mode):
         if has_bytes < needed_bytes:
-            raise DiskTooSmall(
+            raise InvalidDiskSize(
                 f"disk {path} has {has_bytes} bytes: set a size of at most that many"
             )
         return
@@ -393,7 +393,7 @@ def open_read_disk(
     disk: ManifestDisk, position: int, before: Mapping[int, ReadDisk]
 ) -> ReadDisk | None:
     """The disk, already open or opened now; None: out of use, or this process cannot open it."""
-    if disk.state == OUT:
+    if disk.state is DiskState.OUT:
         return None
     for known in before.values():
         if known.is_same(disk):

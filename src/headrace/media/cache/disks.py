@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.media.cache.disk import (
     NO_ROOM,
     ROTTEN_MAX,
     ROTTEN_WITHIN_S,
     Disk,
-    DiskState,
     open_disk,
 )
 from headrace.media.cache.epochs import FillerEpochs
 from headrace.media.cache.filler_ipc import (
     NO_DISK,
+    DiskState,
     Manifest,
     ManifestDisk,
     read_manifest,
@@ -36,7 +37,7 @@ from headrace.media.cache.filler_ipc import (
 from headrace.media.cache.frame_table import Hit
 from headrace.media.cache.layout import SLOTS, BlockKey
 from headrace.media.cache.metrics import DISKS, DISKS_MAX, FAULTS, QUEUE, ROTTEN
-from headrace.media.errors import DiskRefused, DiskTooSmall, DiskUnknown
+from headrace.media.errors import DiskRefused, DiskUnknown, InvalidDiskSize
 from headrace.media.model import DiskConfig
 
 log = logger(__name__)
@@ -50,7 +51,7 @@ class DiskOverrides(msgspec.Struct):
     """Changes made by operators; `states` by disk id."""
 
     added: dict[str, int] = {}
-    states: dict[str, str] = {}
+    states: dict[str, DiskState] = {}
     faults: dict[str, str] = {}
     """Why the node itself retired a disk, by id."""
 
@@ -71,7 +72,7 @@ class Disks:
         self._owners = bytes([NO_DISK]) * SLOTS
         self._owners_before = b""
         self._writing: set[Disk] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def open(self, configs: Sequence[DiskConfig]) -> None:
         """Open all configured disks, at most DISKS_MAX.
@@ -91,7 +92,7 @@ class Disks:
     async def add(self, config: DiskConfig) -> Disk:
         """Open an additional disk, or reopen one that is out of use.
 
-        Raises: DiskRefused, DiskTooSmall.
+        Raises: DiskRefused, InvalidDiskSize.
         """
         for disk in self.opened:
             if disk.config.path == config.path and disk.state is not DiskState.OUT:
@@ -127,7 +128,7 @@ class Disks:
         disk.fault = "drained" if is_draining else ""
         self._overrides.states.pop(disk.id, None)
         if is_draining:
-            self._overrides.states[disk.id] = disk.state.value
+            self._overrides.states[disk.id] = disk.state
         self._save_overrides()
         self._publish()
         return disk
@@ -138,7 +139,7 @@ class Disks:
         Raises: DiskUnknown.
         """
         disk = self.by_id(disk_id)
-        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.states[disk.id] = DiskState.OUT
         self._overrides.faults.pop(disk.id, None)
         self._overrides.added.pop(str(disk.config.path), None)
         self._save_overrides()
@@ -189,9 +190,12 @@ class Disks:
         if disk.state is DiskState.OUT:
             return
         log.error("disk_failed", disk=disk.id, path=str(disk.config.path), fault=reason)
+        self._drop(disk, reason)
+
+    def _drop(self, disk: Disk, reason: str) -> None:
         FAULTS.inc()
         self._take_out(disk, reason)
-        self._start(self._close_out(disk, is_clean=False))
+        self._tasks.start(self._close_out(disk, is_clean=False))
 
     def _retire_rotting(self, disk: Disk) -> None:
         """Retire a disk that corrupts blocks, also after a restart, until an operator adds it
@@ -203,11 +207,9 @@ class Disks:
         log.error(
             "disk_corrupts_blocks", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten
         )
-        FAULTS.inc()
-        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.states[disk.id] = DiskState.OUT
         self._overrides.faults[disk.id] = reason
-        self._take_out(disk, reason)
-        self._start(self._close_out(disk, is_clean=False))
+        self._drop(disk, reason)
         try:
             self._save_overrides()
         except OSError as error:
@@ -263,7 +265,7 @@ class Disks:
                 continue
             if disk.is_changed and disk not in self._writing:
                 self._writing.add(disk)
-                self._start(self._write_index(disk))
+                self._tasks.start(self._write_index(disk))
 
     async def close(self) -> None:
         """Close every disk in order. A fault or a timeout costs the blocks of that disk."""
@@ -278,7 +280,7 @@ class Disks:
         """Open a disk, or return why it cannot be used."""
         try:
             return await asyncio.to_thread(open_disk, config, self._run, is_same_boot=is_same_boot)
-        except (DiskRefused, DiskTooSmall) as error:
+        except (DiskRefused, InvalidDiskSize) as error:
             return error.text
         except OSError as error:
             return f"disk {config.path}: {error.strerror or error}"
@@ -292,8 +294,7 @@ class Disks:
             disk.close()
             self._refuse(config, f"disk {config.path} is a copy of {disk.id}: empty one of them")
             return None
-        wish = self._overrides.states.get(disk.id, DiskState.IN_USE.value)
-        disk.state = DiskState(wish)
+        disk.state = self._overrides.states.get(disk.id, DiskState.IN_USE)
         retired = self._overrides.faults.get(disk.id, RETIRED)
         disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: retired}.get(disk.state, "")
         self.refused.pop(config.path, None)
@@ -341,11 +342,6 @@ class Disks:
         finally:
             self._writing.discard(disk)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _publish(self) -> None:
         """Publish the state of the disks to the workers."""
         disks = tuple(_manifest_disk(disk) for disk in self.opened)
@@ -364,8 +360,8 @@ class Disks:
         self._epochs.publish_revision(revision)
 
     def _count(self) -> None:
-        counted = [disk.state.value for disk in self.listed() if disk.fault != RETIRED]
-        counted += [DiskState.OUT.value] * len(self.refused)
+        counted = [disk.state for disk in self.listed() if disk.fault != RETIRED]
+        counted += [DiskState.OUT] * len(self.refused)
         for state, child in DISKS.items():
             child.set(counted.count(state))
 
@@ -379,7 +375,7 @@ def _manifest_disk(disk: Disk) -> ManifestDisk:
     return ManifestDisk(
         id=disk.id,
         frames=disk.frames,
-        state=disk.state.value,
+        state=disk.state,
         reader_path=str(disk.files.reader_path),
         reader_identity=disk.reader_identity,
         data_at=disk.files.data_at,

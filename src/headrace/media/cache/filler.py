@@ -17,7 +17,8 @@ import fcntl
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,21 +26,22 @@ from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ipc import encode_message
 from headrace.kernel.logs import logger
-from headrace.media.cache.disk import CheckCounts, Disk, DiskState, check_frames, scrub
+from headrace.kernel.resilience import BackgroundTasks
+from headrace.media.cache.disk import CheckCounts, Disk, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
 from headrace.media.cache.epochs import BOARD_BYTES, FillerEpochs
 from headrace.media.cache.filler_ipc import (
     SOCKET_NAME,
-    BlockBytes,
+    BlockReply,
     Command,
     CommandReply,
     DiskFault,
+    DiskState,
     ErrorReply,
     GetBlock,
     GetShape,
     Reply,
     ShapeReply,
-    StoredReply,
     ToFiller,
     WrongBlock,
     read_manifest,
@@ -101,8 +103,8 @@ class Filler:
         self._origin = Origin(blobs, timeout_s=timeout_s)
         self._disks = Disks(run, self._epochs, boot=boot, hash_key=hash_key)
         self._fills = Fills(self._origin, self._disks, self._epochs)
-        self._commands = Commands(self._disks, self._fills, self._epochs, self._start_scrub)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._commands = Commands(self._disks, self._start_scrub)
+        self._tasks = BackgroundTasks()
         self._replies: dict[asyncio.StreamWriter, asyncio.Lock] = {}
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
@@ -114,7 +116,7 @@ class Filler:
         try:
             await self._disks.open(self._configs)
             server = await self._listen()
-            self._start(self._keep_up())
+            self._tasks.start(self._keep_up())
             for disk in self._disks.in_service():
                 self._start_scrub(disk)
             on_ready()
@@ -128,9 +130,7 @@ class Filler:
             (self._run / SOCKET_NAME).unlink(missing_ok=True)
         for writer in list(self._replies):
             writer.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._fills.close()
         await self._disks.close()
         if not self._epochs.workers():
@@ -173,7 +173,7 @@ class Filler:
                 if (known := self._known(disk)) is not None:
                     self._disks.fail(known, OSError(number, os.strerror(number)))
             case _:
-                self._start(self._reply(message, writer))
+                self._tasks.start(self._reply(message, writer))
 
     def _known(self, disk_id: str) -> Disk | None:
         try:
@@ -209,20 +209,12 @@ class Filler:
                 logs.onward.set(message.onward)
                 key = self._digests.key(message.object, message.version, message.number)
                 data = await self._fills.block(key, wants_bytes=message.wants_bytes)
-                return StoredReply(message.call) if data is None else BlockBytes(message.call, data)
+                return BlockReply(message.call, data)
             case GetShape():
                 known = await self._origin.shape(
                     message.object, message.generation, is_fresh=message.is_fresh
                 )
-                shape, age_s = known.shape, known.age_s
-                return ShapeReply(
-                    message.call,
-                    shape.size_bytes,
-                    shape.etag,
-                    shape.modified_s,
-                    shape.is_immutable,
-                    age_s,
-                )
+                return ShapeReply(message.call, known.shape, known.expires_s - time.monotonic())
             case Command():
                 value = await self._commands.run(message.name, message.arguments)
                 return CommandReply(message.call, value)
@@ -233,7 +225,7 @@ class Filler:
             await asyncio.sleep(KEEP_UP_S)
 
     def _start_scrub(self, disk: Disk) -> None:
-        self._start(self._scrub(disk))
+        self._tasks.start(self._scrub(disk))
 
     async def _scrub(self, disk: Disk) -> None:
         await asyncio.sleep(SCRUB_AFTER_S)
@@ -242,11 +234,6 @@ class Filler:
                 await scrub(disk)
             except OSError as error:
                 self._disks.fail(disk, error)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _take_lock(run: Path) -> int:
@@ -274,12 +261,8 @@ def _require_board(run: Path, boot: str) -> None:
 class Commands:
     """The commands of one filler."""
 
-    def __init__(
-        self, disks: Disks, fills: Fills, epochs: FillerEpochs, on_added: Callable[[Disk], None]
-    ) -> None:
+    def __init__(self, disks: Disks, on_added: Callable[[Disk], None]) -> None:
         self._disks = disks
-        self._fills = fills
-        self._epochs = epochs
         self._on_added = on_added
         self._known: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "disks": self.disks,
@@ -288,7 +271,6 @@ class Commands:
             "undrain": self.undrain,
             "retire": self.retire,
             "verify": self.verify,
-            "stats": self.stats,
         }
 
     async def run(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -337,14 +319,6 @@ class Commands:
         )
         return dataclasses.asdict(counts)
 
-    async def stats(self) -> dict[str, int]:
-        """Counts of disks in service, live workers and fills in progress."""
-        return {
-            "disks": len(self._disks.in_service()),
-            "workers": self._epochs.workers(),
-            "filling": self._fills.count,
-        }
-
     async def _verify(self, disk: Disk, share: float, counts: CheckCounts) -> None:
         count = min(disk.frames, max(1, round(disk.frames * share)))
         frames = (
@@ -363,7 +337,7 @@ class Commands:
             "size_bytes": disk.config.size_bytes,
             "frames": disk.frames,
             "used": 0 if is_out else disk.table.used(),
-            "state": disk.state.value,
+            "state": disk.state,
             "fault": disk.fault,
             "is_copied": disk.is_copied,
             "queue": disk.writes_waiting,
@@ -379,9 +353,6 @@ def _refused(path: Path, why: str) -> dict[str, Any]:
         "size_bytes": 0,
         "frames": 0,
         "used": 0,
-        "queue": 0,
-        "rotten": 0,
-        "state": DiskState.OUT.value,
+        "state": DiskState.OUT,
         "fault": why,
-        "is_copied": False,
     }

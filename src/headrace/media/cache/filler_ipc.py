@@ -15,6 +15,7 @@ RETRY_S. A caller that waits beyond the time limit gets FillerAway, a StoreUnava
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,13 +31,14 @@ from headrace.media.cache.layout import slot_owners
 from headrace.media.errors import (
     CommandUnknown,
     DiskRefused,
-    DiskTooSmall,
     DiskUnknown,
     FillerAway,
+    InvalidDiskSize,
     ObjectUnknown,
     SourceCut,
     StoreUnavailable,
 )
+from headrace.media.model import Shape
 
 log = logger(__name__)
 
@@ -46,9 +48,6 @@ STREAM_BYTES: Final = 1024 * 1024
 _MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _ADDRESS_BYTES_MAX: Final = 100
 _NAME: Final = "manifest.json"
-IN_USE: Final = "in use"
-DRAINING: Final = "draining"
-OUT: Final = "out"
 NO_DISK: Final = 255
 """In a map of slots: no disk."""
 RETRY_S: Final = 0.1
@@ -61,7 +60,7 @@ _KINDS: Final[dict[str, type[HeadraceError]]] = {
         SourceCut,
         StoreUnavailable,
         DiskRefused,
-        DiskTooSmall,
+        InvalidDiskSize,
         DiskUnknown,
         CommandUnknown,
     )
@@ -112,28 +111,19 @@ class DiskFault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
     errno: int
 
 
-class StoredReply(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """The block is stored in its frame."""
+class BlockReply(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+    """The block's bytes, which may not be stored; None: it is stored in its frame."""
 
     call: int
-
-
-class BlockBytes(msgspec.Struct, frozen=True, array_like=True, tag="passed"):
-    """The block's bytes; it may not be stored."""
-
-    call: int
-    data: bytes
+    data: bytes | None
 
 
 class ShapeReply(msgspec.Struct, frozen=True, array_like=True, tag="shaped"):
-    """An object's shape and its age."""
+    """An object's shape, and for how long it is fresh."""
 
     call: int
-    size_bytes: int
-    etag: str
-    modified_s: int
-    is_immutable: bool
-    age_s: float
+    shape: Shape
+    fresh_s: float
 
 
 class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
@@ -153,7 +143,7 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 ToFiller = GetBlock | GetShape | Command | WrongBlock | DiskFault
-Reply = StoredReply | BlockBytes | ShapeReply | CommandReply | ErrorReply
+Reply = BlockReply | ShapeReply | CommandReply | ErrorReply
 
 _decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(ToFiller).decode
 _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).decode
@@ -182,12 +172,20 @@ def socket_address(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+class DiskState(enum.StrEnum):
+    """What a disk is used for. The values are shown to users."""
+
+    IN_USE = "in use"
+    DRAINING = "draining"
+    OUT = "out"
+
+
 class ManifestDisk(msgspec.Struct, frozen=True):
     """The data of a disk that a worker needs."""
 
     id: str
     frames: int
-    state: str
+    state: DiskState
     reader_path: str
     reader_identity: str
     data_at: int
@@ -236,12 +234,12 @@ def remove_manifest(run: Path) -> None:
 
 def slot_maps(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
     """`owners` and `owners_before` of a manifest."""
-    is_draining = any(disk.state == DRAINING for disk in disks)
-    owners = _owners(disks, (IN_USE,))
-    return owners, _owners(disks, (IN_USE, DRAINING)) if is_draining else b""
+    is_draining = any(disk.state is DiskState.DRAINING for disk in disks)
+    owners = _owners(disks, DiskState.IN_USE)
+    return owners, _owners(disks, DiskState.IN_USE, DiskState.DRAINING) if is_draining else b""
 
 
-def _owners(disks: Sequence[ManifestDisk], states: tuple[str, ...]) -> bytes:
+def _owners(disks: Sequence[ManifestDisk], *states: DiskState) -> bytes:
     taken = [position for position, disk in enumerate(disks) if disk.state in states]
     owners = slot_owners([(bytes.fromhex(disks[at].id), disks[at].frames) for at in taken])
     return bytes(taken[owner] if owner >= 0 else NO_DISK for owner in owners)

@@ -26,9 +26,10 @@ from typing import Final, NamedTuple
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.resilience import crash_point
 from headrace.kernel.single_flight import SingleFlight
-from headrace.media.cache.disk import Disk, DiskState, Verdict, check_frame
+from headrace.media.cache.disk import Disk, Verdict, check_frame
 from headrace.media.cache.disks import Disks
 from headrace.media.cache.epochs import FillerEpochs
+from headrace.media.cache.filler_ipc import DiskState
 from headrace.media.cache.frame_table import VERIFIED
 from headrace.media.cache.layout import BlockKey
 from headrace.media.cache.metrics import EVICTIONS, FILLED, FILLED_BYTES, JOINED, STUCK
@@ -61,11 +62,6 @@ class Fills:
         self._epochs = epochs
         self._under_way: SingleFlight[bytes, Filled] = SingleFlight()
         self._placing: dict[bytes, Placing] = {}
-
-    @property
-    def count(self) -> int:
-        """The number of blocks being filled."""
-        return len(self._under_way)
 
     async def block(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
         """The block's bytes; None: it is stored. Concurrent callers share one read.

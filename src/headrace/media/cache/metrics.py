@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.kernel.metrics import bound, counter, gauge
+from headrace.media.cache.filler_ipc import DiskState
 
 _OUTCOMES: Final = ("stored", "pass", "failed")
 _FILLS: Final = counter(
@@ -39,11 +40,9 @@ SUMS: Final = {
 _DISKS: Final = gauge(
     "media_disks",
     "Disks of this node by state, without retired ones.",
-    state=("in use", "draining", "out"),
+    state=DiskState,
 )
-DISKS: Final = {
-    state: bound(_DISKS, "media_disks", state=state) for state in ("in use", "draining", "out")
-}
+DISKS: Final = {state: bound(_DISKS, "media_disks", state=state) for state in DiskState}
 DISKS_MAX: Final = 64
 _QUEUE: Final = gauge(
     "media_disk_queue",

@@ -11,15 +11,5 @@ import click
 
 from headrace.media.cli import cluster, objects
 
-__all__ = ["COMMANDS", "media"]
-
-
-@click.group("media")
-def media() -> None:
-    """Objects served by range."""
-
-
-for _command in (*objects.COMMANDS, *cluster.COMMANDS):
-    media.add_command(_command)
-
-COMMANDS: Final[list[click.Command]] = [media]
+__all__ = ["COMMANDS", "cluster", "objects"]
+COMMANDS: Final[list[click.Command]] = [objects.media]

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 import click
 
-from headrace.kernel.config import parse_size_bytes
 from headrace.kernel.errors import require_extra
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
-from headrace.media.cli.objects import DURATION
-from headrace.media.errors import InvalidDiskSize, InvalidSimulation
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table, writing
+from headrace.media.cli.objects import DURATION, SIZE, media
+from headrace.media.model import parse_weight
 from headrace.media.service import Media
-from headrace.media.service.entry import FORMS, EntryOptions
+from headrace.media.service.entry import FORMS, METHODS, EntryOptions
 from headrace.media.service.nodes import OBJECTS_MAX, Disk, NodeInfo, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, lines_svg, loads_svg, simulate
 
@@ -25,7 +24,16 @@ SCALE: Final = 100
 POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
 
 
-@click.group("nodes", cls=CommandGroup)
+def parse_node_weight(text: str) -> tuple[str, float]:
+    """Parse NODE=WEIGHT. Raises: ValueError."""
+    name, _, weight = text.partition("=")
+    return name, parse_weight(weight)
+
+
+WEIGHT: Final = Parsed(parse_node_weight, name="NODE=WEIGHT")
+
+
+@media.group("nodes", cls=CommandGroup)
 def nodes() -> None:
     """The cache nodes of the cluster."""
 
@@ -62,9 +70,8 @@ def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
     terminal.show({"node": found.name, "removed": not dry_run}, text)
 
 
-@click.command("drain", short_help="Stop assigning partitions to a node.")
+@media.command("drain", short_help="Stop assigning partitions to a node.")
 @click.argument("node")
-@click.pass_obj
 def drain(terminal: Terminal, node: str) -> None:
     """Stop assigning partitions to NODE, for a restart or a repair. It still serves requests.
 
@@ -73,18 +80,16 @@ def drain(terminal: Terminal, node: str) -> None:
     _change_node(terminal, lambda media: media.nodes.drain(node))
 
 
-@click.command("undrain", short_help="Assign partitions to a node again.")
+@media.command("undrain", short_help="Assign partitions to a node again.")
 @click.argument("node")
-@click.pass_obj
 def undrain(terminal: Terminal, node: str) -> None:
     """Assign partitions to NODE again. Its share ramps up to its weight."""
     _change_node(terminal, lambda media: media.nodes.undrain(node))
 
 
-@click.command("weight", short_help="Set a node's share of partitions.")
+@media.command("weight", short_help="Set a node's share of partitions.")
 @click.argument("node")
 @click.argument("weight", type=float)
-@click.pass_obj
 def set_weight(terminal: Terminal, node: str, weight: float) -> None:
     """Give NODE a share of partitions of WEIGHT times that of a node of weight 1."""
     _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
@@ -105,7 +110,7 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
     return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)
 
 
-@click.group("partitions", cls=CommandGroup)
+@media.group("partitions", cls=CommandGroup)
 def partitions() -> None:
     """The 131,072 partitions of all keys, and the nodes that own them."""
 
@@ -123,18 +128,17 @@ def show_owners(terminal: Terminal, key: str) -> None:
 @partitions.command("plan", short_help="Show what a change of the cluster would do.")
 @click.option("--lose", "lost", multiple=True, help="A node or data center that dies.")
 @click.option("--drain", "drained", multiple=True, help="A node or data center that is drained.")
-@click.option("--weight", "weights", multiple=True, metavar="NODE=WEIGHT", help="Another weight.")
+@click.option("--weight", "weights", multiple=True, type=WEIGHT, help="Another weight.")
 def plan(
     terminal: Terminal,
     lost: tuple[str, ...],
     drained: tuple[str, ...],
-    weights: tuple[str, ...],
+    weights: tuple[tuple[str, float], ...],
 ) -> None:
     """Show each node's share of all requests now and after a change. No changes are made."""
-    heavier = dict(map(_parse_weight, weights))
     found = terminal.run(
         Media,
-        lambda media: media.partitions.plan(lost=lost, drained=drained, weights=heavier),
+        lambda media: media.partitions.plan(lost=lost, drained=drained, weights=dict(weights)),
     )
     terminal.show(found, _describe_plan(found))
 
@@ -171,20 +175,9 @@ def simulate_losses(
     cluster = Cluster(centres=centres, nodes=nodes, load_gbit=gbit, replicas=replicas)
     found = simulate(cluster, lost=lost)
     if plot is not None:
-        plot.write_text(loads_svg(found))
+        with writing(plot):
+            plot.write_text(loads_svg(found))
     terminal.show(found, _describe_simulation(found))
-
-
-def _parse_weight(text: str) -> tuple[str, float]:
-    """Raises: InvalidSimulation."""
-    name, _, weight = text.partition("=")
-    try:
-        heavy = float(weight)
-    except ValueError:
-        heavy = 0.0
-    if not name or not 0 < heavy < float("inf"):
-        raise InvalidSimulation(f"--weight {text!r}: expected NODE=WEIGHT such as n1=0.5")
-    return name, heavy
 
 
 def _describe_plan(found: Plan) -> str:
@@ -230,7 +223,7 @@ def _describe_simulation(found: Simulation) -> str:
     )
 
 
-@click.group("disks", cls=CommandGroup)
+@media.group("disks", cls=CommandGroup)
 def disks() -> None:
     """The disks of the node that uses this data folder."""
 
@@ -245,17 +238,13 @@ def list_disks(terminal: Terminal) -> None:
 
 @disks.command("add", short_help="Add a disk.")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.argument("size")
-def add_disk(terminal: Terminal, path: Path, size: str) -> None:
+@click.argument("size", type=SIZE)
+def add_disk(terminal: Terminal, path: Path, size: int) -> None:
     """Add the folder or block device PATH with SIZE, such as 900GiB, while the node runs.
 
     The node keeps the disk for its next starts.
     """
-    try:
-        size_bytes = parse_size_bytes(size)
-    except ValueError as error:
-        raise InvalidDiskSize(f"size {size!r}: expected {error}") from error
-    _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size_bytes))
+    _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size))
 
 
 @disks.command("drain", short_help="Stop placing blocks on a disk.")
@@ -320,7 +309,8 @@ def simulate_hits(
             name: [(row.frames, text[place]) for row, text in zip(rows, shares, strict=True)]
             for place, name in enumerate(POLICIES)
         }
-        plot.write_text(lines_svg(f"hits by the number of tracks that fit, {plays:,} plays", lines))
+        with writing(plot):
+            plot.write_text(lines_svg(f"hits by the tracks that fit, {plays:,} plays", lines))
     cells = [
         (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in text))
         for row, text in zip(rows, shares, strict=True)
@@ -328,7 +318,7 @@ def simulate_hits(
     terminal.show(rows, table(("tracks", *POLICIES), cells))
 
 
-@click.command("verify", short_help="Verify stored blocks.")
+@media.command("verify", short_help="Verify stored blocks.")
 @click.option(
     "--share",
     default=1.0,
@@ -336,7 +326,6 @@ def simulate_hits(
     show_default=True,
     help="The share of all blocks, picked at random.",
 )
-@click.pass_obj
 def verify(terminal: Terminal, share: float) -> None:
     """Compare the stored blocks of this node with their checksums and drop the wrong ones.
 
@@ -367,7 +356,7 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
     return (disk.id, disk.path, size, *counts, disk.state, disk.fault)
 
 
-@click.command("hottest", short_help="List the most requested objects.")
+@media.command("hottest", short_help="List the most requested objects.")
 @click.option(
     "--max",
     "objects_max",
@@ -376,7 +365,6 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
     type=click.IntRange(1, OBJECTS_MAX),
     help="The most to list.",
 )
-@click.pass_obj
 def hottest(terminal: Terminal, objects_max: int) -> None:
     """List the objects requested most from the node of this data folder, in requests per second.
 
@@ -387,7 +375,7 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     terminal.show(found, table(("object", "requests/s"), rows) if rows else "no requests")
 
 
-@click.command("entry", short_help="Print configuration of load balancers or DNS.")
+@media.command("entry", short_help="Print configuration of load balancers or DNS.")
 @click.argument("form", metavar="FORM", type=click.Choice(FORMS))
 @click.option("--listen", help="Address and port that clients connect to: 203.0.113.10:80.")
 @click.option("--dc", help="The data center of this entry; other nodes are its backups.")
@@ -396,10 +384,10 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
 @click.option("--ttl", "ttl_s", type=DURATION, default="30s", show_default=True, help="dns: TTL.")
 @click.option(
     "--method",
-    type=click.Choice(("nat", "dr", "tun")),
+    type=click.Choice(METHODS),
     default="nat",
     show_default=True,
-    help="keepalived, ipvs: how packets are forwarded.",
+    help="keepalived: how packets are forwarded.",
 )
 @click.option(
     "--watch",
@@ -408,7 +396,6 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     help="Write FILE and replace it after every change, until stopped.",
 )
 @click.option("--run", "command", help="With --watch: the command that reloads FILE.")
-@click.pass_obj
 def entry(
     terminal: Terminal,
     /,
@@ -419,7 +406,7 @@ def entry(
     command: str | None,
     **options: Any,
 ) -> None:
-    """Print configuration that directs clients to the nodes: haproxy, keepalived, ipvs, dns, json.
+    """Print configuration that directs clients to the nodes: haproxy, keepalived, dns, json.
 
     A node that is draining or does not answer has weight 0; in a zone its names lead to others.
     """
@@ -431,17 +418,5 @@ def entry(
         terminal.show({"form": form, "text": text}, text.rstrip("\n"))
         return
     words = shlex.split(command or "")
-    terminal.run(Media, lambda media: media.entry.watch(form, chosen, file, command=words))
-
-
-COMMANDS: Final[list[click.Command]] = [
-    nodes,
-    entry,
-    drain,
-    undrain,
-    set_weight,
-    partitions,
-    disks,
-    verify,
-    hottest,
-]
+    with writing(file):
+        terminal.run(Media, lambda media: media.entry.watch(form, chosen, file, command=words))

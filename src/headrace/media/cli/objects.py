@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from headrace.kernel.config import parse_duration_s, parse_size_bytes
-from headrace.kernel.terminal import CommandGroup, Terminal, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
@@ -17,7 +17,12 @@ from headrace.media.tracing import Watch
 from headrace.media.variants import AUTO, FITS, FORMATS
 
 
-@click.command("ls", short_help="List objects.")
+@click.group("media", cls=CommandGroup)
+def media() -> None:
+    """Objects served by range."""
+
+
+@media.command("ls", short_help="List objects.")
 @click.argument("prefix", default="")
 @click.option(
     "--max",
@@ -27,7 +32,6 @@ from headrace.media.variants import AUTO, FITS, FORMATS
     show_default=True,
     help="The most to list.",
 )
-@click.pass_obj
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
     found = terminal.run(Media, lambda media: media.objects.ls(prefix, objects_max=objects_max))
@@ -37,9 +41,8 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     terminal.show(found, "\n".join(lines) or "no objects")
 
 
-@click.command("info", short_help="Show one object.")
+@media.command("info", short_help="Show one object.")
 @click.argument("key")
-@click.pass_obj
 def show_info(terminal: Terminal, key: str) -> None:
     """Show size, type, ETag and URL of KEY."""
     found = terminal.run(Media, lambda media: media.objects.info(key))
@@ -58,11 +61,10 @@ def variant_options(command: Any) -> Any:
     return command
 
 
-@click.command("url", short_help="Print the URL of an object.")
+@media.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
 @click.option("--prefer", help="A node or data center to name: media.preferred_url.")
 @variant_options
-@click.pass_obj
 def show_url(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print the URL of KEY, or of a variant of it. KEY need not be stored."""
 
@@ -73,10 +75,9 @@ def show_url(terminal: Terminal, /, key: str, **options: Any) -> None:
     terminal.show({"key": key, "url": url}, url)
 
 
-@click.command("put", short_help="Store a file.")
+@media.command("put", short_help="Store a file.")
 @click.argument("key")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.pass_obj
 def put_object(terminal: Terminal, key: str, file: Path) -> None:
     """Store FILE durably under KEY. An existing object of that key is replaced.
 
@@ -86,32 +87,9 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
     terminal.show(found, describe(found))
 
 
-@click.command("upload", short_help="Store a large file; continues after an interruption.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("key")
-@click.pass_obj
-def upload_object(terminal: Terminal, file: Path, key: str) -> None:
-    """Store FILE durably under KEY in parts, so that it needs little memory.
-
-    The same command continues an interrupted upload within `media.upload_ttl`. The largest file is
-    `media.upload_max`.
-    """
-
-    def report(sent: int, size: int) -> None:
-        terminal.progress(f"{sent >> 20} of {size >> 20} MiB")
-
-    async def send(media: Media) -> MediaObject:
-        await media.uploads.send(file, key, on_progress=report)
-        return await media.objects.info(key)
-
-    found = terminal.run(Media, send)
-    terminal.show(found, describe(found))
-
-
-@click.command("rm", short_help="Remove an object.")
+@media.command("rm", short_help="Remove an object.")
 @click.argument("key")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-@click.pass_obj
 def remove_object(terminal: Terminal, key: str, *, dry_run: bool) -> None:
     """Remove KEY. Nodes drop it within a minute, or at once after `headrace media purge KEY`.
 
@@ -137,11 +115,10 @@ def describe(found: MediaObject) -> str:
     )
 
 
-@click.command("purge", short_help="Purge keys or a prefix from all caches.")
+@media.command("purge", short_help="Purge keys or a prefix from all caches.")
 @click.argument("keys", nargs=-1)
 @click.option("--prefix", help="All keys that begin with this; empty: all keys.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be purged.")
-@click.pass_obj
 def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_run: bool) -> None:
     """Purge KEYS, or all keys with a prefix, from the caches of all nodes within 2 seconds.
 
@@ -157,10 +134,9 @@ def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_
     terminal.show(done, text)
 
 
-@click.command("warm", short_help="Have the owners of keys cache them now.")
+@media.command("warm", short_help="Have the owners of keys cache them now.")
 @click.argument("keys", nargs=-1, required=True)
 @variant_options
-@click.pass_obj
 def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
     """Have every node that owns one of KEYS read it completely from the object store.
 
@@ -174,28 +150,11 @@ def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
         raise click.exceptions.Exit(7)
 
 
-class Written(click.ParamType[Any]):
-    """A value in the notation of settings: `30m`, `64KiB`."""
-
-    def __init__(self, name: str, parse: Any) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The number that the text means."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: expected {error}", param, ctx)
+DURATION = Parsed(parse_duration_s, name="duration")
+SIZE = Parsed(parse_size_bytes, name="size")
 
 
-DURATION = Written("duration", parse_duration_s)
-SIZE = Written("size", parse_size_bytes)
-
-
-@click.command("sign", short_help="Print a signed URL of an object.")
+@media.command("sign", short_help="Print a signed URL of an object.")
 @click.argument("key")
 @click.option("--ttl", "ttl_s", type=DURATION, help="How long it is valid; default: media.url_ttl.")
 @click.option(
@@ -212,7 +171,6 @@ SIZE = Written("size", parse_size_bytes)
 @click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
 @click.option("--prefer", help="A node or data center to name: media.preferred_url.")
 @variant_options
-@click.pass_obj
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print a URL that allows reading KEY, or a variant of it, for a while.
 
@@ -222,7 +180,7 @@ def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     terminal.show(signed, signed.url)
 
 
-@click.group("tag", cls=CommandGroup)
+@media.group("tag", cls=CommandGroup)
 def tag() -> None:
     """ID3 tags that signed URLs put in front of tracks."""
 
@@ -284,7 +242,7 @@ def describe_tag(stored: StoredTag) -> str:
     return "\n".join([f"{stored.id}\n  {stored.size_bytes} bytes", *texts])
 
 
-@click.group("trace", cls=CommandGroup)
+@media.group("trace", cls=CommandGroup)
 def trace() -> None:
     """Follow the requests of one user, request or object through all nodes."""
 
@@ -327,18 +285,3 @@ def describe_watches(watches: Sequence[Watch]) -> str:
     """Watches as a table."""
     rows = [(f"{w.name}={w.value}", f"{w.ends_at:%Y-%m-%d %H:%M:%S} UTC") for w in watches]
     return table(("tag", "until"), rows)
-
-
-COMMANDS: Final[list[click.Command]] = [
-    list_objects,
-    show_info,
-    show_url,
-    put_object,
-    upload_object,
-    remove_object,
-    purge,
-    warm,
-    sign,
-    tag,
-    trace,
-]

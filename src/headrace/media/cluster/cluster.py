@@ -24,8 +24,9 @@ from typing import Any, Final
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, HeadraceError
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, gauge
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.kernel.signing import Key
 from headrace.media.cluster.cluster_config import PREFIX, DocumentPoller, FollowedDocument
 from headrace.media.cluster.hop import (
@@ -36,7 +37,6 @@ from headrace.media.cluster.hop import (
     HopSigner,
     PeerLost,
     PeerRequest,
-    ReportInterval,
     target_of,
 )
 from headrace.media.cluster.membership import (
@@ -52,7 +52,7 @@ from headrace.media.cluster.routing import Router
 from headrace.media.cluster.upstream import Upstream, follow_purges
 from headrace.media.hottest import HOTTEST, Row
 from headrace.media.model import MediaConfig
-from headrace.media.partitions import Candidate, PartitionTable, build_in_steps
+from headrace.media.partitions import Candidate, build_in_steps
 from headrace.media.sources import OriginSource, Source
 
 log = logger(__name__)
@@ -136,7 +136,7 @@ class Cluster:
         own: Source,
         keys: Sequence[Key],
         folder: Path,
-        generations: Generations | None = None,
+        generations: Generations,
         also: Sequence[FollowedDocument[Any]] = (),
         upstream: Upstream | None = None,
     ) -> None:
@@ -144,7 +144,6 @@ class Cluster:
         self._config = config
         self._blobs = blobs
         self._upstream = upstream
-        generations = generations or Generations()
         self._signer = HopSigner(keys, name)
         self.members = FollowedDocument(MEMBERSHIP)
         self.router = Router(
@@ -159,18 +158,17 @@ class Cluster:
         self.gate = HopGate(
             HopGuard(keys, name) if name else None,
             generations,
-            name=name,
             refresh_purges=self._refresh_purges,
         )
         self._polling = DocumentPoller(blobs, folder, [self.members, generations, *also])
         self._built_of: tuple[int, tuple[Candidate, ...]] | None = None
         self._peers: dict[str, Peer] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._member: Member | None = None
         self._listen = config.listen
         self._registering: asyncio.Task[None] | None = None
-        self._duplicate_reports = ReportInterval()
+        self._often = SparseLogger(log)
 
     async def start(self, listen: tuple[str, int] | None = None) -> None:
         """Follow the cluster, and register this node if `media.node` is set.
@@ -186,35 +184,24 @@ class Cluster:
         await self._polling.start()
         if self._upstream is not None:
             purges = Purges(self._blobs)
-            self._begin(follow_purges(self._upstream, purges, lambda: self._polling.leads))
+            self._tasks.start(follow_purges(self._upstream, purges, lambda: self._polling.leads))
         if self._member is not None:
             self._register_soon(self._member)
-            self._begin(self._update())
+            self._tasks.start(self._update())
 
     async def close(self) -> None:
         """End all tasks and connections."""
-        tasks = [*self._tasks, *self._probing.values(), *self.router.repairs]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
+        await self.router.repairs.cancel()
         for peer in self._peers.values():
             peer.close()
         await self._polling.close()
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _register_soon(self, member: Member) -> None:
         """Register this node in the background, in the one process that polls the object store."""
         is_under_way = self._registering is not None and not self._registering.done()
         if self._polling.leads and not is_under_way:
-            task = self._registering = asyncio.get_running_loop().create_task(
-                self._register(member)
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._registering = self._tasks.start(self._register(member))
 
     async def _register(self, member: Member) -> None:
         """Register this node; retry while the store is unavailable or another node has its name."""
@@ -228,8 +215,7 @@ class Cluster:
                     await member_store.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
-                if self._duplicate_reports.is_due():
-                    log.error("node_name_taken", node=member.name, reason=error.text)  # noqa: TRY400 - no fault of code
+                self._often.error("node_name_taken", node=member.name, reason=error.text)
                 await asyncio.sleep(DUPLICATE_RETRY_S)
             except (HeadraceError, TimeoutError) as error:
                 log.warning("node_not_registered", node=member.name, reason=str(error))
@@ -250,7 +236,9 @@ class Cluster:
                 self._update_peers(membership)
                 candidates = membership.candidates(time.time())
                 if self._built_of != (membership.replicas, candidates):
-                    self.router.table = await _build_slowly(candidates, membership.replicas)
+                    for table in build_in_steps(candidates, membership.replicas):
+                        self.router.table = table or self.router.table
+                        await asyncio.sleep(0)
                     self._built_of = (membership.replicas, candidates)
                     log.info("table_built", version=membership.version, nodes=len(candidates))
             except Exception:
@@ -282,7 +270,7 @@ class Cluster:
             peer = Peer(wanted[name], self._signer, timeout_s=timeout_s, on_slow=self._probe_soon)
             self._peers[name] = peer
             probing = self._probe_for_ever(peer, first_s=random.uniform(0, PROBE_EVERY_S))
-            self._probing[name] = asyncio.get_running_loop().create_task(probing)
+            self._probing[name] = self._tasks.start(probing)
         self.router.peers = dict(self._peers)
         states = [peer.health.is_usable for peer in self._peers.values()]
         bound(PEERS, "media_peers", state="in").set(states.count(True))
@@ -297,10 +285,10 @@ class Cluster:
     async def _probe(self, peer: Peer) -> None:
         """Probe a peer, and again if that fails, so that one lost packet has no effect."""
         if await peer.probe() or await peer.probe():
-            if peer.health.probe_succeeded():
+            if peer.health.note_probe(is_answered=True):
                 log.info("peer_back", node=peer.name)
             return
-        if peer.health.probe_failed():
+        if peer.health.note_probe(is_answered=False):
             log.warning("peer_out", node=peer.name, why="its probes were not answered")
         peer.drop()
 
@@ -308,26 +296,12 @@ class Cluster:
         """Probe a peer to which a request is slow or failed, once for all such requests."""
         name = f"probe {peer.name}"
         if all(task.get_name() != name for task in self._tasks):
-            task = asyncio.get_running_loop().create_task(self._probe(peer), name=name)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._probe(peer), name=name)
 
     def _refresh_purges(self) -> None:
-        self._begin(self._polling.refresh(PURGES.name))
+        self._tasks.start(self._polling.refresh(PURGES.name))
 
 
 def copied_keys(rows: Sequence[Row], rate: float, copied: Collection[str]) -> frozenset[str]:
     """The keys of `rows` above `rate`. Those in `copied` stay down to half of it."""
     return frozenset(key for key, per_s in rows if per_s >= (rate / 2 if key in copied else rate))
-
-
-async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> PartitionTable:
-    """Build a table without blocking the event loop."""
-    steps = build_in_steps(candidates, replicas)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            table: PartitionTable = done.value
-            return table
-        await asyncio.sleep(0)

@@ -122,16 +122,6 @@ class Document(Generic[V]):
         """The stored value. Raises: DocumentDamaged, BlobsDown."""
         return (await self._find())[0]
 
-    async def restore(self, newer: V) -> V:
-        """Store `newer` again where the store has an older version or none, as after a restored
-        backup.
-
-        Raises: as `change`.
-        """
-        return await self.change(
-            lambda old: newer if old.version <= newer.version else old, after=newer.version
-        )
-
     async def change(self, change: Callable[[V], V], *, after: int = 0) -> V:
         """Store `change` of the newest version as the next version. Equal contents store nothing.
 
@@ -143,7 +133,8 @@ class Document(Generic[V]):
             new = change(old)
             if new == old:
                 return old
-            new = with_version(new, max(old.version, after) + 1)
+            version = max(old.version, after) + 1
+            new = msgspec.structs.replace(new, version=version)  # type: ignore[type-var]
             try:
                 await self._blobs.put_if(self.kind.key, msgspec.json.encode(new), etag=etag)
             except BlobChanged:
@@ -164,20 +155,16 @@ class Document(Generic[V]):
         return self.kind.decode(data), etag
 
 
-def with_version(value: V, version: int) -> V:
-    """A copy of `value` with this version."""
-    changed: Any = msgspec.structs.replace(value, version=version)  # type: ignore[type-var]
-    copy: V = changed
-    return copy
-
-
 class FollowedDocument(Generic[V]):
-    """The newest valid version of one document in this process."""
+    """The newest valid version of one document in this process, and the state of its polling."""
 
-    def __init__(self, kind: DocumentType[V], on_change: Callable[[V], None] | None = None) -> None:
+    def __init__(self, kind: DocumentType[V]) -> None:
         self.kind = kind
         self.value = kind.empty
-        self._on_change = on_change
+        self.etag: str | None = None
+        self.seen_copy: tuple[int, int] | None = None
+        self.logged: str | None = None
+        self.polled_s = float("-inf")
 
     def accept(self, data: bytes) -> bool:
         """Accept `data` if it is newer. Return whether it was. Raises: DocumentDamaged."""
@@ -189,21 +176,7 @@ class FollowedDocument(Generic[V]):
         return True
 
     def changed(self, value: V) -> None:
-        """Notify the subscriber that `value` is the newest version."""
-        if self._on_change is not None:
-            self._on_change(value)
-
-
-class _DocumentState:
-    """One document and the state of its polling."""
-
-    def __init__(self, polled: FollowedDocument[Any], folder: Path) -> None:
-        self.polled = polled
-        self.copy = folder / f"{polled.kind.name}.json"
-        self.etag: str | None = None
-        self.seen_copy: tuple[int, int] | None = None
-        self.logged: str | None = None
-        self.polled_s = float("-inf")
+        """Use `value`, the newest version; for subclasses."""
 
 
 class DocumentPoller:
@@ -220,7 +193,7 @@ class DocumentPoller:
         self._blobs = blobs
         self._folder = folder
         self._every_s = every_s
-        self._followed = {one.kind.name: _DocumentState(one, folder) for one in polled}
+        self._followed = {one.kind.name: one for one in polled}
         self._lock: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_polled = asyncio.Event()
@@ -291,13 +264,13 @@ class DocumentPoller:
             self._lock = descriptor
         return True
 
-    async def _poll(self, followed: _DocumentState) -> None:
+    async def _poll(self, followed: FollowedDocument[Any]) -> None:
         followed.polled_s = asyncio.get_running_loop().time()
         try:
             outcome = await self._read_store(followed)
         except BlobMissing:
             outcome = "missing"
-            if followed.polled.value.version:
+            if followed.value.version:
                 await self._put_back(followed, "is missing")
         except DocumentDamaged as error:
             outcome = "refused"
@@ -307,52 +280,60 @@ class DocumentPoller:
             self._log_once(followed, "document_not_read", type(error).__name__)
         bound(POLLS, "media_document_polls_total", outcome=outcome).inc()
 
-    async def _read_store(self, followed: _DocumentState) -> str:
+    async def _read_store(self, followed: FollowedDocument[Any]) -> str:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            found = await self._blobs.read(followed.polled.kind.key, unless=followed.etag)
+            found = await self._blobs.read(followed.kind.key, unless=followed.etag)
         if found is None:
             followed.logged = None
             return "same"
         data, etag = found
-        is_newer = followed.polled.accept(data)
+        is_newer = followed.accept(data)
         followed.etag = etag
         if is_newer:
             followed.logged = None
-            await asyncio.to_thread(_keep, followed.copy, data)
+            await asyncio.to_thread(_keep, self._copy_of(followed), data)
             return "changed"
-        value = followed.polled.value
-        if followed.polled.kind.decode(data) == value:
+        value = followed.value
+        if followed.kind.decode(data) == value:
             followed.logged = None
             return "same"
         await self._put_back(followed, f"is older than version {value.version}")
         return "refused"
 
-    async def _put_back(self, followed: _DocumentState, why: str) -> None:
-        log.warning("document_put_back", document=followed.polled.kind.name, why=why)
+    async def _put_back(self, followed: FollowedDocument[Any], why: str) -> None:
+        """Store the known version again, as after a restored backup of the store."""
+        log.warning("document_put_back", document=followed.kind.name, why=why)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await Document(self._blobs, followed.polled.kind).restore(followed.polled.value)
+                newer = followed.value
+                await Document(self._blobs, followed.kind).change(
+                    lambda old: newer if old.version <= newer.version else old, after=newer.version
+                )
         except (HeadraceError, TimeoutError) as error:
             self._log_once(followed, "document_not_put_back", type(error).__name__)
 
+    def _copy_of(self, followed: FollowedDocument[Any]) -> Path:
+        return self._folder / f"{followed.kind.name}.json"
+
     def _read_copies(self) -> None:
         for followed in self._followed.values():
+            copy = self._copy_of(followed)
             try:
-                found = followed.copy.stat()
+                found = copy.stat()
                 if followed.seen_copy == (found.st_ino, found.st_mtime_ns):
                     continue
                 followed.seen_copy = (found.st_ino, found.st_mtime_ns)
-                followed.polled.accept(followed.copy.read_bytes())
+                followed.accept(copy.read_bytes())
             except FileNotFoundError:
                 continue
             except (OSError, HeadraceError) as error:
                 self._log_once(followed, "copy_refused", str(error))
 
-    def _log_once(self, followed: _DocumentState, event: str, reason: str) -> None:
+    def _log_once(self, followed: FollowedDocument[Any], event: str, reason: str) -> None:
         """Log an event unless it equals the last one: the store may be unavailable for hours."""
         if followed.logged != (logged := f"{event} {reason}"):
             followed.logged = logged
-            log.warning(event, document=followed.polled.kind.name, reason=reason)
+            log.warning(event, document=followed.kind.name, reason=reason)
 
 
 def _keep(copy: Path, data: bytes) -> None:

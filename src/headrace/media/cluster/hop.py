@@ -27,15 +27,18 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.kernel.errors import Conflict, Forbidden, Unavailable
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.signing import Key
 from headrace.media.cluster.purge import Generations
 from headrace.media.model import Shape, content_address
 from headrace.media.ranges import parse_http_date_s
 from headrace.media.sources import PartialBlock
+
+if TYPE_CHECKING:
+    from headrace.media.requests import Request
 
 log = logger(__name__)
 
@@ -44,7 +47,6 @@ REPLY_FIELD: Final = "x-headrace-reply"
 KEY_USE: Final = "media-hop"
 WINDOW_S: Final = 30.0
 CONNECTIONS_MAX: Final = 65_536
-REPORT_EVERY_S: Final = 60.0
 _FORMAT: Final = "1"
 _PARTS: Final = 9
 _DIGITS_MAX: Final = 16
@@ -61,19 +63,6 @@ class HopAhead(Conflict):
     """The requesting node has a newer purge than this one, which will read it in a moment."""
 
     code = "media.hop_ahead"
-
-
-class Head(Protocol):
-    """The parts of a request that are read here."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def target(self) -> str: ...
-
-    @property
-    def fields(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,39 +86,23 @@ class AnswerSpan(NamedTuple):
 NOTHING: Final = AnswerSpan("", 0, 0)
 
 
-class VerifiedHop(NamedTuple):
-    """A hop with a valid signature. `HopGuard.accept` checks that it is new."""
-
-    hop: Hop
-    connection: str
-    counter: int
-    moment_s: float
-
-
 class HopSigner:
     """Signs the requests of one node with the first of `keys`. Pure except for the clock."""
 
     def __init__(
         self, keys: Sequence[Key], sender: str, now_s: Callable[[], float] = time.time
     ) -> None:
-        self._key = keys[0]
-        self._sender = sender
-        self._now_s = now_s
+        self.key: Final = keys[0]
+        self.sender: Final = sender
+        self.now_s: Final = now_s
 
     def sequence(self) -> HopSequence:
         """A signer for the requests of one new connection."""
         return HopSequence(self)
 
-    def sign(self, order: str, to: str, covered: str, generation: int) -> tuple[str, str]:
-        """The field's value and its HMAC. `order` is connection and counter."""
-        moment_ms = int(self._now_s() * 1000)
-        text = f"{_FORMAT};{self._key.id};{self._sender};{to};{moment_ms};{order};{generation}"
-        mac = self._key.sign(f"hop\n{text}\n{covered}".encode()).hex()
-        return f"{text};{mac}", mac
-
     def is_authentic(self, mac: str, reply: str, span: AnswerSpan) -> bool:
         """Whether `reply` signs this span as the answer to the request of `mac`."""
-        return self._key.verify(_proof(mac, span), _unhex(reply))
+        return self.key.verify(_proof(mac, span), _unhex(reply))
 
 
 class HopSequence:
@@ -144,9 +117,11 @@ class HopSequence:
 
     def sign(self, to: str, covered: str, generation: int) -> tuple[str, str]:
         """The hop field of the next request, and its HMAC."""
-        return self._signer.sign(
-            f"{self._connection};{next(self._counter)}", to, covered, generation
-        )
+        key, sender, moment_ms = self._signer.key, self._signer.sender, self._signer.now_s() * 1000
+        order = f"{int(moment_ms)};{self._connection};{next(self._counter)}"
+        text = f"{_FORMAT};{key.id};{sender};{to};{order};{generation}"
+        mac = key.sign(f"hop\n{text}\n{covered}".encode()).hex()
+        return f"{text};{mac}", mac
 
 
 class HopGuard:
@@ -162,17 +137,11 @@ class HopGuard:
         self._newest: dict[str, tuple[int, float]] = {}
         """The last counter and time of each connection, the least recently used first."""
 
-    def judge(self, request: Head) -> Hop | None:
+    def judge(self, request: Request) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused."""
         value = request.fields.get(HOP_FIELD)
         if value is None:
             return None
-        covered = covered_by(request.method, request.target, request.fields)
-        return self.accept(self.verify(value, covered))
-
-    def verify(self, value: str, covered: str) -> VerifiedHop:
-        """The hop of a field that covers `covered`, without recording it. Raises: HopRefused."""
-        text, _, mac = value.rpartition(";")
         parts = value.split(";")
         if (
             len(parts) != _PARTS
@@ -180,26 +149,21 @@ class HopGuard:
             or not all(_is_number(parts[place]) for place in (4, 6, 7))
         ):
             raise _refused("is malformed")
-        key = self.keys.get(parts[1])
-        message = f"hop\n{text}\n{covered}"
+        _, key_id, sender, to, moment_ms, connection, counter, generation, mac = parts
+        key = self.keys.get(key_id)
+        covered = covered_by(request.method, request.target, request.fields)
+        message = f"hop\n{value.rpartition(';')[0]}\n{covered}"
         if key is None or not key.verify(message.encode(), _unhex(mac)):
             raise _refused("is not signed with this cluster's secret")
-        if parts[3] != self.name:
+        if to != self.name:
             raise _refused("is meant for another node")
-        hop = Hop(parts[2], int(parts[7]), key, mac)
-        return VerifiedHop(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
-
-    def accept(self, proven: VerifiedHop) -> Hop:
-        """The hop, if it is recent and not a replay. Raises: HopRefused."""
-        hop, connection, counter, moment_s = proven
         now_s = self._now_s()
-        if abs(now_s - moment_s) > WINDOW_S:
-            raise _refused(
-                f"is of a moment {abs(now_s - moment_s):.0f} s away: set the clocks right"
-            )
-        if not self._advance(connection, counter, now_s):
+        away_s = abs(now_s - int(moment_ms) / 1000)
+        if away_s > WINDOW_S:
+            raise _refused(f"is of a moment {away_s:.0f} s away: set the clocks right")
+        if not self._advance(connection, int(counter), now_s):
             raise _refused("came before")
-        return hop
+        return Hop(sender, int(generation), key, mac)
 
     def share_counters(self, advance: Callable[[int, int], bool]) -> None:
         """Keep the counters in the native data plane, which accepts hops too.
@@ -226,21 +190,6 @@ class HopGuard:
             del self._newest[connection]
 
 
-class ReportInterval:
-    """Limits a repeated report to one per interval."""
-
-    def __init__(self) -> None:
-        self._next_s = float("-inf")
-
-    def is_due(self) -> bool:
-        """Whether to report now."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + REPORT_EVERY_S
-        return True
-
-
 class HopGate:
     """Admits the requests of other nodes; without a guard there are none."""
 
@@ -249,31 +198,21 @@ class HopGate:
         guard: HopGuard | None,
         generations: Generations,
         *,
-        name: str,
         refresh_purges: Callable[[], None],
     ) -> None:
-        self._guard = guard
+        self.guard: Final = guard
         self._generations = generations
-        self._name = name
         self._refresh_purges = refresh_purges
-        self._duplicate_reports = ReportInterval()
+        self._often = SparseLogger(log)
 
-    @property
-    def guard(self) -> HopGuard | None:
-        """The guard of this node; None: it accepts no hops."""
-        return self._guard
-
-    def hop_of(self, request: Head) -> Hop | None:
+    def hop_of(self, request: Request) -> Hop | None:
         """The hop of `request`, or None for a client's request. Raises: HopRefused, HopAhead."""
-        if self._guard is None:
+        if self.guard is None:
             return None
-        hop = self._guard.judge(request)
-        if hop is not None and hop.sender == self._name and self._duplicate_reports.is_due():
-            log.error(
-                "node_name_taken",
-                node=self._name,
-                reason="another node with this name sent a request",
-            )
+        hop = self.guard.judge(request)
+        if hop is not None and hop.sender == self.guard.name:
+            reason = "another node with this name sent a request"
+            self._often.error("node_name_taken", node=self.guard.name, reason=reason)
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self._generations.generation(key):

@@ -88,15 +88,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 MEMBERSHIP: Final[DocumentType[Membership]] = DocumentType("membership", Membership, Membership())
 
 
-class MembershipStore:
+class MembershipStore(Document[Membership]):
     """The membership document. Needs the object store only, so any machine can change it."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._document = Document(blobs, MEMBERSHIP)
-
-    async def read(self) -> Membership:
-        """The stored members. Raises: DocumentDamaged, BlobsDown."""
-        return await self._document.read()
+        super().__init__(blobs, MEMBERSHIP)
 
     async def register(self, member: Member, *, replicas: int) -> Membership:
         """Add `member`, or update its address and data center; keep its state and weight.
@@ -123,7 +119,7 @@ class MembershipStore:
             changed = msgspec.structs.replace(old, replicas=replicas)
             return _with_members(changed, [*others, entered])
 
-        return await self._document.change(register)
+        return await self.change(register)
 
     async def drain(self, name: str) -> Membership:
         """Let other nodes serve the keys of `name`; it still answers. Raises: NodeUnknown."""
@@ -149,14 +145,14 @@ class MembershipStore:
             _require_known(old, name)
             return _with_members(old, [one for one in old.members if one.name != name])
 
-        return await self._document.change(remove)
+        return await self.change(remove)
 
     async def _set(self, name: str, **values: Any) -> Membership:
         def change(old: Membership) -> Membership:
             member = msgspec.structs.replace(_require_known(old, name), **values)
             return _with_members(old, [member, *(one for one in old.members if one.name != name)])
 
-        return await self._document.change(change)
+        return await self.change(change)
 
 
 def member_of(config: MediaConfig, listen: tuple[str, int]) -> Member:

@@ -20,7 +20,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Final, cast
 
 from headrace.kernel.config import parse_listen
@@ -57,29 +56,21 @@ class Health:
             self.failures = 0
 
     def fail(self, *, is_refused: bool) -> bool:
-        """Record a failure;
+        """Record a failure, `is_refused` of a refused or reset connection.
 
-        `is_gone`: the connection was refused or reset. Return whether it is out now.
+        Return whether the peer is out now.
         """
         self.failures += 1
-        was_usable = self.is_usable
-        if is_refused or self.failures >= FAILURES_MAX:
-            self.is_usable = False
-        return was_usable and not self.is_usable
+        is_out = is_refused or self.failures >= FAILURES_MAX
+        return is_out and self.note_probe(is_answered=False)
 
-    def probe_failed(self) -> bool:
-        """Record a failed probe. Return whether the peer is out now."""
-        was_usable = self.is_usable
-        self.is_usable = False
-        return was_usable
-
-    def probe_succeeded(self) -> bool:
-        """Record a successful probe. Return whether the peer is back now."""
-        was_usable = self.is_usable
-        self.is_usable = True
-        if not was_usable:
+    def note_probe(self, *, is_answered: bool) -> bool:
+        """Record a probe. Return whether the peer is out or back now."""
+        is_changed = self.is_usable != is_answered
+        self.is_usable = is_answered
+        if is_changed and is_answered:
             self.failures = 0
-        return not was_usable
+        return is_changed
 
 
 CONNECT_TIMEOUT_S: Final = 0.5
@@ -109,8 +100,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.watch: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._callback: Callable[[Head | PeerLost], None] | None = None
-        """Callback for the head of the current exchange."""
+        self._coming: asyncio.Future[Head] | None = None
+        """The head of the current exchange; None: it was received, or there is no exchange."""
         self._on_end: Callable[[PeerConnection], None] | None = None
         """Called once at the end of the current exchange; None: there is none."""
         self._is_head_request = False
@@ -118,30 +109,17 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._body: PartialBlock | None = None
 
-    def begin(
-        self,
-        head: bytes,
-        callback: Callable[[Head | PeerLost], None],
-        *,
-        is_head_request: bool,
-        on_end: Callable[[PeerConnection], None],
-    ) -> None:
-        """Send a request; `tell` is called once with the head and body, or with the error."""
-        assert self._on_end is None, "one exchange at a time"
-        self._callback = callback
-        self._is_head_request, self._on_end = is_head_request, on_end
-        self._filled, self._body = 0, None
-        assert self._transport is not None
-        self._transport.write(head)
-
     def request(
         self, head: bytes, *, is_head_request: bool, on_end: Callable[[PeerConnection], None]
     ) -> asyncio.Future[Head]:
         """Send a request. The future raises: PeerLost."""
-        coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        callback = partial(_settle, coming)
-        self.begin(head, callback, is_head_request=is_head_request, on_end=on_end)
-        return coming
+        assert self._on_end is None, "one exchange at a time"
+        assert self._transport is not None
+        self._coming = asyncio.get_running_loop().create_future()
+        self._is_head_request, self._on_end = is_head_request, on_end
+        self._filled, self._body = 0, None
+        self._transport.write(head)
+        return self._coming
 
     def close(self) -> None:
         """Close the connection and end its exchange."""
@@ -208,9 +186,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         body = self._body = PartialBlock(data, begun_bytes)
         if fields.get("connection", "").lower() == "close":
             self.is_open = False
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback((status, fields, body))
+        coming, self._coming = self._coming, None
+        if coming is not None and not coming.done():
+            coming.set_result((status, fields, body))
         self._end_if_whole(body)
 
     def _end_if_whole(self, body: PartialBlock) -> None:
@@ -220,11 +198,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def fail(self, error: PeerLost) -> None:
         """Close the connection and pass `error` to the callers."""
-        callback, self._callback = self._callback, None
+        coming, self._coming = self._coming, None
         body, self._body = self._body, None
         self.close()
-        if callback is not None:
-            callback(error)
+        if coming is not None and not coming.done():
+            coming.set_exception(error)
         if body is not None:
             body.fail(error)
         self._end()
@@ -253,6 +231,8 @@ class Peer:
         self.name = member.name
         self.dc = member.dc
         self.address = member.address
+        self.host = member.address
+        """For the Host field."""
         self.health = Health()
         self.timeout_s = timeout_s
         self.endpoint: tuple[str, int] | None = None
@@ -393,19 +373,21 @@ class Peer:
         self._on_slow(self)
 
     def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
+        """The head of a request, and the HMAC of its hop field; empty to another cluster."""
         method, target, span, if_match, fields, generation = request
-        covered = covered_text(method, target, span, if_match)
-        assert connection.signing is not None, "a node of another cluster makes its own heads"
-        hop, mac = connection.signing.sign(self.name, covered, generation)
-        # In the order that players use, with the hop last: only two lines differ between requests.
-        text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
+        text = f"{method} {target} HTTP/1.1\r\nHost: {self.host}\r\n"
         if if_match:
             text += f"If-Match: {if_match}\r\n"
         for name, value in fields:
             text += f"{name}: {value}\r\n"
         if span:
             text += f"Range: {span}\r\n"
-        return f"{text}X-Headrace-Hop: {hop}\r\n\r\n".encode("latin-1"), mac
+        mac = ""
+        if connection.signing is not None:
+            covered = covered_text(method, target, span, if_match)
+            hop, mac = connection.signing.sign(self.name, covered, generation)
+            text += f"X-Headrace-Hop: {hop}\r\n"
+        return f"{text}\r\n".encode("latin-1"), mac
 
     def _forget(self, connection: PeerConnection) -> None:
         if connection in self._idle:
@@ -414,12 +396,3 @@ class Peer:
 
 def _nothing(_: PeerConnection) -> None:
     """A probe closes its connection itself."""
-
-
-def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
-    if coming.done():
-        return
-    if isinstance(head, PeerLost):
-        coming.set_exception(head)
-    else:
-        coming.set_result(head)

@@ -20,17 +20,12 @@ from msgspec import Meta
 from headrace.engines.blobs import KEY_CHARACTERS_MAX, Blobs, require_key
 from headrace.kernel.errors import InvalidInput
 from headrace.media.cluster.cluster_config import Document, DocumentType, FollowedDocument
+from headrace.media.errors import InvalidPurge
 
 ENTRIES_MAX: Final = 2000
 ENTRIES_KEPT: Final = 1000
 """Newest entries that a fold keeps unchanged."""
 FOLDED_MAX: Final = 200
-
-
-class InvalidPrefix(InvalidInput):
-    """The prefix to purge begins no valid key."""
-
-    code = "media.invalid_prefix"
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,10 +34,6 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Annotated[str, Meta(max_length=KEY_CHARACTERS_MAX)]
     is_prefix: bool = False
     generation: Annotated[int, Meta(ge=1)]
-
-    def covers(self, key: str) -> bool:
-        """Whether this purge includes `key`."""
-        return key.startswith(self.name) if self.is_prefix else key == self.name
 
 
 class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +72,11 @@ class Generations(FollowedDocument[PurgeList]):
         self._keys, self._prefixes = keys, prefixes
 
 
-class Purges:
+class Purges(Document[PurgeList]):
     """The purge list. Needs the object store only, so any machine can purge."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._document = Document(blobs, PURGES)
-
-    async def read(self) -> PurgeList:
-        """The stored list. Raises: DocumentDamaged, BlobsDown."""
-        return await self._document.read()
+        super().__init__(blobs, PURGES)
 
     async def purge(self, *keys: str) -> int:
         """Purge `keys` on all nodes within 2.5 s. Return their new generation.
@@ -103,10 +90,10 @@ class Purges:
     async def purge_prefix(self, prefix: str) -> int:
         """Purge all keys that begin with `prefix`, such as `photos/ab/`. Return their generation.
 
-        Raises: InvalidPrefix, DocumentDamaged, DocumentContended, BlobsDown.
+        Raises: InvalidPurge, DocumentDamaged, DocumentContended, BlobsDown.
         """
         if prefix and (prefix.startswith("/") or not _may_begin_key(prefix)):
-            raise InvalidPrefix(
+            raise InvalidPurge(
                 f"prefix {prefix[:60]!r} begins no key: use the start of a key, such as photos/ab/"
             )
         return await self._add([prefix], is_prefix=True)
@@ -133,7 +120,7 @@ class Purges:
             purges = tuple(folded([*kept, *new]))
             return msgspec.structs.replace(old, purges=purges, upstream=home.version)
 
-        await self._document.change(add)
+        await self.change(add)
 
     async def _add(self, names: Sequence[str], *, is_prefix: bool) -> int:
         def add(old: PurgeList) -> PurgeList:
@@ -146,7 +133,7 @@ class Purges:
             ]
             return msgspec.structs.replace(old, purges=tuple(folded([*kept, *new])))
 
-        return (await self._document.change(add)).version
+        return (await self.change(add)).version
 
 
 def folded(purges: list[Purge]) -> list[Purge]:

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram, observe_many
+from headrace.kernel.resilience import BackgroundTasks
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     REPLY_FIELD,
@@ -45,7 +46,7 @@ from headrace.media.cluster.purge import Generations
 from headrace.media.errors import ObjectUnknown, SourceCut, VariantRefused, VariantsBusy
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import PartitionTable, partition_of
-from headrace.media.sources import PartialBlock, Source, Span
+from headrace.media.sources import KnownShape, PartialBlock, ShapeCache, Source, Span
 
 log = logger(__name__)
 T = TypeVar("T")
@@ -93,18 +94,6 @@ class PeerFetch(NamedTuple):
     began_s: float
 
 
-class _CachedShape(NamedTuple):
-    """A shape, its expiry, and the generation of its key."""
-
-    shape: Shape
-    until_s: float
-    generation: int
-
-
-def _nothing(*_: object) -> None:
-    """A callback that does nothing."""
-
-
 class Router:
     """Where one worker gets objects from. The cluster keeps `table` and `peers` up to date."""
 
@@ -114,10 +103,10 @@ class Router:
         origin: Source,
         generations: Generations,
         *,
-        name: str = "",
-        dc: str = "",
-        signer: HopSigner | None = None,
-        on_peer_out: Callable[[Peer], None] = _nothing,
+        name: str,
+        dc: str,
+        signer: HopSigner,
+        on_peer_out: Callable[[Peer], None],
     ) -> None:
         self.own = own
         self.origin = origin
@@ -127,12 +116,13 @@ class Router:
         self.generations = generations
         self.copied: frozenset[str] = frozenset()
         """Hot objects of other nodes that this node caches too."""
-        self.shapes: dict[str, _CachedShape] = {}
+        self.shapes = ShapeCache(SHAPES_MAX)
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.receiving: dict[BlockRequest, PartialBlock] = {}
         """Blocks being received, which concurrent requests share."""
-        self.repairs: set[asyncio.Task[Any]] = set()
+        self.repairs = BackgroundTasks()
+        """Rests of blocks whose peer was lost; the cluster cancels them at its end."""
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
@@ -186,19 +176,15 @@ class Router:
 
         None: it is not the cached shape, or no peer keeps the key.
         """
-        kept, peers = self.shapes.get(key), self.others(key)
-        generation = self.generations.generation(key)
-        if kept is None or kept.shape != shape or kept.generation != generation or not peers:
+        known, peers = self.shapes.get(key, self.generations.generation(key)), self.others(key)
+        if known is None or known.shape != shape or not peers:
             return None
-        return generation, kept.until_s, peers[0]
+        return known.generation, known.expires_s, peers[0]
 
     def keep_shape(self, key: str, shape: Shape) -> None:
-        """Cache `shape` for a short time; the oldest entry is dropped."""
+        """Cache `shape` for a short time."""
         generation = self.generations.generation(key)
-        self.shapes.pop(key, None)
-        self.shapes[key] = _CachedShape(shape, time.monotonic() + SHAPE_KEPT_S, generation)
-        if len(self.shapes) > SHAPES_MAX:
-            del self.shapes[next(iter(self.shapes))]
+        self.shapes.keep(key, KnownShape(shape, generation, time.monotonic() + SHAPE_KEPT_S))
 
 
 class PeerSource:
@@ -212,10 +198,8 @@ class PeerSource:
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
-        kept = self._router.shapes.get(key)
-        if kept is None or kept.until_s < time.monotonic():
-            return None
-        return kept.shape if kept.generation == self._router.generations.generation(key) else None
+        known = self._router.shapes.get(key, self._router.generations.generation(key))
+        return known.shape if known is not None else None
 
     async def shape(self, key: str) -> Shape:
         """See `Source`. Raises: ObjectUnknown, StoreUnavailable."""
@@ -273,14 +257,7 @@ class PeerSource:
             _note_whole(fetch.peer, fetch.began_s)
             return
         self._note_lost(fetch.peer, fault)
-        self.begin_task(self._repair(block, fetch))
-
-    def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` as a task that the cluster cancels at its end."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._router.repairs.add(task)
-        task.add_done_callback(self._router.repairs.discard)
-        return task
+        self._router.repairs.start(self._repair(block, fetch))
 
     async def _repair(self, block: PartialBlock, fetch: PeerFetch) -> None:
         try:
@@ -360,7 +337,7 @@ class PeerSource:
         if answer is None:
             return None
         if answer.status in (404, 412):
-            self._router.shapes.pop(key, None)
+            self._router.shapes.forget(key)
             if answer.status == 412:
                 # This peer has just read the origin; other replicas may still have the old version.
                 with suppress(ObjectUnknown):
@@ -397,10 +374,8 @@ class PeerSource:
             return "changed"
         if answer.status in (200, 206, 404, 422):
             span = answer_span(answer, request)
-            signer = self._router.signer
-            assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
-            if span is None or not signer.is_authentic(answer.mac, proof, span):
+            if span is None or not self._router.signer.is_authentic(answer.mac, proof, span):
                 return "unproven"
             return "missing" if answer.status in (404, 422) else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")

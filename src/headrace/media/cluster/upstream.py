@@ -33,13 +33,13 @@ from urllib.parse import urlsplit
 
 from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import logger, onward
+from headrace.kernel.logs import SparseLogger, logger, onward
 from headrace.kernel.metrics import bound, counter
 from headrace.media import signing
 from headrace.media.cluster.cluster_config import POLL_EVERY_S
-from headrace.media.cluster.hop import PeerLost, PeerRequest, ReportInterval, target_of
+from headrace.media.cluster.hop import PeerLost, PeerRequest, target_of
 from headrace.media.cluster.membership import Member
-from headrace.media.cluster.peers import PROBE_EVERY_S, Peer, PeerConnection
+from headrace.media.cluster.peers import PROBE_EVERY_S, Peer
 from headrace.media.cluster.purge import PURGES, Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.ranges import parse_http_date_s
@@ -83,17 +83,9 @@ class UpstreamNode(Peer):
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         member = Member(name=parts.netloc, address=address)
         super().__init__(member, None, timeout_s=timeout_s, on_slow=on_slow)
+        self.host = parts.netloc
         if is_tls:
             self.tls = ssl.create_default_context()
-
-    def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:  # noqa: ARG002 - nothing is signed by connection
-        lines = [f"{request.method} {request.target} HTTP/1.1", f"Host: {self.name}"]
-        if request.if_match:
-            lines.append(f"If-Match: {request.if_match}")
-        lines += [f"{name}: {value}" for name, value in request.fields]
-        if request.span:
-            lines.append(f"Range: {request.span}")
-        return "\r\n".join([*lines, "", ""]).encode("latin-1"), ""
 
 
 class Upstream:
@@ -106,7 +98,7 @@ class Upstream:
         self._make_keys = make_keys
         self._timeout_s = timeout_s
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._refusals = ReportInterval()
+        self._often = SparseLogger(log)
 
     @cached_property
     def _keys(self) -> signing.Keys:
@@ -219,9 +211,9 @@ class Upstream:
                 log.warning("upstream_out", node=node.name, why=error.text)
                 self._probe_soon(node)
             return None
-        if answer.status not in _OUTCOME_OF and self._refusals.is_due():
+        if answer.status not in _OUTCOME_OF:
             # It is full, stopping, without its store, or has another secret; probes decide.
-            log.warning("upstream_refused", node=node.name, status=answer.status)
+            self._often.warning("upstream_refused", node=node.name, status=answer.status)
         return answer
 
     def _probe_soon(self, node: Peer) -> None:
@@ -233,11 +225,11 @@ class Upstream:
 
     async def _probe(self, node: Peer) -> None:
         while not await node.probe():
-            if node.health.probe_failed():
+            if node.health.note_probe(is_answered=False):
                 log.warning("upstream_out", node=node.name, why="its probes were not answered")
             node.drop()
             await asyncio.sleep(PROBE_EVERY_S)
-        if node.health.probe_succeeded():
+        if node.health.note_probe(is_answered=True):
             log.info("upstream_back", node=node.name)
 
 

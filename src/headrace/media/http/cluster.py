@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-from litestar import Request, delete, get, post, put
+from litestar import delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from headrace.media.errors import InvalidSimulation
 from headrace.media.http.objects import READ, WRITE
 from headrace.media.service import Media
 from headrace.media.service.entry import EntryNode
@@ -24,11 +22,8 @@ from headrace.media.service.nodes import (
     Plan,
     Verified,
 )
-from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_in_process
 
 NODES_MAX: Final = 100
-SIMULATED_MAX: Final = 16
-"""Nodes of a simulated cluster over HTTP; it takes some ten seconds of one core."""
 Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
 
 
@@ -90,16 +85,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weights: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
 
 
-class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An invented cluster, and which of its nodes (c1-n1) or data centers (c1) die."""
-
-    centres: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 3
-    nodes: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 4
-    load_gbit: float = 120.0
-    replicas: int = 0
-    lost: Names = []
-
-
 @get("/v1/media/partitions/{key:path}", opt=READ)
 async def get_media_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
     """The partition of `key` and its owners in the order of requests. It need not be stored."""
@@ -110,39 +95,6 @@ async def get_media_owners(media: NamedDependency[Media], key: FromPath[str]) ->
 async def plan_media(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
     """Each node's share of all requests now and after a change. No changes are made."""
     return await media.partitions.plan(lost=data.lost, drained=data.drained, weights=data.weights)
-
-
-@post("/v1/media/simulate", opt=READ, status_code=200)
-async def simulate_media(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
-    """The load of each node of an invented cluster: complete, with losses, and in a roll-out.
-
-    At most 16 nodes and 30 seconds, one caller at a time, in a separate process. It ends when the
-    caller disconnects.
-    """
-    if data.centres * data.nodes > SIMULATED_MAX:
-        raise InvalidSimulation(
-            f"{data.centres} data centers of {data.nodes} nodes: expected at most {SIMULATED_MAX}"
-            " nodes in total; `headrace media partitions simulate` takes more"
-        )
-    cluster = Cluster(
-        centres=data.centres, nodes=data.nodes, load_gbit=data.load_gbit, replicas=data.replicas
-    )
-    working = asyncio.ensure_future(simulate_in_process(cluster, lost=data.lost))
-    leaving = asyncio.ensure_future(_wait_left(request))
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise SimulationBusy("the caller disconnected before the end", retry_after_s=1)
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-
-
-async def _wait_left(request: Request[Any, Any, Any]) -> None:
-    """Return when the caller has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
 
 
 class DiskToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
-from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.service.objects import Purged, SignedUrl, StoredTag
 from headrace.media.service.warming import Warmed
 from headrace.media.tracing import Watch
 
@@ -39,21 +38,10 @@ KEYS_MAX: Final = 1000
 Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
-class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored object."""
-
-    key: str
-    size_bytes: int
-    etag: str
-    modified_at: datetime
-    content_type: str
-    url: str
-
-
 class ObjectsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Objects of one folder; `is_cut`: there are more than requested."""
 
-    objects: list[ObjectAnswer]
+    objects: list[MediaObject]
     is_cut: bool
 
 
@@ -79,14 +67,13 @@ async def list_media_objects(
 ) -> ObjectsAnswer:
     """The objects in the folder `prefix`, in no order, at most `limit`."""
     found = await media.objects.ls(prefix, objects_max=limit + 1)
-    objects = [_shown(item) for item in found[:limit]]
-    return ObjectsAnswer(objects=objects, is_cut=len(found) > limit)
+    return ObjectsAnswer(objects=found[:limit], is_cut=len(found) > limit)
 
 
 @get("/v1/media/objects/{key:path}", opt=READ)
-async def get_media_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
+async def get_media_object(media: NamedDependency[Media], key: FromPath[str]) -> MediaObject:
     """Describe the object stored under `key`, and its URL."""
-    return _shown(await media.objects.info(key.removeprefix("/")))
+    return await media.objects.info(key.removeprefix("/"))
 
 
 @put(
@@ -97,19 +84,15 @@ async def get_media_object(media: NamedDependency[Media], key: FromPath[str]) ->
 )
 async def put_media_object(
     request: Request[Any, Any, Any], media: NamedDependency[Media], key: FromPath[str]
-) -> ObjectAnswer:
+) -> MediaObject:
     """Store the body durably under `key`, replacing an existing object. At most 64 MiB."""
-    return _shown(await media.objects.put(key.removeprefix("/"), await request.body()))
+    return await media.objects.put(key.removeprefix("/"), await request.body())
 
 
 @delete("/v1/media/objects/{key:path}", opt=WRITE)
 async def remove_media_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
     """Remove the object. Nodes drop it within a minute, or at once after a purge of `key`."""
     await media.objects.rm(key.removeprefix("/"))
-
-
-def _shown(found: MediaObject) -> ObjectAnswer:
-    return msgspec.convert(found, ObjectAnswer, from_attributes=True)
 
 
 class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,14 +150,6 @@ class UrlToSign(VariantFields, frozen=True, kw_only=True, forbid_unknown_fields=
     prefer: str | None = None
 
 
-class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL and its expiry."""
-
-    key: str
-    url: str
-    expires_at: datetime
-
-
 class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An ID3 tag. `cover` is a JPEG or PNG file in base64."""
 
@@ -185,55 +160,32 @@ class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     buyer: str | None = None
 
 
-class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored tag. `size_bytes` is the size it adds to a track."""
-
-    id: str
-    size_bytes: int
-    title: str | None
-    artist: str | None
-    album: str | None
-    buyer: str | None
-    cover_bytes: int
-
-
 @post("/v1/media/sign", opt=WRITE, status_code=200)
-async def sign_media_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
+async def sign_media_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedUrl:
     """A URL that allows reading the object for `ttl_s` seconds (default: `media.url_ttl`).
 
     The object need not be stored.
     """
     given = msgspec.structs.asdict(data)
-    signed = await media.objects.sign(given.pop("key"), **given)
-    return msgspec.convert(signed, SignedAnswer, from_attributes=True)
+    return await media.objects.sign(given.pop("key"), **given)
 
 
 @post("/v1/media/tags", opt=WRITE)
-async def put_media_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
+async def put_media_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> StoredTag:
     """Store a tag that signed URLs put in front of tracks. Equal tags have equal ids."""
-    return _shown_tag(await media.tags.put(**msgspec.structs.asdict(data)))
+    return await media.tags.put(**msgspec.structs.asdict(data))
 
 
-@get("/v1/media/tags/{id:str}", opt=READ)
-async def get_media_tag(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> TagAnswer:
+@get("/v1/media/tags/{tag:str}", opt=READ)
+async def get_media_tag(media: NamedDependency[Media], tag: FromPath[str]) -> StoredTag:
     """The contents of a stored tag."""
-    return _shown_tag(await media.tags.get(id))
+    return await media.tags.get(tag)
 
 
-@delete("/v1/media/tags/{id:str}", opt=WRITE)
-async def delete_media_tag(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> None:
+@delete("/v1/media/tags/{tag:str}", opt=WRITE)
+async def delete_media_tag(media: NamedDependency[Media], tag: FromPath[str]) -> None:
     """Remove a tag. URLs with this tag get 404."""
-    await media.tags.rm(id)
-
-
-def _shown_tag(found: StoredTag) -> TagAnswer:
-    return msgspec.convert(found, TagAnswer, from_attributes=True)
+    await media.tags.rm(tag)
 
 
 class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

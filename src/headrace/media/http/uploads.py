@@ -1,6 +1,6 @@
 """Resumable uploads by tus 1.0.0 (https://tus.io/protocols/resumable-upload).
 
-Core, creation, expiration, checksum (sha1, sha256) and termination. The key of the object is the
+Core, creation, expiration and termination. The key of the object is the
 field `key` of Upload-Metadata; the field `sha256`, if given, is required of the whole.
 """
 
@@ -20,18 +20,15 @@ from litestar.params import FromPath
 from headrace.kernel.errors import Malformed
 from headrace.kernel.routes import OPTIONS_FIELDS, RESPONSE_FIELDS
 from headrace.media.service import Media
-from headrace.media.service.uploads import Checksum, Upload, UploadAborted
+from headrace.media.service.uploads import Upload, UploadAborted
 
 VERSION: Final = "1.0.0"
 CHUNK_TYPE: Final = "application/offset+octet-stream"
-ALGORITHMS: Final = {"sha1": 20, "sha256": 32}
-"""Checksums of requests, and the bytes of each."""
 LENGTH_DIGITS_MAX: Final = 15
 METADATA_CHARACTERS_MAX: Final = 4096
 _FIELDS: Final = (
     (b"tus-version", VERSION.encode()),
-    (b"tus-extension", b"creation,expiration,checksum,termination"),
-    (b"tus-checksum-algorithm", ",".join(ALGORITHMS).encode()),
+    (b"tus-extension", b"creation,expiration,termination"),
 )
 
 
@@ -98,55 +95,46 @@ async def create_media_upload(
 
 
 @get(
-    "/v1/media/uploads/{id:str}",
+    "/v1/media/uploads/{upload:str}",
     opt={**TUS, "scope": "media:read"},
     guards=[require_tus],
     status_code=200,
 )
-async def get_media_upload(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> Response[None]:
+async def get_media_upload(media: NamedDependency[Media], upload: FromPath[str]) -> Response[None]:
     """The offset of an upload, in `Upload-Offset`; use HEAD."""
-    upload = await media.uploads.get(id)
-    headers = {"upload-length": str(upload.size_bytes)}
-    if upload.metadata:
-        headers["upload-metadata"] = upload.metadata
-    return Response(None, headers={**headers, **_headers(upload)})
+    found = await media.uploads.get(upload)
+    headers = {"upload-length": str(found.size_bytes)}
+    if found.metadata:
+        headers["upload-metadata"] = found.metadata
+    return Response(None, headers={**headers, **_headers(found)})
 
 
 @patch(
-    "/v1/media/uploads/{id:str}",
+    "/v1/media/uploads/{upload:str}",
     opt=TUS,
     guards=[require_tus],
     status_code=204,
     request_max_body_size=None,
 )
 async def append_to_media_upload(
-    request: Request[Any, Any, Any],
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
+    request: Request[Any, Any, Any], media: NamedDependency[Media], upload: FromPath[str]
 ) -> Response[None]:
     """Append the body at `Upload-Offset`. The answer's `Upload-Offset` is durable.
 
     The last byte stores the object: its answer takes as long as one copy of all bytes. The content
-    type is `application/offset+octet-stream`. With `Upload-Checksum` at most 8 MiB are accepted.
+    type is `application/offset+octet-stream`.
     """
     if request.headers.get("content-type") != CHUNK_TYPE:
         raise ChunkTypeRefused(f"the body needs the Content-Type {CHUNK_TYPE}")
-    offset = await media.uploads.append(
-        id, _number(request, "upload-offset"), _chunks(request), checksum=_checksum(request)
-    )
+    start = _number(request, "upload-offset")
+    offset = await media.uploads.append(upload, start, _chunks(request))
     return Response(None, status_code=204, headers={"upload-offset": str(offset)})
 
 
-@delete("/v1/media/uploads/{id:str}", opt=TUS, guards=[require_tus])
-async def remove_media_upload(
-    media: NamedDependency[Media],
-    id: FromPath[str],  # noqa: A002 - as it is called in the path
-) -> None:
+@delete("/v1/media/uploads/{upload:str}", opt=TUS, guards=[require_tus])
+async def remove_media_upload(media: NamedDependency[Media], upload: FromPath[str]) -> None:
     """Remove an upload and its bytes. The object of a finished one stays."""
-    await media.uploads.rm(id)
+    await media.uploads.rm(upload)
 
 
 def _headers(upload: Upload) -> dict[str, str]:
@@ -188,18 +176,3 @@ def _metadata(text: str) -> dict[str, str]:
             f" most {METADATA_CHARACTERS_MAX} characters"
         )
     return found
-
-
-def _checksum(request: Request[Any, Any, Any]) -> Checksum | None:
-    text = request.headers.get("upload-checksum")
-    if text is None:
-        return None
-    algorithm, _, value = text.partition(" ")
-    try:
-        digest = base64.b64decode(value, validate=True)
-    except ValueError:
-        digest = b""
-    if len(digest) != ALGORITHMS.get(algorithm):
-        names = " or ".join(ALGORITHMS)
-        raise UploadMalformed(f"Upload-Checksum: expected {names} and the digest in base64")
-    return Checksum(algorithm, digest)

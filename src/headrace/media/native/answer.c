@@ -8,9 +8,7 @@
 #include <unistd.h>
 #include <sys/epoll.h>
 
-#include "fetch.h"
 #include "loop.h"
-#include "residency.h"
 #include "stream.h"
 
 struct answer {
@@ -24,15 +22,17 @@ struct answer {
   int is_part;
 };
 
-void connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
-                          size_t bytes) {
+enum step connection_lose(struct plane *plane, struct connection *connection) {
+  connection_cut(plane, connection, &plane->counters.cuts_client);
+  return STEP_ENDED;
+}
+
+enum step connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
+                               size_t bytes) {
   const struct object *object = kind == PLANE_BODY ? connection->object : NULL;
   size_t texts = object != NULL ? object->key_bytes + object->version_bytes + 2 : 0;
   struct queued_event *queued = malloc(sizeof *queued + bytes + texts);
-  if (queued == NULL) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return;
-  }
+  if (queued == NULL) return connection_lose(plane, connection);
   *queued = (struct queued_event){.event = {.kind = kind, .fd = connection->fd, .file = connection->file}};
   if (bytes) memcpy(queued->bytes, data, bytes);
   queued->event.data = queued->bytes;
@@ -57,19 +57,19 @@ void connection_hand_over(struct plane *plane, struct connection *connection, in
   plane->counters.handed_over++;
   connection_close(plane, connection);
   plane_push_event(plane, queued);
+  return STEP_ENDED;
 }
 
 /* Whether the sender may read the object: a client by its URL, another node by its hop field. */
 static int admit(struct plane *plane, struct connection *connection, const struct head *head, struct answer *answer) {
-  answer->is_hop = head->hop != NULL;
-  if (answer->is_hop) {
-    if (!url_read_key(head->target, head->target_bytes, &answer->url)) return 0;
-    return hop_read(plane->hop_keys, head, &answer->hop);
-  }
-  if (!url_read(head->target, head->target_bytes, plane->keys, plane->config.is_signature_required, plane->now_s,
-                &answer->url))
+  struct text target = head->target;
+  answer->is_hop = head->hop.at != NULL;
+  if (answer->is_hop)
+    return url_read_key(target.at, target.bytes, &answer->url) && hop_read(plane->hop_keys, head, &answer->hop);
+  if (!url_read(target.at, target.bytes, plane->keys, plane->config.is_signature_required, plane->now_s, &answer->url))
     return 0;
-  if (answer->url.network != NULL && !connection->address.is_known) address_read(connection->fd, &connection->address);
+  if (answer->url.network.at != NULL && !connection->address.is_known)
+    address_read(connection->fd, &connection->address);
   return url_allows(&answer->url, &connection->address);
 }
 
@@ -79,10 +79,7 @@ static int may_answer(const struct plane *plane, const struct head *head, const 
   if (object == NULL || plane->now_ms >= object->expires_ms) return 0;
   if (!answer->is_hop) return !object->is_for_peers;
   if (object->peer) return 0; /* its blocks are not here */
-  size_t etag = strlen(object->etag);
-  int is_matched = head->if_match == NULL || (head->if_match_bytes == etag + 2 && head->if_match[0] == '"' &&
-                                              memcmp(head->if_match + 1, object->etag, etag) == 0 &&
-                                              head->if_match[etag + 1] == '"');
+  int is_matched = head->if_match.at == NULL || text_is_quoted(head->if_match, object->etag);
   return is_matched && answer->hop.generation <= object->generation;
 }
 
@@ -99,7 +96,7 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   answer->file = -1;
   if (plane->is_stopping || !is_open || plane->keys == NULL) return 0;
   if (!admit(plane, connection, head, answer)) return 0;
-  struct object *object = answer->object = objects_find(&plane->objects, answer->url.key, answer->url.key_bytes);
+  struct object *object = answer->object = objects_find(&plane->objects, answer->url.key.at, answer->url.key.bytes);
   if (!may_answer(plane, head, answer)) return 0;
   answer->is_part = head->has_range;
   answer->start = head->has_range ? head->first : 0;
@@ -109,7 +106,7 @@ static int prepare(struct plane *plane, struct connection *connection, const str
   int64_t count = first_bytes(answer);
   if (plane->config.folder != NULL) {
     answer->file = files_open(&plane->files, plane->config.folder, object, plane->now_ms);
-    return answer->file >= 0 && residency_probe(answer->file, answer->start, count);
+    return answer->file >= 0 && file_is_resident(answer->file, answer->start, count);
   }
   return blocks_find(plane->blocks, object, answer->start / BLOCK_BYTES, &answer->frame) &&
          answer->frame.length >= answer->start % BLOCK_BYTES + count &&
@@ -234,18 +231,13 @@ static enum step note_sent(struct plane *plane, struct connection *connection, c
     return STEP_MORE;
   }
   /* An own descriptor, closed with the answer or the connection: the plane may close its file meanwhile. */
-  if (answer->file >= 0 && (connection->file = fcntl(answer->file, F_DUPFD_CLOEXEC, 0)) < 0) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
+  if (answer->file >= 0 && (connection->file = fcntl(answer->file, F_DUPFD_CLOEXEC, 0)) < 0)
+    return connection_lose(plane, connection);
   begin_sending(plane, connection, answer);
   connection->rate.left -= body;
   connection->is_visited = connection->start % BLOCK_BYTES != 0 || body == 0;
   if (sent == head_bytes) return STEP_MORE;
-  if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
+  if (bytes_set(&connection->out, head + sent, head_bytes - sent) != 0) return connection_lose(plane, connection);
   return STEP_WAIT;
 }
 
@@ -265,10 +257,7 @@ static enum step begin_answer(struct plane *plane, struct connection *connection
     piece.at = answer->frame.offset + answer->start % BLOCK_BYTES;
   }
   ssize_t sent = stream_begin(plane, connection, head, head_bytes, &piece);
-  if (sent < 0 && errno != EAGAIN) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
+  if (sent < 0 && errno != EAGAIN) return connection_lose(plane, connection);
   enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, piece.sent);
   return step == STEP_MORE && piece.is_full ? STEP_WAIT : step;
 }
@@ -291,8 +280,7 @@ static enum step answer_from_peer(struct plane *plane, struct connection *connec
   if (head_bytes && bytes_set(&connection->in, data, bytes) == 0 &&
       fetch_begin(plane, connection, out, head_bytes, request_bytes, answer->is_part))
     return STEP_WAIT;
-  connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
-  return STEP_ENDED;
+  return connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
 }
 
 static void begin_entry(struct plane *plane, struct connection *connection, const struct head *head,
@@ -321,15 +309,9 @@ static enum step answer_head(struct plane *plane, struct connection *connection,
   if (is_prepared) head_bytes = write_head(plane, &answer, out);
   /* Last, since a counter is used up even if the control plane answers: it would see a replay. */
   if (head_bytes != 0 && answer.is_hop && !accept_hop(plane, &answer.hop)) head_bytes = 0;
-  if (head_bytes == 0) {
-    connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
-    return STEP_ENDED;
-  }
+  if (head_bytes == 0) return connection_hand_over(plane, connection, PLANE_REQUEST, data, bytes);
   /* `data` may be the connection's own buffer, so the rest is kept before anything is freed. */
-  if (bytes_set(&connection->in, data + head->bytes, bytes - head->bytes) != 0) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
+  if (bytes_set(&connection->in, data + head->bytes, bytes - head->bytes) != 0) return connection_lose(plane, connection);
   return begin_answer(plane, connection, &answer, out, head_bytes);
 }
 
@@ -363,25 +345,18 @@ static enum step read_head(struct plane *plane, struct connection *connection, i
   plane->began_ns = loop_now_ns();
   switch (head_read((const char *)plane->input, (size_t)bytes, plane->config.is_origin_relevant, &head)) {
     case HEAD_PLAIN: return answer_head(plane, connection, &head, plane->input, (size_t)bytes);
-    case HEAD_OTHER:
-      connection_hand_over(plane, connection, PLANE_REQUEST, plane->input, (size_t)bytes);
-      return STEP_ENDED;
+    case HEAD_OTHER: return connection_hand_over(plane, connection, PLANE_REQUEST, plane->input, (size_t)bytes);
     default: break;
   }
-  if (bytes_set(&connection->in, plane->input, (size_t)bytes) == 0) return STEP_MORE;
-  connection_cut(plane, connection, &plane->counters.cuts_client);
-  return STEP_ENDED;
+  if (bytes_set(&connection->in, plane->input, (size_t)bytes) != 0) return connection_lose(plane, connection);
+  return STEP_MORE;
 }
 
 /* Send the rest of the head, or encrypted bytes. */
 static enum step send_out(struct plane *plane, struct connection *connection) {
   struct bytes *out = &connection->out;
   ssize_t sent = stream_send_out(connection);
-  if (sent < 0) {
-    if (errno == EAGAIN) return STEP_WAIT;
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
+  if (sent < 0) return errno == EAGAIN ? STEP_WAIT : connection_lose(plane, connection);
   if ((size_t)sent == out->count) {
     bytes_free(out);
     if (connection->state == SENDING && connection->left == 0) answer_finish(plane, connection);
@@ -399,7 +374,7 @@ static int find_source(struct plane *plane, struct connection *connection, int64
     *file = connection->file;
     *at = connection->start;
     /* Probed once for each block: the rest of it is sent soon. */
-    return connection->is_visited || residency_probe(*file, *at, count);
+    return connection->is_visited || file_is_resident(*file, *at, count);
   }
   if (plane->blocks == NULL || plane->is_outdated) return 0;
   if (!blocks_find(plane->blocks, connection->object, connection->start / BLOCK_BYTES, &frame)) return 0;
@@ -425,14 +400,9 @@ static enum step send_block(struct plane *plane, struct connection *connection) 
   if (is_here && (count = rate_allow(plane, connection, count)) == 0) return STEP_WAIT;
   ssize_t sent = is_here ? stream_send_file(plane, connection, file, at, (size_t)count) : 0;
   if (sent < 0 && errno == EAGAIN) return STEP_WAIT;
-  if (sent < 0 && errno != EIO) {
-    connection_cut(plane, connection, &plane->counters.cuts_client);
-    return STEP_ENDED;
-  }
-  if (sent <= 0) { /* the bytes are not here any more, or the disk failed */
-    connection_hand_over(plane, connection, PLANE_BODY, connection->in.data, connection->in.count);
-    return STEP_ENDED;
-  }
+  if (sent < 0 && errno != EIO) return connection_lose(plane, connection);
+  if (sent <= 0) /* the bytes are not here any more, or the disk failed */
+    return connection_hand_over(plane, connection, PLANE_BODY, connection->in.data, connection->in.count);
   connection->start += sent;
   connection->left -= sent;
   connection->rate.left -= sent;

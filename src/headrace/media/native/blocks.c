@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "residency.h"
+#include "files.h"
 
 enum {
   WAYS = 16,
@@ -52,6 +52,7 @@ static void store_byte(uint8_t *at, uint8_t value) {
 }
 
 static int find_on(const struct plane_disk *disk, const uint8_t digest[DIGEST_BYTES], struct frame *frame) {
+  if (disk->sets == 0) return 0;
   uint64_t tag = read_le(digest, TAG_BYTES), hash = read_le(digest + 12, 8);
   uint32_t fingerprint = (uint32_t)read_le(digest + 8, 4);
   uint64_t number = (hash >> 16) % disk->sets;
@@ -95,8 +96,7 @@ int blocks_find(const struct blocks *blocks, const struct object *object, int64_
   if (!digest_of(blocks, object, number, digest)) return 0;
   int is_found = find_in(blocks, blocks->owners, digest, frame) ||
                  (blocks->has_before && find_in(blocks, blocks->owners_before, digest, frame));
-  if (!is_found || frame->disk->is_copied) return 0;
-  return load_byte(&frame->disk->verified[frame->number]) == VERIFIED;
+  return is_found && load_byte(&frame->disk->verified[frame->number]) == VERIFIED;
 }
 
 void frame_note_visit(const struct frame *frame) {
@@ -114,7 +114,7 @@ static void note_cold(const struct frame *frame) {
 /* The verified mark is read after the page cache: it is removed before any process reads the block
    from the disk again, so pages that were read but not verified are not sent. */
 int frame_is_resident(const struct frame *frame, int64_t offset, int64_t bytes) {
-  if (!residency_probe(frame->disk->reader, frame->offset + offset, bytes)) {
+  if (!file_is_resident(frame->disk->reader, frame->offset + offset, bytes)) {
     note_cold(frame);
     return 0;
   }

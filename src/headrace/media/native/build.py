@@ -53,12 +53,12 @@ def native_tls_missing() -> str:
 
     Raises: NativePlaneMissing, OSError.
     """
-    return _reason("plane_tls_missing")
+    return _reason("tls_missing")
 
 
 def kernel_tls_missing() -> str:
     """Why the kernel does not encrypt; empty if it can. Raises: NativePlaneMissing, OSError."""
-    return _reason("plane_tls_kernel_missing")
+    return _reason("tls_kernel_missing")
 
 
 def build_library(target: Path, *extra: str) -> Path:

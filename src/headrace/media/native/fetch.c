@@ -1,8 +1,7 @@
-#include "fetch.h"
-
 #include <errno.h>
 #include <string.h>
 
+#include "loop.h"
 #include "stream.h"
 
 int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,
@@ -14,11 +13,12 @@ int fetch_begin(struct plane *plane, struct connection *connection, const char *
   return 1;
 }
 
-static void hand_over(struct plane *plane, struct connection *connection, int kind) {
+static enum step hand_over(struct plane *plane, struct connection *connection, int kind) {
   struct bytes in = connection->in;
   connection->in = (struct bytes){0};
   connection_hand_over(plane, connection, kind, in.data, in.count);
   bytes_free(&in);
+  return STEP_ENDED;
 }
 
 void fetch_fail(struct plane *plane, struct connection *connection) {
@@ -29,7 +29,7 @@ void fetch_fail(struct plane *plane, struct connection *connection) {
   if (is_begun && fetch->head_left)
     result = bytes_set(&connection->out, fetch->buffer + fetch->at, fetch->head_left);
   fetch_end(plane, connection);
-  if (result != 0) connection_cut(plane, connection, &plane->counters.cuts_client);
+  if (result != 0) connection_lose(plane, connection);
   else if (!is_begun) hand_over(plane, connection, PLANE_REQUEST);
   else if (connection->out.count == 0) hand_over(plane, connection, PLANE_BODY);
   else connection_enqueue(plane, connection);
@@ -43,11 +43,6 @@ static int note_begun(struct plane *plane, struct connection *connection, struct
   answer_count(plane, fetch->is_part, fetch->began_ns);
   answer_sample(plane, connection->object);
   return bytes_set(in, in->data + fetch->request_bytes, in->count - fetch->request_bytes);
-}
-
-static enum step cut(struct plane *plane, struct connection *connection) {
-  connection_cut(plane, connection, &plane->counters.cuts_client);
-  return STEP_ENDED;
 }
 
 /* Everything of the block was sent. */
@@ -67,9 +62,9 @@ static enum step send_received(struct plane *plane, struct connection *connectio
   size_t count = fetch->head_left + (size_t)rate_allow(plane, connection, body_max);
   if (count == 0) return STEP_WAIT;
   ssize_t sent = stream_send(plane, connection, fetch->buffer + fetch->at, count);
-  if (sent < 0) return errno == EAGAIN ? STEP_WAIT : cut(plane, connection);
+  if (sent < 0) return errno == EAGAIN ? STEP_WAIT : connection_lose(plane, connection);
   if (sent > 0 && !fetch->is_begun && fetch->request_bytes && note_begun(plane, connection, fetch) != 0)
-    return cut(plane, connection);
+    return connection_lose(plane, connection);
   size_t head = (size_t)sent < fetch->head_left ? (size_t)sent : fetch->head_left;
   int64_t body = sent - (int64_t)head;
   fetch->at += (size_t)sent;
@@ -85,8 +80,7 @@ enum step fetch_send(struct plane *plane, struct connection *connection) {
   struct fetch *fetch = connection->fetch;
   if (fetch == NULL) {
     if (fetch_start(plane, connection, NULL, 0) != NULL) return STEP_WAIT;
-    hand_over(plane, connection, PLANE_BODY);
-    return STEP_ENDED;
+    return hand_over(plane, connection, PLANE_BODY);
   }
   if (fetch->at < fetch->end) return send_received(plane, connection);
   if (fetch->missing > 0) return STEP_WAIT;

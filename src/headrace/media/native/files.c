@@ -1,14 +1,19 @@
 #include "files.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-enum { PATH_BYTES_MAX = 4096 };
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+enum { PATH_BYTES_MAX = 4096, PAGE_BYTES = 4096 };
 
 /* Of `path`, or of the open file `at` if the path is empty. On network file systems the server is asked. */
 static int read_state(int at, const char *path, struct file_state *state) {
@@ -88,4 +93,18 @@ int files_open(struct files *files, const char *folder, struct object *object, i
 void files_close_unused(struct files *files, int64_t before_ms) {
   for (int i = 0; i < FILES_MAX; i++)
     if (files->table[i].object != NULL && files->table[i].used_ms < before_ms) close_entry(&files->table[i]);
+}
+
+static int is_byte_resident(int file, int64_t offset) {
+  char byte;
+  struct iovec into = {&byte, 1};
+  return preadv2(file, &into, 1, offset, RWF_NOWAIT) >= 0 || errno != EAGAIN;
+}
+
+int file_is_resident(int file, int64_t offset, int64_t bytes) {
+  struct { uint64_t offset, length; } span = {(uint64_t)offset, (uint64_t)bytes};
+  struct { uint64_t cached, dirty, writeback, evicted, recently_evicted; } found;
+  if (syscall(SYS_cachestat, file, &span, &found, 0) == 0)
+    return found.cached > (uint64_t)((offset + bytes - 1) / PAGE_BYTES - offset / PAGE_BYTES);
+  return is_byte_resident(file, offset) && is_byte_resident(file, offset + bytes - 1);
 }

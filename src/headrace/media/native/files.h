@@ -35,4 +35,9 @@ struct files {
 int files_open(struct files *files, const char *folder, struct object *object, int64_t now_ms);
 /* Close the files that were not used since `before_ms`. */
 void files_close_unused(struct files *files, int64_t before_ms);
+
+/* Whether a part of a file, also of one with blocks, is in the page cache. By cachestat, which has no side effect;
+   without it the first and last byte are read with RWF_NOWAIT. A file system without both counts as resident: a fault
+   shows when bytes are sent. */
+int file_is_resident(int file, int64_t offset, int64_t bytes);
 #endif

@@ -7,8 +7,9 @@
 #ifndef HEADRACE_HEAD_H
 #define HEADRACE_HEAD_H
 
-#include <stddef.h>
 #include <stdint.h>
+
+#include "text.h"
 
 #define HEAD_BYTES_MAX (16 * 1024)
 #define HEAD_LINE_MAX (8 * 1024)
@@ -17,23 +18,26 @@
 enum head_result { HEAD_INCOMPLETE, HEAD_PLAIN, HEAD_OTHER };
 
 struct head {
-  const char *target; /* from "/" on, not terminated */
-  size_t target_bytes;
+  struct text target; /* from "/" on */
   size_t bytes;      /* of the whole head with its empty line */
   int has_range;     /* `first` and `last` are set */
   int64_t first;
   int64_t last; /* -1: up to the end */
-  const char *range; /* the value of the field */
-  size_t range_bytes;
-  const char *hop; /* the value of X-Headrace-Hop, or NULL: a client's request */
-  size_t hop_bytes;
-  const char *if_match;
-  size_t if_match_bytes;
-  const char *referer, *agent; /* for the access log */
-  size_t referer_bytes, agent_bytes;
+  struct text range; /* the value of the field */
+  struct text hop;   /* the value of X-Headrace-Hop; none: a client's request */
+  struct text if_match;
+  struct text referer, agent; /* for the access log */
+};
+
+struct field {
+  struct text name, value;
 };
 
 /* Read one head at the start of `data`. With `is_origin_relevant` a head with an Origin field is
    HEAD_OTHER. */
 enum head_result head_read(const char *data, size_t bytes, int is_origin_relevant, struct head *head);
+/* Read the field line at `at`. Returns what follows it; NULL: it is not plain. */
+const char *field_read(const char *at, const char *end, struct field *field);
+/* Whether a name or value is `expected`, which has lower case letters and '-' only, in any case. */
+int text_is_named(struct text text, const char *expected);
 #endif

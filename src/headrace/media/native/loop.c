@@ -13,7 +13,6 @@
 #include <unistd.h>
 #include <linux/sockios.h>
 
-#include "commands.h"
 #include "loop.h"
 #include "stream.h"
 
@@ -166,7 +165,7 @@ void connection_close(struct plane *plane, struct connection *connection) {
   connection->fd = connection->file = -1;
   if (connection->entry != NULL && connection->entry->is_begun)
     access_log_end(plane->config.log, connection->entry, connection->start - connection->entry->start);
-  else log_entry_free(connection->entry);
+  else free(connection->entry);
   connection->entry = NULL;
   if (connection->object != NULL) object_release(connection->object);
   bytes_free(&connection->in);
@@ -186,14 +185,16 @@ void connection_cut(struct plane *plane, struct connection *connection, uint64_t
   connection_close(plane, connection);
 }
 
-void connection_enqueue(struct plane *plane, struct connection *connection) {
+static void enqueue(struct queue *queue, struct connection *connection) {
   if (connection->is_queued) return;
   connection->is_queued = 1;
   connection->next_queued = NULL;
-  if (plane->last_queued) plane->last_queued->next_queued = connection;
-  else plane->first_queued = connection;
-  plane->last_queued = connection;
+  if (queue->first) queue->last->next_queued = connection;
+  else queue->first = connection;
+  queue->last = connection;
 }
+
+void connection_enqueue(struct plane *plane, struct connection *connection) { enqueue(&plane->queued, connection); }
 
 /* Go on with a connection that left the queue or a pause. */
 static void resume(struct plane *plane, struct connection *connection) {
@@ -201,30 +202,10 @@ static void resume(struct plane *plane, struct connection *connection) {
   else connection_advance(plane, connection);
 }
 
-static void advance_queued(struct plane *plane) {
-  for (int i = 0; i < QUEUED_MAX && plane->first_queued; i++) {
-    struct connection *connection = plane->first_queued;
-    plane->first_queued = connection->next_queued;
-    if (plane->first_queued == NULL) plane->last_queued = NULL;
-    connection->is_queued = 0;
-    resume(plane, connection);
-  }
-}
-
-/* Handshakes cost far more than answers: a flood of them must not delay answers. */
-static void enqueue_handshake(struct plane *plane, struct connection *connection) {
-  if (connection->is_queued) return;
-  connection->is_queued = 1;
-  connection->next_queued = NULL;
-  if (plane->first_handshake) plane->last_handshake->next_queued = connection;
-  else plane->first_handshake = connection;
-  plane->last_handshake = connection;
-}
-
-static void advance_handshakes(struct plane *plane) {
-  for (int i = 0; i < HANDSHAKES_MAX && plane->first_handshake; i++) {
-    struct connection *connection = plane->first_handshake;
-    plane->first_handshake = connection->next_queued;
+static void advance(struct plane *plane, struct queue *queue, int count_max) {
+  for (int i = 0; i < count_max && queue->first; i++) {
+    struct connection *connection = queue->first;
+    queue->first = connection->next_queued;
     connection->is_queued = 0;
     resume(plane, connection);
   }
@@ -261,10 +242,11 @@ static void end_pauses(struct plane *plane, int64_t until_ms) {
 
 static void handle_event(struct plane *plane, struct connection *connection, uint32_t mask) {
   if (connection->is_ended) return;
-  if (mask & (EPOLLERR | EPOLLHUP)) connection_cut(plane, connection, &plane->counters.cuts_client);
+  if (mask & (EPOLLERR | EPOLLHUP)) connection_lose(plane, connection);
   else if (connection->is_paused) return;
   else if (connection->tls != NULL && !connection->tls->is_open) {
-    if (mask & EPOLLIN || connection->tls->ssl != NULL) enqueue_handshake(plane, connection);
+    /* Handshakes cost far more than answers: a flood of them must not delay answers. */
+    if (mask & EPOLLIN || connection->tls->ssl != NULL) enqueue(&plane->handshakes, connection);
   }
   /* Thousands of slow clients that read at once would delay new requests. */
   else if (mask == EPOLLOUT) connection_enqueue(plane, connection);
@@ -296,22 +278,15 @@ static void welcome(struct plane *plane, int fd, int is_tls) {
 static void watch_listeners(struct plane *plane, int operation) {
   for (int i = 0; i < plane->listeners_count; i++) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = &plane->listeners[i]};
-    epoll_ctl(plane->epoll, operation, plane->listeners[i], &event);
+    epoll_ctl(plane->epoll, operation, plane->listeners[i].fd, &event);
   }
 }
 
-static int uses_tls(const struct plane *plane, int listener) {
-  for (int i = 0; i < plane->listeners_count; i++)
-    if (plane->listeners[i] == listener) return plane->listeners_tls[i];
-  return 0;
-}
-
-static void accept_clients(struct plane *plane, int listener) {
-  int is_tls = uses_tls(plane, listener);
+static void accept_clients(struct plane *plane, const struct listener *listener) {
   for (int i = 0; i < ACCEPTS_MAX; i++) {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
-      welcome(plane, fd, is_tls);
+      welcome(plane, fd, listener->is_tls);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       plane->is_accepting_paused = 1; /* until the next tick */
       watch_listeners(plane, EPOLL_CTL_DEL);
@@ -326,9 +301,9 @@ static void accept_clients(struct plane *plane, int listener) {
 
 static void stop_listening(struct plane *plane) {
   /* Clients in the accept queue may have sent a request, and would be reset. */
-  for (int i = 0; i < plane->listeners_count; i++) accept_clients(plane, plane->listeners[i]);
+  for (int i = 0; i < plane->listeners_count; i++) accept_clients(plane, &plane->listeners[i]);
   watch_listeners(plane, EPOLL_CTL_DEL);
-  for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i]);
+  for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i].fd);
   plane->listeners_count = 0;
   plane->is_stopping = 1;
   for (int list = 0; list < DEADLINE_SEND; list++) {
@@ -340,12 +315,12 @@ static void stop_listening(struct plane *plane) {
   }
 }
 
-static void listen_on(struct plane *plane, int listener, int is_tls) {
+static void listen_on(struct plane *plane, int fd, int is_tls) {
   if (plane->listeners_count == LISTENERS_MAX) return;
-  plane->listeners[plane->listeners_count] = listener;
-  plane->listeners_tls[plane->listeners_count] = is_tls;
-  struct epoll_event event = {.events = EPOLLIN, .data.ptr = &plane->listeners[plane->listeners_count++]};
-  epoll_ctl(plane->epoll, EPOLL_CTL_ADD, listener, &event);
+  struct listener *listener = &plane->listeners[plane->listeners_count++];
+  *listener = (struct listener){fd, is_tls};
+  struct epoll_event event = {.events = EPOLLIN, .data.ptr = listener};
+  epoll_ctl(plane->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
 static void adopt(struct plane *plane, int fd, struct tls *tls, int64_t sent_bytes) {
@@ -380,7 +355,7 @@ static void set_blocks(struct plane *plane, struct blocks *blocks) {
 }
 
 static void run_command(struct plane *plane, struct command *command) {
-  switch ((enum command_kind)command->kind) {
+  switch (command->kind) {
     case COMMAND_LISTEN: listen_on(plane, command->fd, (int)command->number); break;
     case COMMAND_STOP_LISTENING: stop_listening(plane); break;
     case COMMAND_ADOPT: adopt(plane, command->fd, command->data, command->number); break;
@@ -431,25 +406,26 @@ static void move_epoch(struct plane *plane) {
 }
 
 static int is_listener(const struct plane *plane, const void *of_event) {
-  const int *listener = of_event;
+  const struct listener *listener = of_event;
   return listener >= plane->listeners && listener < plane->listeners + LISTENERS_MAX;
 }
 
 static void handle_batch(struct plane *plane, const struct epoll_event *events, int count) {
-  int accepts[LISTENERS_MAX], accepts_count = 0, has_commands = 0;
+  const struct listener *accepts[LISTENERS_MAX];
+  int accepts_count = 0, has_commands = 0;
   look_at_revision(plane);
   move_epoch(plane);
   for (int i = 0; i < count; i++) {
     void *of_event = events[i].data.ptr;
     if (of_event == &plane->commands_fd) has_commands = 1;
     else if (peers_has_event(of_event)) peers_handle(plane, of_event);
-    else if (is_listener(plane, of_event)) accepts[accepts_count++] = *(int *)of_event;
+    else if (is_listener(plane, of_event)) accepts[accepts_count++] = of_event;
     else handle_event(plane, of_event, events[i].events);
   }
   if (has_commands) run_commands(plane);
   end_pauses(plane, plane->now_ms);
-  advance_queued(plane);
-  advance_handshakes(plane);
+  advance(plane, &plane->queued, QUEUED_MAX);
+  advance(plane, &plane->handshakes, HANDSHAKES_MAX);
   move_epoch(plane);
   free_ended(plane);
   peers_free_ended(plane);
@@ -474,7 +450,7 @@ void *loop_run(void *of_plane) {
   struct epoll_event events[EVENTS_MAX];
   int64_t tick_ms = 0;
   while (!plane->is_closing) {
-    int wait_ms = plane->first_queued || plane->first_handshake ? 0 : plane->paused_count ? PAUSE_SLOT_MS : TICK_MS;
+    int wait_ms = plane->queued.first || plane->handshakes.first ? 0 : plane->paused_count ? PAUSE_SLOT_MS : TICK_MS;
     int count = epoll_wait(plane->epoll, events, EVENTS_MAX, wait_ms);
     loop_refresh_time(plane);
     handle_batch(plane, events, count < 0 ? 0 : count);
@@ -488,10 +464,10 @@ void *loop_run(void *of_plane) {
     tick_ms = plane->now_ms + TICK_MS;
   }
   for (int i = 0; i < DEADLINES; i++)
-    while (plane->deadlines[i].first) connection_cut(plane, plane->deadlines[i].first, &plane->counters.cuts_client);
+    while (plane->deadlines[i].first) connection_lose(plane, plane->deadlines[i].first);
   end_pauses(plane, plane->now_ms + PAUSE_SLOTS * PAUSE_SLOT_MS);
-  while (plane->first_queued) advance_queued(plane);
-  while (plane->first_handshake) advance_handshakes(plane);
+  while (plane->queued.first) advance(plane, &plane->queued, QUEUED_MAX);
+  while (plane->handshakes.first) advance(plane, &plane->handshakes, HANDSHAKES_MAX);
   free_ended(plane);
   return NULL;
 }

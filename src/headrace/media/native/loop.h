@@ -63,15 +63,43 @@ struct connection {
   struct log_entry *entry; /* of the answer; NULL: it has none */
 };
 
+/* Connections that are advanced in turn. */
+struct queue {
+  struct connection *first, *last;
+};
+
+struct listener {
+  int fd;
+  int is_tls; /* its clients use TLS */
+};
+
 /* Connections with one timeout, by deadline: a new deadline is always the last one. */
 struct deadlines {
   struct connection *first, *last;
   int32_t timeout_ms;
 };
 
+/* What the control plane can request of the loop. */
+enum command_kind {
+  COMMAND_LISTEN,
+  COMMAND_STOP_LISTENING,
+  COMMAND_ADOPT,
+  COMMAND_RELEASED,
+  COMMAND_PUT_OBJECT,
+  COMMAND_FORGET_OBJECT,
+  COMMAND_FORGET_OBJECTS,
+  COMMAND_SET_KEYS,
+  COMMAND_SET_HOP_KEYS,
+  COMMAND_PUT_PEER,
+  COMMAND_DROP_PEER,
+  COMMAND_SET_BLOCKS,
+  COMMAND_SET_CERTIFICATE,
+  COMMAND_CLOSE,
+};
+
 struct command {
   struct command *next;
-  int kind;
+  enum command_kind kind;
   int fd;
   int64_t number;
   void *data;
@@ -103,15 +131,13 @@ struct plane {
   struct hop_keys *hop_keys;
   struct hop_counters hop_counters;
   struct peers peers;
-  int listeners[LISTENERS_MAX];
-  int listeners_tls[LISTENERS_MAX]; /* whether their clients use TLS */
+  struct listener listeners[LISTENERS_MAX];
   int listeners_count;
   struct tls_server *tls;
   int is_stopping, is_accepting_paused, is_outdated;
   int64_t held, handed_over; /* connections here and at the control plane */
   struct deadlines deadlines[DEADLINES];
-  struct connection *first_queued, *last_queued;
-  struct connection *first_handshake, *last_handshake;
+  struct queue queued, handshakes;
   struct connection *paused[PAUSE_SLOTS]; /* by the time at which they go on */
   int64_t paused_count, paused_ms;        /* slots before paused_ms are empty */
   struct connection *ended; /* to be freed after the batch */
@@ -145,8 +171,20 @@ void answer_count(struct plane *plane, int is_part, int64_t began_ns);
 void answer_sample(struct plane *plane, const struct object *object);
 void answer_finish(struct plane *plane, struct connection *connection);
 void connection_advance(struct plane *plane, struct connection *connection);
-void connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
-                          size_t bytes);
+/* Both return STEP_ENDED. A connection is lost by a fault of its client or of this machine. */
+enum step connection_lose(struct plane *plane, struct connection *connection);
+enum step connection_hand_over(struct plane *plane, struct connection *connection, int kind, const void *data,
+                               size_t bytes);
+
+/* fetch.c: the client's side of an answer with bytes of another node; see peers.h.
+   Begin the answer of `connection`, whose object, range and rate are set. `head` goes before its
+   first bytes. 0: it must be handed over. */
+int fetch_begin(struct plane *plane, struct connection *connection, const char *head, size_t head_bytes,
+                size_t request_bytes, int is_part);
+/* Send received bytes, and request the next block. */
+enum step fetch_send(struct plane *plane, struct connection *connection);
+/* The peer failed: hand the client over. */
+void fetch_fail(struct plane *plane, struct connection *connection);
 
 /* plane.c */
 void plane_push_event(struct plane *plane, struct queued_event *event);

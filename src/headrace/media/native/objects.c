@@ -16,11 +16,6 @@ static int is_same(const struct object *object, uint32_t hash, const char *key, 
   return object->hash == hash && object->key_bytes == bytes && memcmp(object->key, key, bytes) == 0;
 }
 
-int objects_open(struct objects *objects) {
-  objects->table = calloc(OBJECTS_MAX, sizeof *objects->table);
-  return objects->table == NULL ? -1 : 0;
-}
-
 void objects_clear(struct objects *objects) {
   for (size_t i = 0; i < OBJECTS_MAX; i++) {
     if (objects->table[i] != NULL) object_release(objects->table[i]);
@@ -28,14 +23,8 @@ void objects_clear(struct objects *objects) {
   }
 }
 
-void objects_close(struct objects *objects) {
-  if (objects->table == NULL) return;
-  objects_clear(objects);
-  free(objects->table);
-}
-
 /* The entry of a key, or NULL. Entries may be emptied, so an empty one does not end the search. */
-static struct object **find_entry(const struct objects *objects, const char *key, size_t key_bytes) {
+static struct object **find_entry(struct objects *objects, const char *key, size_t key_bytes) {
   uint32_t hash = hash_of(key, key_bytes);
   for (uint32_t i = 0; i < PROBES; i++) {
     struct object **entry = &objects->table[(hash + i) % OBJECTS_MAX];
@@ -44,7 +33,7 @@ static struct object **find_entry(const struct objects *objects, const char *key
   return NULL;
 }
 
-struct object *objects_find(const struct objects *objects, const char *key, size_t key_bytes) {
+struct object *objects_find(struct objects *objects, const char *key, size_t key_bytes) {
   struct object **entry = find_entry(objects, key, key_bytes);
   return entry != NULL ? *entry : NULL;
 }

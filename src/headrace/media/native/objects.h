@@ -37,13 +37,11 @@ struct object {
 };
 
 struct objects {
-  struct object **table; /* OBJECTS_MAX entries */
+  struct object *table[OBJECTS_MAX];
 };
 
-int objects_open(struct objects *objects);
-void objects_close(struct objects *objects);
 void objects_clear(struct objects *objects);
-struct object *objects_find(const struct objects *objects, const char *key, size_t key_bytes);
+struct object *objects_find(struct objects *objects, const char *key, size_t key_bytes);
 void objects_remove(struct objects *objects, const char *key);
 /* Takes over the caller's reference. */
 void objects_put(struct objects *objects, struct object *object);

@@ -5,21 +5,17 @@
 #ifndef HEADRACE_PEER_HEAD_H
 #define HEADRACE_PEER_HEAD_H
 
-#include <stddef.h>
 #include <stdint.h>
+
+#include "text.h"
 
 #define PEER_HEAD_MAX 4096
 
 enum peer_head_result { PEER_HEAD_INCOMPLETE, PEER_HEAD_PART, PEER_HEAD_OTHER };
 
-struct peer_text {
-  const char *at; /* NULL: there is none */
-  size_t bytes;
-};
-
 struct peer_head {
   size_t bytes; /* with the empty line */
-  struct peer_text etag, length, range, reply; /* the values of the fields */
+  struct text etag, length, range, reply; /* the values of the fields */
   int is_last; /* the peer closes the connection after this answer */
 };
 

@@ -10,7 +10,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "fetch.h"
 #include "loop.h"
 
 enum {

@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "commands.h"
 #include "loop.h"
 
 static void notify(int fd) {
@@ -26,7 +25,7 @@ static void clear(int fd) {
 static int push_command(struct plane *plane, enum command_kind kind, int fd, int64_t number, void *data) {
   struct command *command = malloc(sizeof *command);
   if (command == NULL) return -1;
-  *command = (struct command){.kind = (int)kind, .fd = fd, .number = number, .data = data};
+  *command = (struct command){.kind = kind, .fd = fd, .number = number, .data = data};
   pthread_mutex_lock(&plane->lock);
   int was_empty = plane->first_command == NULL;
   if (was_empty) plane->first_command = command;
@@ -217,15 +216,15 @@ static void free_plane(struct plane *plane) {
   for (struct queued_event *event = plane->first_event, *next; event != NULL; event = next) {
     next = event->next;
     tls_free(event->event.tls);
-    log_entry_free(event->event.entry);
+    free(event->event.entry);
     if (event->event.fd >= 0) close(event->event.fd);
     if (event->event.file >= 0) close(event->event.file);
     free(event);
   }
-  for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i]);
+  for (int i = 0; i < plane->listeners_count; i++) close(plane->listeners[i].fd);
   peers_close(plane);
   files_close_unused(&plane->files, INT64_MAX);
-  objects_close(&plane->objects);
+  objects_clear(&plane->objects);
   free(plane->blocks);
   free(plane->folder);
   free(plane->keys);
@@ -262,7 +261,6 @@ struct plane *plane_start(const struct plane_config *config) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int is_started = plane->epoll >= 0 && plane->commands_fd >= 0 && plane->events_fd >= 0 &&
-                   objects_open(&plane->objects) == 0 &&
                    (config->ticket_seed == NULL || (plane->tls = tls_server_make(config->ticket_seed)) != NULL) &&
                    epoll_ctl(plane->epoll, EPOLL_CTL_ADD, plane->commands_fd, &event) == 0 &&
                    pthread_create(&plane->thread, NULL, loop_run, plane) == 0;

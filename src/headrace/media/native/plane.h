@@ -29,7 +29,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PLANE_VERSION 1
 #define PLANE_BUCKETS 14 /* bounds of the histogram of first bytes; one more bucket is above them */
 #define PLANE_SLOTS 8192 /* parts of the key space, see media/cache/layout.py */
 
@@ -59,10 +58,9 @@ struct plane_disk {
   uint8_t *index;
   uint8_t *visited;
   uint8_t *verified;
-  uint64_t sets;
+  uint64_t sets; /* 0: its blocks are not sent from here */
   int64_t data_at;
-  int32_t reader;    /* descriptor for sendfile and preadv; stays open until the disk is replaced */
-  int32_t is_copied; /* the disk failed the probe of sent bytes: its blocks are never sent from here */
+  int32_t reader; /* descriptor for sendfile and preadv; stays open until the disk is replaced */
 };
 
 /* What the plane needs to answer for one object, valid until `expires_ms` of CLOCK_MONOTONIC. */
@@ -169,9 +167,11 @@ int plane_set_disks(struct plane *plane, uint64_t revision, const struct plane_d
 int64_t plane_tls_receive(struct tls *tls, uint8_t *into, int64_t bytes_max); /* 0: the client ended */
 /* After -1 the same bytes must be offered again; the result then is the number that was offered first. */
 int64_t plane_tls_send(struct tls *tls, const uint8_t *data, int64_t bytes);
-void plane_tls_end(struct tls *tls);                      /* send close_notify */
-void plane_tls_free(struct tls *tls);                     /* before the socket is closed */
-/* NULL: it can be used here, or the reason why not. */
-const char *plane_tls_missing(void);
-const char *plane_tls_kernel_missing(void);
+/* Send close_notify, so that the client does not take the end for an attacker's. */
+void tls_end(struct tls *tls);
+/* Before the socket is closed, which stays open. Accepts NULL. */
+void tls_free(struct tls *tls);
+/* NULL: TLS works here, or the reason why not; the same for kernel TLS. */
+const char *tls_missing(void);
+const char *tls_kernel_missing(void);
 #endif

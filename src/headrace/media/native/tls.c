@@ -7,8 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "plane.h"
-
 static const struct openssl *lib; /* set before the first connection */
 static BIO_METHOD *method;
 static int has_kernel; /* the kernel can encrypt */
@@ -224,8 +222,3 @@ int64_t plane_tls_send(struct tls *tls, const uint8_t *data, int64_t bytes) {
   tls->begun = (size_t)sent;
   return -1;
 }
-
-void plane_tls_end(struct tls *tls) { tls_end(tls); }
-void plane_tls_free(struct tls *tls) { tls_free(tls); }
-const char *plane_tls_missing(void) { return tls_missing(); }
-const char *plane_tls_kernel_missing(void) { return tls_kernel_missing(); }

@@ -17,6 +17,7 @@
 
 #include "bytes.h"
 #include "openssl.h"
+#include "plane.h"
 
 #define TLS_SEED_BYTES 32
 #define TLS_PIECE_BYTES (128 * 1024) /* of a file, encrypted and sent by one call */
@@ -56,10 +57,6 @@ struct tls {
   uint8_t is_slow; /* the socket did not take the last piece */
 };
 
-/* NULL: TLS works here, or the reason why not; the same for kernel TLS. */
-const char *tls_missing(void);
-const char *tls_kernel_missing(void);
-
 /* A context with a certificate; NULL: `why` (of `why_bytes`) holds the reason. `seed` of the ticket keys
    must outlive every connection. */
 SSL_CTX *tls_context_make(const char *certificate, const char *key, const uint8_t *seed, char *why, size_t why_bytes);
@@ -69,10 +66,6 @@ struct tls_server *tls_server_make(const uint8_t *seed);
 struct tls *tls_make(int fd);
 /* Before the first use. 0: memory is missing. */
 int tls_start(struct tls *tls, struct tls_server *server);
-/* Send close_notify, so that the client does not take the end for an attacker's. */
-void tls_end(struct tls *tls);
-/* Accepts NULL. The socket stays open. */
-void tls_free(struct tls *tls);
 
 /* Received bytes for HTTP; 0: the client ended or broke the protocol; -1: wait for the socket. */
 ssize_t tls_receive(struct tls *tls, struct bytes *out, void *into, size_t bytes_max);

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <string.h>
 #include <sys/socket.h>
 
 static const char PREFIX[] = "/m/";
@@ -25,28 +24,17 @@ static void encode_signature(const uint8_t digest[SHA256_BYTES], char out[SIGNAT
   }
 }
 
-static int is_equal(const char *left, const char *right, size_t bytes) {
-  unsigned char differs = 0;
-  for (size_t i = 0; i < bytes; i++) differs |= (unsigned char)(left[i] ^ right[i]);
-  return differs == 0;
-}
-
 const struct hmac_key *url_find_key(const struct url_keys *keys, const char *id) {
   for (int i = 0; i < keys->count; i++)
     if (memcmp(keys->ids[i], id, URL_KEY_ID) == 0) return &keys->keys[i];
   return NULL;
 }
 
-/* Digits of a number above 0 without leading zeros; 0: there are none, or more than `digits_max`. */
+/* A number above 0 without leading zeros; 0: there is none. */
 static int64_t read_digits(const char **at, const char *end, int digits_max) {
-  const char *start = *at;
-  int64_t number = 0;
-  if (start < end && *start == '0') return 0;
-  for (; *at < end && **at >= '0' && **at <= '9'; ++*at) {
-    if (*at - start == digits_max) return 0;
-    number = number * 10 + (**at - '0');
-  }
-  return number;
+  if (*at < end && **at == '0') return 0;
+  int64_t number = text_read_number(at, end, digits_max);
+  return number < 0 ? 0 : number;
 }
 
 static int skip(const char **at, const char *end, const char *text) {
@@ -59,10 +47,10 @@ static int skip(const char **at, const char *end, const char *text) {
 /* [&a=NETWORK][&r=RATE] */
 static int read_limits(const char **at, const char *end, struct url *url) {
   if (skip(at, end, "&a=")) {
-    url->network = *at;
+    url->network.at = *at;
     while (*at < end && **at != '&') ++*at;
-    url->network_bytes = (size_t)(*at - url->network);
-    if (url->network_bytes < 2 || url->network_bytes > NETWORK_CHARACTERS_MAX) return 0;
+    url->network.bytes = (size_t)(*at - url->network.at);
+    if (url->network.bytes < 2 || url->network.bytes > NETWORK_CHARACTERS_MAX) return 0;
   }
   return !skip(at, end, "&r=") || (url->rate = read_digits(at, end, RATE_DIGITS_MAX)) > 0;
 }
@@ -82,7 +70,7 @@ static int read_signed(const char *target, const char *query, const char *end, c
   char expected[SIGNATURE_CHARACTERS + 1];
   hmac_sha256(key, (const uint8_t *)target, (size_t)(signed_end - target), digest);
   encode_signature(digest, expected);
-  return is_equal(at, expected, SIGNATURE_CHARACTERS);
+  return is_equal_secret(at, expected, SIGNATURE_CHARACTERS);
 }
 
 int url_read_key(const char *target, size_t bytes, struct url *url) {
@@ -90,10 +78,10 @@ int url_read_key(const char *target, size_t bytes, struct url *url) {
   const char *path_end = query != NULL ? query : target + bytes;
   memset(url, 0, sizeof *url);
   if ((size_t)(path_end - target) <= PREFIX_BYTES || memcmp(target, PREFIX, PREFIX_BYTES) != 0) return 0;
-  url->key = target + PREFIX_BYTES;
-  url->key_bytes = (size_t)(path_end - url->key);
+  url->key.at = target + PREFIX_BYTES;
+  url->key.bytes = (size_t)(path_end - url->key.at);
   /* An escape may stand for a character of a key: only the control plane decodes it. */
-  return memchr(url->key, '%', url->key_bytes) == NULL;
+  return memchr(url->key.at, '%', url->key.bytes) == NULL;
 }
 
 /* Whether a query has a field of a variant, which only the control plane reads (media/variants.py). */
@@ -135,11 +123,18 @@ int address_read(int fd, struct address *address) {
   return address->is_known = 1;
 }
 
+void address_write(const struct address *address, char into[ADDRESS_TEXT_BYTES]) {
+  int is_ipv4 = memcmp(address->bytes, IPV4_PREFIX, sizeof IPV4_PREFIX) == 0;
+  strcpy(into, "-");
+  if (address->is_known)
+    inet_ntop(is_ipv4 ? AF_INET : AF_INET6, address->bytes + (is_ipv4 ? 12 : 0), into, ADDRESS_TEXT_BYTES);
+}
+
 /* The network's address and its number of leading bits in 16 bytes; 0: it has another notation. */
 static int read_network(const struct url *url, uint8_t network[16], int *bits) {
   char text[NETWORK_CHARACTERS_MAX + 1];
-  memcpy(text, url->network, url->network_bytes);
-  text[url->network_bytes] = 0;
+  memcpy(text, url->network.at, url->network.bytes);
+  text[url->network.bytes] = 0;
   char *slash = strchr(text, '/');
   if (slash != NULL) *slash = 0;
   int is_ipv4 = inet_pton(AF_INET, text, network + 12) == 1;
@@ -159,7 +154,7 @@ static int read_network(const struct url *url, uint8_t network[16], int *bits) {
 int url_allows(const struct url *url, const struct address *address) {
   uint8_t network[16];
   int bits;
-  if (url->network == NULL) return 1;
+  if (url->network.at == NULL) return 1;
   if (!address->is_known || !read_network(url, network, &bits)) return 0;
   for (int i = 0; i < 128; i++) {
     int expected = network[i / 8] >> (7 - i % 8) & 1, found = address->bytes[i / 8] >> (7 - i % 8) & 1;

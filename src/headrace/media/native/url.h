@@ -6,9 +6,11 @@
 #define HEADRACE_URL_H
 
 #include "digest.h"
+#include "text.h"
 
 #define URL_KEYS_MAX 64
 #define URL_KEY_ID 8
+#define ADDRESS_TEXT_BYTES 46
 
 struct url_keys {
   int count;
@@ -20,12 +22,10 @@ struct url_keys {
 const struct hmac_key *url_find_key(const struct url_keys *keys, const char *id);
 
 struct url {
-  const char *key;
-  size_t key_bytes;
+  struct text key;
   int64_t expires_s; /* since 1970; 0: not signed */
   int64_t rate;      /* bytes per second; 0: unlimited */
-  const char *network; /* the URL is only for this address or network; NULL: for all */
-  size_t network_bytes;
+  struct text network; /* the URL is only for this address or network; none: for all */
 };
 
 /* An address as 16 bytes, IPv4 as ::ffff:a.b.c.d; `is_known` is 0 before it was read. */
@@ -43,4 +43,6 @@ int url_read(const char *target, size_t bytes, const struct url_keys *keys, int 
 int url_allows(const struct url *url, const struct address *address);
 /* The address of the other end of a TCP socket; 0: it is gone. */
 int address_read(int fd, struct address *address);
+/* Its text; "-" if it is not known. */
+void address_write(const struct address *address, char into[ADDRESS_TEXT_BYTES]);
 #endif

@@ -1,8 +1,8 @@
 """The services of media, by topic. `Media` gives each as an attribute.
 
 app.media.objects.url("tracks/a.mp3")   await app.media.objects.put(key, data)
-await app.media.uploads.send(path, key) await app.media.purges.purge([key])
-await app.media.warming.warm([key])     await app.media.nodes.drain("n1")
+await app.media.purges.purge([key])     await app.media.warming.warm([key])
+await app.media.nodes.drain("n1")
 await app.media.entry.list()            await app.media.entry.render("haproxy")
 await app.media.partitions.plan(lost=["n1"])
 

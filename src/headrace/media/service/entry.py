@@ -2,7 +2,7 @@
 
 The member list names the nodes, and a probe of each (`GET /healthz`) shows which of them answer.
 From both come a weight for each node, 0 for one that is draining or does not answer, and
-configuration of HAProxy, keepalived, IPVS, a DNS zone, or JSON. If no node answers, all keep their
+configuration of HAProxy, keepalived, a DNS zone, or JSON. If no node answers, all keep their
 weights: then the network of this machine is the likelier fault.
 
 `watch` looks every few seconds, replaces the file atomically after a change, and runs a command
@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,6 @@ from headrace.kernel.logs import logger
 from headrace.media.cluster.membership import Member, Membership
 from headrace.media.cluster.peers import Peer
 from headrace.media.errors import NoNodes
-from headrace.media.partitions import partition_of
 from headrace.media.service.nodes import Nodes
 
 log = logger(__name__)
@@ -42,7 +41,7 @@ MEMBERS_KEPT_S: Final = 10.0
 TTL_S: Final = 30
 _LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,200}[A-Za-z0-9_])?")
-_IPVS_METHODS: Final = {"nat": "-m", "dr": "-g", "tun": "-i"}
+METHODS: Final = ("nat", "dr", "tun")
 
 
 class InvalidEntry(InvalidInput):
@@ -67,7 +66,7 @@ class EntryNode:
 class EntryOptions:
     """What to print. `listen`: the address of clients; `dc`: the data center of this entry.
 
-    `zone` and `name_server` are names of the DNS, `method` is that of IPVS: nat, dr or tun.
+    `zone` and `name_server` are names of the DNS, `method` is one of METHODS, of IPVS.
     """
 
     listen: str | None = None
@@ -122,12 +121,8 @@ class Entry:
         The member list is at most 10 s old. Raises: InvalidBlobKey, NoNodes, BlobsDown.
         """
         membership = await self._membership(kept_s=MEMBERS_KEPT_S)
-        table = await self._nodes.table(membership)
-        owners = table.owners(partition_of(require_key(key)))
-        if not owners:
-            raise NoNodes("no node takes partitions: see `headrace media nodes ls`")
-        near = {member.name for member in membership.members if member.dc == dc}
-        return next((name for name in owners if name in near), owners[0])
+        owners = await self._nodes.owners(membership, require_key(key))
+        return next((owner for owner in owners if owner.dc == dc), owners[0]).name
 
     async def watch(
         self,
@@ -151,17 +146,18 @@ class Entry:
             if nodes != applied:
                 text = render(form, nodes, options)
                 await asyncio.to_thread(_replace, file, text)
-                applied = nodes if await _run(command) else None
+                applied = nodes if await asyncio.to_thread(_run, command) else None
                 out = [node.name for node in nodes if not node.weight]
                 log.info("entry_changed", file=str(file), nodes=len(nodes), weight_0=out)
             await asyncio.sleep(every_s)
 
     async def _membership(self, *, kept_s: float) -> Membership:
-        if self._members is None:
-            self._members = await self._nodes.membership()
-        elif time.monotonic() - self._read_s >= kept_s:
-            with suppress(HeadraceError):
+        if self._members is None or time.monotonic() - self._read_s >= kept_s:
+            try:
                 self._members = await self._nodes.membership()
+            except HeadraceError:
+                if self._members is None:
+                    raise
             self._read_s = time.monotonic()
         return self._members
 
@@ -179,24 +175,15 @@ def _replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-async def _run(command: Sequence[str]) -> bool:
+def _run(command: Sequence[str]) -> bool:
     """Run `command`; return whether it succeeded."""
-    if not command:
-        return True
     try:
-        process = await asyncio.create_subprocess_exec(*command)
-    except OSError as error:
+        if command:
+            subprocess.run(command, check=True, timeout=COMMAND_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
         log.warning("entry_command_failed", command=command[0], reason=str(error))
         return False
-    try:
-        async with asyncio.timeout(COMMAND_TIMEOUT_S):
-            code = await process.wait()
-    except TimeoutError:
-        process.kill()
-        code = await process.wait()
-    if code:
-        log.warning("entry_command_failed", command=command[0], exit_code=code)
-    return not code
+    return True
 
 
 def _require_dc(nodes: Sequence[EntryNode], options: EntryOptions) -> None:
@@ -209,7 +196,7 @@ def _require_dc(nodes: Sequence[EntryNode], options: EntryOptions) -> None:
 
 def render(form: str, nodes: Sequence[EntryNode], options: EntryOptions) -> str:
     """The text for `nodes`. Raises: InvalidEntry, NoNodes."""
-    if form not in _RENDERERS or options.method not in _IPVS_METHODS:
+    if form not in _RENDERERS or options.method not in METHODS:
         raise InvalidEntry(
             f"form {form[:40]!r}, method {options.method[:40]!r}: expected one of"
             f" {', '.join(FORMS)} and nat, dr or tun"
@@ -219,90 +206,82 @@ def render(form: str, nodes: Sequence[EntryNode], options: EntryOptions) -> str:
     return _RENDERERS[form](nodes, options)
 
 
+_HAPROXY: Final = """\
+# Generated by `headrace media entry haproxy`: changes are lost.
+backend headrace_media
+    mode http
+    # Not by a hash of the path: one node would get all clients of a hot object.
+    balance leastconn
+    option httpchk GET /healthz
+    http-check expect status 200
+    # GET and HEAD are repeated on another node if a node dies before it answers.
+    option redispatch 1
+    option allbackups
+    retries 3
+    retry-on conn-failure empty-response response-timeout
+    timeout connect 1s
+    # A node has its first byte within media.origin_timeout.
+    timeout server 15s
+    default-server check inter 1s fastinter 200ms fall 2 rise 2 tcp-ut 3s
+    default-server observe layer4 error-limit 1 on-error mark-down
+    default-server on-marked-down shutdown-sessions
+"""
+_FRONTEND: Final = """
+frontend headrace_media
+    mode http
+    bind {listen}
+    timeout client 60s
+    timeout http-request 10s
+    # Otherwise a reload resets clients that send a request at that moment.
+    option idle-close-on-response
+    default_backend headrace_media
+"""
+
+
 def _haproxy(nodes: Sequence[EntryNode], options: EntryOptions) -> str:
-    lines = [
-        "# Generated by `headrace media entry haproxy`: changes are lost.",
-        "backend headrace_media",
-        "    mode http",
-        # Not by a hash of the path: one node would get all clients of a hot object.
-        "    balance leastconn",
-        "    option httpchk GET /healthz",
-        "    http-check expect status 200",
-        "    # GET and HEAD are repeated on another node if a node dies before it answers.",
-        "    option redispatch 1",
-        "    option allbackups",
-        "    retries 3",
-        "    retry-on conn-failure empty-response response-timeout",
-        "    timeout connect 1s",
-        "    # A node has its first byte within media.origin_timeout.",
-        "    timeout server 15s",
-        "    default-server check inter 1s fastinter 200ms fall 2 rise 2 tcp-ut 3s",
-        "    default-server observe layer4 error-limit 1 on-error mark-down",
-        "    default-server on-marked-down shutdown-sessions",
-    ]
-    # A URL may name the node that keeps the object; while that is down, the rule is ignored.
-    lines += [
-        f"    use-server {node.name} if {{ hdr_beg(host) -i {node.name}. }}"
-        for node in nodes
-        if node.weight
-    ]
+    text = _HAPROXY
+    for node in nodes:
+        if node.weight:
+            # A URL may name the node that keeps the object. A down one's rule is ignored.
+            name = node.name
+            text += f"    use-server {name} if {{ hdr_beg(host) -i {name}. }}\n"
     for node in nodes:
         is_far = options.dc is not None and node.dc != options.dc
         backup = " backup" if is_far else ""
-        lines.append(f"    server {node.name} {node.address} weight {node.weight}{backup}")
+        text += f"    server {node.name} {node.address} weight {node.weight}{backup}\n"
     if options.listen is not None:
         _listen_of(options)
-        lines += [
-            "",
-            "frontend headrace_media",
-            "    mode http",
-            f"    bind {options.listen}",
-            "    timeout client 60s",
-            "    timeout http-request 10s",
-            # Otherwise a reload resets clients that send a request at that moment.
-            "    option idle-close-on-response",
-            "    default_backend headrace_media",
-        ]
-    return "\n".join([*lines, ""])
+        text += _FRONTEND.format(listen=options.listen)
+    return text
 
 
 def _keepalived(nodes: Sequence[EntryNode], options: EntryOptions) -> str:
     host, port = _listen_of(options)
-    lines = [
-        "# Generated by `headrace media entry keepalived`: changes are lost.",
-        f"virtual_server {host} {port} {{",
-        "    delay_loop 1",
-        "    lvs_sched wlc",
-        f"    lvs_method {options.method.upper()}",
-        "    protocol TCP",
-    ]
+    text = f"""\
+# Generated by `headrace media entry keepalived`: changes are lost.
+virtual_server {host} {port} {{
+    delay_loop 1
+    lvs_sched wlc
+    lvs_method {options.method.upper()}
+    protocol TCP
+"""
     for node in _near(nodes, options):
-        lines += [
-            f"    real_server {_address(node)} {parse_listen(node.address)[1]} {{",
-            f"        weight {node.weight}",
-            "        inhibit_on_failure",
-            "        HTTP_GET {",
-            "            url {",
-            "                path /healthz",
-            "                status_code 200",
-            "            }",
-            "            connect_timeout 1",
-            "            retry 1",
-            "            delay_before_retry 1",
-            "        }",
-            "    }",
-        ]
-    return "\n".join([*lines, "}", ""])
-
-
-def _ipvs(nodes: Sequence[EntryNode], options: EntryOptions) -> str:
-    _listen_of(options)
-    flag = _IPVS_METHODS[options.method]
-    lines = [f"-A -t {options.listen} -s wlc"]
-    for node in _near(nodes, options):
-        _address(node)
-        lines.append(f"-a -t {options.listen} -r {node.address} {flag} -w {node.weight}")
-    return "\n".join([*lines, ""])
+        text += f"""\
+    real_server {_address(node)} {parse_listen(node.address)[1]} {{
+        weight {node.weight}
+        inhibit_on_failure
+        HTTP_GET {{
+            url {{
+                path /healthz
+                status_code 200
+            }}
+            connect_timeout 1
+            retry 1
+            delay_before_retry 1
+        }}
+    }}
+"""
+    return text + "}\n"
 
 
 def _dns(nodes: Sequence[EntryNode], options: EntryOptions) -> str:
@@ -344,7 +323,6 @@ def _json(nodes: Sequence[EntryNode], _: EntryOptions) -> str:
 _RENDERERS: Final[dict[str, Callable[[Sequence[EntryNode], EntryOptions], str]]] = {
     "haproxy": _haproxy,
     "keepalived": _keepalived,
-    "ipvs": _ipvs,
     "dns": _dns,
     "json": _json,
 }

@@ -19,11 +19,11 @@ import msgspec
 from headrace.engines.blobs import Blobs, require_key
 from headrace.kernel.errors import require_extra
 from headrace.kernel.metrics import STALE_S
-from headrace.media.cluster.membership import Membership, MembershipStore, NodeUnknown
-from headrace.media.errors import NodeNotHere, NoNodes
+from headrace.media.cluster.membership import Member, Membership, MembershipStore, NodeUnknown
+from headrace.media.errors import DiskUnknown, NodeNotHere, NoNodes
 from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
-from headrace.media.simulate.cluster import Load, Situation, loads_of
+from headrace.media.simulate.cluster import Load, loads_of
 
 SOCKET: Final = "filler.sock"
 OBJECTS_MAX: Final = ROWS_MAX
@@ -73,8 +73,6 @@ class Disks:
 
     async def get(self, disk: str) -> Disk:
         """The disk of this id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
-        from headrace.media.errors import DiskUnknown
-
         for one in await self.list():
             if disk in (one.id, one.path):
                 return one
@@ -83,7 +81,7 @@ class Disks:
     async def add(self, path: str, size_bytes: int) -> Disk:
         """Add a folder or block device, including blocks that it holds from an earlier use.
 
-        Raises: NodeNotHere, FillerAway, DiskRefused, DiskTooSmall.
+        Raises: NodeNotHere, FillerAway, DiskRefused, InvalidDiskSize.
         """
         return await self._change("add", path=path, size_bytes=size_bytes)
 
@@ -240,6 +238,18 @@ class Nodes:
             self._kept = (candidates, replicas, table)
         return self._kept[2]
 
+    async def owners(self, membership: Membership, key: str) -> Sequence[Member]:
+        """The nodes that keep `key`, in the order of requests. Raises: NoNodes."""
+        names = (await self.table(membership)).owners(partition_of(key))
+        if not names:
+            raise _no_nodes()
+        known = {member.name: member for member in membership.members}
+        return [known[name] for name in names]
+
+
+def _no_nodes() -> NoNodes:
+    return NoNodes("the cluster has no node that takes partitions: see `headrace media nodes ls`")
+
 
 def _moment(at_s: float) -> datetime | None:
     return datetime.fromtimestamp(at_s, UTC) if at_s else None
@@ -287,18 +297,9 @@ class Partitions:
 
         Raises: InvalidBlobKey, NoNodes, BlobsDown.
         """
-        require_key(key)
-        membership = await self._nodes.membership()
-        known = {member.name: member for member in membership.members}
-        partition = partition_of(key)
-        names = (await self._nodes.table(membership)).owners(partition)
-        if not names:
-            raise NoNodes(
-                "the cluster has no node that takes partitions: see `headrace media nodes ls`"
-            )
-        owners = [known[name] for name in names]
+        owners = await self._nodes.owners(await self._nodes.membership(), require_key(key))
         seen = tuple(Owner(one.name, one.address, one.dc, str(one.state)) for one in owners)
-        return Ownership(key, partition, seen)
+        return Ownership(key, partition_of(key), seen)
 
     async def plan(
         self,
@@ -314,9 +315,7 @@ class Partitions:
         membership = await self._nodes.membership()
         now = list(membership.candidates(time.time()))
         if not now:
-            raise NoNodes(
-                "the cluster has no node that takes partitions: see `headrace media nodes ls`"
-            )
+            raise _no_nodes()
         gone, away = _named(now, lost), _named(now, drained)
         heavier = {name: weight for name, weight in (weights or {}).items() if _named(now, [name])}
         kept = [
@@ -327,8 +326,7 @@ class Partitions:
         before = after = await self._nodes.table(membership)
         if kept != now:
             after = await asyncio.to_thread(PartitionTable.build, kept, membership.replicas)
-        situation = Situation(tuple(now), before, after, gone, away)
-        return Plan(*await asyncio.to_thread(loads_of, situation))
+        return Plan(*await asyncio.to_thread(loads_of, now, before, after, gone))
 
 
 def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[str]:

@@ -212,7 +212,10 @@ class Objects:
         text = "expected the name of a node or data center, and media.preferred_url to be set"
         template = self._config.preferred_url
         if template is None or _PREFERRED.fullmatch(name) is None:
-            raise signing.UnsignableUrl.of([FieldProblem("prefer", "invalid", text)])
+            raise signing.UnsignableUrl(
+                f"this URL cannot be made: prefer: {text}",
+                problems=(FieldProblem("prefer", "invalid", text),),
+            )
         return template.replace(NAME_MARK, name)
 
     def _variant(self, key: str, options: SignOptions) -> Variant | None:
@@ -228,9 +231,8 @@ class Objects:
         ttl_s, tag, variant = options.get("ttl_s"), options.get("tag"), self._variant(key, options)
         grid_s = options.get("grid_s", 1.0)
         kept_s = self._config.url_ttl_s if ttl_s is None else ttl_s
-        faults = _faults(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
-        if faults:
-            raise signing.UnsignableUrl.of(faults)
+        problems = _problems(key, ttl_s=kept_s, grid_s=grid_s, tag=tag)
+        signing.UnsignableUrl.require_none(problems, "this URL cannot be made")
         expires_at = signing.expiry_on_grid(time.time(), kept_s, grid_s)
         query = signing.sign(
             self.url_keys,
@@ -268,7 +270,7 @@ def require_own_store(config: MediaConfig) -> None:
         )
 
 
-def _faults(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[FieldProblem]:
+def _problems(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[FieldProblem]:
     faults = []
     if is_reserved(key):
         faults.append(FieldProblem("key", "invalid", "expected a key outside _headrace/"))
@@ -337,7 +339,10 @@ class TagStore:
     async def get(self, identifier: str) -> StoredTag:
         """A stored tag. Raises: StoredAtHome, TagUnknown, TagCorrupt, BlobsDown."""
         require_own_store(self._config)
-        data = await self._read(identifier)
+        try:
+            data = await self._blobs.get(_key_of_tag(identifier))
+        except BlobMissing as error:
+            raise _unknown(identifier) from error
         if tag_id(data) != identifier:
             raise TagCorrupt(f"tag {identifier}: the stored bytes have another hash; put it again")
         return _seen(identifier, read_tags(data), len(data))
@@ -345,10 +350,8 @@ class TagStore:
     async def require(self, identifier: str) -> None:
         """Check that a tag is stored. Raises: StoredAtHome, TagUnknown, BlobsDown."""
         require_own_store(self._config)
-        if _ID.fullmatch(identifier) is None:
-            raise _unknown(identifier)
         try:
-            await self._blobs.info(tag_key(identifier))
+            await self._blobs.info(_key_of_tag(identifier))
         except BlobMissing as error:
             raise _unknown(identifier) from error
 
@@ -356,14 +359,6 @@ class TagStore:
         """Remove a tag; URLs with it get 404. Raises: as `require`."""
         await self.require(identifier)
         await self._blobs.delete(tag_key(identifier))
-
-    async def _read(self, identifier: str) -> bytes:
-        if _ID.fullmatch(identifier) is None:
-            raise _unknown(identifier)
-        try:
-            return await self._blobs.get(tag_key(identifier))
-        except BlobMissing as error:
-            raise _unknown(identifier) from error
 
     async def _is_stored(self, key: str, size_bytes: int) -> bool:
         # Not stored again, because a new file of the same bytes is another version for the caches.
@@ -383,6 +378,13 @@ def _seen(identifier: str, tags: Tags, size_bytes: int) -> StoredTag:
         buyer=tags.buyer,
         cover_bytes=len(tags.cover or b""),
     )
+
+
+def _key_of_tag(identifier: str) -> str:
+    """Raises: TagUnknown."""
+    if _ID.fullmatch(identifier) is None:
+        raise _unknown(identifier)
+    return tag_key(identifier)
 
 
 def _unknown(identifier: str) -> TagUnknown:
@@ -421,8 +423,7 @@ class Purging:
 
         Nodes poll every 2 s; a node without access to the object store purges later. No blocks are
         deleted: under the new generation objects are read again and variants made again. The stored
-        variants are removed. Raises: InvalidPurge,
-        InvalidBlobKey, BlobsDown.
+        variants are removed. Raises: InvalidPurge, InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
             given = "both were given" if keys else "neither was given"

@@ -12,22 +12,19 @@ client that did not receive the last answer learns that the object is stored.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from headrace.engines.blobs import BlobChanged, BlobInfo, BlobMissing, Blobs, require_key
 from headrace.engines.joined_objects import BlobCorrupt
-from headrace.kernel.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TooLarge
+from headrace.kernel.errors import Conflict, LimitExceeded, NotFound, TooLarge
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter
 from headrace.kernel.resilience import wait_event
@@ -80,12 +77,6 @@ class TooManyUploads(LimitExceeded):
     code = "media.too_many_uploads"
 
 
-class ChecksumMismatch(InvalidInput):
-    """The bytes of a request do not have its Upload-Checksum; none of them is stored."""
-
-    code, status = "media.checksum_mismatch", 460
-
-
 class UploadAborted(Exception):
     """The client went away before the end of its request."""
 
@@ -122,22 +113,6 @@ class _Found(NamedTuple):
     is_done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
-    """The checksum of one request; all of its bytes are held until it is verified."""
-
-    algorithm: str
-    digest: bytes
-
-    def require(self, data: bytes | bytearray) -> None:
-        """Raises: ChecksumMismatch."""
-        if hashlib.new(self.algorithm, data, usedforsecurity=False).digest() != self.digest:
-            raise ChecksumMismatch(
-                f"the {len(data)} bytes do not have the {self.algorithm} of Upload-Checksum: send"
-                " them again"
-            )
-
-
 class Uploads:
     """Create uploads, append bytes, finish and remove them."""
 
@@ -154,12 +129,11 @@ class Uploads:
         *,
         sha256: str | None = None,
         metadata: str = "",
-        id: str | None = None,  # noqa: A002 - the field's name
     ) -> Upload:
         """Begin an upload of `size_bytes` to `key`; `sha256` is required of the whole.
 
         Raises: StoredAtHome, InvalidBlobKey, ReservedKey, InvalidObject, WrongContentAddress,
-        UploadTooLarge, TooManyUploads, UploadConflict if `id` is in use, BlobsDown.
+        UploadTooLarge, TooManyUploads, BlobsDown.
         """
         require_own_store(self._config)
         if is_reserved(require_key(key)):
@@ -176,14 +150,11 @@ class Uploads:
                 " file, or raise media.upload_max"
             )
         await self._require_few()
-        identifier = id or secrets.token_hex(16)
+        identifier = secrets.token_hex(16)
         record = UploadRecord(
             key=key, size_bytes=size_bytes, sha256=sha256 or address, metadata=metadata
         )
-        try:
-            await self._blobs.put_if(f"{OPEN}/{identifier}", msgspec.json.encode(record), etag=None)
-        except BlobChanged as error:
-            raise UploadConflict(f"upload {identifier} exists already: continue it") from error
+        await self._blobs.put(f"{OPEN}/{identifier}", msgspec.json.encode(record))
         _COUNTS["created"].inc()
         if not size_bytes:
             await self._finish(identifier, record, [])
@@ -209,19 +180,12 @@ class Uploads:
             record.metadata,
         )
 
-    async def append(
-        self,
-        identifier: str,
-        offset: int,
-        chunks: AsyncIterator[bytes],
-        *,
-        checksum: Checksum | None = None,
-    ) -> int:
+    async def append(self, identifier: str, offset: int, chunks: AsyncIterator[bytes]) -> int:
         """Append bytes at `offset`, and return the new offset, up to which all bytes are durable.
 
-        If `chunks` raise UploadAborted, what was received is stored, unless there is a `checksum`.
-        The last byte finishes the upload. Raises: UploadUnknown, UploadConflict, UploadTooLarge,
-        ChecksumMismatch, BlobCorrupt, UploadAborted, BlobsDown.
+        If `chunks` raise UploadAborted, what was received is stored. The last byte finishes the
+        upload. Raises: UploadUnknown, UploadConflict, UploadTooLarge, BlobCorrupt, UploadAborted,
+        BlobsDown.
         """
         found = await self._find(identifier)
         size_bytes, parts = found.record.size_bytes, found.parts
@@ -234,13 +198,10 @@ class Uploads:
             )
             try:
                 async for chunk in chunks:
-                    await writer.add(chunk, is_held=checksum is not None)
+                    await writer.add(chunk)
             except UploadAborted:
-                if checksum is None:
-                    await writer.flush()
+                await writer.flush()
                 raise
-            if checksum is not None:
-                checksum.require(writer.held)
             await writer.flush()
         if writer.offset == size_bytes and not found.is_done:
             await self._finish(identifier, found.record, [*parts, *writer.parts])
@@ -252,40 +213,6 @@ class Uploads:
         await self._forget(identifier)
         await self._blobs.delete(f"{DONE}/{identifier}")
         _COUNTS["removed"].inc()
-
-    async def send(
-        self, file: Path, key: str, *, on_progress: Callable[[int, int], None] | None = None
-    ) -> None:
-        """Upload a local file. Called again after an interruption, it continues.
-
-        Raises: OSError, InvalidObject if the file changes meanwhile; as `create` and `append`.
-        """
-        path = await asyncio.to_thread(file.resolve)
-        before = await asyncio.to_thread(os.stat, path)
-        named = f"{key}\n{path}\n{before.st_size}\n{before.st_mtime_ns}"
-        identifier = hashlib.sha256(named.encode()).hexdigest()[:32]
-        try:
-            upload = await self.get(identifier)
-        except UploadUnknown:
-            upload = await self.create(key, before.st_size, id=identifier)
-
-        async def chunks() -> AsyncIterator[bytes]:
-            offset = upload.offset_bytes
-            with await asyncio.to_thread(open, file, "rb") as opened:
-                opened.seek(offset)
-                while data := await asyncio.to_thread(opened.read, EARLY_PART_BYTES):
-                    offset += len(data)
-                    if on_progress is not None:
-                        on_progress(offset, before.st_size)
-                    yield data
-                after = os.fstat(opened.fileno())
-            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                raise InvalidObject(f"file {file} changed while it was sent: send it again")
-
-        if not upload.is_done:
-            await self.append(identifier, upload.offset_bytes, chunks())
-        # Another call for the same file is a new upload.
-        await self._blobs.delete(f"{DONE}/{identifier}")
 
     async def sweep(self) -> int:
         """Remove uploads that expired, and parts without an upload. Return how many."""
@@ -393,31 +320,27 @@ class _PartWriter:
         self._parts_before = parts_count
         self._stored_s = time.monotonic()
         self.offset = offset
-        self.held = bytearray()
+        self._held = bytearray()
         self.parts: list[str] = []
 
-    async def add(self, chunk: bytes, *, is_held: bool) -> None:
-        """Take bytes; store them once they are enough, unless `is_held`.
+    async def add(self, chunk: bytes) -> None:
+        """Take bytes; store them once they are enough.
 
         Raises: UploadConflict, UploadTooLarge, BlobsDown.
         """
-        self.held += chunk
-        if self.offset + len(self.held) > self._size_bytes:
+        self._held += chunk
+        if self.offset + len(self._held) > self._size_bytes:
             raise UploadTooLarge(
                 f"the request goes beyond the {self._size_bytes} bytes of the upload"
             )
-        if is_held and len(self.held) > PART_BYTES:
-            raise UploadTooLarge(
-                f"a request with Upload-Checksum has at most {PART_BYTES} bytes: send less at once"
-            )
         is_slow = time.monotonic() - self._stored_s > EARLY_PART_S
         least = EARLY_PART_BYTES if is_slow else PART_BYTES
-        if not is_held and len(self.held) >= least:
+        if len(self._held) >= least:
             await self.flush()
 
     async def flush(self) -> None:
         """Store what is held. Raises: UploadConflict, UploadTooLarge, BlobsDown."""
-        if not self.held:
+        if not self._held:
             return
         if self._parts_before + len(self.parts) >= PARTS_MAX:
             raise UploadTooLarge(
@@ -425,12 +348,12 @@ class _PartWriter:
             )
         key = f"{PARTS}/{self._id}/{self.offset:015d}"
         try:
-            await self._blobs.put_if(key, bytes(self.held), etag=None)
+            await self._blobs.put_if(key, bytes(self._held), etag=None)
         except BlobChanged as error:
             raise UploadConflict(
                 f"another request writes to upload {self._id}: read its offset and continue there"
             ) from error
         self.parts.append(key)
-        self.offset += len(self.held)
-        self.held.clear()
+        self.offset += len(self._held)
+        self._held.clear()
         self._stored_s = time.monotonic()

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Unpack
+from typing import Final, NamedTuple, Unpack
 
 from headrace.engines.blobs import BlobMissing
-from headrace.media.errors import NoNodes, ObjectUnknown
+from headrace.kernel.config import http_origin
+from headrace.media.cluster.hop import PeerLost, PeerRequest
+from headrace.media.cluster.membership import Membership
+from headrace.media.cluster.upstream import UpstreamNode
+from headrace.media.errors import ObjectUnknown
 from headrace.media.model import BLOCK_BYTES, MediaConfig
-from headrace.media.partitions import partition_of
 from headrace.media.service.nodes import Nodes
 from headrace.media.sources import ObjectReader
 from headrace.media.variants import VariantOptions, formats_to_make
@@ -24,6 +26,7 @@ from headrace.media.variants import VariantOptions, formats_to_make
 CONNECTIONS: Final = 4
 """Connections to each node: enough for several reads of the object store, few beside clients."""
 ANSWER_TIMEOUT_S: Final = 30.0
+_FIELDS: Final = (("User-Agent", "headrace-warm"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,18 @@ class Warmed:
     nodes: tuple[NodeWarmed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _WarmRequest:
+class _WarmRequest(NamedTuple):
     """A key that a node is to cache."""
 
     target: str
     blocks: int
+
+
+class _Owner(NamedTuple):
+    """A node that is to cache keys."""
+
+    name: str
+    url: str
 
 
 class Warming:
@@ -74,16 +83,16 @@ class Warming:
         negotiated. The result reports nodes that fail. Raises: ObjectUnknown, InvalidBlobKey,
         InvalidVariant, VariantNotAllowed, NoNodes, BlobsDown.
         """
-        requests: dict[tuple[str, str, int], list[_WarmRequest]] = {}
-        addresses = await self._addresses()
+        requests: dict[_Owner, list[_WarmRequest]] = {}
+        membership = await self._nodes.membership()
         for key in keys:
-            request = await self._request_for(key)
+            owners, request = await self._owners(membership, key), await self._request_for(key)
             if any(variant.values()):
                 for fm in formats_to_make(variant.get("fm")):
                     target = self._target_of(key, **variant | {"fm": fm})
-                    requests.setdefault(addresses(key)[0], []).append(_WarmRequest(target, 1))
+                    requests.setdefault(owners[0], []).append(_WarmRequest(target, 1))
                 continue
-            for owner in addresses(key):
+            for owner in owners:
                 requests.setdefault(owner, []).append(request)
         results = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))
         return Warmed(len(keys), tuple(sorted(results, key=lambda row: row.node)))
@@ -97,31 +106,18 @@ class Warming:
             ) from error
         return _WarmRequest(self._target_of(key), -(-info.size_bytes // BLOCK_BYTES))
 
-    async def _addresses(self) -> Callable[[str], list[tuple[str, str, int]]]:
-        """For a key: name, host and port of its owners. A single node owns all keys."""
-        membership = await self._nodes.membership()
+    async def _owners(self, membership: Membership, key: str) -> list[_Owner]:
+        """The owners of `key`. A single node owns all keys."""
         if not membership.members:
-            host, port = self._config.listen
-            return lambda _: [(f"{host}:{port}", host, port)]
-        known = {member.name: member.address for member in membership.members}
-        table = await self._nodes.table(membership)
-
-        def owners(key: str) -> list[tuple[str, str, int]]:
-            names = table.owners(partition_of(key))
-            if not names:
-                raise NoNodes("no node takes partitions: see `headrace media nodes ls`")
-            found = []
-            for name in names:
-                host, _, port = known[name].rpartition(":")
-                found.append((name, host.strip("[]"), int(port)))
-            return found
-
-        return owners
+            url = http_origin(self._config.listen)
+            return [_Owner(url.removeprefix("http://"), url)]
+        owners = await self._nodes.owners(membership, key)
+        return [_Owner(owner.name, f"http://{owner.address}") for owner in owners]
 
 
-async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -> NodeWarmed:
-    """Warm one node over several connections; a failing connection costs its current key."""
-    name, host, port = node
+async def _warm_node(owner: _Owner, requests: list[_WarmRequest]) -> NodeWarmed:
+    """Warm one node by several requests at a time; a failure costs its current key."""
+    node = UpstreamNode(owner.url, timeout_s=ANSWER_TIMEOUT_S, on_slow=lambda _: None)
     left = list(reversed(requests))
     counts: Counter[str] = Counter()
     faults: list[str] = []
@@ -129,45 +125,27 @@ async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -
     async def work() -> None:
         while left:
             request = left.pop()
-            done = 0
-            try:
-                async for _ in _first_bytes(host, port, request):
-                    done += 1
-            except (OSError, EOFError, TimeoutError, ValueError) as error:
-                counts["failed"] += request.blocks - done
-                faults.append(str(error) or type(error).__name__)
-            counts["blocks"] += done
+            for number in range(request.blocks):
+                if fault := await _fault_of_block(node, request.target, number):
+                    counts["failed"] += request.blocks - number
+                    faults.append(fault)
+                    break
+                counts["blocks"] += 1
 
-    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
-    return NodeWarmed(name, counts["blocks"], counts["failed"], faults[0] if faults else None)
-
-
-async def _first_bytes(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
-    """Each block's number, once its first byte was received."""
-    async with _connected(host, port) as (reader, writer):
-        for number in range(request.blocks):
-            start = number * BLOCK_BYTES
-            writer.write(
-                f"GET {request.target} HTTP/1.1\r\nHost: {host}:{port}\r\n"
-                "User-Agent: headrace-warm\r\n"
-                f"Range: bytes={start}-{start}\r\n\r\n".encode()
-            )
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                status = head.split(b"\r\n", 1)[0].decode("latin-1")
-                if b" 206 " not in head[:16]:
-                    raise ValueError(f"block {number} was answered {status!r}")
-                await reader.readexactly(1)
-            yield number
-
-
-@asynccontextmanager
-async def _connected(
-    host: str, port: int
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(host, port)
     try:
-        yield reader, writer
+        await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
     finally:
-        writer.close()
+        node.close()
+    return NodeWarmed(owner.name, counts["blocks"], counts["failed"], faults[0] if faults else None)
+
+
+async def _fault_of_block(node: UpstreamNode, target: str, number: int) -> str | None:
+    """Request the first byte of a block; the reason if it was not received."""
+    start = number * BLOCK_BYTES
+    request = PeerRequest("GET", target, f"bytes={start}-{start}", fields=_FIELDS)
+    try:
+        answer = await node.request(request)
+        await answer.body.whole()
+    except PeerLost as error:
+        return error.text
+    return None if answer.status == 206 else f"block {number} was answered {answer.status}"

@@ -1,8 +1,7 @@
 """Simulations without I/O.
 
-cluster     the load of nodes before and after losses and in a roll-out
+cluster     the load of nodes before and after losses and in a roll-out; plots as SVG
 eviction    hit ratios of SIEVE in sets, LRU and the best static choice
-plot        both as SVG
 """
 
 from __future__ import annotations

@@ -8,38 +8,26 @@ shares: what it serves from its cache or the object store, and what it sends to 
 peers, which is the load of its network card.
 
 `simulate` computes an invented cluster through losses and a roll-out. The defaults are an example
-of 3 data centers with 4 nodes that carry 120 Gbit/s together. `simulate_in_process` does so in a
-separate process with low priority and a time limit, one at a time, so that it does not block other
-callers of the API. The SVG shows bars of each node at each step, or hit ratios by cache size.
+of 3 data centers with 4 nodes that carry 120 Gbit/s together. The SVG shows bars of each node at
+each step, or hit ratios by cache size.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from math import log10
 from typing import Final
 
-import msgspec
-
-from headrace.kernel.errors import Unavailable
 from headrace.media.errors import InvalidSimulation
 from headrace.media.model import REPLICAS_MAX
 from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, PartitionTable
 
 CENTRES_MAX: Final = 50
 ROLL_OUT: Final = "roll-out"
-LIMIT_S: Final = 30
-NICE: Final = 10
-_running = asyncio.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +48,18 @@ class Load:
         return self.share_after / self.fair_share if self.fair_share else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A table before and after a change, and the nodes lost or drained."""
-
-    candidates: tuple[Candidate, ...]
-    before: PartitionTable
-    after: PartitionTable
-    lost: frozenset[str] = frozenset()
-    drained: frozenset[str] = frozenset()
-
-
-def loads_of(situation: Situation) -> tuple[tuple[Load, ...], float, float]:
+def loads_of(
+    candidates: Sequence[Candidate],
+    before: PartitionTable,
+    after: PartitionTable,
+    lost: Collection[str] = (),
+) -> tuple[tuple[Load, ...], float, float]:
     """The loads, the share of cached blocks that new owners read, and the share without an owner.
 
-    A drained node is up and receives clients, but keeps no keys.
+    The table changes from `before` to `after`, and the `lost` nodes are down. A drained node is up
+    and receives clients, but keeps no keys.
     """
-    candidates, after, lost = situation.candidates, situation.after, situation.lost
-    was = _Flow(candidates, situation.before, ())
+    was = _Flow(candidates, before, ())
     will = _Flow(candidates, after, lost)
     weights = {one.name: one.weight for one in after.candidates if one.name not in lost}
     entitled = sum(weights.values())
@@ -93,8 +75,8 @@ def loads_of(situation: Situation) -> tuple[tuple[Load, ...], float, float]:
         )
         for one in candidates
     )
-    moved = after is not situation.before and after.replicas
-    gained = sum(situation.before.gains(after).values()) / after.replicas if moved else 0.0
+    moved = after is not before and after.replicas
+    gained = sum(before.gains(after).values()) / after.replicas if moved else 0.0
     return loads, gained, will.unowned
 
 
@@ -214,11 +196,6 @@ class Simulation:
     steps: tuple[Step, ...]
 
 
-def require_possible(cluster: Cluster, lost: Sequence[str]) -> None:
-    """Raise InvalidSimulation where `simulate` would, without computing tables."""
-    list(_losses(cluster.candidates(), lost))
-
-
 def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
     """Simulate the complete cluster, then without `lost` (nodes or data centers).
 
@@ -228,9 +205,9 @@ def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
     candidates = cluster.candidates()
     losses = list(_losses(candidates, lost))
     table = PartitionTable.build(candidates, cluster.replicas)
-    steps = [_step(cluster, "whole", Situation(candidates, table, table))]
+    steps = [_step(cluster, "whole", loads_of(candidates, table, table))]
     for name, gone in losses:
-        steps.append(_step(cluster, name, Situation(candidates, table, table, gone)))
+        steps.append(_step(cluster, name, loads_of(candidates, table, table, gone)))
     if not lost and len(candidates) > 1:
         steps.append(_roll_out(cluster, candidates, table))
     return Simulation(cluster.load_gbit, table.replicas, tuple(steps))
@@ -262,8 +239,8 @@ def _losses(
             yield name, gone
 
 
-def _step(cluster: Cluster, name: str, situation: Situation) -> Step:
-    loads, filled, unowned = loads_of(situation)
+def _step(cluster: Cluster, name: str, found: tuple[tuple[Load, ...], float, float]) -> Step:
+    loads, filled, unowned = found
     return Step(
         name=name,
         nodes=tuple(_in_gbit(cluster, load) for load in loads),
@@ -279,8 +256,7 @@ def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: Partit
     for one in candidates:
         kept = [other for other in candidates if other is not one]
         after = PartitionTable.build(kept, cluster.replicas)
-        situation = Situation(candidates, table, after, drained=frozenset({one.name}))
-        steps.append(_step(cluster, one.name, situation))
+        steps.append(_step(cluster, one.name, loads_of(candidates, table, after)))
     columns = zip(*(step.nodes for step in steps), strict=True)
     return Step(
         name=ROLL_OUT,
@@ -301,73 +277,6 @@ def _in_gbit(cluster: Cluster, load: Load) -> NodeLoad:
         sends_gbit=load.sent_share * all_gbit,
         fair_gbit=load.fair_share * all_gbit,
     )
-
-
-class SimulationBusy(Unavailable):
-    """A simulation for another caller runs."""
-
-    code = "media.simulation_busy"
-
-
-class SimulationInput(msgspec.Struct, frozen=True):
-    """The input of the process."""
-
-    cluster: Cluster
-    lost: tuple[str, ...]
-
-
-async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
-    """Run `simulate` in a separate process, which ends when the call is cancelled.
-
-    Raises: InvalidSimulation, SimulationBusy.
-    """
-    require_possible(cluster, lost)
-    if _running.locked():
-        raise SimulationBusy(
-            "a simulation runs already: try again, or use `headrace media partitions simulate`",
-            retry_after_s=5,
-        )
-    async with _running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            __name__,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            text, _ = await process.communicate(
-                msgspec.json.encode(SimulationInput(cluster, tuple(lost)))
-            )
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-    if process.returncode == -signal.SIGALRM:
-        raise InvalidSimulation(
-            f"{cluster.centres} data centers of {cluster.nodes} nodes take over {LIMIT_S} s: use"
-            " fewer nodes, or `headrace media partitions simulate`, which has no limit"
-        )
-    if process.returncode:
-        raise SimulationBusy(
-            f"the process that computes it ended with {process.returncode}: try again",
-            retry_after_s=5,
-        )
-    return msgspec.json.decode(text, type=Simulation)
-
-
-def main() -> None:
-    """Simulate the input on standard input."""
-    signal.alarm(LIMIT_S)
-    os.nice(NICE)
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationInput)
-    found = simulate(given.cluster, lost=given.lost)
-    sys.stdout.buffer.write(msgspec.json.encode(found))
-
-
-if __name__ == "__main__":
-    main()
 
 
 WIDTH: Final = 900

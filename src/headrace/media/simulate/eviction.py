@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.media.cache.frame_table import MARKS_MAX, choose
 from headrace.media.cache.layout import WAYS, Digests
@@ -38,14 +38,6 @@ class Row:
     sieve_sets: float
     sieve_global: float
     best_static: float
-
-
-class Policy(Protocol):
-    """A cache of a fixed size."""
-
-    def hit(self, track: int) -> bool:
-        """Request a track and cache it. Return whether it was cached."""
-        ...
 
 
 class Popularity:
@@ -75,7 +67,7 @@ class Lru:
         self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit(self, track: int) -> bool:
-        """See `Policy`."""
+        """Request a track and cache it. Return whether it was cached."""
         if track in self._held:
             self._held.move_to_end(track)
             return True
@@ -97,7 +89,7 @@ class SieveGlobal:
         self._hand = -1
 
     def hit(self, track: int) -> bool:
-        """See `Policy`."""
+        """Request a track and cache it. Return whether it was cached."""
         if track in self._visited:
             self._visited[track] = True
             return True
@@ -137,7 +129,7 @@ class SieveSets:
         self._set_of: dict[int, _Set] = {}
 
     def hit(self, track: int) -> bool:
-        """See `Policy`."""
+        """Request a track and cache it. Return whether it was cached."""
         own = self._set_of.get(track)
         if own is None:
             hash_bits = self._digests.key(str(track), "", 0).hash_bits
@@ -175,6 +167,10 @@ class _Set:
         gone = next(track for track, way in self._ways.items() if way == choice.way)
         del self._ways[gone]
         return choice.way
+
+
+Policy = Lru | SieveGlobal | SieveSets
+"""A cache of a fixed size."""
 
 
 def hit_ratio(policy: Policy, tracks: Iterable[int], *, warm: int) -> float:

@@ -7,21 +7,18 @@ a `request_context`.
     serving          `serve`: one worker in this process; `run_worker`: one of several
     supervisor       the parent: checks the setup, starts and restarts processes, adds up metrics
     ipc_reports      reports of child processes to the parent
-    socket_io        a client's socket; listening sockets
+    socket_io        a client's socket and its rate limit; listening sockets
     tls_io           a client's socket with TLS; the certificate
     node             accepts clients and schedules them
     connection       one client: states, deadlines, bounds
-    worker_api       what a connection uses of its worker
     timing           measures of one request and its answer
     access_log       one line for each answer, written by a thread
     request_context  admission (hop, signature, key) and sources
-    native_plane     the control side of the native data plane
+    native_plane     the control side of the native data plane, and its peers
     native_library   its C library
-    native_peers     the peers from which it requests blocks
     open_request     from an admitted request to its first bytes
     variants         makes missing variants of images, in `variant_child`
     bodies           spans of files and blocks
-    deadlines        deadlines and rate limits of clients
 """
 
 from __future__ import annotations

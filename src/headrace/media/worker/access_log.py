@@ -33,7 +33,6 @@ DROPPED: Final = counter(
     "Lines of the access log that were lost because its file or pipe was too slow or failed.",
 )
 _SIGNATURE: Final = re.compile(r"(?<=[?&])s=[^&]*")
-_UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
 _often: Final = SparseLogger(logger(__name__))
 
 
@@ -56,7 +55,6 @@ class AccessLog:
 
     def __init__(self, config: MediaConfig) -> None:
         """Open the file. Raises: OSError."""
-        self._is_json = config.access_log == "json"
         self._path = Path(config.access_log_path) if config.access_log_path else None
         self._file = -1
         self._native: tuple[Any, int] | None = None
@@ -71,7 +69,7 @@ class AccessLog:
     def open_native(self, library: Any) -> int:
         """A log for the native plane, as an address that is valid until `close`."""
         if self._native is None:
-            self._native = library, library.access_log_open(self._is_json)
+            self._native = library, library.access_log_open()
         return self._native[1]
 
     def end_native(self, entry: int, sent_bytes: int) -> None:
@@ -82,8 +80,7 @@ class AccessLog:
     def end(self, entry: LogEntry, sent_bytes: int, now_s: float) -> None:
         """Write the line of an answer; `sent_bytes` is the connection's count."""
         body_bytes = max(0, sent_bytes - entry.head_end)
-        make = _json_line if self._is_json else _combined_line
-        line = make(entry, body_bytes, now_s - entry.began_s).encode("ascii")
+        line = _line_of(entry, body_bytes, now_s - entry.began_s)
         with self._lock:
             if self._lines_bytes + len(line) > BUFFER_BYTES:
                 self._dropped += 1
@@ -154,19 +151,12 @@ class AccessLog:
         self._file = os.open(self._path, flags, 0o640)
 
 
-def entry_of(
-    client: str, request: Request | None, status: int, *, cache: str, began_s: float, head_end: int
-) -> LogEntry:
-    """The entry of an answer that begins now."""
-    return LogEntry(client, request, status, cache, began_s, time.time(), head_end)
-
-
 def _without_signature(text: str) -> str:
     path, mark, query = text[:TEXT_CHARACTERS_MAX].partition("?")
     return path + _SIGNATURE.sub("s=*", mark + query) if mark else path
 
 
-def _json_line(entry: LogEntry, body_bytes: int, spent_s: float) -> str:
+def _line_of(entry: LogEntry, body_bytes: int, spent_s: float) -> bytes:
     request, milliseconds = entry.request, int(entry.unix_s * 1000)
     fields = request.fields if request is not None else {}
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
@@ -184,24 +174,4 @@ def _json_line(entry: LogEntry, body_bytes: int, spent_s: float) -> str:
         "cache": entry.cache,
         "plane": "python",
     }
-    return json.dumps(values, separators=(",", ":")) + "\n"
-
-
-def _combined_line(entry: LogEntry, body_bytes: int, _: float) -> str:
-    request = entry.request
-    fields = request.fields if request is not None else {}
-    line = "-"
-    if request is not None:
-        version = "1.0" if request.is_http_1_0 else "1.1"
-        line = f"{request.method} {_escaped(_without_signature(request.target))} HTTP/{version}"
-    moment = time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(entry.unix_s))
-    referer = _escaped(_without_signature(fields.get("referer", ""))) or "-"
-    agent = _escaped(fields.get("user-agent", "")[:TEXT_CHARACTERS_MAX]) or "-"
-    return (
-        f'{entry.client or "-"} - - [{moment}] "{line}" {entry.status} {body_bytes} "{referer}"'
-        f' "{agent}"\n'
-    )
-
-
-def _escaped(text: str) -> str:
-    return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"

@@ -16,11 +16,12 @@ completed correctly is cut by a reset.
 from __future__ import annotations
 
 import asyncio
+import enum
 import fcntl
 import select
 import struct
 import termios
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
@@ -30,12 +31,13 @@ from headrace.media.errors import HeadTimeout, SourceCut
 from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.deadlines import RateLimit
-from headrace.media.worker.native_plane import PlaneEvent
+from headrace.media.worker.native_library import PlaneEvent
 from headrace.media.worker.open_request import Answer, OpenRequest, render_head, render_plain
-from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.socket_io import Channel, RateLimit
 from headrace.media.worker.timing import ANSWERED, SENT, Exchange
-from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, WorkerApi
+
+if TYPE_CHECKING:
+    from headrace.media.worker.node import Node
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
@@ -47,6 +49,20 @@ LINGER_BYTES: Final = 256 * 1024
 HEALTH_TARGET: Final = "/healthz"
 _GONE: Final = select.EPOLLERR | select.EPOLLHUP
 _NOTHING: Final = memoryview(b"")
+
+
+class State(enum.Enum):
+    """A connection's state; the transitions are at the top of this module."""
+
+    READING = "reading"
+    OPENING = "opening"
+    SENDING = "sending"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+# Module constants: access to members of an enumeration is slow, and each request needs ten.
+READING, OPENING, SENDING, LINGERING, CLOSED = State
 
 
 class Connection:
@@ -68,19 +84,21 @@ class Connection:
         "_rate_limit",
         "_sent_bytes",
         "_worker",
-        "bucket",
         "deadline_s",
         "fd",
         "is_leaving",
         "is_queued",
         "state",
+        "timer",
     )
 
-    def __init__(self, channel: Channel, worker: WorkerApi) -> None:
+    def __init__(self, channel: Channel, worker: Node) -> None:
         self.fd = channel.fd
         self.state = READING
         self.is_queued = self.is_leaving = False
-        self.deadline_s, self.bucket = 0.0, 0
+        self.deadline_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        """Both belong to `Node.watch`."""
         self._channel = channel
         self._worker = worker
         self._heads = HeadReader()
@@ -100,7 +118,7 @@ class Connection:
     def take_over(self, event: PlaneEvent, body: Body | None) -> None:
         """Continue a connection of the native data plane, or with `body` an answer's rest."""
         self._sent_bytes = self._acked_mark = event.sent_bytes
-        self._heads.feed(event.data)
+        self._heads.feed(event.received)
         if event.entry:
             self._begun_natively = event.entry, event.sent_bytes
         if body is not None:
@@ -424,7 +442,7 @@ class Connection:
             entry, sent_bytes = self._begun_natively
             log.end_native(entry, self._sent_bytes - sent_bytes)
             self._begun_natively = None
-        if exchange is not None and exchange.is_traced:
+        if exchange is not None:
             exchange.write_trace(outcome, self._sent_bytes)
 
     def _linger(self) -> int | None:

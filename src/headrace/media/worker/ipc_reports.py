@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -162,11 +162,9 @@ async def keep_hottest_file(folder: Path, rows: Callable[[], list[Row]]) -> None
 
 
 def _gauges() -> list[tuple[str, dict[str, str], float]]:
-    return list(_gauge_samples(REGISTRY.collect()))
-
-
-def _gauge_samples(families: Iterable[Any]) -> Iterable[tuple[str, dict[str, str], float]]:
-    for family in families:
-        if family.type == "gauge":
-            for sample in family.samples:
-                yield sample.name, sample.labels, sample.value
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in REGISTRY.collect()
+        if family.type == "gauge"
+        for sample in family.samples
+    ]

@@ -52,7 +52,6 @@ class PlaneDisk(Structure):
         ("sets", c_uint64),
         ("data_at", c_int64),
         ("reader", c_int32),
-        ("is_copied", c_int32),
     ]
 
 
@@ -74,8 +73,13 @@ class PlaneObject(Structure):
     ]
 
 
-class EventStruct(Structure):
-    """`plane_event` of plane.h."""
+class PlaneEvent(Structure):
+    """`plane_event` of plane.h: a connection that the plane passes on, and received bytes.
+
+    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
+    `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
+    `tls` is the state of an encrypted connection, or None; `entry` is for the access log, or None.
+    """
 
     _fields_: ClassVar = [
         ("kind", c_int32),
@@ -93,6 +97,11 @@ class EventStruct(Structure):
         ("tls", c_void_p),
         ("entry", c_void_p),
     ]
+
+    @property
+    def received(self) -> bytes:
+        """A copy of the received bytes."""
+        return ctypes.string_at(self.data, self.data_bytes)
 
 
 class PlaneCounters(Structure):
@@ -125,11 +134,11 @@ def plane_library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library_path()))
     loaded.plane_start.restype = loaded.access_log_open.restype = c_void_p
     loaded.access_log_take.restype = c_void_p
-    loaded.plane_next_event.restype = POINTER(EventStruct)
+    loaded.plane_next_event.restype = POINTER(PlaneEvent)
     loaded.plane_counters.restype = POINTER(PlaneCounters)
     loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
     arguments = {
-        "access_log_open": [c_int],
+        "access_log_open": [],
         "access_log_close": [c_void_p],
         "access_log_end": [c_void_p, c_void_p, c_int64],
         "access_log_take": [c_void_p, POINTER(c_int64), POINTER(c_int64)],
@@ -137,7 +146,7 @@ def plane_library() -> ctypes.CDLL:
         "plane_close": [c_void_p],
         "plane_event_fd": [c_void_p],
         "plane_next_event": [c_void_p],
-        "plane_event_done": [POINTER(EventStruct)],
+        "plane_event_done": [POINTER(PlaneEvent)],
         "plane_counters": [c_void_p],
         "plane_take_samples": [c_void_p, c_char_p, c_int],
         "plane_listen": [c_void_p, c_int, c_int],
@@ -146,8 +155,8 @@ def plane_library() -> ctypes.CDLL:
         "plane_set_certificate": [c_void_p, c_char_p, c_char_p, c_char_p, c_int],
         "plane_tls_receive": [c_void_p, c_char_p, c_int64],
         "plane_tls_send": [c_void_p, c_char_p, c_int64],
-        "plane_tls_end": [c_void_p],
-        "plane_tls_free": [c_void_p],
+        "tls_end": [c_void_p],
+        "tls_free": [c_void_p],
         "plane_released": [c_void_p],
         "plane_put_object": [c_void_p, POINTER(PlaneObject)],
         "plane_forget_object": [c_void_p, c_char_p],

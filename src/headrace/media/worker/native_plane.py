@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Mapping
 from ctypes import c_uint8
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from headrace.kernel.metrics import bound, observe_many
 from headrace.kernel.signing import Key
@@ -27,6 +27,7 @@ from headrace.media.cache.block_cache import PlaneDisks
 from headrace.media.cache.disk_files import ReadDisk
 from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cluster.hop import HopGuard
+from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.routing import note_native_hops
 from headrace.media.header_rules import HeaderRule
 from headrace.media.hottest import HOTTEST
@@ -38,11 +39,11 @@ from headrace.media.worker.native_library import (
     PlaneConfig,
     PlaneCounters,
     PlaneDisk,
+    PlaneEvent,
     PlaneObject,
     plane_library,
 )
-from headrace.media.worker.native_peers import PlanePeers
-from headrace.media.worker.socket_io import Channel, PlainChannel
+from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import ANSWERED, SENT
 from headrace.media.worker.tls_io import NativeTlsChannel
 
@@ -54,73 +55,61 @@ _BLOCKS: Final = {o: bound(BLOCKS, "media_blocks_total", outcome=o) for o in ("h
 _CUT: Final = {r: bound(CUTS, "media_cuts_total", reason=r) for r in ("client", "stalled")}
 
 
-class PlaneEvent(NamedTuple):
-    """A connection that the plane passes on: `kind`, its descriptor, and received bytes.
+class PlanePeers:
+    """The peers from which one plane requests blocks, and how they are numbered.
 
-    For BODY: the object, its version and the bytes to send; `file` is its open file, or -1, and
-    `peer` is not 0 if a peer keeps it. For SWAPPED `start` is the revision, for SLOW the peer.
-    `tls` is the state of an encrypted connection, or 0; `entry` is for the access log, or 0.
+    A peer is given to the plane with the address of a connection that succeeded here. So names are
+    resolved in Python only, and a node that nobody has reached yet is not requested natively. A
+    number is used once: descriptions with the number of a dropped peer lead to Python.
     """
 
-    kind: int
-    fd: int
-    file: int
-    peer: int
-    data: bytes
-    key: str
-    version: str
-    start: int
-    left: int
-    rate: int
-    sent_bytes: int
-    tls: int
-    entry: int
+    def __init__(self, library: Any, plane: Any) -> None:
+        self._library = library
+        self._plane = plane
+        self._peers: dict[int, tuple[Peer, tuple[str, int]]] = {}
+        self._count = 0
 
+    def number(self, peer: Peer) -> int:
+        """The number of a peer for descriptions; 0: it has not been connected to yet."""
+        endpoint = peer.endpoint
+        if endpoint is None:
+            return 0
+        for number, known in self._peers.items():
+            if known == (peer, endpoint):
+                return number
+        self._count += 1
+        self._peers[self._count] = peer, endpoint
+        self._put(self._count, peer, endpoint)
+        return self._count
 
-class DescribedObject(NamedTuple):
-    """What the plane needs to answer for one object; see `plane_object` in plane.h."""
+    def drop_unused(self, is_used: Callable[[Peer], bool]) -> bool:
+        """Request nothing more from peers that are not used any more, or have moved.
 
-    key: str
-    version: str
-    lines: str
-    tail: str
-    size_bytes: int
-    expires_s: float
-    fresh_s: int
-    is_immutable: bool
-    peer: int
-    is_for_peers: bool
-    cache_control: str | None
+        Return whether there was one.
+        """
+        gone = [
+            number
+            for number, (peer, endpoint) in self._peers.items()
+            if not is_used(peer) or peer.endpoint != endpoint
+        ]
+        for number in gone:
+            del self._peers[number]
+            self._library.plane_drop_peer(self._plane, number)
+        return bool(gone)
 
+    def report_slow(self, number: int) -> None:
+        """Record that a request waits for long; a dropped peer is ignored."""
+        if number in self._peers:
+            self._peers[number][0].report_slow()
 
-def describe_object(
-    key: str,
-    shape: Shape,
-    version: str,
-    expires_s: float,
-    *,
-    cors: str,
-    rule: HeaderRule | None,
-    peer: int = 0,
-    is_for_peers: bool = False,
-) -> DescribedObject:
-    """The description of an object in the words of `answers.object_head`.
-
-    `peer` is the number of the node that keeps it, from `peers.number`; 0: this one.
-    """
-    return DescribedObject(
-        key,
-        version,
-        version_lines(shape.etag, shape.modified_s),
-        content_lines(key, cache_status=PEER_STATUS if peer else HIT_STATUS, cors=cors, rule=rule),
-        shape.size_bytes,
-        expires_s,
-        A_YEAR_S if shape.is_immutable else A_MINUTE_S,
-        shape.is_immutable,
-        peer,
-        is_for_peers,
-        rule.cache_control if rule is not None else None,
-    )
+    def _put(self, number: int, peer: Peer, endpoint: tuple[str, int]) -> None:
+        timeout_ms = _timeout_ms(peer.timeout_s)
+        name, address, ip = (
+            text.encode("ascii") for text in (peer.name, peer.address, endpoint[0])
+        )
+        self._library.plane_put_peer(
+            self._plane, number, name, address, ip, endpoint[1], timeout_ms
+        )
 
 
 class NativePlane:
@@ -201,11 +190,7 @@ class NativePlane:
     def channel(self, event: PlaneEvent) -> Channel:
         """The connection of an event. Raises: OSError."""
         client = socket.socket(fileno=event.fd)
-        return (
-            NativeTlsChannel(client, self._library, event.tls)
-            if event.tls
-            else PlainChannel(client)
-        )
+        return NativeTlsChannel(client, self._library, event.tls) if event.tls else Channel(client)
 
     def adopt(self, fd: int, tls: int, sent_bytes: int) -> None:
         """Give back a connection that waits for its next request. The plane owns both now."""
@@ -216,57 +201,60 @@ class NativePlane:
         self._library.plane_released(self._plane)
 
     def handle_events(self) -> None:
-        """Call `on_event` for all waiting events."""
+        """Call `on_event` for all waiting events. Each is valid until it returns."""
         while found := self._library.plane_next_event(self._plane):
             event = found.contents
-            data = ctypes.string_at(event.data, event.data_bytes) if event.data_bytes else b""
-            taken = PlaneEvent(
-                event.kind,
-                event.fd,
-                event.file,
-                event.peer,
-                data,
-                (event.key or b"").decode(),
-                (event.version or b"").decode(),
-                event.start,
-                event.left,
-                event.rate,
-                event.sent_bytes,
-                event.tls or 0,
-                event.entry or 0,
-            )
-            self._library.plane_event_done(found)
-            if taken.kind == SWAPPED:
-                self._release_before(taken.start)
-            elif taken.kind == SLOW:
-                self.peers.report_slow(taken.start)
-            else:
-                self._on_event(taken)
+            try:
+                if event.kind == SWAPPED:
+                    self._release_before(event.start)
+                elif event.kind == SLOW:
+                    self.peers.report_slow(event.start)
+                else:
+                    self._on_event(event)
+            finally:
+                self._library.plane_event_done(found)
 
     def is_described(self, key: str, now_s: float) -> bool:
         """Whether the plane has a current description of the object."""
         return self._described.get(key, 0.0) > now_s
 
-    def describe(self, described: DescribedObject) -> None:
-        """Let the plane answer requests for an object."""
+    def describe(
+        self,
+        key: str,
+        shape: Shape,
+        version: str,
+        expires_s: float,
+        *,
+        cors: str,
+        rule: HeaderRule | None,
+        peer: int = 0,
+        is_for_peers: bool = False,
+    ) -> None:
+        """Let the plane answer requests for an object in the words of `answers.object_head`.
+
+        `peer` is the number of the node that keeps it, from `peers.number`; 0: this one.
+        """
         if len(self._described) >= _DESCRIBED_MAX:
             self._described.clear()
-        self._described[described.key] = described.expires_s
+        self._described[key] = expires_s
+        status = PEER_STATUS if peer else HIT_STATUS
+        tail = content_lines(key, cache_status=status, cors=cors, rule=rule)
+        own_control = rule.cache_control if rule is not None else None
         self._library.plane_put_object(
             self._plane,
             ctypes.byref(
                 PlaneObject(
-                    key=described.key.encode(),
-                    version=described.version.encode(),
-                    lines=described.lines.encode("latin-1"),
-                    tail=described.tail.encode("latin-1"),
-                    size_bytes=described.size_bytes,
-                    expires_ms=int(described.expires_s * 1000),
-                    fresh_s=described.fresh_s,
-                    is_immutable=described.is_immutable,
-                    peer=described.peer,
-                    is_for_peers=described.is_for_peers,
-                    cache_control=(described.cache_control or "").encode(),
+                    key=key.encode(),
+                    version=version.encode(),
+                    lines=version_lines(shape.etag, shape.modified_s).encode("latin-1"),
+                    tail=tail.encode("latin-1"),
+                    size_bytes=shape.size_bytes,
+                    expires_ms=int(expires_s * 1000),
+                    fresh_s=A_YEAR_S if shape.is_immutable else A_MINUTE_S,
+                    is_immutable=shape.is_immutable,
+                    peer=peer,
+                    is_for_peers=is_for_peers,
+                    cache_control=(own_control or "").encode(),
                 )
             ),
         )
@@ -309,10 +297,8 @@ class NativePlane:
         rows = (PlaneDisk * max(1, len(disks)))()
         held = []
         for row, disk in zip(rows, disks, strict=False):
-            if disk is None:
-                row.is_copied = 1
-                row.sets = 1
-                continue
+            if disk is None or disk.is_copied:
+                continue  # without sets: its blocks are sent by Python
             disk.hold()
             views = [
                 (c_uint8 * 1).from_buffer(view)
@@ -321,7 +307,7 @@ class NativePlane:
             held.append((disk, views))
             row.index, row.visited, row.verified = map(ctypes.addressof, views)
             row.sets, row.data_at = disk.table.sets, disk.source.data_at
-            row.reader, row.is_copied = disk.reader, disk.is_copied
+            row.reader = disk.reader
         self._held[revision] = held
         self.revision = revision
         self._library.plane_set_disks(

@@ -34,19 +34,11 @@ from headrace.media.native import NativePlaneMissing, native_tls_missing
 from headrace.media.worker.access_log import AccessLog
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
 from headrace.media.worker.connection import Connection
-from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.native_plane import (
-    BODY,
-    LATE,
-    REFUSED,
-    REQUEST,
-    NativePlane,
-    PlaneEvent,
-    describe_object,
-)
+from headrace.media.worker.native_library import PlaneEvent
+from headrace.media.worker.native_plane import BODY, LATE, REFUSED, REQUEST, NativePlane
 from headrace.media.worker.request_context import RequestContext
-from headrace.media.worker.socket_io import Channel, PlainChannel
-from headrace.media.worker.timing import Exchange, StageSampler
+from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.timing import Exchange, samples
 from headrace.media.worker.tls_io import ServerTls
 
 log = logger(__name__)
@@ -62,6 +54,7 @@ NOTSENT_BYTES: Final = 64 * 1024
 A small SO_SNDBUF instead would slow down answers by far.
 """
 PLANE_LOOK_S: Final = 0.02
+TICK_S: Final = 0.25
 FILES_DESCRIBED_S: Final = 3600.0
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
@@ -86,10 +79,9 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
-        self._deadlines: Deadlines[Connection] = Deadlines()
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
-        self._sampler = StageSampler()
+        self._samples = samples()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._server_tls: ServerTls | None = None
@@ -125,8 +117,8 @@ class Node:
         except (NativePlaneMissing, OSError) as error:
             log.warning("native_plane_not_used", error=str(error))
             return None
-        if self.context.gate is not None and self.context.gate.guard is not None:
-            plane.set_hop_keys(self.context.gate.guard)
+        if self.context.hop_gate is not None and self.context.hop_gate.guard is not None:
+            plane.set_hop_keys(self.context.hop_gate.guard)
         return plane
 
     def _listeners_of_plane(self) -> set[int]:
@@ -142,7 +134,8 @@ class Node:
         """Start accepting. Raises: OSError if the certificate cannot be read."""
         if self._tls:
             is_native = self._plane is not None and self._native_listeners >= self._tls
-            self._server_tls = ServerTls(self.config, self._plane if is_native else None)
+            plane = self._plane if is_native else None
+            self._server_tls = ServerTls(self.config, plane.set_certificate if plane else None)
         for descriptor, listener in self._listeners.items():
             listener.setblocking(False)
             if self._plane is not None and descriptor in self._native_listeners:
@@ -207,13 +200,32 @@ class Node:
         return Exchange(
             began_s,
             now_s=self._loop.time,
-            is_sampled=self._sampler.is_next(),
+            is_sampled=next(self._samples),
             traces=self.context.traces,
         )
 
     def watch(self, connection: Connection, delay_s: float) -> None:
-        """Call `connection.expire` after `delay_s`, replacing an earlier deadline."""
-        self._deadlines.watch(connection, self._loop.time() + delay_s)
+        """Call `connection.expire` after `delay_s`, replacing an earlier deadline.
+
+        Moving a deadline later, as each request does, costs nothing: an early timer is set again.
+        """
+        connection.deadline_s = self._loop.time() + delay_s
+        if connection.timer is not None and connection.timer.when() > connection.deadline_s:
+            connection.timer.cancel()
+            connection.timer = None
+        if connection.timer is None:
+            self._set_timer(connection)
+
+    def _set_timer(self, connection: Connection) -> None:
+        at_s = connection.deadline_s
+        connection.timer = self._loop.call_at(at_s, self._on_timer, connection)
+
+    def _on_timer(self, connection: Connection) -> None:
+        connection.timer = None
+        if self._loop.time() < connection.deadline_s:
+            self._set_timer(connection)
+        else:
+            self._run_in_epoch(connection, connection.expire)
 
     def resume_later(self, connection: Connection) -> None:
         """Continue `connection` after the other clients."""
@@ -236,7 +248,8 @@ class Node:
             self._plane_descriptors.discard(connection.fd)
             if self._plane is not None and not connection.is_leaving:
                 self._plane.note_closed()
-        self._deadlines.forget(connection)
+        if connection.timer is not None:
+            connection.timer.cancel()
         if not self._connections:
             self._is_empty.set()
 
@@ -245,19 +258,17 @@ class Node:
         plane = self._plane
         if plane is None or plane.is_described(key, time.monotonic()):
             return
-        if self.context.traces is not None and self.context.traces.is_on:
+        if self.context.traces.is_on:
             return
         router = self.context.router
         # Clients never get tags, which other nodes request.
-        is_for_peers = is_reserved(key) or not self.context.is_replica(key)
+        is_for_peers = is_reserved(key) or (router is not None and not router.is_replica(key))
         if router is not None and is_for_peers and not is_hop:
             self._describe_of_peer(plane, router, key, shape)
             return
         described = self._description(key, shape)
         if described is not None:
-            plane.describe(
-                describe_object(key, shape, *described, is_for_peers=is_for_peers, **self._of(key))
-            )
+            plane.describe(key, shape, *described, is_for_peers=is_for_peers, **self._of(key))
 
     def _describe_of_peer(self, plane: NativePlane, router: Router, key: str, shape: Shape) -> None:
         """Let the plane request an object from the node that keeps it."""
@@ -268,9 +279,7 @@ class Node:
         number = plane.peers.number(peer)
         if number:
             version = version_of(shape, generation)
-            plane.describe(
-                describe_object(key, shape, version, expires_s, peer=number, **self._of(key))
-            )
+            plane.describe(key, shape, version, expires_s, peer=number, **self._of(key))
 
     def _of(self, key: str) -> dict[str, Any]:
         """The lines of settings in a description of `key`."""
@@ -319,7 +328,7 @@ class Node:
             connection.take_over(event, self._rest_of(event, connection))
         if event.kind == LATE:
             connection.expire()
-        elif self.is_stopping and event.kind == REQUEST and not event.data:
+        elif self.is_stopping and event.kind == REQUEST and not event.data_bytes:
             connection.stop()
         else:
             connection.advance()
@@ -328,9 +337,10 @@ class Node:
         """The rest of a body that the plane began, of the same version; None: it began none."""
         if event.kind != BODY:
             return None
+        key = event.key.decode()
         if self._plane is not None:
             # It may have been replaced: the next answer describes it again.
-            self._plane.forget_object(event.key)
+            self._plane.forget_object(key)
         wake = partial(self.resume, connection)
         own = self.context.cache_source
         if own is None:
@@ -340,8 +350,8 @@ class Node:
         router = self.context.router
         return BlockBody(
             router.peer_source if event.peer and router is not None else own,
-            event.key,
-            Shape(*parts_of_version(event.version), 0, is_immutable=False),
+            key,
+            Shape(*parts_of_version(event.version.decode()), 0, is_immutable=False),
             start=event.start,
             length_bytes=event.left,
             wake=wake,
@@ -353,14 +363,14 @@ class Node:
         disks = own.store.disks_for_plane() if own is not None else None
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
-        traces, router = self.context.traces, self.context.router
+        router = self.context.router
         if router is not None and plane.peers.drop_unused(router.is_used):
             plane.forget_objects()
         state = (
-            self.context.placement,
+            # Another table after every change of the members.
+            (router.table, router.copied, router.usable_names()) if router is not None else None,
             self.context.purges_version,
-            traces is not None and traces.is_on,
-            router.usable_names() if router is not None else (),
+            self.context.traces.is_on,
         )
         if state != self._described_for:
             self._described_for = state
@@ -368,7 +378,7 @@ class Node:
         plane.set_keys(self.context.url_keys())
 
     def _run_in_epoch(self, connection: Connection, step: Callable[[], None]) -> None:
-        with self.context.epoch():
+        with self.context.epoch:
             self._guard(connection, step)
 
     def _guard(self, connection: Connection, step: Callable[[], None]) -> None:
@@ -381,26 +391,18 @@ class Node:
 
     def _on_events(self) -> None:
         accepts: list[int] = []
-        self.context.enter_epoch()
-        try:
+        with self.context.epoch:
             for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
                 connection = self._connections.get(descriptor)
                 if connection is None:
                     accepts.append(descriptor)
-                    continue
-                if mask == select.EPOLLOUT:
+                elif mask == select.EPOLLOUT:
                     # Thousands of slow clients that read at once would delay new requests.
                     self._enqueue(connection)
-                    continue
-                try:
-                    connection.on_event(mask)
-                except Exception:
-                    log.exception("connection_failed")
-                    connection.cut("source")
+                else:
+                    self._guard(connection, partial(connection.on_event, mask))
             self._advance_queued()
-        finally:
-            self.context.leave_epoch()
-            self._run_queue_soon()
+        self._run_queue_soon()
         # Last, so that a descriptor closed above is not reused while its old events are handled.
         for descriptor in accepts:
             if descriptor in self._listeners:
@@ -446,7 +448,7 @@ class Node:
         unheard_ms = int(self.config.send_timeout_s * 1000)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, unheard_ms))
         if not is_tls:
-            return PlainChannel(client)
+            return Channel(client)
         assert self._server_tls is not None, "start loaded the certificate"
         return self._server_tls.wrap(client)
 
@@ -466,7 +468,7 @@ class Node:
 
     def _run_queue(self) -> None:
         self._is_run_due = False
-        with self.context.epoch():
+        with self.context.epoch:
             self._advance_queued()
         self._run_queue_soon()
 
@@ -488,13 +490,10 @@ class Node:
             self._loop.call_soon(self._run_queue)
 
     def _tick(self) -> None:
-        now_s = self._loop.time()
-        with self.context.epoch():
-            if self._plane is not None:
-                self._plane.flush_counters()
+        if self._plane is not None:
+            self._plane.flush_counters()
+            with self.context.epoch:
                 self._sync_plane(self._plane)
-            for connection in self._deadlines.take_due(now_s):
-                self._guard(connection, connection.expire)
         if self._server_tls is not None:
-            self._server_tls.renew(now_s)
-        self._tick_handle = self._loop.call_later(BUCKET_S, self._tick)
+            self._server_tls.renew(self._loop.time())
+        self._tick_handle = self._loop.call_later(TICK_S, self._tick)

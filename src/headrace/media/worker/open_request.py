@@ -198,13 +198,11 @@ class OpenRequest:
                 return self._open_files(self._context.folder)
             source = self._source
             assert source is not None, "the shape has one"
-            if tag is None:
-                self._answer = self._plan(shape)
-            else:
-                self._answer = self._plan_tagged(await self._tagged(source, shape, tag))
+            tagged = await self._tagged(source, shape, tag) if tag is not None else None
+            self._answer = self._plan(shape, tagged)
             if not is_fresh and self._is_doubted(self._answer):
                 raise SourceCut("a node of the cluster has another version of the object")
-            with self._context.epoch():
+            with self._context.epoch:
                 is_ready = self._is_ready(self._answer)
             if is_ready:
                 return self._hand_out()
@@ -281,47 +279,24 @@ class OpenRequest:
 
     # What is sent
 
-    def _plan(self, shape: Shape) -> Answer:
-        decision = self._decide(shape)
-        answer = self._of_blocks(shape, decision, (), begins=(self._key, shape))
-        if self._has_body(decision):
-            assert self._source is not None
-            body = BlockBody(
-                self._source,
-                self._key,
-                shape,
-                start=decision.start,
-                length_bytes=decision.length_bytes,
-                wake=self._wake,
-                trace_fields=self._trace_fields,
-            )
-            answer.bodies.append(body)
-        return answer
+    def _pieces(
+        self, shape: Shape, tagged: TaggedTrack | None
+    ) -> tuple[Shape, Decision, Sequence[Piece]]:
+        """The shape of the whole, and what to send of it, in order."""
+        whole = shape if tagged is None else tagged.shape
+        decision = decide(self._request.method, self._request.fields, whole)
+        if not decision.length_bytes or self._request.method == "HEAD":
+            return whole, decision, ()
+        if tagged is not None:
+            return whole, decision, tagged.pieces(decision)
+        return whole, decision, (Piece(self._key, shape, decision.start, decision.length_bytes),)
 
-    def _plan_tagged(self, tagged: TaggedTrack) -> Answer:
-        shape = tagged.shape
-        decision = self._decide(shape)
-        begins = (tag_key(tagged.tag_id), tagged.tag)
-        return self._of_blocks(shape, decision, tagged.pieces(decision), begins=begins)
-
-    def _decide(self, shape: Shape) -> Decision:
-        return decide(self._request.method, self._request.fields, shape)
-
-    def _has_body(self, decision: Decision) -> bool:
-        return decision.length_bytes > 0 and self._request.method != "HEAD"
-
-    def _of_blocks(
-        self,
-        shape: Shape,
-        decision: Decision,
-        pieces: Sequence[Piece],
-        *,
-        begins: tuple[str, Shape],
-    ) -> Answer:
+    def _plan(self, shape: Shape, tagged: TaggedTrack | None = None) -> Answer:
+        """The answer by blocks."""
         assert self._source is not None
-        bodies: list[Body] = []
-        for piece in pieces if self._has_body(decision) else ():
-            body = BlockBody(
+        whole, decision, pieces = self._pieces(shape, tagged)
+        bodies: list[Body] = [
+            BlockBody(
                 self._source_of(piece.key),
                 piece.key,
                 piece.shape,
@@ -330,15 +305,16 @@ class OpenRequest:
                 wake=self._wake,
                 trace_fields=self._trace_fields,
             )
-            bodies.append(body)
+            for piece in pieces
+        ]
         status = _OTHERS.get(self._source.name, HIT)
-        return Answer(shape, decision, bodies, status, begins, self._key)
+        begins = (self._key, shape) if tagged is None else (tag_key(tagged.tag_id), tagged.tag)
+        return Answer(whole, decision, bodies, status, begins, self._key)
 
     def _source_of(self, key: str) -> Source:
         """Other nodes may keep the tag than keep its track."""
         assert self._source is not None
-        is_track = key == self._admitted.key
-        return self._source if is_track else self._context.source(key, self._admitted)
+        return self._source if key == self._key else self._context.source(key, self._admitted)
 
     async def _tagged(self, source: Source, shape: Shape, tag: str) -> TaggedTrack:
         context, key = self._context, self._admitted.key
@@ -373,17 +349,8 @@ class OpenRequest:
         opened: dict[str, int] = {}
         try:
             shape = _open_into(opened, folder, key)
-            if tag is None:
-                decision = self._decide(shape)
-                pieces: tuple[Piece, ...] = (
-                    Piece(key, shape, decision.start, decision.length_bytes),
-                )
-            else:
-                tagged = self._tagged_file(opened, folder, shape, tag)
-                shape = tagged.shape
-                decision = self._decide(shape)
-                pieces = tagged.pieces(decision)
-            wanted = pieces if self._has_body(decision) else ()
+            tagged = self._tagged_file(opened, folder, shape, tag) if tag is not None else None
+            whole, decision, pieces = self._pieces(shape, tagged)
             bodies: list[Body] = [
                 FileBody(
                     opened.pop(piece.key),
@@ -392,12 +359,12 @@ class OpenRequest:
                     readers=self._context.readers,
                     wake=self._wake,
                 )
-                for piece in wanted
+                for piece in pieces
             ]
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        return Answer(shape, decision, bodies, HIT, (key, shape), key)
+        return Answer(whole, decision, bodies, HIT, (key, whole), key)
 
     def _tagged_file(
         self, opened: dict[str, int], folder: Path, shape: Shape, tag: str

@@ -7,9 +7,9 @@ chosen: files of a local store, the node's disks, a peer, or the object store.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,8 +20,7 @@ from headrace.media.answers import Cors
 from headrace.media.cache import BlockCache
 from headrace.media.cluster import Cluster, Generations, Hop
 from headrace.media.cluster.cluster_config import FollowedDocument, is_reserved
-from headrace.media.cluster.hop import KEY_USE, HopGate
-from headrace.media.cluster.routing import Router
+from headrace.media.cluster.hop import KEY_USE
 from headrace.media.errors import ObjectUnknown
 from headrace.media.hottest import HOTTEST
 from headrace.media.id3 import OwnTags
@@ -59,6 +58,21 @@ class Admitted(NamedTuple):
     """Whether another cluster reads it, and needs the origin's present version of it."""
 
 
+class Epoch:
+    """A span in which frames may be looked up and sent, but not used after it."""
+
+    def __init__(self, own: CacheSource | None) -> None:
+        self._own = own
+
+    def __enter__(self) -> None:
+        if self._own is not None:
+            self._own.enter_epoch()
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is not None:
+            self._own.leave_epoch()
+
+
 class RequestContext:
     """Settings, keys and sources of one worker. Made by `open_request_context`."""
 
@@ -67,10 +81,10 @@ class RequestContext:
         media: Media,
         own: Source,
         *,
-        cluster: Cluster | None = None,
-        traces: tracing.TraceLog | None = None,
-        generations: Generations | None = None,
-        run: Path | None = None,
+        cluster: Cluster | None,
+        traces: tracing.TraceLog,
+        generations: Generations,
+        run: Path | None,
     ) -> None:
         """Raises: ExtraMissing."""
         self.config = media.config
@@ -86,9 +100,13 @@ class RequestContext:
         )
         self._own = own
         self._origin = OriginSource(media.origin, timeout_s=media.config.origin_timeout_s)
-        self._frames = own if isinstance(own, CacheSource) else None
+        self.cache_source = own if isinstance(own, CacheSource) else None
+        """The node's own disks, if there are any."""
+        self.epoch = Epoch(self.cache_source)
+        self.router = cluster.router if cluster is not None else None
+        self.hop_gate = cluster.gate if cluster is not None else None
+        """Admits requests of other nodes; None without a cluster, as `router`."""
         self._checked: dict[str, signing.UrlRights] = {}
-        self._cluster = cluster
         self.variants = VariantMaker(
             media,
             run=run,
@@ -108,45 +126,20 @@ class RequestContext:
             raise store_down(error) from error
 
     @property
-    def cache_source(self) -> CacheSource | None:
-        """The node's own disks, if there are any."""
-        return self._frames
-
-    @property
-    def placement(self) -> object:
-        """The partition table, another object after every change, and the hot objects."""
-        router = self.router
-        return (router.table, router.copied) if router is not None else None
-
-    @property
     def purges_version(self) -> int:
         """The version of the purge list; it rises with every purge."""
-        return self._generations.value.version if self._generations is not None else 0
+        return self._generations.value.version
 
     def url_keys(self) -> Mapping[str, Key]:
         """The keys of signed URLs by id; none if no signature was checked nor is required yet."""
         return self._gate.known_keys()
-
-    def is_replica(self, key: str) -> bool:
-        """Whether this node is a replica of `key`."""
-        return self._cluster is None or self._cluster.router.is_replica(key)
-
-    @property
-    def router(self) -> Router | None:
-        """The router; None without a cluster."""
-        return self._cluster.router if self._cluster is not None else None
-
-    @property
-    def gate(self) -> HopGate | None:
-        """The gate for requests of other nodes; None without a cluster."""
-        return self._cluster.gate if self._cluster is not None else None
 
     def admit(self, request: Request, channel: Channel | None) -> Admitted:
         """Check hop or signature, then the key. Without `channel` the client's address is unknown.
 
         Raises: HopRefused, SignatureInvalid, ObjectUnknown, InvalidVariant, VariantNotAllowed.
         """
-        hop = self._cluster.gate.hop_of(request) if self._cluster is not None else None
+        hop = self.hop_gate.hop_of(request) if self.hop_gate is not None else None
         rights = signing.OPEN
         if hop is None:
             rights = self._rights(request.target, channel)
@@ -195,24 +188,23 @@ class RequestContext:
         """The source of `key` for an admitted request."""
         if admitted.is_direct:
             return self._origin
-        if self._cluster is None:
+        if self.router is None:
             return self._own
         onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
-        return self._cluster.router.source(key, admitted.hop, onward=onward)
+        return self.router.source(key, admitted.hop, onward=onward)
 
     def trace_fields(self, admitted: Admitted) -> tuple[tuple[str, str], ...]:
         """The trace fields for reads of the object store."""
         tag = admitted.trace
-        is_wanted = self.traces is not None and tag is not None and self.traces.is_wanted(tag)
-        return tracing.onward_fields(tag) if is_wanted and tag is not None else ()
+        return tracing.onward_fields(tag) if tag is not None and self.traces.is_wanted(tag) else ()
 
     def proof(
         self, hop: Hop | None, etag: str, start: int, length_bytes: int
     ) -> tuple[tuple[str, str], ...]:
         """The fields that sign an answer to another node; none for a client."""
-        if hop is None or self._cluster is None:
+        if hop is None or self.hop_gate is None:
             return ()
-        return self._cluster.gate.reply_fields(hop, etag, start, length_bytes)
+        return self.hop_gate.reply_fields(hop, etag, start, length_bytes)
 
     async def shape(self, source: Source, key: str, *, is_fresh: bool) -> Shape:
         """The shape; `is_fresh`: read from the object store now, as the cached one is outdated.
@@ -220,27 +212,8 @@ class RequestContext:
         Raises: ObjectUnknown, StoreUnavailable.
         """
         if is_fresh and isinstance(source, CacheSource):
-            return await source.store.shape_now(key)
+            return await source.store.shape(key, is_fresh=True)
         return await source.shape(key)
-
-    def enter_epoch(self) -> None:
-        """Begin an epoch, in which frames may be looked up and sent."""
-        if self._frames is not None:
-            self._frames.enter_epoch()
-
-    def leave_epoch(self) -> None:
-        """End the epoch. No frame of it may be used after it."""
-        if self._frames is not None:
-            self._frames.leave_epoch()
-
-    @contextmanager
-    def epoch(self) -> Iterator[None]:
-        """An epoch for work outside the epoll's batch."""
-        self.enter_epoch()
-        try:
-            yield
-        finally:
-            self.leave_epoch()
 
     async def close(self) -> None:
         """End the reading threads and the work on variants."""
@@ -251,10 +224,9 @@ class RequestContext:
         self, request: Request, key: str, rights: signing.UrlRights
     ) -> tracing.TraceTag | None:
         is_carried = "traceparent" in request.fields or "baggage" in request.fields or rights.trace
-        if not is_carried and (self.traces is None or not self.traces.is_on):
+        if not is_carried and not self.traces.is_on:
             return None
-        tag = tracing.read_trace(request.fields, key, rights.trace)
-        return tag if self.traces is None else self.traces.follow(tag)
+        return self.traces.follow(tracing.read_trace(request.fields, key, rights.trace))
 
 
 @asynccontextmanager
@@ -268,18 +240,11 @@ async def open_request_context(
     """
     config = media.config
     own: Source = OriginSource(media.origin, timeout_s=config.origin_timeout_s)
-    if run is None:
-        context = RequestContext(media, own)
-        try:
-            yield context
-        finally:
-            await context.close()
-            await media.close_upstream()
-        return
     generations, watched = Generations(), FollowedDocument(tracing.TRACE)
+    cluster: Cluster | None = None
     store: BlockCache | None = None
-    if config.disks:
-        store = BlockCache.open(
+    if run is not None and config.disks:
+        store = BlockCache(
             run,
             worker=number,
             boot=boot,
@@ -287,28 +252,31 @@ async def open_request_context(
             generation=generations.generation,
         )
         own = CacheSource(store)
-    cluster = Cluster(
-        config,
-        media.blobs,
-        own=own,
-        keys=_hop_keys(media),
-        folder=run,
-        also=[watched],
-        generations=generations,
-        upstream=media.upstream,
-    )
+    if run is not None:
+        cluster = Cluster(
+            config,
+            media.blobs,
+            own=own,
+            keys=_hop_keys(media),
+            folder=run,
+            also=[watched],
+            generations=generations,
+            upstream=media.upstream,
+        )
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
     context = RequestContext(
         media, own, cluster=cluster, traces=traces, generations=generations, run=run
     )
     try:
-        await cluster.start(listen)
+        if cluster is not None:
+            await cluster.start(listen)
         if store is not None:
             await store.wait_for_disks(within_s=DISKS_WAIT_S)
         yield context
     finally:
         await context.close()
-        await cluster.close()
+        if cluster is not None:
+            await cluster.close()
         if store is not None:
             await store.close()
         await media.close_upstream()

@@ -1,4 +1,4 @@
-"""A client's socket, and listening sockets.
+"""A client's socket, its rate limit, and listening sockets.
 
 `is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
 `is_drained` reports the same for a read. Both are unknown for TLS (`tls_io`).
@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import struct
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.kernel.logs import logger
 from headrace.media.errors import ListenFailed
@@ -26,56 +26,18 @@ RESET_LINGER: Final = struct.pack("ii", 1, 0)
 BACKLOG: Final = 1024
 FILES_KEPT_BACK: Final = 128
 """Descriptors reserved for engines, logs, disks and temporary files."""
+BURST_S: Final = 0.25
+BURST_BYTES_MIN: Final = 64 * 1024
 UNEVEN: Final = 1.25
 """The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
 
-class Channel(Protocol):
-    """A client's socket.
+class Channel:
+    """A client's socket by plain TCP; `tls_io` has those with TLS.
 
-    Methods except the last two raise BlockingIOError, or OSError if it is closed.
+    Methods except `peer`, `reset`, `close` and `detach` raise BlockingIOError, or OSError if it is
+    closed.
     """
-
-    fd: int
-    is_full: bool
-    is_drained: bool
-
-    def receive(self, bytes_max: int) -> bytes:
-        """The received bytes; empty at the end."""
-        ...
-
-    def send(self, data: memoryview, *, is_more: bool = False) -> int:
-        """Send as much as fits; `is_more`: other bytes follow at once."""
-        ...
-
-    def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """Send as much as fits of a file; 0 at the file's end."""
-        ...
-
-    def end(self) -> None:
-        """Shut down the sending side."""
-        ...
-
-    def peer(self) -> str:
-        """The client's address; empty if it disconnected, which no signature allows."""
-        ...
-
-    def reset(self) -> None:
-        """Close so that the client receives an error instead of an end."""
-        ...
-
-    def close(self) -> None: ...
-
-    def detach(self) -> tuple[int, int]:
-        """Return the descriptor and the TLS state of the native plane, which the caller owns now.
-
-        The state is 0 for a plain connection.
-        """
-        ...
-
-
-class PlainChannel:
-    """Plain TCP."""
 
     __slots__ = ("_socket", "fd", "is_drained", "is_full")
 
@@ -85,52 +47,89 @@ class PlainChannel:
         self.is_full = self.is_drained = False
 
     def receive(self, bytes_max: int) -> bytes:
-        """See `Channel`."""
+        """The received bytes; empty at the end."""
         data = self._socket.recv(bytes_max)
         self.is_drained = 0 < len(data) < bytes_max
         return data
 
     def send(self, data: memoryview, *, is_more: bool = False) -> int:
-        """See `Channel`."""
+        """Send as much as fits; `is_more`: other bytes follow at once."""
         # MSG_MORE joins the head and the first bytes of the body in one segment.
         sent = self._socket.send(data, socket.MSG_MORE if is_more else 0)
         self.is_full = sent < len(data)
         return sent
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """See `Channel`."""
+        """Send as much as fits of a file; 0 at the file's end."""
         sent = os.sendfile(self.fd, descriptor, offset, count)
         self.is_full = 0 < sent < count
         return sent
 
     def end(self) -> None:
-        """See `Channel`."""
+        """Shut down the sending side."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def peer(self) -> str:
-        """See `Channel`."""
-        return address_of(self._socket)
+        """The client's address; empty if it disconnected, which no signature allows."""
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return ""
 
     def reset(self) -> None:
-        """See `Channel`."""
+        """Close so that the client receives an error instead of an end."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_LINGER)
-        self._socket.close()
+        self.close()
 
     def close(self) -> None:
-        """See `Channel`."""
+        """Close the socket."""
         self._socket.close()
 
     def detach(self) -> tuple[int, int]:
-        """See `Channel`."""
+        """Return the descriptor and the TLS state of the native plane, which the caller owns now.
+
+        The state is 0 for a connection that the native plane does not encrypt.
+        """
         return self._socket.detach(), 0
 
 
-def address_of(client: socket.socket) -> str:
-    """The client's address; empty if it disconnected."""
-    try:
-        return str(client.getpeername()[0])
-    except OSError:
-        return ""
+class RateLimit:
+    """The rate limit of one answer, by a signed URL; in seconds of one monotonic clock.
+
+    A client may be ahead by one burst: a quarter of a second, but at least 64 KiB. So an answer
+    needs a timer for each burst and not for each segment. Unused rate is not saved.
+    """
+
+    __slots__ = ("_burst_bytes", "_left_bytes", "_rate", "_seen_s")
+
+    def __init__(self, rate: int, now_s: float) -> None:
+        self._rate = rate
+        self._burst_bytes = max(BURST_BYTES_MIN, int(rate * BURST_S))
+        self._left_bytes = float(self._burst_bytes)
+        self._seen_s = now_s
+
+    def allowed_bytes(self, now_s: float) -> int:
+        """The bytes that may be sent at `now_s`; 0: wait `wait_s`.
+
+        Less than a quarter of a burst counts as 0. Otherwise the bytes earned during one send would
+        allow the next one, and the client would occupy its worker until its answer ends.
+        """
+        earned = (now_s - self._seen_s) * self._rate
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + earned)
+        self._seen_s = now_s
+        return int(self._left_bytes) if self._left_bytes >= self._burst_bytes / 4 else 0
+
+    def spend(self, sent_bytes: int) -> None:
+        """Record sent bytes."""
+        self._left_bytes -= sent_bytes
+
+    def expected_bytes(self, over_s: float) -> int:
+        """The bytes that a client at full speed has certainly received after `over_s`."""
+        return int(self._rate * over_s / 2)
+
+    def wait_s(self) -> float:
+        """Seconds until half a burst may be sent."""
+        return max(0.001, (self._burst_bytes / 2 - self._left_bytes) / self._rate)
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:
@@ -144,7 +143,17 @@ def listening_sockets(address: tuple[str, int], count: int, setting: str) -> lis
             # error.
             socket.create_server((host, port), family=family).close()
         for _ in range(count):
-            made.append(_listening(family, host, port))
+            # An address [::] takes IPv4 clients too.
+            is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            made.append(
+                socket.create_server(
+                    (host, port),
+                    family=family,
+                    backlog=BACKLOG,
+                    reuse_port=True,
+                    dualstack_ipv6=is_dual,
+                )
+            )
             port = made[0].getsockname()[1]
     except OSError as error:
         for listener in made:
@@ -193,16 +202,3 @@ def connections_of_worker(
     if held < share:
         log.warning("connections_limited", wished=share, allowed=held, files_max=files_max)
     return min(share, held)
-
-
-def _listening(family: int, host: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -22,7 +22,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
 from headrace.kernel.resilience import Backoff, wait_event
 from headrace.media.cluster.membership import member_of
-from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
+from headrace.media.model import CHILD_DEATHS, MediaConfig
 from headrace.media.native import NativePlaneMissing, library_path
 from headrace.media.service import Media
 from headrace.media.worker.ipc_reports import (
@@ -72,64 +72,42 @@ FILLER_STOP_S: Final = 8.0
 
 def require_servable(config: MediaConfig) -> None:
     """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
-    problems = [
-        *_problems_of_tls(config),
-        *_problems_of_log(config),
-        *_problems_of_variants(config),
-        *(problem for disk in config.disks for problem in _problems_of_disk(disk)),
-    ]
-    if problems:
-        lines = "; ".join(f"{one.pointer}: {one.text}" for one in problems)
-        raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
+    InvalidConfig.require_none(_problems_of(config), "configuration")
     # A port chosen by the kernel is available only after the node listens.
     if config.node is not None and (config.advertise or config.listen[1]):
         member_of(config, config.listen)
 
 
-def _problems_of_variants(config: MediaConfig) -> list[FieldProblem]:
-    if config.variants is None or not config.upstream:
-        return []
-    text = "expected unset, since media.upstream is set: variants are made and stored at the home"
-    return [FieldProblem("media.variants", "invalid", text)]
-
-
-def _problems_of_tls(config: MediaConfig) -> list[FieldProblem]:
-    if config.listen_tls is None:
-        return []
-    if config.tls_cert is None:
-        text = "expected a file with a certificate, since media.listen_tls is set, got none"
-        return [FieldProblem("media.tls_cert", "missing", text)]
-    try:
-        require_current(config.tls_cert, config.tls_key or config.tls_cert)
-    except OSError as error:  # ssl.SSLError is one
-        files = f"{config.tls_cert} and {config.tls_key or 'no media.tls_key'}"
-        needed = "a certificate and its private key, PEM without a password"
-        text = f"expected {needed}, got {files}: {error.strerror or error}"
-        return [FieldProblem("media.tls_cert", "invalid", text)]
-    return []
-
-
-def _problems_of_log(config: MediaConfig) -> list[FieldProblem]:
-    path = config.access_log_path
-    if config.access_log == "off" or path is None:
-        return []
-    try:
-        Path(path).open("ab").close()
-    except OSError as error:
-        text = f"expected a file that can be written, got {path}: {error.strerror}"
-        return [FieldProblem("media.access_log_path", "invalid", text)]
-    return []
-
-
-def _problems_of_disk(disk: DiskConfig) -> list[FieldProblem]:
-    try:
-        mode = disk.path.stat().st_mode
-    except OSError:
-        return []
-    if stat.S_ISDIR(mode) or stat.S_ISBLK(mode):
-        return []
-    text = f"expected a folder or a block device, got {disk.path}, which is neither"
-    return [FieldProblem("media.disks", "invalid", text)]
+def _problems_of(config: MediaConfig) -> Iterator[FieldProblem]:
+    cert, key, path = config.tls_cert, config.tls_key, config.access_log_path
+    if cert is None:
+        if config.listen_tls is not None:
+            text = "expected a file with a certificate, since media.listen_tls is set, got none"
+            yield FieldProblem("media.tls_cert", "missing", text)
+    elif config.listen_tls is not None:
+        try:
+            require_current(cert, key or cert)
+        except OSError as error:  # ssl.SSLError is one
+            needed = "a certificate and its private key, PEM without a password"
+            got = f"{cert} and {key or 'no media.tls_key'}: {error.strerror or error}"
+            yield FieldProblem("media.tls_cert", "invalid", f"expected {needed}, got {got}")
+    if config.access_log != "off" and path is not None:
+        try:
+            Path(path).open("ab").close()
+        except OSError as error:
+            text = f"expected a file that can be written, got {path}: {error.strerror}"
+            yield FieldProblem("media.access_log_path", "invalid", text)
+    if config.variants is not None and config.upstream:
+        text = (
+            "expected unset, since media.upstream is set: variants are made and stored at the home"
+        )
+        yield FieldProblem("media.variants", "invalid", text)
+    for disk in config.disks:
+        with suppress(OSError):
+            mode = disk.path.stat().st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISBLK(mode):
+                text = f"expected a folder or a block device, got {disk.path}, which is neither"
+                yield FieldProblem("media.disks", "invalid", text)
 
 
 class ChildFailed(Unavailable):
@@ -196,11 +174,6 @@ class Supervisor:
         self._listeners: list[socket.socket] = []
         self._children: list[Child] = []
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The process ids of running processes by name."""
-        return {c.name: c.process.pid for c in self._children if c.process is not None}
-
     async def run(self, stop: asyncio.Event, on_ready: OnReady) -> None:
         """Serve until `stop`. Raises: ListenFailed, ChildFailed."""
         plain = listening_sockets(self._config.listen, self.workers, "media.listen")
@@ -237,6 +210,8 @@ class Supervisor:
             return ready.done() and not any(end.done() for end in ends)
         finally:
             ready.cancel()
+            # Retrieved here, or asyncio logs the cancellation as an error.
+            await asyncio.gather(ready, return_exceptions=True)
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]

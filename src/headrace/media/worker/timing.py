@@ -6,14 +6,16 @@ slow down answers. Samples are taken by count, so stages and tails represent all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Final
 
 from headrace.kernel.metrics import bound
 from headrace.media.model import REQUESTS, SENT_BYTES, SOURCES, STAGE, STAGES, STATUSES
 from headrace.media.requests import Request
 from headrace.media.tracing import TraceLog
-from headrace.media.worker.access_log import LogEntry, entry_of
+from headrace.media.worker.access_log import LogEntry
 from headrace.media.worker.request_context import Admitted
 
 SAMPLED_EVERY: Final = 16
@@ -22,51 +24,21 @@ SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOUR
 _SERIES: Final = {stage: bound(STAGE, "media_stage_seconds", stage=stage) for stage in STAGES}
 
 
-class StageClock:
-    """The clock of one request: each `mark` ends a stage and begins the next."""
-
-    __slots__ = ("_last_s", "_now_s", "spent_s")
-
-    def __init__(self, now_s: Callable[[], float], began_s: float) -> None:
-        self._now_s = now_s
-        self._last_s = began_s
-        self.spent_s: dict[str, float] = {}
-
-    def mark(self, stage: str) -> None:
-        """Add the time since the last mark to `stage`."""
-        now_s = self._now_s()
-        self.spent_s[stage] = self.spent_s.get(stage, 0.0) + now_s - self._last_s
-        self._last_s = now_s
-
-    def observe(self) -> None:
-        """Add the stages to the histograms."""
-        for stage, spent_s in self.spent_s.items():
-            _SERIES[stage].observe(spent_s)
-
-
-class StageSampler:
-    """Selects the requests of one worker that are measured."""
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def is_next(self) -> bool:
-        """Whether to measure this request; the first one is measured."""
-        self._left -= 1
-        if self._left >= 0:
-            return False
-        self._left = SAMPLED_EVERY - 1
-        return True
+def samples() -> Iterator[bool]:
+    """For each request of a worker whether to measure it: the first, then one in SAMPLED_EVERY."""
+    return cycle([True, *[False] * (SAMPLED_EVERY - 1)])
 
 
 class Exchange:
-    """The record of a request until its answer is finished. Some have a `clock`."""
+    """The record of a request until its answer is finished. The stages of some are timed."""
 
     __slots__ = (
         "_began_s",
-        "_clock",
         "_is_sampled",
+        "_last_s",
+        "_now_s",
         "_sent_before",
+        "_stages_s",
         "_status",
         "_traces",
         "admitted",
@@ -82,7 +54,7 @@ class Exchange:
         *,
         now_s: Callable[[], float],
         is_sampled: bool,
-        traces: TraceLog | None,
+        traces: TraceLog,
     ) -> None:
         self.admitted: Admitted | None = None
         self.request: Request | None = None
@@ -91,24 +63,20 @@ class Exchange:
         self.cache_status = ""
         self.is_first_byte_out = False
         self._began_s = began_s
-        self._traces = traces if traces is not None and traces.is_on else None
+        self._traces = traces if traces.is_on else None
         self._is_sampled = is_sampled
+        self._now_s, self._last_s = now_s, began_s
         is_timed = is_sampled or self._traces is not None
-        self._clock = StageClock(now_s, began_s) if is_timed else None
+        self._stages_s: dict[str, float] | None = {} if is_timed else None
         self._status = 0
         self._sent_before = 0
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether a watch matches this request."""
-        if self._traces is None or self.admitted is None or self.admitted.trace is None:
-            return False
-        return self._traces.is_wanted(self.admitted.trace)
-
     def mark(self, stage: str) -> None:
-        """End `stage`."""
-        if self._clock is not None:
-            self._clock.mark(stage)
+        """End `stage` and begin the next: add the time since the last mark to it."""
+        if self._stages_s is not None:
+            now_s = self._now_s()
+            self._stages_s[stage] = self._stages_s.get(stage, 0.0) + now_s - self._last_s
+            self._last_s = now_s
 
     def begin_sending(self, status: int, sent_bytes: int) -> None:
         """Record the status; `sent_bytes` is the count of the connection before the answer."""
@@ -118,36 +86,37 @@ class Exchange:
     def begin_entry(self, client: str, data: bytes) -> None:
         """Record `client` for the access log; `data` begins with the head of the answer."""
         head_end = self._sent_before + data.find(b"\r\n\r\n") + 4
-        self.entry = entry_of(
+        self.entry = LogEntry(
             client,
             self.request,
             self._status,
-            cache=self.cache_status,
-            began_s=self._began_s,
-            head_end=head_end,
+            self.cache_status,
+            self._began_s,
+            time.time(),
+            head_end,
         )
 
     def note_first_byte(self, now_s: float) -> float:
         """Record the first byte. Return the seconds since the request."""
         self.is_first_byte_out = True
-        if self._clock is not None:
-            self._clock.mark("send")
-            if self._is_sampled:
-                self._clock.observe()
+        self.mark("send")
+        if self._is_sampled and self._stages_s is not None:
+            for stage, spent_s in self._stages_s.items():
+                _SERIES[stage].observe(spent_s)
         return now_s - self._began_s
 
     def write_trace(self, outcome: str, sent_bytes: int) -> None:
-        """Log the line; its `send` includes the time to the answer's end."""
-        assert self._traces is not None, "only traced requests are written"
-        assert self._clock is not None, "traced requests are timed"
-        assert self.admitted is not None, "traced requests were admitted"
-        assert self.admitted.trace is not None, "traced requests have a tag"
-        self._clock.mark("send")
+        """Log the line if a watch matches; its `send` includes the time to the answer's end."""
+        tag = self.admitted.trace if self.admitted is not None else None
+        if self._traces is None or tag is None or not self._traces.is_wanted(tag):
+            return
+        self.mark("send")
+        assert self._stages_s is not None, "it is timed while there is a watch"
         self._traces.write(
-            self.admitted.trace,
+            tag,
             status=self._status,
             sent_bytes=sent_bytes - self._sent_before,
             cache=self.cache_status,
             outcome=outcome,
-            stages_s=self._clock.spent_s,
+            stages_s=self._stages_s,
         )

@@ -15,13 +15,14 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.media.model import MediaConfig
-from headrace.media.worker.socket_io import RESET_LINGER, address_of
+from headrace.media.worker.socket_io import Channel
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 CERTIFICATE_LOOK_S: Final = 10.0
@@ -36,61 +37,34 @@ _NOT_CURRENT: Final = (9, 10)
 _input: Final = ctypes.create_string_buffer(PIECE_BYTES)
 
 
-class TlsChannel:
+class TlsChannel(Channel):
     """TLS over TCP by Python. The handshake happens within the first `receive`."""
 
-    __slots__ = ("_begun", "_socket", "fd", "is_drained", "is_full")
+    __slots__ = ("_begun",)
 
     def __init__(self, client: socket.socket) -> None:
-        self._socket = client
-        self.fd = client.fileno()
-        self.is_full = self.is_drained = False
+        super().__init__(client)
         self._begun: bytes | memoryview = b""
         """The piece that was offered and not taken."""
 
     def receive(self, bytes_max: int) -> bytes:
-        """See `Channel`."""
         try:
             return self._socket.recv(bytes_max)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
     def send(self, data: memoryview, *, is_more: bool = False) -> int:  # noqa: ARG002 - a record is a record
-        """See `Channel`."""
         return self._offer(data[:PIECE_BYTES])
 
-    def send_both(self, head: bytes, first_bytes: memoryview) -> int:  # noqa: ARG002 - what was offered is offered again
-        """See `Channel`."""
-        return self._offer(head)
-
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """See `Channel`."""
         if self._begun:
             return self._offer(self._begun)
         data = os.pread(descriptor, min(count, PIECE_BYTES), offset)
         return self._offer(data) if data else 0
 
     def end(self) -> None:
-        """See `Channel`."""
         self._send_notice()
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def peer(self) -> str:
-        """See `Channel`."""
-        return address_of(self._socket)
-
-    def reset(self) -> None:
-        """See `Channel`."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_LINGER)
-        self.close()
-
-    def close(self) -> None:
-        """See `Channel`."""
-        self._socket.close()
-
-    def detach(self) -> tuple[int, int]:
-        """See `Channel`. A connection of Python's TLS never belonged to the native plane."""
-        return self._socket.detach(), 0
+        super().end()
 
     def _offer(self, data: bytes | memoryview) -> int:
         # Whatever the quantum allows now, offer the same piece again.
@@ -123,18 +97,15 @@ class NativeTlsChannel(TlsChannel):
         self._library, self._state = library, state
 
     def receive(self, bytes_max: int) -> bytes:
-        """See `Channel`."""
         got = self._library.plane_tls_receive(self._state, _input, min(bytes_max, PIECE_BYTES))
         return ctypes.string_at(_input, _checked(got))
 
     def close(self) -> None:
-        """See `Channel`."""
         state, self._state = self._state, 0
-        self._library.plane_tls_free(state)
+        self._library.tls_free(state)
         super().close()
 
     def detach(self) -> tuple[int, int]:
-        """See `Channel`."""
         state, self._state = self._state, 0
         return self._socket.detach(), state
 
@@ -142,7 +113,7 @@ class NativeTlsChannel(TlsChannel):
         return _checked(self._library.plane_tls_send(self._state, bytes(data), len(data)))
 
     def _send_notice(self) -> None:
-        self._library.plane_tls_end(self._state)
+        self._library.tls_end(self._state)
 
 
 def _checked(result: int) -> int:
@@ -153,28 +124,23 @@ def _checked(result: int) -> int:
     return result
 
 
-class Encrypter(Protocol):
-    """What can use a certificate besides Python: the native data plane."""
-
-    def set_certificate(self, cert: str, key: str) -> None:
-        """Use these files for later handshakes. Raises: OSError if they do not match."""
-        ...
-
-
 class ServerTls:
     """The node's certificate, which is loaded again after its files changed.
 
     Connections keep the certificate of their handshake.
     """
 
-    def __init__(self, config: MediaConfig, native: Encrypter | None) -> None:
-        """Load the certificate; without `native` Python encrypts. Raises: OSError.
+    def __init__(
+        self, config: MediaConfig, set_natively: Callable[[str, str], None] | None
+    ) -> None:
+        """Load the certificate. `set_natively` gives its files to the native data plane; None:
+        Python encrypts. Raises: OSError.
 
         It may have expired: the successor of a dead worker must serve plain HTTP at least.
         """
         assert config.tls_cert is not None, "a TLS listener has a certificate"
         self._files = (config.tls_cert, config.tls_key or config.tls_cert)
-        self._native = native
+        self._set_natively = set_natively
         self._context: ssl.SSLContext | None = None
         self._look_s = 0.0
         self._seen = self._state()
@@ -205,8 +171,8 @@ class ServerTls:
             often.warning("certificate_refused", error=str(error), used="the last one")
 
     def _load(self) -> None:
-        if self._native is not None:
-            self._native.set_certificate(*self._files)
+        if self._set_natively is not None:
+            self._set_natively(*self._files)
         else:
             self._context = tls_context(*self._files)
 

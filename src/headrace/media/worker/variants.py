@@ -38,7 +38,7 @@ from headrace.media.cluster.routing import Router
 from headrace.media.errors import ObjectUnknown, VariantRefused, VariantsBusy
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.service import Media
-from headrace.media.sources import Source, Span, find_object, store_down
+from headrace.media.sources import OriginSource, Source, Span, store_down
 from headrace.media.variants import Variant, hop_target, outdated, variant_key, version_name
 
 log = logger(__name__)
@@ -92,12 +92,13 @@ class VariantMaker:
         run: Path | None,
         source: Callable[[str], Source],
         router: Router | None,
-        generations: Generations | None,
+        generations: Generations,
     ) -> None:
         """Raises: ExtraMissing if variants are configured and the library is not installed."""
         if media.config.variants is not None:
             require_extra("variants", "pyvips")
         self._blobs = media.blobs
+        self._stored = OriginSource(media.blobs, timeout_s=media.config.origin_timeout_s)
         self._timeout_s = media.config.origin_timeout_s
         self._run = run
         self._source = source
@@ -110,8 +111,7 @@ class VariantMaker:
 
     def version(self, key: str, shape: Shape) -> str:
         """The version of an original as part of the keys of its variants."""
-        generation = self._generations.generation(key) if self._generations is not None else 0
-        return version_name(shape, generation)
+        return version_name(shape, self._generations.generation(key))
 
     async def make(self, key: str, shape: Shape, variant: Variant, *, is_hop: bool) -> None:
         """Make and store a variant of `key` in version `shape`; `is_hop`: do it on this node.
@@ -185,7 +185,7 @@ class VariantMaker:
 
     async def _is_stored(self, stored_key: str) -> bool:
         try:
-            await find_object(self._blobs, stored_key, timeout_s=self._timeout_s)
+            await self._stored.shape(stored_key)
         except ObjectUnknown:
             return False
         return True
@@ -215,7 +215,7 @@ class VariantMaker:
     def _remember(self, stored_key: str, reason: str) -> None:
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
-        self._refused.setdefault(stored_key, (time.monotonic() + REFUSED_S, reason))
+        self._refused[stored_key] = time.monotonic() + REFUSED_S, reason
 
 
 class _Encoder:

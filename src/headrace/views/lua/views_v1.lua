@@ -509,39 +509,19 @@ local function viewers(keys, args)
   return reply
 end
 
-redis.register_function('headrace_views_hit_v1', hit)
-redis.register_function('headrace_views_fill_v1', fill)
-redis.register_function{
-  function_name = 'headrace_views_init_v1', callback = init,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_views_pending_v1', callback = pending,
-  flags = {'no-writes'},
-}
-redis.register_function{
-  function_name = 'headrace_views_lag_v1', callback = lag,
-  flags = {'no-writes'},
-}
-redis.register_function{
-  function_name = 'headrace_views_flushed_v1', callback = flushed,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_views_mark_deleted_v1', callback = mark_deleted,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_views_correct_v1', callback = correct,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_views_revert_corrections_v1', callback = revert_corrections,
-  flags = {'allow-oom'},
-}
-redis.register_function{
-  function_name = 'headrace_views_sweep_v1', callback = sweep,
-  flags = {'allow-oom'},
-}
-redis.register_function('headrace_views_uniques_v1', uniques)
-redis.register_function('headrace_views_viewers_v1', viewers)
+local function register(name, callback, flag)
+  redis.register_function{function_name = name, callback = callback, flags = {flag}}
+end
+
+register('headrace_views_hit_v1', hit)
+register('headrace_views_fill_v1', fill)
+register('headrace_views_init_v1', init, 'allow-oom')
+register('headrace_views_pending_v1', pending, 'no-writes')
+register('headrace_views_lag_v1', lag, 'no-writes')
+register('headrace_views_flushed_v1', flushed, 'allow-oom')
+register('headrace_views_mark_deleted_v1', mark_deleted, 'allow-oom')
+register('headrace_views_correct_v1', correct, 'allow-oom')
+register('headrace_views_revert_corrections_v1', revert_corrections, 'allow-oom')
+register('headrace_views_sweep_v1', sweep, 'allow-oom')
+register('headrace_views_uniques_v1', uniques)
+register('headrace_views_viewers_v1', viewers)

@@ -92,27 +92,27 @@ SELECT id, viewers FROM headrace.views_unique WHERE id = ANY (:ids::text[]) AND 
 SELECT day, sketch FROM headrace.views_unique
 WHERE id = ANY (:ids::text[]) AND day >= :since::date AND day < :until::date;
 
--- name: hours
--- Views of an entity by hour and class.
-SELECT h.hour AS start_at, h.class, h.views, c.name FROM headrace.views_hour h
-LEFT JOIN headrace.views_counter c ON c.number = h.class / 4
-WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
-    AND h.hour >= (SELECT hours_from FROM headrace.views_history) ORDER BY 1, 2;
-
--- name: days
--- Views of an entity by class and day or month of a time zone; of old hours, whole days.
-SELECT g.start_at, g.class, sum(g.views)::bigint AS views, c.name FROM (
-    SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
+-- name: series
+-- Views of entities by class and hour of UTC, or day or month of a time zone; old hours exist as
+-- days only.
+SELECT g.id, g.start_at, g.class, sum(g.views)::bigint AS views, c.name FROM (
+    SELECT h.id, date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
     FROM headrace.views_hour h, headrace.views_history s
-    WHERE h.id = :id AND h.hour >= :from_at AND h.hour < :to_at
-        AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
+    WHERE h.id = ANY (:ids::text[]) AND h.hour >= :from_at AND h.hour < :to_at
+        AND (h.hour >= s.hours_from OR :unit <> 'hour' AND h.id > s.rolled_id)
     UNION ALL
-    SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text, d.class, d.views
+    SELECT d.id, date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text,
+        d.class, d.views
     FROM headrace.views_day d
-    WHERE d.id = :id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
+    WHERE d.id = ANY (:ids::text[]) AND :unit <> 'hour'
+        AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
         AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
 ) g LEFT JOIN headrace.views_counter c ON c.number = g.class / 4
-GROUP BY g.start_at, g.class, c.name ORDER BY 1, 2;
+GROUP BY g.id, g.start_at, g.class, c.name ORDER BY 1, 2, 3;
+
+-- name: next_ids
+-- The next entities with views after an id.
+SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max;
 
 -- name: hours_from
 -- The first hour that is not replaced by its day.
@@ -187,33 +187,6 @@ SELECT c.shard, c.number, c.at, true AS is_known,
     NULL AS ids, NULL AS classes, NULL AS hours, NULL AS views
 FROM headrace.views_shard s JOIN headrace.views_change c
     ON c.shard = s.shard AND c.number = s.changes ORDER BY 1;
-
--- name: export_hours
--- Views of the next entities by hour and class; NULL rows for entities without any.
-SELECT e.id, h.hour AS start_at, h.class, h.views, c.name FROM (
-    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
-) e LEFT JOIN headrace.views_hour h ON h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
-    AND h.hour >= (SELECT hours_from FROM headrace.views_history)
-LEFT JOIN headrace.views_counter c ON c.number = h.class / 4 ORDER BY 1, 2, 3;
-
--- name: export_days
--- Views of the next entities by day or month and class; NULL rows for entities without any.
-SELECT e.id, g.start_at, g.class, g.views, c.name FROM (
-    SELECT DISTINCT id FROM headrace.views_total WHERE id > :after ORDER BY id LIMIT :ids_max
-) e LEFT JOIN LATERAL (
-    SELECT p.start_at, p.class, sum(p.views)::bigint AS views FROM (
-        SELECT date_trunc(:unit::text, h.hour, :time_zone::text) AS start_at, h.class, h.views
-        FROM headrace.views_hour h, headrace.views_history s
-        WHERE h.id = e.id AND h.hour >= :from_at AND h.hour < :to_at
-            AND (h.hour >= s.hours_from OR h.id > s.rolled_id)
-        UNION ALL
-        SELECT date_trunc(:unit::text, d.day::timestamp) AT TIME ZONE :time_zone::text,
-            d.class, d.views
-        FROM headrace.views_day d
-        WHERE d.id = e.id AND d.day >= (:from_at AT TIME ZONE :time_zone::text)::timestamp
-            AND d.day < (:to_at AT TIME ZONE :time_zone::text)::timestamp
-    ) p GROUP BY 1, 2
-) g ON true LEFT JOIN headrace.views_counter c ON c.number = g.class / 4 ORDER BY 1, 2, 3;
 
 -- name: mark
 -- Store a mark, or change its end.

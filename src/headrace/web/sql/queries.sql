@@ -6,7 +6,7 @@ SELECT 1;
 -- Store a new token; a valid token of the same name violates the unique index.
 INSERT INTO headrace.token (name, sha256, scopes, expires_at)
 VALUES (:name, :sha256, :scopes::text[], now() + :expires_s::float8 * interval '1 second')
-RETURNING id, name, scopes, created_at, expires_at, revoked_at, last_used_at;
+RETURNING name, scopes, created_at, expires_at, revoked_at, last_used_at;
 
 -- name: find_caller
 -- The caller of a valid token. Updates the time of use at most once a minute to save writes.
@@ -25,7 +25,7 @@ SELECT id, name, scopes FROM found;
 
 -- name: list_tokens
 -- Tokens, newest first, including expired and revoked tokens.
-SELECT id, name, scopes, created_at, expires_at, revoked_at, last_used_at
+SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at
 FROM headrace.token
 ORDER BY id DESC
 LIMIT :rows_max;
@@ -34,7 +34,7 @@ LIMIT :rows_max;
 -- Revoke the valid token of a name; no row if there is none.
 UPDATE headrace.token SET revoked_at = now()
 WHERE name = :name AND revoked_at IS NULL
-RETURNING id, name, scopes, created_at, expires_at, revoked_at, last_used_at;
+RETURNING name, scopes, created_at, expires_at, revoked_at, last_used_at;
 
 -- name: token_state
 -- The state of a token: valid, revoked or expired; no row if it was never stored here.

@@ -213,19 +213,25 @@ END $$;
 
 -- Unfollow everyone. changed: number of removed follows.
 -- The change has no items, which means an empty follow set. So it costs what the deletion costs.
-CREATE FUNCTION headrace.unfollow_all_v1(p_viewer bigint, OUT changed integer, OUT version bigint)
-LANGUAGE plpgsql
+CREATE FUNCTION headrace.unfollow_all_v1(
+    p_viewer bigint,
+    OUT changed integer, OUT entity bigint, OUT version bigint,
+    OUT items text[], OUT scores bigint[]
+) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_shown boolean;
 BEGIN
+    entity := p_viewer;
+    items := '{}';
+    scores := '{}';
     PERFORM headrace.lock_feed_viewers_v1(ARRAY[p_viewer]);
     SELECT count(*), bool_or(f.is_shown) INTO changed, v_shown
     FROM headrace.feed_follow f WHERE f.viewer = p_viewer;
     DELETE FROM headrace.feed_follow f WHERE f.viewer = p_viewer;
     IF v_shown THEN
-        version := headrace.log_feed_v1(0::smallint, p_viewer, '{}', '{}');
+        version := headrace.log_feed_v1(0::smallint, p_viewer, items, scores);
     END IF;
 END $$;
 
@@ -299,7 +305,7 @@ CREATE FUNCTION headrace.post_v1(
     p_ids text[], p_authors bigint[], p_ats timestamptz[], p_refs text[], p_kinds text[])
 RETURNS TABLE (
     id text, author bigint, score bigint, state smallint, visible_at timestamptz,
-    kind text, is_new boolean, version bigint
+    ref text, kind text, is_new boolean, version bigint
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -332,7 +338,7 @@ BEGIN
     INSERT INTO headrace.feed_outbox (kind, entity, version, items, scores)
     SELECT 1, r.entity, r.version, s.items, s.scores
     FROM raised r JOIN shown s ON s.author = r.entity;
-    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, p.kind,
+    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, p.ref, p.kind,
             n.id IS NOT NULL, v.version
         FROM headrace.feed_post p
         LEFT JOIN unnest(v_new) n (id) ON n.id = p.id
@@ -370,7 +376,8 @@ END $$;
 -- Delete posts. One row per post that existed; version: of the author, if the post was visible.
 CREATE FUNCTION headrace.delete_posts_v1(p_ids text[])
 RETURNS TABLE (
-    id text, author bigint, state smallint, ref text, kind text, version bigint
+    id text, author bigint, score bigint, state smallint, visible_at timestamptz,
+    ref text, kind text, version bigint
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -389,6 +396,7 @@ BEGIN
         PERFORM headrace.log_feed_v1(1::smallint, v_row.author, v_row.items,
             array_fill(-1::bigint, ARRAY[cardinality(v_row.items)]));
     END LOOP;
-    RETURN QUERY SELECT g.id, g.author, g.state, g.ref, g.kind, v.version FROM unnest(v_gone) g
+    RETURN QUERY SELECT g.id, g.author, g.score, g.state, g.visible_at, g.ref, g.kind, v.version
+        FROM unnest(v_gone) g
         LEFT JOIN headrace.feed_version v ON v.kind = 1 AND v.entity = g.author AND g.state = 0;
 END $$;

@@ -15,12 +15,11 @@ CREATE TABLE headrace.fetch_customer (
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The URL and schedule of a customer's catalogue or supplemental feed. `etag`, `last_modified`,
--- `sha256` and `rules` describe the file that run `good_run` applied. They are used only while that
--- run is the customer's newest one of its kind: whole, or supplemental.
+-- The URL and schedule of a customer's catalogue. `etag`, `last_modified`, `sha256` and `rules`
+-- describe the file that run `good_run` applied. They are used only while that run is the
+-- customer's newest whole one.
 CREATE TABLE headrace.fetch_source (
-    customer text NOT NULL REFERENCES headrace.fetch_customer,
-    is_supplemental boolean NOT NULL DEFAULT false,
+    customer text PRIMARY KEY REFERENCES headrace.fetch_customer,
     url text NOT NULL,
     cron text NOT NULL,
     tz text NOT NULL,
@@ -36,8 +35,7 @@ CREATE TABLE headrace.fetch_source (
     run_id bigint,
     tried_at timestamptz,
     failures integer NOT NULL DEFAULT 0,
-    created_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (customer, is_supplemental)
+    created_at timestamptz NOT NULL DEFAULT now()
 );
 
 -- The fields that rows of a category must have. `plain` is the category in the form in which

@@ -1,6 +1,9 @@
 -- Tables of the jobs room. A job's row moves: job_ready or lane_job -> job_lease -> deleted, back
 -- to waiting, job_failed or job_done. Waiting jobs need no status column, and one lease row holds
 -- a whole batch, so that an ack is one delete.
+--
+-- Each function of the following files does all or nothing. Functions set the planner options that
+-- they need: a plan cached while a table was empty would otherwise stay a sequential scan.
 
 CREATE SEQUENCE headrace.job_id AS bigint;
 CREATE SEQUENCE headrace.job_group_id AS bigint;
@@ -43,6 +46,18 @@ CREATE TABLE headrace.queue_alias (
     queue integer NOT NULL REFERENCES headrace.queue
 );
 
+-- Settings in force: as declared, unless an operator set others.
+CREATE VIEW headrace.queue_setting AS
+SELECT q.id, q.name, q.limiter, q.paused, q.needs_lane, q.batch, q.timeout_s, q.tag, q.keep_done_s,
+       q.keep_result, coalesce(o.retries, q.retries) AS retries,
+       coalesce(o.importance, q.importance) AS importance,
+       coalesce(o.slots_min, q.slots_min) AS slots_min,
+       coalesce(o.slots_max, q.slots_max) AS slots_max,
+       coalesce(o.decisions, q.decisions) AS decisions, to_json(o)::text AS override,
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id
+             ORDER BY a.name) AS aliases
+FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id;
+
 -- Waiting jobs. ----------------------------------------------------------------------------------
 
 -- Due jobs without a lane, and every job whose run_at lies in the future.
@@ -69,25 +84,12 @@ CREATE INDEX job_ready_lane ON headrace.job_ready (lane, id) WHERE lane IS NOT N
 ALTER TABLE headrace.job_ready ALTER payload SET STORAGE EXTERNAL;
 
 -- Due jobs of lanes. The columns are those of job_ready, in the same order.
-CREATE TABLE headrace.lane_job (
-    id bigint NOT NULL,
-    queue integer NOT NULL,
-    run_at timestamptz NOT NULL,
-    group_id bigint,
-    priority smallint NOT NULL,
-    attempt smallint NOT NULL DEFAULT 0,
-    losses smallint NOT NULL DEFAULT 0,
-    version smallint NOT NULL DEFAULT 1,
-    lane text NOT NULL,
-    unique_key text,
-    headers text,
-    last_error text,
-    payload bytea NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
-        autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE headrace.lane_job (LIKE headrace.job_ready INCLUDING DEFAULTS INCLUDING STORAGE)
+WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+      autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE headrace.lane_job ALTER lane SET NOT NULL;
 CREATE INDEX lane_job_claim ON headrace.lane_job (queue, lane, priority, id);
 CREATE UNIQUE INDEX lane_job_id ON headrace.lane_job (id);
-ALTER TABLE headrace.lane_job ALTER payload SET STORAGE EXTERNAL;
 
 -- Unique keys of unfinished jobs, and of done ones that are kept for a time.
 CREATE TABLE headrace.job_unique (
@@ -392,26 +394,9 @@ CREATE INDEX queue_minute_minute ON headrace.queue_minute (minute);
 
 -- The same per hour; the backlog is the highest of the hour's minutes.
 CREATE TABLE headrace.queue_hour (
-    queue integer NOT NULL,
-    hour timestamptz NOT NULL,
-    done bigint NOT NULL,
-    failed bigint NOT NULL,
-    cancelled bigint NOT NULL DEFAULT 0,
-    retried bigint NOT NULL,
-    lost bigint NOT NULL,
-    claimed bigint NOT NULL,
-    calls bigint NOT NULL,
-    run_s double precision NOT NULL,
-    wait_s double precision NOT NULL,
-    wait_max_s double precision NOT NULL,
-    slot_s double precision NOT NULL,
-    ready integer,
-    scheduled integer,
-    running integer,
-    failed_kept integer,
-    oldest_s double precision,
-    PRIMARY KEY (queue, hour)
+    LIKE headrace.queue_minute INCLUDING DEFAULTS, PRIMARY KEY (queue, minute)
 ) WITH (fillfactor = 70);
+ALTER TABLE headrace.queue_hour RENAME minute TO hour;
 CREATE INDEX queue_hour_hour ON headrace.queue_hour (hour);
 
 -- Counts of each queue since its creation. They never decrease.

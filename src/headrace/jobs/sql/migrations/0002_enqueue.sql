@@ -1,6 +1,4 @@
--- Functions that enqueue jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that enqueue jobs.
 
 -- Assign each job its unique key, or the id of the unfinished job that has the key. Keys are taken
 -- in order, so that two callers with the same keys cannot deadlock. p_times_s: how long the end of
@@ -230,11 +228,7 @@ BEGIN
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    IF array_remove(p_keys, NULL) = '{}' THEN
-        v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-            p_groups, p_payloads, p_versions, p_headers, p_notify, NULL, p_chains);
-        v_added := p_groups;
-    ELSE
+    IF array_remove(p_keys, NULL) <> '{}' THEN
         v_mark := nextval('headrace.job_group_id');
         v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
             array_fill(v_mark, ARRAY[cardinality(p_queues)]), p_payloads, p_versions,
@@ -252,6 +246,10 @@ BEGIN
         )
         SELECT array_agg(a.group_id) INTO v_added
         FROM (SELECT group_id FROM ready UNION ALL SELECT group_id FROM laned) AS a;
+    ELSE
+        v_ids := headrace.enqueue_v1(p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
+            p_groups, p_payloads, p_versions, p_headers, p_notify, NULL, p_chains);
+        v_added := p_groups;
     END IF;
     IF v_added IS NOT NULL THEN
         PERFORM 1 FROM headrace.job_group WHERE id = ANY(v_added) ORDER BY id FOR UPDATE;

@@ -1,6 +1,4 @@
--- Functions that count jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that count jobs.
 
 -- Add up to p_max rows of job_count, oldest first, to minutes and totals. Return how many. Only
 -- one caller folds at a time; others return 0. Most calls read the rows of the last 20 s: while a
@@ -129,16 +127,30 @@ SET enable_seqscan = off SET jit = off AS $$
         failed_kept = excluded.failed_kept, oldest_s = excluded.oldest_s;
 $$;
 
+-- Delete up to p_max rows of a table whose moment p_column was p_kept_s ago, oldest first, without
+-- waiting for locks. Return how many.
+CREATE FUNCTION headrace.drop_old_v1(
+    p_table text, p_column text, p_kept_s double precision, p_max integer
+) RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_rows integer;
+BEGIN
+    EXECUTE format(
+        'DELETE FROM headrace.%1$I WHERE ctid = ANY(ARRAY('
+        ' SELECT ctid FROM headrace.%1$I WHERE %2$I <= now() - $1 * interval ''1 s'''
+        ' ORDER BY %2$I LIMIT $2 FOR UPDATE SKIP LOCKED))', p_table, p_column)
+    USING p_kept_s, p_max;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    RETURN v_rows;
+END $$;
+
 -- Add the counts that only a host has: calls, run time, slot time and ended jobs. Then fold.
-CREATE FUNCTION headrace.add_counts_v1(
-    p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[],
-        p_run_s double precision[],
-    p_slot_s double precision[]
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION headrace.add_counts_v1(p_host bigint, p_ended bigint, p_counts json)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO headrace.job_count (queue, calls, run_s, slot_s)
-    SELECT r.queue, r.calls, r.run_s, r.slot_s
-    FROM unnest(p_queues, p_calls, p_run_s, p_slot_s) AS r(queue, calls, run_s, slot_s);
+    SELECT r.* FROM json_to_recordset(p_counts) AS r(
+        queue_id integer, calls integer, run_s double precision, slot_s double precision);
     UPDATE headrace.host SET jobs_ended = jobs_ended + p_ended WHERE id = p_host AND p_ended > 0;
     PERFORM headrace.fold_counts_v1(10000);
 END $$;

@@ -1,6 +1,4 @@
--- Functions of lanes and limiters. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions of lanes and limiters.
 
 -- Create missing lanes with their limiters' limits. The limiter's row is share-locked, so that a
 -- change of its limits waits and then finds the new lanes; the caller must hold no lane.
@@ -340,26 +338,32 @@ BEGIN
     PERFORM pg_notify('headrace_jobs', q::text) FROM unnest(v_queues) AS q;
 END $$;
 
--- Set a lane's own limits, its pause and its weight. p_paused, p_weight NULL: unchanged. p_is_own
--- false: follow the limiter again. The slack of own limits grows with the window: many starts
--- granted at once take a busy process longer to begin.
+-- Set a lane's limits, its pause and its weight. p_is_own: true, the given limits; false, those of
+-- its limiter, which it then follows; NULL, limits as they are. p_paused, p_weight NULL: unchanged.
+-- The slack of own limits grows with the window: many starts granted at once take a busy process
+-- longer to begin. The limiter's row is locked before the lane's, the same order as spread_limiter.
 CREATE FUNCTION headrace.set_lane_v1(
     p_limiter text, p_name text, p_is_own boolean, p_starts_max integer,
-        p_window_s double precision,
-    p_concurrency integer, p_paused boolean, p_weight integer
+    p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v headrace.limiter%ROWTYPE;
+    l headrace.lane%ROWTYPE;
 BEGIN
     FOR i IN 1..3 LOOP
         SELECT * INTO v FROM headrace.limiter m WHERE m.name = p_limiter FOR SHARE;
-        UPDATE headrace.lane SET is_own = p_is_own, paused = coalesce(p_paused, paused),
-            weight = coalesce(p_weight, weight)
-        WHERE limiter = p_limiter AND name = p_name;
+        UPDATE headrace.lane SET is_own = coalesce(p_is_own, is_own),
+            paused = coalesce(p_paused, paused), weight = coalesce(p_weight, weight)
+        WHERE limiter = p_limiter AND name = p_name RETURNING * INTO l;
         EXIT WHEN FOUND;
         PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
     END LOOP;
-    IF p_is_own THEN
+    IF p_is_own IS NULL THEN
+        p_starts_max := l.starts_max;
+        p_window_s := l.window_s;
+        p_concurrency := l.concurrency;
+    END IF;
+    IF l.is_own THEN
         PERFORM headrace.limit_lanes_v1(
             p_limiter, ARRAY[p_name], p_starts_max, p_window_s,
             greatest(coalesce(v.slack_s, 0.25), least(1, p_window_s / 60)), p_concurrency);
@@ -368,24 +372,6 @@ BEGIN
             p_limiter, ARRAY[p_name], v.starts_max, v.window_s, coalesce(v.slack_s, 0.25),
             v.concurrency);
     END IF;
-END $$;
-
--- Pause or resume a lane; limits and weight stay. The limiter's row is locked before the lane's,
--- the same order as spread_limiter.
-CREATE FUNCTION headrace.pause_lane_v1(p_limiter text, p_name text, p_paused boolean)
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v headrace.lane%ROWTYPE;
-BEGIN
-    FOR i IN 1..3 LOOP
-        PERFORM 1 FROM headrace.limiter m WHERE m.name = p_limiter FOR SHARE;
-        SELECT * INTO v FROM headrace.lane l WHERE l.limiter = p_limiter AND l.name = p_name
-        FOR NO KEY UPDATE;
-        EXIT WHEN FOUND;
-        PERFORM headrace.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
-    END LOOP;
-    PERFORM headrace.set_lane_v1(
-        p_limiter, p_name, v.is_own, v.starts_max, v.window_s, v.concurrency, p_paused, v.weight);
 END $$;
 
 -- Write a limiter's limits. Return true if they changed and its lanes must follow. p_is_set: set

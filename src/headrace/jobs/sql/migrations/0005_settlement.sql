@@ -1,6 +1,4 @@
--- Functions that settle leases. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that settle leases.
 
 -- Release jobs of lanes: decrement inflight, and count unstarted, returned and lost jobs as
 -- waiting again. An unstarted job returns its start, but only while its own entry must still

@@ -1,17 +1,17 @@
--- Functions that claim jobs. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions that claim jobs.
 
 -- Ack the leases p_done, then lease due jobs of a queue: up to p_leases_max leases of p_batch, in
 -- the order of p_priorities, after the scan marks (run_at, id). Marks keep a claim off dead index
 -- entries while a long transaction holds back vacuum. Due jobs of lanes met by the scan move to
 -- their lanes. One row per lease, or one with lease_id NULL. A paused queue, and a host that
--- expired or drains, lease nothing; acks are recorded all the same.
+-- expired or drains, lease nothing; acks are recorded all the same. scan_s is the time of the
+-- search, without the commit, which may wait for a standby.
 CREATE FUNCTION headrace.claim_ready_v1(
     p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_priorities smallint[],
     p_marks_at timestamptz[], p_marks_id bigint[], p_done bigint[]
 ) RETURNS TABLE (
     claimed_at timestamptz, retries integer, moved integer, lost bigint[], busy bigint[],
+    scan_s double precision,
     lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamptz[], priorities smallint[],
     attempts smallint[], losses smallint[], lanes text[], headers text[], versions smallint[],
     payloads bytea[]
@@ -23,21 +23,22 @@ DECLARE
     v_busy bigint[];
     v_retries integer;
     v_is_plain boolean;
+    v_began timestamptz;
 BEGIN
     IF p_done <> '{}' THEN
         SELECT a.lost, a.busy INTO v_lost, v_busy FROM headrace.ack_v1(p_done) a;
     END IF;
-    SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result
+    v_began := clock_timestamp();
+    SELECT q.retries, q.keep_done_s IS NULL AND NOT q.keep_result
     INTO v_retries, v_is_plain
     FROM headrace.host h
-    JOIN headrace.queue q ON q.id = p_queue AND NOT q.paused
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = p_queue AND NOT q.paused
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT now(), v_retries, 0, v_lost, v_busy, NULL::bigint, NULL::boolean,
-            NULL::bigint[], NULL::timestamptz[], NULL::smallint[], NULL::smallint[],
-                NULL::smallint[],
-            NULL::text[], NULL::text[], NULL::smallint[], NULL::bytea[];
+        RETURN QUERY SELECT now(), v_retries, 0, v_lost, v_busy, 0::double precision,
+            NULL::bigint, NULL::boolean, NULL::bigint[], NULL::timestamptz[], NULL::smallint[],
+            NULL::smallint[], NULL::smallint[], NULL::text[], NULL::text[],
+            NULL::smallint[], NULL::bytea[];
         RETURN;
     END IF;
     -- One statement: passing the jobs as arrays to another function costs a fifth more CPU.
@@ -58,12 +59,8 @@ BEGIN
             ) k WHERE k.leases <= p_leases_max
         )) RETURNING j.*
     ), to_lanes AS (
-        INSERT INTO headrace.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, headers,
-             payload, version, last_error)
-        SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.headers, g.payload, g.version, g.last_error
-        FROM deleted g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
+        INSERT INTO headrace.lane_job SELECT g.* FROM deleted g WHERE g.lane IS NOT NULL
+        RETURNING lane_job.queue, lane_job.lane
     ), journaled AS (
         INSERT INTO headrace.lane_event (limiter, lane, queue, k)
         SELECT q.limiter, s.lane, s.queue, count(*)
@@ -94,7 +91,9 @@ BEGIN
                date_part('epoch', now() - min(g.run_at))
         FROM deleted g WHERE g.lane IS NULL HAVING count(*) > 0
     )
-    SELECT now(), v_retries, m.n, v_lost, v_busy, l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
+    SELECT now(), v_retries, m.n, v_lost, v_busy,
+           extract(epoch FROM clock_timestamp() - v_began)::double precision,
+           l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
            l.attempts, l.losses, l.lanes, l.headers, l.versions, l.payloads
     FROM (SELECT count(*)::integer AS n FROM to_lanes) m LEFT JOIN lease l ON true;
 END $$;
@@ -137,11 +136,10 @@ DECLARE
     v_slack double precision := 0;
     v_wait double precision;
 BEGIN
-    SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result, q.limiter
+    SELECT q.retries, q.keep_done_s IS NULL AND NOT q.keep_result, q.limiter
     INTO v_retries, v_is_plain, v_limiter
     FROM headrace.host h
-    JOIN headrace.queue q ON q.id = p_queue AND NOT q.paused
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = p_queue AND NOT q.paused
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF FOUND THEN
         IF p_is_folding THEN

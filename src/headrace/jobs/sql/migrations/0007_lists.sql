@@ -1,6 +1,4 @@
--- Lists and bulk actions. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Lists and bulk actions.
 
 -- Matching jobs below the id p_before, at most p_jobs_max per table, unsorted. NULL: any queue,
 -- lane, error text or age. Age counts from the end, or from when the job was due. Work is bounded:
@@ -189,11 +187,7 @@ BEGIN
             SELECT q.limiter, m.lane, m.queue, -1
             FROM moved m JOIN headrace.queue q ON q.id = m.queue
         )
-        INSERT INTO headrace.job_ready
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-             headers, payload, version, last_error)
-        SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-               headers, payload, version, last_error FROM moved;
+        INSERT INTO headrace.job_ready SELECT * FROM moved;
     END IF;
     UPDATE headrace.job_ready SET
         payload = coalesce(p_payload, payload), version = coalesce(p_version, version),
@@ -359,13 +353,12 @@ BEGIN
         SELECT r.id, r.queue, r.priority, r.run_at, r.lane, false
         FROM headrace.lane_job r WHERE r.id = p_id LIMIT 1
     )
-    SELECT q.paused, q.tag, coalesce(o.slots_max, q.slots_max), known.n, known.tagged, known.open,
+    SELECT q.paused, q.tag, q.slots_max, known.n, known.tagged, known.open,
            known.is_reported, known.slots, known.free, l.paused, l.inflight + l.uncounted,
            l.concurrency, l.starts_max, l.window_s, CASE WHEN l.free_at > now() THEN l.free_at END,
            CASE WHEN j.is_ready THEN before.n ELSE laned.n END
     FROM job j
-    JOIN headrace.queue q ON q.id = j.queue
-    LEFT JOIN headrace.queue_override o ON o.queue = q.id
+    JOIN headrace.queue_setting q ON q.id = j.queue
     LEFT JOIN headrace.lane l ON l.limiter = q.limiter AND l.name = j.lane
     CROSS JOIN LATERAL (
         SELECT count(*) AS n, count(*) FILTER (WHERE h.is_tagged) AS tagged,

@@ -1,6 +1,4 @@
--- Functions of the fleet. Each does all or nothing. Functions set the planner
--- options that they need: a plan cached while a table was empty would otherwise stay a sequential
--- scan.
+-- Functions of the fleet.
 
 -- Due jobs of each queue, counted up to p_max through the index, and the age of the oldest. Jobs
 -- of lanes count as far as their lane may start them now; the journal counts too, since only a
@@ -48,11 +46,8 @@ END $$;
 -- Write the plan of a leader that still leads. Return its new version; NULL: the leader was
 -- replaced, or another writes at this moment. One statement, so that a leader that stops at any
 -- point holds no lock.
-CREATE FUNCTION headrace.write_plan_v1(
-    p_leader text, p_term bigint, p_hosts text[], p_queues integer[], p_slots integer[],
-    p_changed_hosts text[], p_changed_queues text[], p_befores integer[], p_afters integer[],
-    p_codes text[], p_whys text[]
-) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION headrace.write_plan_v1(p_leader text, p_term bigint, p_slots json, p_moves json)
+RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_version bigint;
     v_deleted integer;
@@ -67,11 +62,11 @@ BEGIN
         RETURN NULL;
     END IF;
     DELETE FROM headrace.fleet_slot s WHERE NOT EXISTS (
-        SELECT FROM unnest(p_hosts, p_queues) AS r(host, queue)
+        SELECT FROM json_to_recordset(p_slots) AS r(host text, queue integer)
         WHERE r.host = s.host AND r.queue = s.queue);
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     INSERT INTO headrace.fleet_slot AS s (host, queue, slots)
-    SELECT r.host, r.queue, r.slots FROM unnest(p_hosts, p_queues, p_slots) AS r(host, queue, slots)
+    SELECT r.* FROM json_to_recordset(p_slots) AS r(host text, queue integer, slots integer)
     ON CONFLICT (host, queue) DO UPDATE SET slots = excluded.slots WHERE s.slots <> excluded.slots;
     GET DIAGNOSTICS v_put = ROW_COUNT;
     -- The first plan counts as a change even if it binds nothing: hosts may now rely on it.
@@ -82,8 +77,8 @@ BEGIN
     UPDATE headrace.fleet_plan SET version = v_version;
     INSERT INTO headrace.fleet_decision (version, host, queue, before, after, code, why)
     SELECT v_version, r.host, r.queue, r.before, r.after, r.code, r.why
-    FROM unnest(p_changed_hosts, p_changed_queues, p_befores, p_afters, p_codes, p_whys)
-        AS r(host, queue, before, after, code, why);
+    FROM json_to_recordset(p_moves) AS r(
+        host text, queue text, before integer, after integer, code text, why text);
     PERFORM pg_notify('headrace_fleet', v_version::text);
     RETURN v_version;
 END $$;
@@ -120,13 +115,11 @@ RETURNS TABLE (queue integer, slots bigint) LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Change a host's slot allowances and return them, one row per queue; NULL: the queue has no
--- maximum. The host works p_used slots of a queue now, keeps to p_kept from the moment it sent
--- this call, and would work p_wanted. p_call grows with each call of the host: a call that arrives
--- after a later one has no effect.
-CREATE FUNCTION headrace.allow_slots_v1(
-    p_host bigint, p_call bigint, p_queues integer[], p_used integer[], p_kept integer[],
-    p_wanted integer[]
-) RETURNS TABLE (queue integer, slots integer) LANGUAGE plpgsql AS $$
+-- maximum. A request (SlotRequest) has the slots that the host works now, those that it keeps to
+-- from the moment it sent this call, and those that it would work. p_call grows with each call of
+-- the host: a call that arrives after a later one has no effect.
+CREATE FUNCTION headrace.allow_slots_v1(p_host bigint, p_call bigint, p_requests json)
+RETURNS TABLE (queue integer, slots integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     r record;
@@ -140,11 +133,10 @@ BEGIN
     v_is_alive := EXISTS (SELECT FROM headrace.host h WHERE h.id = p_host AND h.expires_at > now());
     FOR r IN
         WITH requested AS (
-            SELECT u.queue, u.used, u.kept, u.wanted, coalesce(o.slots_max, q.slots_max)
-                AS slots_max
-            FROM unnest(p_queues, p_used, p_kept, p_wanted) AS u(queue, used, kept, wanted)
-            JOIN headrace.queue q ON q.id = u.queue
-            LEFT JOIN headrace.queue_override o ON o.queue = u.queue
+            SELECT q.id AS queue, u.used, u.kept, u.wanted, q.slots_max
+            FROM json_to_recordset(p_requests) AS u(
+                queue_id integer, used integer, kept integer, wanted integer)
+            JOIN headrace.queue_setting q ON q.id = u.queue_id
         ), busy AS (
             SELECT array_agg(a.queue) AS queues, array_agg(a.slots_max) AS slots_maxs
             FROM requested a WHERE a.slots_max < 100000 AND (a.kept > 0 OR a.wanted > 0)
@@ -180,8 +172,7 @@ BEGIN
             IF v_call > p_call THEN
                 RETURN;
             END IF;
-            SELECT coalesce(o.slots_max, q.slots_max) INTO v_slots_max
-            FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
+            SELECT q.slots_max INTO v_slots_max FROM headrace.queue_setting q
             WHERE q.id = r.queue;
             SELECT greatest(0, v_slots_max - coalesce(sum(e.slots), 0)) INTO v_limit
             FROM headrace.slots_elsewhere_v1(p_host, ARRAY[r.queue], ARRAY[v_slots_max]) e;

@@ -305,15 +305,13 @@ BEGIN
 END $$;
 
 -- End marked jobs that wait after all, and forget marks of ended ones. Delete workflows whose job
--- is not kept any more, and old events and results. Return how many rows went.
+-- is not kept any more, and results of groups that are p_kept_s old. Return whether more are left.
 CREATE FUNCTION headrace.tend_workflows_v1(p_kept_s double precision, p_max integer)
-RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_old timestamptz := now() - p_kept_s * interval '1 s';
     v_jobs bigint[];
     v_gone bigint[];
     v_rows integer;
-    v_count integer := 0;
 BEGIN
     v_jobs := ARRAY(SELECT c.job_id FROM headrace.job_cancel c ORDER BY c.job_id LIMIT p_max);
     IF v_jobs <> '{}' THEN
@@ -336,16 +334,11 @@ BEGIN
         DELETE FROM headrace.workflow_step s WHERE s.job_id = ANY(v_gone);
         DELETE FROM headrace.workflow w WHERE w.job_id = ANY(v_gone);
         UPDATE headrace.workflow w SET checked_at = now() WHERE w.job_id = ANY(v_jobs);
-        v_count := cardinality(v_gone);
     END IF;
-    DELETE FROM headrace.workflow_event e WHERE e.ctid = ANY(ARRAY(
-        SELECT o.ctid FROM headrace.workflow_event o WHERE o.sent_at < v_old
-        ORDER BY o.sent_at LIMIT p_max));
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    v_count := v_count + v_rows;
     DELETE FROM headrace.group_result g WHERE g.ctid = ANY(ARRAY(
-        SELECT o.ctid FROM headrace.group_result o WHERE o.workflow IS NULL AND o.ended_at < v_old
+        SELECT o.ctid FROM headrace.group_result o
+        WHERE o.workflow IS NULL AND o.ended_at < now() - p_kept_s * interval '1 s'
         ORDER BY o.ended_at LIMIT p_max));
     GET DIAGNOSTICS v_rows = ROW_COUNT;
-    RETURN v_count + v_rows;
+    RETURN p_max IN (cardinality(v_jobs), v_rows);
 END $$;

@@ -1,0 +1,302 @@
+"""How many machines a load needs: measured costs of single operations times their rates.
+
+The costs are those of `make bench ROOM=costs` and of the rows that `tools/costs.py` names, in
+`costs.json`. They are of one machine, without your own handlers, and a sum of costs ignores
+waiting: plan with spare CPU (`share`) and check with your own load.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import click
+
+from headrace.cli.app_context import CommandLine
+from headrace.kernel.errors import InvalidInput
+
+DAY_S: Final = 86_400
+UNITS_S: Final = {"s": 1, "min": 60, "h": 3_600, "d": DAY_S}
+FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+SYNCS_PER_S: Final = 5_000
+"""Commits of one client a second on the measured machine; concurrent commits share syncs."""
+LOG_BYTES_PER_S: Final = 200e6
+"""Write-ahead log that one common SSD with its replicas takes."""
+SLOT_BYTES: Final = 12e6
+NODE_BITS_PER_S: Final = 10e9
+CONNECTION_BYTES: Final = 60e3
+"""TCP memory of a connection that streams."""
+
+
+class InvalidRate(InvalidInput):
+    """A rate for `headrace size` cannot be read."""
+
+    code = "cli.invalid_rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Rates at the peak, per second, and what they are made of."""
+
+    jobs: float = 0.0
+    jobs_per_call: float = 1.0
+    job_cpu_s: float = 0.0
+    """CPU of your handler for one job."""
+    job_s: float = 0.0
+    """Duration of one job, with its waiting."""
+    hits: float = 0.0
+    totals: float = 0.0
+    pages: float = 0.0
+    posts: float = 0.0
+    follows: float = 0.0
+    photos: float = 0.0
+    photo_bytes: float = 150e3
+    media_bits: float = 0.0
+    media_connections: float = 0.0
+    is_tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One resource: what the load uses, and the share of one machine's or engine's limit."""
+
+    resource: str
+    amount: float
+    unit: str
+    limit: float | None = None
+    remedy: str = ""
+
+    @property
+    def used(self) -> float:
+        """The share of the limit; 0 without one."""
+        return self.amount / self.limit if self.limit else 0.0
+
+
+@cache
+def _record() -> dict[str, Any]:
+    return dict(json.loads((files("headrace.cli") / "costs.json").read_text()))
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """Measured costs by operation and resource: microseconds of CPU, bytes, syncs."""
+    return dict(_record()["costs"])
+
+
+def source() -> str:
+    """The command, machine and date of the costs."""
+    return str(_record()["source"])
+
+
+def parse_per_second(text: str) -> float:
+    """The number per second of `150`, `9k/min`, `4M/h` or `350M/d`. Raises: InvalidRate."""
+    number, _, unit = text.strip().partition("/")
+    factor = number[-1:] if number[-1:] in FACTORS else ""
+    try:
+        value = float(number.removesuffix(factor)) * FACTORS[factor] / UNITS_S[unit or "s"]
+    except (KeyError, ValueError):
+        value = math.nan
+    if not 0 <= value <= 1e12:
+        raise InvalidRate(f"{text[:40]!r} is not a rate: write 150, 9k/min, 4M/h or 350M/d")
+    return value
+
+
+def demands(load: Load, *, cores: int) -> list[Demand]:
+    """What `load` uses of each resource; machines have `cores` cores."""
+    rates = _rates(load)
+    postgres = _sum(rates, "CPU of PostgreSQL") / 1e6
+    valkey = _sum(rates, "CPU of Valkey") / 1e6
+    agents = load.jobs * load.job_cpu_s + _of_agents(load) / 1e6
+    media = "range of 256 KiB over HTTPS" if load.is_tls else "range of 256 KiB"
+    ranges = load.media_bits / 8 / 2**18
+    request = costs()["request of the API"]["CPU"]
+    page = request + _cost("page of 20 posts, 400 follows", "CPU of Headrace")
+    api = ((load.hits + load.totals / 20) * request + load.pages * page) / 1e6
+    return [
+        Demand("CPU of PostgreSQL", postgres, "cores", cores, "more cores; then a server per room"),
+        Demand(
+            "write-ahead log",
+            _sum(rates, "write-ahead log") / 1e6,
+            "MB/s",
+            LOG_BYTES_PER_S / 1e6,
+            "faster disks and links to standbys",
+        ),
+        Demand(
+            "syncs of the log",
+            _sum(rates, "syncs of the log"),
+            "syncs/s",
+            SYNCS_PER_S,
+            "enqueue more jobs in a call; concurrent commits share syncs",
+        ),
+        Demand("CPU of Valkey", valkey, "cores", 1.0, "a primary for each core: Valkey Cluster"),
+        Demand("CPU of agents", agents, "cores", None, "more agents"),
+        Demand("slots of agents", load.jobs * load.job_s, "slots"),
+        Demand("memory of slots", load.jobs * load.job_s * SLOT_BYTES / 1e9, "GB"),
+        Demand("CPU of the API", api, "cores", None, "more `headrace api`, or `web.processes`"),
+        Demand(
+            "CPU of flushers", load.hits * _cost("view flushed", "CPU of Headrace") / 1e6, "cores"
+        ),
+        Demand("CPU of media nodes", ranges * costs()[media]["CPU"] / 1e6, "cores"),
+        Demand("network of media nodes", load.media_bits / 1e9, "Gbit/s"),
+        Demand("TCP memory of media nodes", load.media_connections * CONNECTION_BYTES / 1e9, "GB"),
+        Demand("network of downloads", load.photos * load.photo_bytes * 8 / 1e9, "Gbit/s"),
+        Demand(
+            "growth of the object store", load.photos * load.photo_bytes * DAY_S / 1e9, "GB/day"
+        ),
+        Demand("growth of the database", _growth(load) * DAY_S / 1e9, "GB/day"),
+    ]
+
+
+def machines(found: list[Demand], *, cores: int, share: float) -> dict[str, int]:
+    """Machines of each kind that use `share` of their cores at the peak."""
+    by_name = {one.resource: one.amount for one in found}
+
+    def count(*names: str, least: int = 0) -> int:
+        return max(least, math.ceil(sum(by_name[name] for name in names) / (cores * share)))
+
+    wires = math.ceil(by_name["network of media nodes"] / (NODE_BITS_PER_S / 1e9 * 0.7))
+    return {
+        "PostgreSQL": count("CPU of PostgreSQL", least=1),
+        "Valkey, cores": max(1, math.ceil(by_name["CPU of Valkey"] / share)),
+        "agents": count("CPU of agents"),
+        "API and flushers": count("CPU of the API", "CPU of flushers"),
+        "media nodes": max(wires, count("CPU of media nodes")),
+    }
+
+
+def _rates(load: Load) -> dict[str, float]:
+    """Operations per second; single and bulk enqueues are mixed by the jobs of a call."""
+    single = 1 / max(1.0, load.jobs_per_call)
+    return {
+        "job enqueued, one a call": load.jobs * single,
+        "job enqueued, 1,000 a call": load.jobs * (1 - single),
+        "job run, batches of 100": load.jobs,
+        "view counted, 20 a call": load.hits,
+        "view flushed": load.hits,
+        "total read, 20 a call": load.totals,
+        "page of 20 posts, 400 follows": load.pages,
+        "post published": load.posts,
+        "author followed": load.follows,
+        "photo of 150 KB": load.photos,
+        "item of a new catalogue, 4 photos": load.photos / 4,
+    }
+
+
+def _of_agents(load: Load) -> float:
+    rates = _rates(load)
+    names = ("job run, batches of 100", "photo of 150 KB", "item of a new catalogue, 4 photos")
+    return sum(rates[name] * _cost(name, "CPU of Headrace") for name in names)
+
+
+def _growth(load: Load) -> float:
+    """Bytes a second that stay: rows of jobs are removed, those of views replaced by days."""
+    kept = (
+        "post published",
+        "author followed",
+        "photo of 150 KB",
+        "item of a new catalogue, 4 photos",
+    )
+    rates = _rates(load)
+    return sum(rates[name] * _cost(name, "size of the database") for name in kept)
+
+
+def _sum(rates: dict[str, float], resource: str) -> float:
+    return sum(rate * _cost(operation, resource) for operation, rate in rates.items())
+
+
+def _cost(operation: str, resource: str) -> float:
+    return costs()[operation].get(resource, 0.0)
+
+
+class _Rate(click.ParamType[float]):
+    name = "rate"
+
+    def convert(self, value: object, *_: object) -> float:
+        return value if isinstance(value, float) else parse_per_second(str(value))
+
+
+RATE: Final = _Rate()
+
+
+@click.command("size", short_help="Compute the machines that a load needs.")
+@click.option("--jobs", type=RATE, default="0", help="Jobs enqueued and run, such as 350M/d.")
+@click.option(
+    "--jobs-per-call", type=click.FloatRange(1), default=1.0, help="Jobs of one enqueue call."
+)
+@click.option("--job-ms", type=click.FloatRange(0), default=0.0, help="Duration of a job.")
+@click.option(
+    "--job-cpu-ms", type=click.FloatRange(0), default=0.0, help="CPU of your handler for a job."
+)
+@click.option("--hits", type=RATE, default="0", help="Views counted, such as 9k/min.")
+@click.option("--totals", type=RATE, default="0", help="Totals read.")
+@click.option("--pages", type=RATE, default="0", help="Pages of feeds read.")
+@click.option("--posts", type=RATE, default="0", help="Posts published.")
+@click.option("--follows", type=RATE, default="0", help="Authors followed.")
+@click.option("--photos", type=RATE, default="0", help="Photos fetched, such as 4M/h.")
+@click.option("--photo-kb", type=click.FloatRange(0), default=150.0, help="Size of a photo.")
+@click.option(
+    "--media", type=RATE, default="0", help="Bits of media sent per second, such as 100G."
+)
+@click.option(
+    "--connections", type=RATE, default="0", help="Open connections of media, such as 500k."
+)
+@click.option("--tls", is_flag=True, help="Media is sent over HTTPS by its nodes.")
+@click.option(
+    "--peak", type=click.FloatRange(1), default=1.0, help="Peak rate divided by the given rates."
+)
+@click.option("--cores", type=click.IntRange(1), default=16, help="Cores of a machine.")
+@click.option(
+    "--share", type=click.FloatRange(0.05, 1), default=0.5, help="Share of CPU used at the peak."
+)
+@click.pass_obj
+def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given: float) -> None:
+    """Compute CPU, log, memory and network of a load, and the machines that it needs.
+
+    Rates are per second, or as in 9k/min, 4M/h, 350M/d. Costs are measured on one machine,
+    without your handlers; docs/reference/capacity.md explains them.
+    """
+    rates = {name: given[name] * peak for name in ("jobs", "hits", "totals", "pages", "posts")}
+    rates |= {name: given[name] * peak for name in ("follows", "photos")}
+    load = Load(
+        **rates,
+        jobs_per_call=given["jobs_per_call"],
+        job_cpu_s=given["job_cpu_ms"] / 1e3,
+        job_s=given["job_ms"] / 1e3,
+        photo_bytes=given["photo_kb"] * 1e3,
+        media_bits=given["media"] * peak,
+        media_connections=given["connections"] * peak,
+        is_tls=bool(given["tls"]),
+    )
+    found = demands(load, cores=cores)
+    needed = machines(found, cores=cores, share=share)
+    value = {
+        "resources": [
+            {"resource": one.resource, "amount": one.amount, "unit": one.unit, "used": one.used}
+            for one in found
+        ],
+        "machines": needed,
+    }
+    line.show(value, "\n".join(lines_of(found, needed)))
+
+
+def lines_of(found: list[Demand], needed: dict[str, int]) -> list[str]:
+    """The answer as lines: used resources, machines, and what is exhausted first."""
+    used = [one for one in found if one.amount > 0]
+    lines = [f"{one.resource:<28}{shown(one.amount):>10} {one.unit}" for one in used]
+    lines += ["", *(f"{kind:<28}{count:>10}" for kind, count in needed.items() if count)]
+    limited = sorted((one for one in used if one.limit), key=lambda one: one.used, reverse=True)
+    if limited:
+        lines += ["", "exhausted first, by share of one server:"]
+        lines += [f"  {one.used:>5.0%}  {one.resource}: {one.remedy}" for one in limited[:3]]
+    return lines
+
+
+def shown(amount: float) -> str:
+    """Two significant digits at least."""
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
+
+
+COMMANDS: Final = [size]

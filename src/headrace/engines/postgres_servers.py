@@ -1,0 +1,91 @@
+"""Connects to the right server of a URL, and notices within seconds that its host is silent.
+
+    servers = Servers("postgresql://headrace@db1,db2,db3/site", role="read-write")
+    connection = await servers.connect(timeout=5)
+
+The driver alone is unfit for failover in three ways:
+
+- It tries the servers of a URL in order within one timeout, so a first server without network uses
+  all of it. Here each server has its share, and the one that accepted last is tried first.
+- A connection to a host that lost its network stays open: an idle one for ever, one with a
+  statement for its timeout. Here the kernel probes it and closes it (`TCP_USER_TIMEOUT`).
+- After a timeout or a cancellation it cancels the statement on the server. That also ends the
+  wait of a commit for its synchronous standby: others then read, and acknowledge, a commit that
+  a failover loses. Here it closes the connection, and the server itself ends the statement.
+
+Sources: tcp(7); PostgreSQL's documentation of `synchronous_commit` and `SyncRepWaitForLSN`.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+import asyncpg
+
+from headrace.engines.endpoints import seeds_of
+from headrace.engines.postgres_pool import DOWN
+
+_IDLE_S: Final = 2
+"""Silence after which the kernel probes the server's host."""
+_PROBE_EVERY_S: Final = 1
+_SERVER_SIDE: Final = """
+SELECT set_config('client_connection_check_interval', '500ms', false),
+    set_config('tcp_keepalives_idle', '5', false),
+    set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_user_timeout', '15s', false)
+"""
+"""The server ends statements of closed connections, and drops the locks of hosts without network.
+
+Not start-up settings, which PgBouncer refuses.
+"""
+
+
+class Connection(asyncpg.Connection):  # type: ignore[misc]
+    """A connection that never cancels a statement on the server."""
+
+    def _cancel_current_command(self, *_waiters: Any) -> None:
+        """Close the connection, after the driver has handled the timeout or cancellation."""
+        self._loop.call_soon(self.terminate)
+
+
+class Servers:
+    """The servers of one URL, of which the first with `role` is used."""
+
+    def __init__(self, url: str, *, role: str) -> None:
+        urls = seeds_of(url)
+        named = "target_session_attrs" in url
+        self._urls = urls
+        self._options = {} if named or len(urls) == 1 else {"target_session_attrs": role}
+
+    async def connect(self, *_url: str, **options: Any) -> Any:
+        """Open a connection, as the driver's function does; a URL is ignored."""
+        timeout_s = options.pop("timeout")
+        each_s = timeout_s / len(self._urls)
+        options = {**options, **self._options, "connection_class": Connection}
+        failed: BaseException | None = None
+        for url in list(self._urls):
+            try:
+                connection = await asyncpg.connect(url, timeout=each_s, **options)
+                watch_host(connection, timeout_s)
+                await connection.execute(_SERVER_SIDE)
+            except DOWN as error:
+                # That a standby is no primary explains less than what the primary answered.
+                if failed is None or not isinstance(error, asyncpg.InternalClientError):
+                    failed = error
+                continue
+            self._urls = [url, *(other for other in self._urls if other != url)]
+            return connection
+        assert failed is not None
+        raise failed
+
+
+def watch_host(connection: Any, silent_max_s: float) -> None:
+    """Have the kernel close the connection if the server's host does not respond for so long."""
+    link = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver has no option
+    if link.family == socket.AF_UNIX:
+        return
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_max_s * 1000))

@@ -1,0 +1,154 @@
+"""A server that does not respond, became read-only, or waits for its standby.
+
+`tests/hosts` has whole failovers; these are the parts that need one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from tests.kit.own_postgres import OwnPostgres, run_statements
+from tests.kit.waiting import wait_true
+
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+
+MAKE = "CREATE TABLE mark (word text)"
+ADD = compile_query("test", "-- One row.\nINSERT INTO mark VALUES (:word)")
+PORT = compile_query("test", "-- Who answers.\nSELECT current_setting('port')::integer")
+WORDS = compile_query(
+    "test", "-- What others read.\nSELECT coalesce(array_agg(word), '{}') FROM mark"
+)
+CONFIG = PostgresConfig(connect_timeout_s=2.0, statement_timeout_s=1.0)
+
+
+@pytest.fixture
+async def server(servers_folder):
+    server = OwnPostgres(servers_folder / "p", "18")
+    await server.make()
+    await server.start()
+    yield server
+    server.end()
+
+
+@pytest.mark.slow
+async def test_servers_of_a_url_that_do_not_respond_are_passed_over(server):
+    """The kernel accepts for them, as a host does whose processes hang."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("", 0)) as closed:
+        ports = [silent.getsockname()[1], closed.getsockname()[1], server.port]
+        closed.close()
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
+        assert await postgres.value(PORT) == server.port
+        # The one that answered is first now: no other connection waits for the silent one.
+        silent.setblocking(False)
+        silent.accept()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(postgres.value(PORT))
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        await postgres.close()
+
+
+@pytest.mark.slow
+async def test_only_the_writable_server_of_several_is_used(servers_folder, server):
+    await run_statements(server.url, MAKE)
+    standby = OwnPostgres(servers_folder / "s", "18")
+    await standby.copy(server, name="standby")
+    await standby.start()
+    hosts = f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
+    postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
+    assert await postgres.value(PORT) == server.port
+    reads = Postgres(
+        f"postgresql://headrace@127.0.0.1:{server.port},{hosts}/postgres", CONFIG, role="standby"
+    )
+    assert await reads.value(PORT) == standby.port
+    await reads.close()
+    server.kill()
+    with pytest.raises(PostgresDown):
+        await postgres.run(ADD, word="no primary")
+    standby.run("pg_ctl", "promote", "-D", standby.data)
+
+    async def is_written() -> bool:
+        try:
+            return await postgres.run(ADD, word="new") == 1
+        except PostgresDown:
+            return False
+
+    await wait_true(is_written, what="the promoted server is written")
+    await postgres.close()
+    standby.end()
+
+
+@pytest.mark.slow
+async def test_a_connection_to_a_server_that_became_read_only_is_replaced(server):
+    await run_statements(server.url, MAKE)
+    postgres = Postgres(server.url, CONFIG)
+    word = "ALTER DATABASE postgres SET default_transaction_read_only = "
+    await run_statements(server.url, f"{word} on")
+    with pytest.raises(PostgresDown, match="read-only"):
+        await postgres.run(ADD, word="refused")
+    with pytest.raises(PostgresDown, match="read-only"):
+        async with postgres.transaction() as tx:
+            await tx.run(ADD, word="refused")
+    await run_statements(server.url, "SET default_transaction_read_only = off", f"{word} off")
+    await postgres.run(ADD, word="written")
+    assert await postgres.value(WORDS) == ["written"]
+    await postgres.close()
+
+
+@pytest.mark.slow
+async def test_a_commit_that_waits_for_its_standby_is_not_made_visible_by_a_timeout(server):
+    """Others would read it, and a failover would lose it: PostgreSQL commits what is cancelled."""
+    await run_statements(server.url, MAKE)
+    postgres, other = Postgres(server.url, CONFIG), Postgres(server.url, CONFIG)
+    await other.value(WORDS)
+    await run_statements(
+        server.url,
+        "ALTER SYSTEM SET synchronous_standby_names = 'absent'",
+        "SELECT pg_reload_conf()",
+        "SELECT pg_sleep(0.2)",
+    )
+    with pytest.raises(PostgresDown):
+        await postgres.run(ADD, word="timed out")
+    left = asyncio.create_task(postgres.run(ADD, word="left by its caller"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(left, 0.5)
+    await postgres.close()
+    assert await other.value(WORDS) == []
+    await run_statements(
+        server.url,
+        "ALTER SYSTEM RESET synchronous_standby_names",
+        "SELECT pg_reload_conf()",
+    )
+
+    async def are_both_visible() -> bool:
+        return sorted(await other.value(WORDS)) == ["left by its caller", "timed out"]
+
+    await wait_true(are_both_visible, what="both commits ended")
+    await other.close()
+
+
+SLOW = compile_query("test", "-- Longer than its caller waits.\nSELECT pg_sleep(60)")
+RUNNING = compile_query(
+    "test",
+    "-- Abandoned statements.\n"
+    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active'"
+    " AND pid <> pg_backend_pid()",
+)
+
+
+@pytest.mark.slow
+async def test_a_statement_that_its_caller_left_ends_on_the_server(server):
+    postgres = Postgres(server.url, PostgresConfig(statement_timeout_s=120))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(postgres.value(SLOW), 0.3)
+
+    async def is_ended() -> bool:
+        return await postgres.value(RUNNING) == 0
+
+    await wait_true(is_ended, what="the server ended the statement", deadline_s=30)
+    await postgres.close()

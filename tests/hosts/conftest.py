@@ -1,0 +1,54 @@
+"""Fixtures of sites on several hosts."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+
+import pytest
+from failover_site import FailoverSite
+from tests.kit.hosts import hosts
+from tests.kit.own_patroni import PatroniCluster, missing_parts
+
+
+@pytest.fixture
+def net():
+    """A network of hosts, or a skip with the reason."""
+    with hosts() as net:
+        yield net
+
+
+@pytest.fixture
+async def patroni(net, servers_folder, tmp_path):
+    """Three running servers of PostgreSQL with a synchronous standby."""
+    reason = missing_parts()
+    if reason:
+        pytest.skip(reason)
+    cluster = PatroniCluster(servers_folder, net)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        for log in servers_folder.glob("db*/*.log"):
+            shutil.copy(log, tmp_path / f"{log.parent.name}-{log.name}")
+
+
+@pytest.fixture
+async def make_site(net, running_engines, tmp_path):
+    """`await make_site(url)`: a site whose roles run and use this PostgreSQL."""
+    made: list[FailoverSite] = []
+
+    async def make(url: str, **settings: str) -> FailoverSite:
+        env = {f"HEADRACE_{name}": value for name, value in settings.items()}
+        env |= {
+            "HEADRACE_POSTGRES_URL": url,
+            "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
+            "HEADRACE_VALKEY_PREFIX": f"hosts-{secrets.token_hex(4)}",
+        }
+        made.append(FailoverSite(tmp_path / f"site{len(made)}", net, env))
+        await made[-1].start()
+        return made[-1]
+
+    yield make
+    for site in made:
+        await site.end()
