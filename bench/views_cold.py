@@ -1,4 +1,4 @@
-"""What do hits of items without a cached total cost? 2 % of the hits are the first of their item.
+"""What do hits of items without a cached total cost? 2 % of the hits are such.
 
 A total that is not cached is filled from PostgreSQL, plus the hits that wait for their flush. For
 these Valkey scans its stream, and counts nothing meanwhile. The flusher runs, as on a site.

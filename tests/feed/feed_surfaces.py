@@ -201,7 +201,6 @@ STEPS = [
     ("page", {**SEVEN, "kinds": "photo"}, Shows("102 p5")),
     ("page", {**SEVEN, "kinds": "text"}, Shows("")),
     ("page", {**SEVEN, "kinds": "Photo"}, Refusal("422 feed.invalid_kind")),
-    ("page", {**SEVEN, "rank": "hot"}, Refusal("422 feed.unknown_ranking")),
     ("find", {"id": "p5"}, posted(102, "p5", 4, ref="photo/5", kind="photo")[1]),
     ("mute", {**SEVEN, "authors": ["ann"]}, changed(1)),
     ("page", SEVEN, Shows("102 p5, 101 p3, 100 p1")),

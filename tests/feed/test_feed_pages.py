@@ -154,6 +154,8 @@ async def test_a_ranking_that_changes_its_order_repeats_and_omits_nothing(feed):
 
 
 async def test_faults_of_rankings_are_named(feed, monkeypatch):
+    with pytest.raises(RankingUnknown):
+        await feed.page(7, rank="hot")
     await feed.follow(7, 1)
     await feed.posts.add(series(1, 3, DAY))
     rankings = feed.pages.rankings

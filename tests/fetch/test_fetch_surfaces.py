@@ -9,13 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from origin import Answer
 from room import HEAD, LIMITS
 
 from headrace.fetch.cli.catalogues import finish_run
+from headrace.fetch.cli.items import list_results
 from headrace.fetch.cli.text import describe_run, duration, progress_line
-from headrace.fetch.errors import InvalidRate, RunUnfinished
+from headrace.fetch.errors import InvalidRate, RunRefused, RunUnfinished
 from headrace.fetch.model import Customer, RunState, SampledPhoto, parse_rate
 from headrace.fetch.sampling import expected_s
 from headrace.fetch.store.runs import pace_of
@@ -269,6 +272,21 @@ async def test_an_unfinished_run_names_what_it_waits_for(shop):
         run = await shop.run(f"{HEAD}a,A{photos},5,{photos}\n")
         with pytest.raises(RunUnfinished, match=f"1 item waits {words}"):
             finish_run(terminal, run, may_be_unfinished=False)
+
+
+async def test_a_refused_run_ends_its_command_with_an_error(shop):
+    run = await shop.run(f"{HEAD}a,A,5,\n")
+    refused = msgspec.structs.replace(run, state=RunState.REFUSED, reason="failed:http_404")
+    terminal = SimpleNamespace(show=lambda *_: None)
+    with pytest.raises(RunRefused, match="http_404") as raised:
+        finish_run(terminal, refused, may_be_unfinished=False)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["--before", "5"], ["--newest", "--after", "5"]])
+def test_options_of_results_that_do_not_go_together_are_refused(words):
+    ran = CliRunner().invoke(list_results, words, obj=None)
+    assert ran.exit_code == 2
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.app import ConfiguredTooLate, Headrace
 from headrace.fetch import Hold, Item, SentItem
-from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown, NotHeld
+from headrace.fetch.errors import CustomerUnknown, NotHeld, NothingToReplay
 from headrace.fetch.model import RunState
 
 
@@ -159,7 +159,7 @@ async def test_a_process_without_the_handler_publishes_nothing(shop, process, ch
     checked.verdicts = {"a": Hold("wait")}
     await shop.run_to_end(rows("a"))
     assert "before_publish" in [c.name for c in await shop.fetch.consumers.all()]
-    with pytest.raises(ConsumerUnknown):
+    with pytest.raises(NothingToReplay):
         await shop.fetch.consumers.replay("before_publish")
 
 

@@ -195,7 +195,9 @@ async def test_the_example_is_a_row_that_is_accepted(shop, client, is_mapped):
     table = "\n".join(";".join(cells) for cells in zip(*example, strict=True))
     assert "required; a whole number such as 12; at least 1990; at most 2026" in plain(page)
     assert "[A-Z]{3}[0-9]{4}" in plain(page)
-    assert "required; links to photos, separated by |; length or number at least 2" in plain(page)
+    assert "required; links to photos, separated by |; at least 2 characters or values" in plain(
+        page
+    )
     sent = unescape(table).replace("https://shop.example/", shop.origin.url("/"))
     run = await shop.run(sent, mapping=mapping)
     assert (await shop.problems(run), run.new) == ([], 1)

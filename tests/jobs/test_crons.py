@@ -10,7 +10,7 @@ import pytest
 from surfaces import client_of
 
 from headrace.jobs.crons import NewCron
-from headrace.jobs.errors import CronFixed
+from headrace.jobs.errors import CronFixed, InvalidCron
 
 YEARLY = "0 4 1 1 *"
 """It becomes due only when a test makes it due: no minute turns during the test."""
@@ -56,6 +56,15 @@ async def test_a_cron_fires_once_also_if_it_was_missed(jobs, report, make_due):
     assert await jobs.crons.fire_due() == 0
     assert await waiting(jobs) == 2
     assert (await jobs.crons.get("report")).next_at > datetime.now(UTC)
+
+
+async def test_a_cron_into_a_queue_whose_jobs_need_a_lane_is_refused(registry, jobs):
+    @registry.task("limited", limiter="l")
+    async def limited(job: dict | None): ...
+
+    await jobs.queues.declare()
+    with pytest.raises(InvalidCron, match="need a lane"):
+        await jobs.crons.add(NewCron(name="never", spec=YEARLY, queue="limited"))
 
 
 async def test_schedulers_at_once_fire_each_once(jobs, report, make_due):

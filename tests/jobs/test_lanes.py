@@ -334,7 +334,8 @@ async def test_lanes_are_listed_in_pages_before_their_first_claim(jobs, manager,
     assert [lane.lane for lane in await jobs.lanes.list("l", after="a", lanes_max=1)] == ["b"]
     assert len((await claim_lane_jobs(manager, queue_id)).ids) == 4
     assert [lane.waiting for lane in await jobs.lanes.list("l")] == [1, 0, 1]
-    assert await jobs.lanes.list("nope") == []
+    with pytest.raises(LimiterUnknown):
+        await jobs.lanes.list("nope")
 
 
 async def test_a_mistyped_limiter_is_refused_unless_it_may_be_created(jobs, queue_id):

@@ -150,10 +150,15 @@ def remove_abandoned_memory(since_s: float) -> None:
     A running server maps its own, so what no process maps belongs to none. A server that starts
     maps it a moment after it made it, so a second look decides.
     """
-    if abandoned := _unmapped_memory(since_s):
-        time.sleep(MAPPED_WITHIN_S)
-        for path in abandoned & _unmapped_memory(since_s):
-            path.unlink(missing_ok=True)
+    abandoned = _unmapped_memory(since_s)
+    with contextlib.suppress(AssertionError):
+        wait_until(
+            lambda: not abandoned & _unmapped_memory(since_s),
+            what="servers that start mapped their memory",
+            deadline_s=MAPPED_WITHIN_S,
+        )
+    for path in abandoned & _unmapped_memory(since_s):
+        path.unlink(missing_ok=True)
 
 
 def _unmapped_memory(since_s: float) -> set[Path]:

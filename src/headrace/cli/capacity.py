@@ -58,6 +58,8 @@ class Load:
     media_bits: float = 0.0
     media_connections: float = 0.0
     is_tls: bool = False
+    peak: float = 1.0
+    """The peak divided by the average, which growth follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,11 @@ def demands(load: Load, *, cores: int) -> list[Demand]:
         Demand("TCP memory of media nodes", load.media_connections * CONNECTION_BYTES / 1e9, "GB"),
         Demand("network of downloads", load.photos * load.photo_bytes * 8 / 1e9, "Gbit/s"),
         Demand(
-            "growth of the object store", load.photos * load.photo_bytes * DAY_S / 1e9, "GB/day"
+            "growth of the object store",
+            load.photos / load.peak * load.photo_bytes * DAY_S / 1e9,
+            "GB/day",
         ),
-        Demand("growth of the database", _growth(load) * DAY_S / 1e9, "GB/day"),
+        Demand("growth of the database", _growth(load) / load.peak * DAY_S / 1e9, "GB/day"),
     ]
 
 
@@ -218,25 +222,33 @@ class _Rate(click.ParamType[float]):
         return value if isinstance(value, float) else parse_per_second(str(value))
 
 
+class _Number(click.FloatRange):
+    """A finite number in a range; click accepts inf and nan."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 RATE: Final = _Rate()
+RATES: Final = ("jobs", "hits", "totals", "pages", "posts", "follows", "photos")
+"""Options that are rates of operations; media and connections are rates too."""
 
 
 @click.command("size", short_help="Compute the machines that a load needs.")
 @click.option("--jobs", type=RATE, default="0", help="Jobs enqueued and run, such as 350M/d.")
-@click.option(
-    "--jobs-per-call", type=click.FloatRange(1), default=1.0, help="Jobs of one enqueue call."
-)
-@click.option("--job-ms", type=click.FloatRange(0), default=0.0, help="Duration of a job.")
-@click.option(
-    "--job-cpu-ms", type=click.FloatRange(0), default=0.0, help="CPU of your handler for a job."
-)
+@click.option("--jobs-per-call", type=_Number(1), default=1.0, help="Jobs of one enqueue call.")
+@click.option("--job-ms", type=_Number(0), default=0.0, help="Duration of a job.")
+@click.option("--job-cpu-ms", type=_Number(0), default=0.0, help="CPU of your handler for a job.")
 @click.option("--hits", type=RATE, default="0", help="Views counted, such as 9k/min.")
 @click.option("--totals", type=RATE, default="0", help="Totals read.")
 @click.option("--pages", type=RATE, default="0", help="Pages of feeds read.")
 @click.option("--posts", type=RATE, default="0", help="Posts published.")
 @click.option("--follows", type=RATE, default="0", help="Authors followed.")
 @click.option("--photos", type=RATE, default="0", help="Photos fetched, such as 4M/h.")
-@click.option("--photo-kb", type=click.FloatRange(0), default=150.0, help="Size of a photo.")
+@click.option("--photo-kb", type=_Number(0), default=150.0, help="Size of a photo.")
 @click.option(
     "--media", type=RATE, default="0", help="Bits of media sent per second, such as 100G."
 )
@@ -244,13 +256,9 @@ RATE: Final = _Rate()
     "--connections", type=RATE, default="0", help="Open connections of media, such as 500k."
 )
 @click.option("--tls", is_flag=True, help="Media is sent over HTTPS by its nodes.")
-@click.option(
-    "--peak", type=click.FloatRange(1), default=1.0, help="Peak rate divided by the given rates."
-)
+@click.option("--peak", type=_Number(1), default=1.0, help="Peak rate divided by the given rates.")
 @click.option("--cores", type=click.IntRange(1), default=16, help="Cores of a machine.")
-@click.option(
-    "--share", type=click.FloatRange(0.05, 1), default=0.5, help="Share of CPU used at the peak."
-)
+@click.option("--share", type=_Number(0.05, 1), default=0.5, help="Share of CPU used at the peak.")
 @click.pass_obj
 def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given: float) -> None:
     """Compute CPU, log, memory and network of a load, and the machines that it needs.
@@ -258,8 +266,9 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
     Rates are per second, or as in 9k/min, 4M/h, 350M/d. Costs are measured on one machine,
     without your handlers; docs/reference/capacity.md explains them.
     """
-    rates = {name: given[name] * peak for name in ("jobs", "hits", "totals", "pages", "posts")}
-    rates |= {name: given[name] * peak for name in ("follows", "photos")}
+    if not any(given[name] for name in (*RATES, "media", "connections")):
+        raise InvalidRate("no rate is given: name a load, such as --jobs 350M/d or --hits 9k/min")
+    rates = {name: given[name] * peak for name in RATES}
     load = Load(
         **rates,
         jobs_per_call=given["jobs_per_call"],
@@ -269,6 +278,7 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
         media_bits=given["media"] * peak,
         media_connections=given["connections"] * peak,
         is_tls=bool(given["tls"]),
+        peak=peak,
     )
     found = demands(load, cores=cores)
     needed = machines(found, cores=cores, share=share)

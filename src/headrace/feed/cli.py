@@ -197,7 +197,6 @@ _list_command("blocked", "VIEWER", Follows.blocked, "the authors that a viewer b
 @_CURSOR
 @click.option("--since", default=None, help="Show only posts newer than this position.")
 @_KINDS
-@click.option("--rank", default=None, help="Order defined by the application.")
 def show_page(
     terminal: Terminal,
     viewer: str,
@@ -206,12 +205,10 @@ def show_page(
     cursor: str | None,
     since: str | None,
     kinds: str | None,
-    rank: str | None,
 ) -> None:
     """Show the newest posts of the authors that VIEWER follows."""
     found = terminal.run(
-        Feed,
-        lambda feed: feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank),
+        Feed, lambda feed: feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds)
     )
     terminal.show(found, describe_page(found))
 

@@ -25,7 +25,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Runner
 from headrace.fetch import store
-from headrace.fetch.errors import ConsumerUnknown
+from headrace.fetch.errors import ConsumerUnknown, NothingToReplay
 from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item
 from headrace.fetch.sql import SQL
 from headrace.jobs import Jobs, NewJob
@@ -149,17 +149,20 @@ class Consumers:
         """Redeliver the newest version of every item to a consumer; return the number of items.
 
         Each page of items is a transaction, so an interrupted replay can be repeated safely.
-        Raises: ConsumerUnknown, CustomerUnknown.
+        Raises: ConsumerUnknown, CustomerUnknown, NothingToReplay.
         """
+        if name == HOOK:
+            raise NothingToReplay(
+                f"{HOOK} is the check before publishing and receives no deliveries: send the items"
+                " or their catalogue again"
+            )
         if customer is not None:
             await store.runs.get_customer(self._postgres, customer)
         items, page_items, place = 0, ITEMS_OF_PAGE, ("", "")
         while page_items == ITEMS_OF_PAGE:
             async with self._postgres.transaction() as tx:
                 consumer_id = (
-                    await tx.value(SQL.lock_consumer, name=name)
-                    if _is_name(name) and name != HOOK
-                    else None
+                    await tx.value(SQL.lock_consumer, name=name) if _is_name(name) else None
                 )
                 if consumer_id is None:
                     raise ConsumerUnknown(name)

@@ -219,6 +219,12 @@ class RunsBusy(Unavailable):
     code = "fetch.busy"
 
 
+class NothingToReplay(Conflict):
+    """The consumer receives no deliveries."""
+
+    code = "fetch.nothing_to_replay"
+
+
 class RunNotHeld(Conflict):
     """The run is not held, or another catalogue was applied since."""
 
@@ -245,6 +251,12 @@ class RunHeld(Conflict):
     """The command ended with a held run that a person must confirm."""
 
     code = "fetch.run_held"
+
+
+class RunRefused(InvalidInput):
+    """The command ended with a refused run; nothing was changed."""
+
+    code = "fetch.run_refused"
 
 
 class RunUnfinished(Unavailable):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, time
 from typing import Any, Final
 
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
+from headrace.fetch.consumers import HOOK
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Host, ItemPhoto, Source, Webhook
 from headrace.fetch.outcomes import count_bad
@@ -185,6 +186,7 @@ async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     lines = [(webhook, *webhook_state(webhook, context.now_at)) for webhook in shown]
     return {
         "consumers": consumers,
+        "check": HOOK,
         "webhooks": PanelData(lines, webhooks.error),
         "more": more,
         "waiting_counted": WAITING_COUNTED,

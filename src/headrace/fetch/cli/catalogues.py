@@ -17,7 +17,7 @@ from headrace.fetch.cli.text import (
     progress_line,
     run_line,
 )
-from headrace.fetch.errors import InvalidSource, RunHeld, RunUnfinished
+from headrace.fetch.errors import InvalidSource, RunHeld, RunRefused, RunUnfinished
 from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import (
     FINAL_STATES,
@@ -316,13 +316,15 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
 
 
 def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None:
-    """Show the run; a held or unfinished one ends with its exit code."""
+    """Show the run; a held, refused or unfinished one ends with its exit code."""
     terminal.show(run, describe_run(run))
     if run.state is RunState.HELD and not (run.reason or "").startswith("review:"):
         raise RunHeld(
             f"run {run.run} is held ({run.reason}): check the file, then"
             f" `headrace fetch catalogue confirm {run.run}` or run a correct one"
         )
+    if run.state is RunState.REFUSED:
+        raise RunRefused(f"run {run.run} is refused ({run.reason}): correct the file or its URL")
     if run.state not in FINAL_STATES and not may_be_unfinished:
         ahead = "for their photos" if run.photos_pending else "to be published"
         raise RunUnfinished(

@@ -79,6 +79,9 @@ def list_results(
 ) -> None:
     """List published, edited and unpublished items; page with --after the last number."""
 
+    if (newest and after) or (before is not None and not newest):
+        raise click.UsageError("--before goes with --newest, and --after without it")
+
     async def load(fetch: Fetch) -> list[Result]:
         if newest:
             return await fetch.items.newest_results(

@@ -38,7 +38,11 @@ _settled: Final = counter(
     queue=(),
     outcome=OUTCOMES,
 )
-_run: Final = counter("jobs_queue_run_seconds_total", "Run time of a queue's handlers.", queue=())
+_run: Final = counter(
+    "jobs_queue_run_seconds_total",
+    "Time of slots in a queue's handlers; concurrent calls share it.",
+    queue=(),
+)
 _wait: Final = counter(
     "jobs_queue_wait_seconds_total", "From due to claimed, summed over jobs.", queue=()
 )

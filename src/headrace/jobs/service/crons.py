@@ -194,9 +194,14 @@ class Crons:
         if not is_storable(cron.queue):
             raise QueueUnknown(cron.queue)
         prepare_jobs([_job(cron)], self._registry)
-        is_known = bool(await store.queues.find_queues(self._postgres, [cron.queue]))
+        known = await store.queues.find_queues(self._postgres, [cron.queue])
+        if any(queue.needs_lane for queue in known):
+            raise InvalidCron(
+                f"cron {cron.name!r}: jobs of queue {cron.queue!r} need a lane, which crons do not"
+                " give: use another queue, or declare its task with lane='optional'"
+            )
         # It may be a queue of this app that is not declared yet.
-        if not is_known and cron.queue not in await self._queues.declare():
+        if not known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
         return next_moment(cron.spec, cron.tz, await self._postgres.value(SQL.database_now))
 

@@ -104,14 +104,17 @@ class Lanes:
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
         """Up to `lanes_max` lanes of a limiter by name, those after `after`.
 
-        Raises: InvalidFilter.
+        Raises: InvalidFilter, LimiterUnknown.
         """
         require_page("lanes_max", lanes_max)
-        if not is_storable(limiter) or not is_storable(after):
-            return []
-        return await store.queues.find_lanes(
-            self._postgres, limiter, after=after, lanes_max=lanes_max
-        )
+        found: list[Lane] = []
+        if is_storable(limiter) and is_storable(after):
+            found = await store.queues.find_lanes(
+                self._postgres, limiter, after=after, lanes_max=lanes_max
+            )
+        if not found:
+            await self.get_limiter(limiter)
+        return found
 
     async def spend(
         self, limiter: str, lane: str, starts: int = 1, *, wait_max_s: float = 0.0
