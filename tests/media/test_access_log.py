@@ -17,6 +17,10 @@ from headrace.media.model import BLOCK_BYTES
 
 KEY, TRACK, _ = OBJECTS["track"]
 WAYS = ("files", "files, Python", "blocks", "tls")
+COMBINED = re.compile(
+    r'127\.0\.0\.1 - - \[\d\d/[A-Z][a-z]{2}/\d{4}(:\d\d){3} \+0000\] "(?P<line>[^"]*)"'
+    r' (?P<status>\d{3}) (?P<bytes>\d+) "(?P<referer>[^"]*)" "(?P<agent>[^"]*)"'
+)
 
 
 @pytest.fixture(params=[kind for kind in KINDS if kind.name in WAYS], ids=str)
@@ -143,23 +147,27 @@ async def test_an_answer_from_another_node_has_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("data_plane", ["auto", "python"])
-async def test_lines_for_a_file_that_fails_are_dropped_and_counted(blobs, tmp_path, data_plane):
+async def test_the_combined_format_and_a_file_that_fails(blobs, tmp_path, data_plane):
     path = tmp_path / "access.log"
     path.symlink_to("/dev/full")
-    settings = {"access_log": "json", "access_log_path": str(path), "data_plane": data_plane}
+    settings = {"access_log": "combined", "access_log_path": str(path), "data_plane": data_plane}
     async with serving(blobs, run=tmp_path / "run", **settings) as node:
         await node.blobs.put("a.mp3", pattern(BLOCK_BYTES))
         client = await node.connect()
         before = node.series("media_access_log_dropped_total")
         for _ in range(3):
-            assert (await client.ask("a.mp3")).status == 200
+            assert (await client.ask("a.mp3", Referer='a"b')).status == 200
         await wait_until(lambda: node.series("media_access_log_dropped_total") == before + 3)
         path.unlink()
         for _ in range(3):
-            await client.ask("a.mp3")
+            await client.ask("a.mp3", Referer='a"b', User_Agent="x")
         await wait_until(lambda: path.exists() and len(path.read_text().splitlines()) == 3)
-        for line in map(json.loads, path.read_text().splitlines()):
-            assert (line["path"], line["bytes"]) == ("/m/a.mp3", BLOCK_BYTES)
+        for line in path.read_text().splitlines():
+            found = COMBINED.fullmatch(line)
+            assert found is not None, line
+            assert found["line"] == "GET /m/a.mp3 HTTP/1.1"
+            assert (found["status"], found["bytes"]) == ("200", str(BLOCK_BYTES))
+            assert (found["referer"], found["agent"]) == (r"a\x22b", "x")
 
 
 RULES = parse_header_rules(

@@ -338,7 +338,9 @@ class MediaConfig:
         parse_choice("auto", "python"),
     )
     access_log: str = setting(
-        "off", "`json`: log each answer as a JSON object; `off`: none.", parse_choice("off", "json")
+        "off",
+        "Log each answer: `off`, `json` or `combined`.",
+        parse_choice("off", "json", "combined"),
     )
     access_log_path: str | None = setting(
         None, "File of the access log, rotated by renaming it; unset: standard output.", parse_text

@@ -25,11 +25,13 @@ struct log_entry {
   char texts[];
 };
 
-/* Made by one malloc. NULL: without a log, or without memory. */
+/* NULL: without a log, or without memory. */
 struct log_entry *log_entry_make(struct access_log *log, const struct head *head);
+/* Drop an entry that has no line. */
+void log_entry_free(struct log_entry *entry);
 
 /* Functions for the control plane. */
-struct access_log *access_log_open(void);
+struct access_log *access_log_open(int is_json);
 void access_log_close(struct access_log *log);
 /* Write the line of an answer whose last `bytes` of the body were sent now, and free the entry. */
 void access_log_end(struct access_log *log, struct log_entry *entry, int64_t bytes);

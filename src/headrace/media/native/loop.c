@@ -165,7 +165,7 @@ void connection_close(struct plane *plane, struct connection *connection) {
   connection->fd = connection->file = -1;
   if (connection->entry != NULL && connection->entry->is_begun)
     access_log_end(plane->config.log, connection->entry, connection->start - connection->entry->start);
-  else free(connection->entry);
+  else log_entry_free(connection->entry);
   connection->entry = NULL;
   if (connection->object != NULL) object_release(connection->object);
   bytes_free(&connection->in);

@@ -216,7 +216,7 @@ static void free_plane(struct plane *plane) {
   for (struct queued_event *event = plane->first_event, *next; event != NULL; event = next) {
     next = event->next;
     tls_free(event->event.tls);
-    free(event->event.entry);
+    log_entry_free(event->event.entry);
     if (event->event.fd >= 0) close(event->event.fd);
     if (event->event.file >= 0) close(event->event.file);
     free(event);

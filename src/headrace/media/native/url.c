@@ -123,13 +123,6 @@ int address_read(int fd, struct address *address) {
   return address->is_known = 1;
 }
 
-void address_write(const struct address *address, char into[ADDRESS_TEXT_BYTES]) {
-  int is_ipv4 = memcmp(address->bytes, IPV4_PREFIX, sizeof IPV4_PREFIX) == 0;
-  strcpy(into, "-");
-  if (address->is_known)
-    inet_ntop(is_ipv4 ? AF_INET : AF_INET6, address->bytes + (is_ipv4 ? 12 : 0), into, ADDRESS_TEXT_BYTES);
-}
-
 /* The network's address and its number of leading bits in 16 bytes; 0: it has another notation. */
 static int read_network(const struct url *url, uint8_t network[16], int *bits) {
   char text[NETWORK_CHARACTERS_MAX + 1];

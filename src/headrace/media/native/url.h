@@ -10,7 +10,6 @@
 
 #define URL_KEYS_MAX 64
 #define URL_KEY_ID 8
-#define ADDRESS_TEXT_BYTES 46
 
 struct url_keys {
   int count;
@@ -43,6 +42,4 @@ int url_read(const char *target, size_t bytes, const struct url_keys *keys, int 
 int url_allows(const struct url *url, const struct address *address);
 /* The address of the other end of a TCP socket; 0: it is gone. */
 int address_read(int fd, struct address *address);
-/* Its text; "-" if it is not known. */
-void address_write(const struct address *address, char into[ADDRESS_TEXT_BYTES]);
 #endif

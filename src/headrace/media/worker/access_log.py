@@ -33,6 +33,7 @@ DROPPED: Final = counter(
     "Lines of the access log that were lost because its file or pipe was too slow or failed.",
 )
 _SIGNATURE: Final = re.compile(r"(?<=[?&])s=[^&]*")
+_UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
 _often: Final = SparseLogger(logger(__name__))
 
 
@@ -55,6 +56,7 @@ class AccessLog:
 
     def __init__(self, config: MediaConfig) -> None:
         """Open the file. Raises: OSError."""
+        self._is_json = config.access_log == "json"
         self._path = Path(config.access_log_path) if config.access_log_path else None
         self._file = -1
         self._native: tuple[Any, int] | None = None
@@ -69,7 +71,7 @@ class AccessLog:
     def open_native(self, library: Any) -> int:
         """A log for the native plane, as an address that is valid until `close`."""
         if self._native is None:
-            self._native = library, library.access_log_open()
+            self._native = library, library.access_log_open(self._is_json)
         return self._native[1]
 
     def end_native(self, entry: int, sent_bytes: int) -> None:
@@ -80,7 +82,8 @@ class AccessLog:
     def end(self, entry: LogEntry, sent_bytes: int, now_s: float) -> None:
         """Write the line of an answer; `sent_bytes` is the connection's count."""
         body_bytes = max(0, sent_bytes - entry.head_end)
-        line = _line_of(entry, body_bytes, now_s - entry.began_s)
+        make = _json_line if self._is_json else _combined_line
+        line = make(entry, body_bytes, now_s - entry.began_s).encode("ascii")
         with self._lock:
             if self._lines_bytes + len(line) > BUFFER_BYTES:
                 self._dropped += 1
@@ -156,7 +159,7 @@ def _without_signature(text: str) -> str:
     return path + _SIGNATURE.sub("s=*", mark + query) if mark else path
 
 
-def _line_of(entry: LogEntry, body_bytes: int, spent_s: float) -> bytes:
+def _json_line(entry: LogEntry, body_bytes: int, spent_s: float) -> str:
     request, milliseconds = entry.request, int(entry.unix_s * 1000)
     fields = request.fields if request is not None else {}
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
@@ -174,4 +177,24 @@ def _line_of(entry: LogEntry, body_bytes: int, spent_s: float) -> bytes:
         "cache": entry.cache,
         "plane": "python",
     }
-    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps(values, separators=(",", ":")) + "\n"
+
+
+def _combined_line(entry: LogEntry, body_bytes: int, _: float) -> str:
+    request = entry.request
+    fields = request.fields if request is not None else {}
+    line = "-"
+    if request is not None:
+        version = "1.0" if request.is_http_1_0 else "1.1"
+        line = f"{request.method} {_escaped(_without_signature(request.target))} HTTP/{version}"
+    moment = time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(entry.unix_s))
+    referer = _escaped(_without_signature(fields.get("referer", ""))) or "-"
+    agent = _escaped(fields.get("user-agent", "")[:TEXT_CHARACTERS_MAX]) or "-"
+    return (
+        f'{entry.client or "-"} - - [{moment}] "{line}" {entry.status} {body_bytes} "{referer}"'
+        f' "{agent}"\n'
+    )
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -138,7 +138,7 @@ def plane_library() -> ctypes.CDLL:
     loaded.plane_counters.restype = POINTER(PlaneCounters)
     loaded.plane_tls_receive.restype = loaded.plane_tls_send.restype = c_int64
     arguments = {
-        "access_log_open": [],
+        "access_log_open": [c_int],
         "access_log_close": [c_void_p],
         "access_log_end": [c_void_p, c_void_p, c_int64],
         "access_log_take": [c_void_p, POINTER(c_int64), POINTER(c_int64)],
