@@ -395,7 +395,7 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write FILE and replace it after every change, until stopped.",
 )
-@click.option("--run", "command", help="With --watch: the command that reloads FILE.")
+@click.option("--run", "command", help="With --watch: the command that reloads FILE; no shell.")
 def entry(
     terminal: Terminal,
     /,
