@@ -8,14 +8,14 @@ from typing import Final
 from headrace.cli.capacity import Demand, Load, costs, demands, machines, shown, source
 
 SYSTEMS: Final = {
-    "jobs of a social network: 350 million a day, four times as many at the peak": Load(
+    "jobs of a social network: 350 million a day, the peak at 1.6 times the average": Load(
         jobs=350e6 / 86_400 * 1.6, jobs_per_call=10, job_s=0.4, job_cpu_s=0.02
     ),
     "photos of a classifieds site: 4 million an hour": Load(photos=4e6 / 3600),
     "views of a classifieds group: 9,000 hits and 300,000 reads of 20 totals a minute": Load(
         hits=9_000 / 60, totals=300_000 / 60 * 20
     ),
-    "feeds of a humour site: 500 pages, 5 posts, 20 follows a second": Load(
+    "feeds, as an example: 500 pages, 5 posts, 20 follows a second": Load(
         pages=500, posts=5, follows=20
     ),
     "media of a music site: 100 Gbit/s to half a million connections": Load(

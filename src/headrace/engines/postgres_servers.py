@@ -67,8 +67,7 @@ class Servers:
         for url in list(self._urls):
             try:
                 connection = await asyncpg.connect(url, timeout=each_s, **options)
-                watch_host(connection, timeout_s)
-                await connection.execute(_SERVER_SIDE)
+                await _prepare(connection, timeout_s)
             except DOWN as error:
                 # That a standby is no primary explains less than what the primary answered.
                 if failed is None or not isinstance(error, asyncpg.InternalClientError):
@@ -78,6 +77,16 @@ class Servers:
             return connection
         assert failed is not None
         raise failed
+
+
+async def _prepare(connection: Any, silent_max_s: float) -> None:
+    """Set both sides up to notice a lost host. A connection that fails here is closed."""
+    try:
+        watch_host(connection, silent_max_s)
+        await connection.execute(_SERVER_SIDE)
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 def watch_host(connection: Any, silent_max_s: float) -> None:
