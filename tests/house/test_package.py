@@ -198,7 +198,7 @@ def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
         ["up", "site_app:app"], folder=tmp_path / "site", env=FREE_PORTS, python=python
     )
     try:
-        assert "Headrace is up" in process.wait_out("/v1/queues")
+        assert "Headrace is up" in process.wait_out("(token in")
         process.signal(signal.SIGINT)
         assert process.wait_exit() == 0, process.err
     finally:

@@ -32,6 +32,7 @@ ENV_OUTSIDE_SECTIONS: Final = frozenset(
         "HEADRACE_CRASH_AT",
         "HEADRACE_READY_FD",
         "HEADRACE_PARENT_PID",
+        "HEADRACE_LOG_FILE",
     }
 )
 """Variables that are no settings: other modules, units or compose files read them."""
