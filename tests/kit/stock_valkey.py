@@ -17,7 +17,7 @@ from libvalkey import Reader, pack_command
 from tests.kit.processes import free_ports, wait_until
 
 from headrace.engines import launcher
-from headrace.engines.embedded.process import packaged_file
+from headrace.engines.embedded.programs import packaged_file
 
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
 """The wheel's server, a `valkey-server` 8 on the PATH, the system's `redis-server`."""

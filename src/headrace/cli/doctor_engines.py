@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from headrace.cli.app_context import App
 from headrace.engines import Engines
+from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
 from headrace.engines.sql import load_queries
@@ -56,8 +57,6 @@ FEED_SETTINGS: Final = {
 }
 """Minimum values for the feed's index, and the effect of lower ones."""
 SQL: Final = load_queries("headrace.cli")
-POSTGRES_OLDEST: Final = 150000
-"""Oldest version in the test matrix."""
 POOLS: Final = ("api", "scheduler", "flusher")
 """Roles with a pool of `postgres.connections_max`."""
 CONNECTIONS_USED_MAX: Final = 0.8
@@ -132,9 +131,9 @@ async def _check_replica(engines: Engines) -> list[Finding]:
 
 def check_version(row: Any) -> list[Finding]:
     """Check that the server version is supported."""
-    if row["version_number"] < POSTGRES_OLDEST:
+    if row["version_number"] < POSTGRES_MAJOR_MIN * 10_000:
         text = f"version {row['version']} is not supported"
-        fix = f"use PostgreSQL {POSTGRES_OLDEST // 10000} or newer"
+        fix = f"use PostgreSQL {POSTGRES_MAJOR_MIN} or newer"
         return [Finding("postgres", "fail", text, fix)]
     return [Finding("postgres", "ok", f"version {row['version']} responds")]
 

@@ -92,7 +92,10 @@ def embedded_of(app: App) -> EmbeddedEngines:
     views = app.config.sections["views"]
     needs_file = views.durability == "durable" and not views.durable_replicas
     return EmbeddedEngines(
-        app.data_folder, valkey_extra={"appendfsync": "always"} if needs_file else {}
+        app.data_folder,
+        valkey_extra={"appendfsync": "always"} if needs_file else {},
+        postgres_bin=app.config.sections["postgres"].bin,
+        valkey_bin=app.config.sections["valkey"].bin,
     )
 
 

@@ -133,6 +133,12 @@ class ValkeyConfig:
     )
     timeout_s: float = setting("2s", "Longest wait for a reply.", parse_duration_s)
     prefix: str = setting("headrace", "Prefix of every key, to share a server.", parse_text)
+    bin: str | None = setting(
+        None,
+        "Program of the embedded Valkey, such as /usr/bin/valkey-server or redis-server, or its"
+        " folder; unset: the wheel's.",
+        parse_text,
+    )
 
 
 class Valkey:

