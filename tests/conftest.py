@@ -14,7 +14,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from tests.kit import run_cleanup
-from tests.kit.engines import EnginesForTests, engines_folder, engines_for_tests, template_on
+from tests.kit.engines import engines_folder
 from tests.kit.own_cluster import own_cluster
 from tests.kit.own_postgres import SERVERS as POSTGRES_SERVERS
 from tests.kit.own_postgres import OwnPostgres
@@ -30,6 +30,7 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.databases import EnginesForTests, engines_for_tests, template_on
 
 # The time of an example depends on other load of the machine.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -102,6 +102,32 @@ class ConfiguredTooLate(Conflict):
 class Headrace:
     """An application: its configuration, tasks, handlers and rooms.
 
+        app = Headrace()
+
+        @app.task("mail", retries=5)
+        async def send_mail(to: str, text: str) -> None: ...
+
+        await send_mail.enqueue(to="ann", text="hello")
+
+    Declare while the module is imported:
+
+    - `task`, `workflow`, `cron`, `queue`, `limiter`: work, and limits per lane;
+    - `on_item`, `before_publish`: handlers of imported items;
+    - `on_post_deleted`, `feed_ranking`: handlers of the feed;
+    - `on_slot_start`, `on_slot_stop`, `middleware`: code around every handler.
+
+    Call in handlers, requests and scripts:
+
+    - `jobs`, `workflows`, `group`: enqueue, wait for results, manage queues and lanes;
+    - `fetch`: import catalogues, read items and their photos;
+    - `views`: `hit`, `totals`; `views.analytics`: series and top lists;
+    - `feed`: `post`, `follow`, `page`;
+    - `media.objects`: `put`, `url`, `sign`;
+    - `sync`: the same methods without `await`, for Django, Flask and scripts.
+
+    Nothing is opened until it is used; `close`, or `async with`, closes it. `headrace up
+    MODULE:app` starts the engines and every role with this object.
+
     `config_file` defaults to `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are
     `section.name` values that override the environment and the file.
 
@@ -109,6 +135,7 @@ class Headrace:
     """
 
     version: str = headrace.__version__
+    packages: tuple[str, ...] = PACKAGES
 
     def __init__(
         self, config_file: str | Path | None = None, *, flags: Mapping[str, str] | None = None
@@ -262,7 +289,8 @@ class Headrace:
             fetch.on_item(handler)
         if (checked := self._publish_check) is not None:
             fetch.before_publish(changes=checked[1])(checked[0])
-        fetch.register(self.registry)
+        with self.registry.for_room():
+            fetch.register(self.registry)
         return fetch
 
     @cached_property
@@ -271,7 +299,8 @@ class Headrace:
         from headrace.views import Views, ViewsConfig
 
         views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
-        views.register(self.registry)
+        with self.registry.for_room():
+            views.register(self.registry)
         return views
 
     @cached_property
@@ -288,7 +317,8 @@ class Headrace:
             feed.posts.on_deleted(handler)
         for name, order, newest in self._rankings:
             feed.pages.rankings.define(name, order, newest=newest)
-        feed.register(self.registry)
+        with self.registry.for_room():
+            feed.register(self.registry)
         return feed
 
     @cached_property
@@ -469,6 +499,23 @@ class Headrace:
         if "engines" in self.__dict__:
             await self.engines.postgres.close()
             await self.engines.multiplexer.close()
+
+    def forget(self) -> None:
+        """Return to the state after the import: forget all that was opened, and keep declarations.
+
+        For tests, which give each test its own engines. Close first: nothing is closed here.
+        """
+        kept = ("registry",)
+        opened = [
+            name for name, value in vars(type(self)).items() if type(value) is cached_property
+        ]
+        for name in opened:
+            if name not in kept:
+                self.__dict__.pop(name, None)
+        self._endpoints = None
+        self._flags.clear()
+        if "registry" in self.__dict__:
+            self.registry.drop_rooms()
 
     def _require_unused(self, attribute: str, caller: str) -> None:
         """Refuse a late call. Raises: ConfiguredTooLate."""

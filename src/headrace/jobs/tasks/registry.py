@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from headrace.jobs.crons import NewCron
@@ -45,6 +46,26 @@ class Registry:
         self._queues: dict[str, Queue] = {}
         self._provider: Callable[[], JobService] | None = None
         self._bridge: Callable[[], Bridge] | None = None
+        self._of_rooms: set[tuple[int, str]] = set()
+
+    @contextmanager
+    def for_room(self) -> Iterator[None]:
+        """Note what is declared inside as a room's, for `drop_rooms`."""
+        known = self._names()
+        yield
+        self._of_rooms |= self._names() - known
+
+    def drop_rooms(self) -> None:
+        """Remove what rooms declared, so that new rooms can declare it again."""
+        for number, name in self._of_rooms:
+            self._tables()[number].pop(name, None)
+        self._of_rooms.clear()
+
+    def _tables(self) -> tuple[dict[str, Any], ...]:
+        return self.limiters, self.crons, self._tasks, self._queues
+
+    def _names(self) -> set[tuple[int, str]]:
+        return {(number, name) for number, table in enumerate(self._tables()) for name in table}
 
     def bind(
         self, provider: Callable[[], JobService], *, sync: Callable[[], Bridge] | None = None
