@@ -93,11 +93,13 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
         names = files.namelist()
         scripts = next(name for name in names if name.endswith("entry_points.txt"))
         assert "headrace=headrace.__main__:main" in files.read(scripts).decode()
+        recorded = files.read(scripts.replace("entry_points.txt", "RECORD")).decode()
     assert expected <= set(names)
     assert {".sql", ".lua", ".html", ".css", ".js", ".toml", ".typed"} <= {
         f".{name.rpartition('.')[2]}" for name in names
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert sorted(line.partition(",")[0] for line in recorded.splitlines()) == sorted(names)
 
 
 def test_the_wheel_holds_the_native_data_plane(wheel, tmp_path):
@@ -120,7 +122,7 @@ def test_without_a_compiler_the_wheel_is_for_any_platform(tmp_path, monkeypatch)
 def test_the_sdist_holds_docs_examples_and_tests(tmp_path):
     with tarfile.open(packaged.build("build_sdist", tmp_path)) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    for folder in ("src", "docs", "examples", "tests", "bench", "tools", "deploy"):
+    for folder in ("src", "docs", "clients", "examples", "tests", "bench", "tools", "deploy"):
         expected = {
             str(path.relative_to(packaged.ROOT))
             for path in (packaged.ROOT / folder).rglob("*")
@@ -203,3 +205,34 @@ def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
         assert process.wait_exit() == 0, process.err
     finally:
         process.end()
+
+
+@pytest.fixture(scope="module")
+def with_demo(bare, tmp_path_factory):
+    """The `headrace` of an environment after `pip install headrace[demo]`."""
+    python = packaged.environment(tmp_path_factory.mktemp("demo"), "demo")
+    packaged.copy_package(bare, python)
+    command = python.with_name("headrace")
+    command.write_text(
+        f"#!{python}\n{bare.with_name('headrace').read_text().partition(chr(10))[2]}"
+    )
+    command.chmod(0o755)
+    return command
+
+
+def test_the_demo_starts_from_the_wheel(bare, with_demo, tmp_path):
+    """As `uvx` and `pipx run` start it: outside of any checkout."""
+    ran = packaged.run(with_demo, "demo", "--help", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "--seconds" in ran.stdout
+    ran = packaged.run(bare.with_name("headrace"), "demo", folder=tmp_path)
+    assert ran.returncode == 2
+    assert "pip install 'WHEEL[demo]'" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_the_demo_of_the_wheel_shows_that_everything_works(with_demo, tmp_path):
+    ran = packaged.run(with_demo, "demo", "--seconds", "12", folder=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "everything worked" in ran.stdout
