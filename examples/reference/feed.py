@@ -12,6 +12,13 @@ app = Headrace()
 
 async def main() -> None:
     """Every call, in an order that works."""
+    await posts_and_pages()
+    await follows_and_index()
+    await app.close()
+
+
+async def posts_and_pages() -> None:
+    """`app.feed.posts` and `app.feed.pages`."""
     #: app.feed.follows.follow
     await app.feed.follow(7, [1, 2, 3])  # viewer 7 follows three authors
     #: app.feed.posts.post
@@ -47,6 +54,10 @@ async def main() -> None:
     assert marker.position
     assert len(own.posts) == 1
     assert live
+
+
+async def follows_and_index() -> None:
+    """`app.feed.follows` and `app.feed.index`."""
     #: app.feed.posts.delete
     await app.feed.delete("item:1")
     #: app.feed.follows.following
@@ -87,4 +98,3 @@ async def main() -> None:
     assert verified
     assert job_id
     assert entities
-    await app.close()

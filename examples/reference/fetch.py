@@ -29,6 +29,7 @@ async def main() -> None:
     file.write_text(CATALOGUE)
     await customers_and_runs(file)
     await settings()
+    await sellers_and_webhooks()
     await items()
     await reports()
     await app.close()
@@ -90,7 +91,7 @@ async def drop(run_id: int) -> None:
 
 #: -
 async def settings() -> None:
-    """Mappings, schemas, sources, links for sellers and webhooks."""
+    """Mappings, schemas and sources."""
     #: app.fetch.mappings.set
     mapping = Mapping(id=["sku"], name=["title"], price=["offer.price"], photos=["images[]"])
     await app.fetch.mappings.set("their-format", mapping)
@@ -130,6 +131,10 @@ async def settings() -> None:
     )
     assert schema
     assert job_id
+
+
+async def sellers_and_webhooks() -> None:
+    """Links for sellers, and webhooks."""
     #: app.fetch.sellers.link
     link = await app.fetch.sellers.link("shop", days=7)
     #: app.fetch.sellers.page

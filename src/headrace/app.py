@@ -1,13 +1,5 @@
 """`Headrace()`: the application object. It creates rooms and connections on first use.
 
-    from headrace import Headrace
-
-    app = Headrace()
-
-    @app.on_item
-    async def publish(item): ...
-
-Every role of a running system uses this object: `headrace up site_app:app` starts them with it.
 Without configured URLs, it connects to the embedded engines of the data folder, which `headrace up`
 runs, and raises NotRunning if they are stopped.
 """
@@ -103,35 +95,20 @@ class Headrace:
     """An application: its configuration, tasks, handlers and rooms.
 
         app = Headrace()
-
-        @app.task("mail", retries=5)
-        async def send_mail(to: str, text: str) -> None: ...
-
-        await send_mail.enqueue(to="ann", text="hello")
-
-    Declare while the module is imported:
-
-    - `task`, `workflow`, `cron`, `queue`, `limiter`: work, and limits per lane;
-    - `on_item`, `before_publish`: handlers of imported items;
-    - `on_post_deleted`, `feed_ranking`: handlers of the feed;
-    - `on_slot_start`, `on_slot_stop`, `middleware`: code around every handler.
-
-    Call in handlers, requests and scripts:
-
-    - `jobs`, `workflows`, `group`: enqueue, wait for results, manage queues and lanes;
-    - `fetch`: import catalogues, read items and their photos;
-    - `views`: `hit`, `totals`; `views.analytics`: series and top lists;
-    - `feed`: `post`, `follow`, `page`;
-    - `media.objects`: `put`, `url`, `sign`;
-    - `sync`: the same methods without `await`, for Django, Flask and scripts.
+        # Declare while the module is imported:
+        app.task, app.workflow, app.cron, app.queue, app.limiter  # work, and limits per lane
+        app.on_item, app.before_publish  # handlers of imported items
+        app.on_post_deleted, app.feed_ranking  # handlers of the feed
+        app.on_slot_start, app.on_slot_stop, app.middleware  # code around every handler
+        # Call in handlers, requests and scripts:
+        app.jobs, app.workflows, app.group  # enqueue, wait, manage queues and lanes
+        app.fetch, app.views, app.feed, app.media.objects  # the other rooms
+        app.sync  # the same methods without `await`
 
     Nothing is opened until it is used; `close`, or `async with`, closes it. `headrace up
-    MODULE:app` starts the engines and every role with this object.
-
-    `config_file` defaults to `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are
-    `section.name` values that override the environment and the file.
-
-    Raises: InvalidConfig, on first use.
+    MODULE:app` starts the engines and every role with this object. `config_file` defaults to
+    `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are `section.name` values that
+    override the environment and the file. Raises: InvalidConfig, on first use.
     """
 
     version: str = headrace.__version__
@@ -152,9 +129,10 @@ class Headrace:
     @cached_property
     def config(self) -> Loaded:
         """Every setting with its source. Raises: InvalidConfig."""
-        named = self._config_file or _path_of(os.environ.get("HEADRACE_CONFIG"))
-        file = named or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
-        return load_config(sections(), env=os.environ, file=file, flags=self._flags)
+        named = self._config_file or os.environ.get("HEADRACE_CONFIG")
+        file = named or (CONFIG_FILE if Path(CONFIG_FILE).exists() else None)
+        path = Path(file) if file else None
+        return load_config(sections(), env=os.environ, file=path, flags=self._flags)
 
     def use_flags(self, flags: Mapping[str, str]) -> None:
         """Override settings by command-line flags. Raises: ConfiguredTooLate."""
@@ -289,8 +267,7 @@ class Headrace:
             fetch.on_item(handler)
         if (checked := self._publish_check) is not None:
             fetch.before_publish(changes=checked[1])(checked[0])
-        with self.registry.for_room():
-            fetch.register(self.registry)
+        self.registry.add_room(fetch.register)
         return fetch
 
     @cached_property
@@ -299,8 +276,7 @@ class Headrace:
         from headrace.views import Views, ViewsConfig
 
         views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
-        with self.registry.for_room():
-            views.register(self.registry)
+        self.registry.add_room(views.register)
         return views
 
     @cached_property
@@ -317,8 +293,7 @@ class Headrace:
             feed.posts.on_deleted(handler)
         for name, order, newest in self._rankings:
             feed.pages.rankings.define(name, order, newest=newest)
-        with self.registry.for_room():
-            feed.register(self.registry)
+        self.registry.add_room(feed.register)
         return feed
 
     @cached_property
@@ -501,21 +476,12 @@ class Headrace:
             await self.engines.multiplexer.close()
 
     def forget(self) -> None:
-        """Return to the state after the import: forget all that was opened, and keep declarations.
-
-        For tests, which give each test its own engines. Close first: nothing is closed here.
-        """
-        kept = ("registry",)
-        opened = [
-            name for name, value in vars(type(self)).items() if type(value) is cached_property
-        ]
-        for name in opened:
-            if name not in kept:
+        """Forget all that was opened, and keep declarations. For tests; close first."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property) and name != "registry":
                 self.__dict__.pop(name, None)
-        self._endpoints = None
-        self._flags.clear()
-        if "registry" in self.__dict__:
-            self.registry.drop_rooms()
+        self._endpoints, self._flags = None, {}
+        self.registry.drop_rooms()
 
     def _require_unused(self, attribute: str, caller: str) -> None:
         """Refuse a late call. Raises: ConfiguredTooLate."""
@@ -530,7 +496,3 @@ class Headrace:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _path_of(text: str | None) -> Path | None:
-    return Path(text) if text else None

@@ -33,8 +33,8 @@ assert.equal(job.state, "scheduled");
 assert.deepEqual(job.payload, { text: "a" });
 assert.equal(await api.cancelJob({ job_id: added.ids[0] }), undefined);
 
-await api.hitItem({ id: "item:1@x", n: 3 });
-await api.hitItem({ id: "b" });
+await api.hitItem({ id: "item:1@x", n: 3, class: "human" });
+await api.hitItem({ id: "b", class: "human" });
 const totals = await api.getTotals({ ids: ["item:1@x", "b"] });
 assert.deepEqual(totals.map((one) => one.total), [3, 1]);
 
@@ -49,8 +49,8 @@ assert.ok(problem instanceof Problem);
 assert.equal(problem.status, 404);
 assert.equal(problem.code, "jobs.queue_unknown");
 assert.match(problem.message, /nowhere/);
-const stranger = new Headrace({ baseUrl: process.env.URL, token: "wrong" });
-assert.equal((await stranger.listQueues().catch((error) => error)).status, 401);
+const other = new Headrace({ baseUrl: process.env.URL, token: "wrong" });
+assert.equal((await other.listQueues().catch((error) => error)).status, 401);
 await assert.rejects(api.getJob({}), /job_id is required/);
 await assert.rejects(api.getJob({ job_id: 1, jobid: 2 }), /jobid is no parameter of GET/);
 assert.throws(() => new Headrace({}), /baseUrl is required/);

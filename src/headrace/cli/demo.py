@@ -67,7 +67,7 @@ def demo(options: tuple[str, ...]) -> None:
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", MODULE, *options], environment)  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", MODULE, *options], environment)  # noqa: S606
 
 
 COMMANDS: Final[list[Any]] = [demo]

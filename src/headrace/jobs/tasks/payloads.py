@@ -24,9 +24,9 @@ from headrace.kernel.storable import is_model
 
 
 def _model_of(kind: type[Any], value: Any) -> Any:
-    """The model of a decoded value, for msgspec. Raises: ValidationError, NotImplementedError."""
+    """The model of a decoded value, for msgspec. Raises: ValidationError, TypeError."""
     if not is_model(kind):
-        raise NotImplementedError(f"payloads of type {kind.__name__} are not supported")
+        raise TypeError(f"payloads of type {kind.__name__} are not supported")
     return _read_model(kind, msgspec.json.encode(value))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from headrace.jobs.crons import NewCron
@@ -48,11 +47,10 @@ class Registry:
         self._bridge: Callable[[], Bridge] | None = None
         self._of_rooms: set[tuple[int, str]] = set()
 
-    @contextmanager
-    def for_room(self) -> Iterator[None]:
-        """Note what is declared inside as a room's, for `drop_rooms`."""
+    def add_room(self, register: Callable[[Registry], None]) -> None:
+        """Let a room register its tasks, and note them for `drop_rooms`."""
         known = self._names()
-        yield
+        register(self)
         self._of_rooms |= self._names() - known
 
     def drop_rooms(self) -> None:
