@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +112,18 @@ def run(project, *words):
 def test_each_test_has_an_application_with_empty_stores(project):
     ran = run(project, "-p", "no:xdist")
     assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_the_code_of_the_guide_runs(project):
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    (project / "pyproject.toml").write_text(
+        re.search(r"```toml-pytest\n(.*?)```", page, re.DOTALL)[1]
+    )
+    (project / "test_shop.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    handler = "async def send_mail(to: str, text: str)"
+    (project / "shop.py").write_text(re.sub(r"async def send_mail\(.*?\)", handler, APPLICATION))
+    ran = run(project, "-p", "no:xdist")
+    assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_without_the_setting_the_error_names_it(project):

@@ -20,7 +20,7 @@ PROGRAM = """
 import assert from "node:assert/strict";
 import { Headrace, Problem } from "CLIENT/index.js";
 
-const token = async () => process.env.TOKEN;
+const token = async () => process.env.HEADRACE_TOKEN;
 const api = new Headrace({ baseUrl: `${process.env.URL}/`, token });
 
 const added = await api.enqueueJobs({
@@ -74,23 +74,44 @@ export const is = (error: unknown) => error instanceof Problem && error.code;
 """
 
 
+def guide():
+    """The program of docs/install.md, for a queue of the site and its address."""
+    page = (CLIENT.parents[1] / "docs" / "install.md").read_text()
+    text = re.search(r"```javascript\n(.*?)```", page, re.DOTALL)[1]
+    for old, new in (
+        ('from "headrace"', 'from "CLIENT/index.js"'),
+        ('"http://127.0.0.1:8080"', "process.env.URL"),
+        ('queue: "mail", body: { payload: { to:', 'queue: "notes", body: { payload: { text:'),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
 @pytest.mark.skipif(NODE is None, reason="Node.js is not installed: apt-get install nodejs")
 def test_the_client_calls_the_real_api(tmp_path):
     site = Site(tmp_path / "site")
     try:
         site.up()
-        program = tmp_path / "program.mjs"
-        program.write_text(PROGRAM.replace("CLIENT", str(CLIENT)))
+        programs = {"test.mjs": PROGRAM, "guide.mjs": guide()}
+        for name, text in programs.items():
+            (tmp_path / name).write_text(text.replace("CLIENT", str(CLIENT)))
         token = Path(site.facts["token_file"]).read_text().strip()
-        ran = subprocess.run(
-            [NODE, str(program)],
-            env={"URL": site.facts["api"], "TOKEN": token, "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert ran.stdout == "all right\n", ran.stdout + ran.stderr
+        env = {"URL": site.facts["api"], "HEADRACE_TOKEN": token, "PATH": "/usr/bin:/bin"}
+        out = []
+        for name in programs:
+            ran = subprocess.run(
+                [NODE, str(tmp_path / name)],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert ran.returncode == 0, ran.stderr
+            out.append(ran.stdout)
+        assert out[0] == "all right\n"
+        assert re.fullmatch(r"(ready|leased|gone)\n404 jobs.queue_unknown undefined\n", out[1])
     finally:
         site.end()
 
