@@ -28,7 +28,7 @@ export declare class Problem extends Error {
   readonly status: number;
   /** Code of the error, such as jobs.queue_unknown; see the page of errors. */
   readonly code: string;
-  readonly body: unknown;
+  readonly body: ProblemDocument | string;
   /** Seconds after which the request may be repeated, if the server names them. */
   readonly retryAfterS: number | undefined;
 }
@@ -88,7 +88,7 @@ def _types(description: dict[str, Any], operations: dict[str, dict[str, Any]]) -
     for name, schema in sorted(description["components"]["schemas"].items()):
         if text := schema.get("description"):
             lines.append(f"/** {' '.join(text.split())} */")
-        lines.append(f"export type {name} = {_type_of(schema)};\n")
+        lines.append(f"export type {_name(name)} = {_type_of(schema)};\n")
     return "\n".join(lines)
 
 
@@ -119,6 +119,11 @@ def _answer(operation: dict[str, Any]) -> str:
     return "Promise<Response>" if schema is None else f"Promise<{_type_of(schema)}>"
 
 
+def _name(schema: str) -> str:
+    """The type of a schema; `Problem` is the class that is thrown."""
+    return "ProblemDocument" if schema == "Problem" else schema
+
+
 PLAIN: Final = {
     "integer": "number",
     "number": "number",
@@ -132,7 +137,7 @@ def _type_of(schema: dict[str, Any]) -> str:
     """A JSON Schema as a type of TypeScript."""
     kind = schema.get("type")
     if "$ref" in schema:
-        found = str(schema["$ref"]).rpartition("/")[2]
+        found = _name(str(schema["$ref"]).rpartition("/")[2])
     elif "enum" in schema:
         found = " | ".join(map(json.dumps, schema["enum"]))
     elif parts := schema.get("oneOf") or schema.get("anyOf"):

@@ -14,7 +14,7 @@ export declare class Problem extends Error {
   readonly status: number;
   /** Code of the error, such as jobs.queue_unknown; see the page of errors. */
   readonly code: string;
-  readonly body: unknown;
+  readonly body: ProblemDocument | string;
   /** Seconds after which the request may be repeated, if the server names them. */
   readonly retryAfterS: number | undefined;
 }
@@ -756,7 +756,7 @@ export type Post = { id: string; author: number | string; at: string; is_waiting
 export type PostWhy = { viewer: number | string; post: string; is_shown: boolean; reasons: Array<Reason>; author?: number | string | null; at?: string | null; is_slow?: boolean };
 
 /** An error document of RFC 9457 with our additional members. */
-export type Problem = { type: string; title: string; status: number; detail: string; code: string; request_id: string | null; retryable: boolean; errors?: Array<Fault> };
+export type ProblemDocument = { type: string; title: string; status: number; detail: string; code: string; request_id: string | null; retryable: boolean; errors?: Array<Fault> };
 
 export type ProblemAnswer = { row: number; line: number; item: string | null; field: string; code: string; values?: Record<string, string | number>; text?: string; position: number };
 

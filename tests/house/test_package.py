@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import signal
 import tarfile
 import zipfile
+from pathlib import Path
 
 import packaged
 import pytest
@@ -198,6 +200,29 @@ def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
     assert made.returncode == 0, made.stderr
     process = HeadraceProcess(
         ["up", "site_app:app"], folder=tmp_path / "site", env=FREE_PORTS, python=python
+    )
+    try:
+        assert "Headrace is up" in process.wait_out("/v1/queues")
+        process.signal(signal.SIGINT)
+        assert process.wait_exit() == 0, process.err
+    finally:
+        process.end()
+
+
+def test_without_the_engine_wheels_the_distribution_s_programs_serve(bare, tmp_path):
+    """As after `apt-get install postgresql valkey`; without the settings the error names them."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    valkey = shutil.which("valkey-server") or shutil.which("redis-server")
+    if not folders or valkey is None:
+        pytest.skip("install the packages postgresql and valkey, or redis-server")
+    python = packaged.environment(tmp_path / "env", "web", "media")
+    packaged.copy_package(bare, python)
+    ran = packaged.run(python, "-m", "headrace", "up", folder=tmp_path)
+    assert ran.returncode == 4, ran.stderr
+    assert f"HEADRACE_VALKEY_BIN={valkey}" in ran.stderr
+    named = {"HEADRACE_POSTGRES_BIN": str(folders[-1].parent), "HEADRACE_VALKEY_BIN": valkey}
+    process = HeadraceProcess(
+        ["up"], folder=tmp_path / "site", env=FREE_PORTS | named, python=python
     )
     try:
         assert "Headrace is up" in process.wait_out("/v1/queues")
