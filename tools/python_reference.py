@@ -372,34 +372,43 @@ def section_lines(section: Section, used: set[str]) -> list[str]:
 
 
 def value_lines(room: ModuleType, sections: list[Section]) -> list[str]:
-    """The other public names of a room: values, functions and exceptions."""
+    """The values among the other public names of a room."""
     documented = {section.kind for section in sections}
-    lines, raised = ["## Values", ""], []
+    lines = ["## Values", ""]
     for name in sorted(room.__all__):
         value = getattr(room, name)
         if value in documented or name.endswith("Config") or not inspect.isclass(value):
             continue
         if issubclass(value, BaseException):
-            raised.append((name, value))
             continue
         lines += [f"### {name}", "", *prose(value.__doc__ or "")]
         if issubclass(value, enum.Enum):
             lines += [f"One of {', '.join(f'`{one.value}`' for one in value)}.", ""]
         elif fields := fields_of(value):
             lines += table(fields, "field")
-    if raised:
-        lines += [
-            "## Exceptions",
-            "",
-            "| exception | code | what it means |",
-            "| --- | --- | --- |",
-        ]
-        codes = error_names()
-        for name, value in raised:
-            code = f"`{codes[name]}`" if name in codes else ""
-            lines.append(f"| `{name}` | {code} | {' '.join((value.__doc__ or '').split())} |")
-        lines.append("")
     return lines
+
+
+def exception_lines(room: ModuleType | None, text: str) -> list[str]:
+    """The exceptions of a room's public names, and all that the page names."""
+    found: dict[str, Any] = {
+        kind.__name__: kind for kind in error_table().values() if f"`{kind.__name__}`" in text
+    }
+    for name in room.__all__ if room is not None else ():
+        value = getattr(room, name)
+        if inspect.isclass(value) and issubclass(value, BaseException):
+            found[name] = value
+    if not found:
+        return []
+    lines = ["## Exceptions", ""]
+    lines += ["| exception | module | code | what it means |", "| --- | --- | --- | --- |"]
+    codes = error_names()
+    for name, kind in sorted(found.items()):
+        place = room.__name__ if room is not None and name in room.__all__ else kind.__module__
+        code = f"`{codes[name]}`" if name in codes else ""
+        meaning = " ".join((kind.__doc__ or "").split())
+        lines.append(f"| `{name}` | `{place}` | {code} | {meaning} |")
+    return [*lines, ""]
 
 
 def summary(text: str | None) -> str:
@@ -426,8 +435,10 @@ def python_pages(app: Headrace, note: str) -> dict[str, str]:
             index.append(f"| `{section.name}` | {summary(section.kind.__doc__)} |")
             named = [path for path in used if path.rpartition(".")[0] == section.name]
             assert named, f"no method of {section.name} has an example in examples/reference"
-        if page in ROOMS:
-            lines += value_lines(getattr(headrace, page), sections)
+        room = getattr(headrace, page) if page in ROOMS else None
+        if room is not None:
+            lines += value_lines(room, sections)
+        lines += exception_lines(room, "\n".join(lines))
         index.append("")
         pages[f"python/{page}.md"] = "\n".join(lines)
     unknown = examples().keys() - used
