@@ -30,6 +30,7 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecord
 from headrace.engines.postgres import PostgresConfig
 from headrace.engines.valkey import ValkeyConfig
+from headrace.kernel import spans
 from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, load_config
 from headrace.kernel.errors import Conflict, require_extra
 from headrace.kernel.signing import load_or_create_secret
@@ -181,6 +182,9 @@ class Headrace:
     @cached_property
     def engines(self) -> Engines:
         """PostgreSQL, Valkey and object store; connect on first use. Raises: NotRunning."""
+        if not self._is_slot:
+            # A slot starts it after its fork.
+            spans.start()
         endpoints = self._endpoints or self.configured_urls()
         if not endpoints.postgres_url or not endpoints.valkey_url:
             from headrace.engines.embedded import running_endpoints

@@ -34,7 +34,7 @@ for room in sys.argv[1].split():
     for path in sorted((root / room).rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
         # Routes belong to the extra `web`, the child that makes variants to `variants`.
-        if "http" not in parts and parts[-1] != "variant_child":
+        if "http" not in parts and parts[-1] not in ("variant_child", "otel"):
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
 """
 CALL_EACH = """

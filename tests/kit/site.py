@@ -94,10 +94,12 @@ class Site:
         lines = process.out.strip().splitlines()
         return json.loads(lines[-1]) if lines else None
 
-    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def call(
+        self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
         """One request to the API with the root token."""
         token = Path(self.facts["token_file"]).read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token}", **(headers or {})}
         url = self.facts["api"] + path
         return httpx.request(method, url, headers=headers, **REQUEST, **options)
 

@@ -56,6 +56,7 @@ from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
 from headrace.fetch.study import attempt_of
 from headrace.jobs import JobContext, Snooze
 from headrace.jobs.errors import LaneExhausted
+from headrace.kernel import spans
 from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
@@ -220,7 +221,7 @@ class PhotoTask:
         # Single-flight: jobs of the same link share one request until its outcome is written.
         future = self._in_flight[link] = asyncio.get_running_loop().create_future()
         try:
-            future.set_result(await self._fetcher.fetch(job, *link, state))
+            future.set_result(await self._fetch(job, link, state))
             await self._settle(job, future.result(), retries)
         except Unavailable as error:
             if not future.done():
@@ -230,6 +231,24 @@ class PhotoTask:
         finally:
             future.cancel()
             del self._in_flight[link]
+
+    async def _fetch(
+        self, job: JobContext[PhotoJob], link: tuple[str, str], state: Any
+    ) -> Fetched | Requeue:
+        """Fetch a photo, as a span."""
+        attributes = {
+            "server.address": host_of(link[1]),
+            "headrace.customer": link[0],
+            "headrace.item": job.payload.item,
+        }
+        with spans.inside("fetch.photo", "CLIENT", attributes) as span:
+            found = await self._fetcher.fetch(job, *link, state)
+            if span is not None:
+                outcome = "requeued" if isinstance(found, Requeue) else found.outcome
+                span.note({"headrace.photo.outcome": outcome})
+                if outcome.startswith(("failed:", "refused:")):
+                    span.fail(outcome)
+        return found
 
     async def _settle(
         self, job: JobContext[PhotoJob], found: Fetched | Requeue, retries: int

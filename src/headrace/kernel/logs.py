@@ -4,7 +4,8 @@ Log a batch or a failure, never each photo. Fields that carry credentials are ma
 callers. Each line carries the trace id of the current request or job.
 
 The trace context follows a job from enqueue to the media request. It is parsed by hand, which costs
-a sixth of an OpenTelemetry span (W3C Trace Context, section 3.2).
+a sixth of an OpenTelemetry span (W3C Trace Context, section 3.2). `spans` makes a span of a sampled
+one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,29 @@ import msgspec
 import structlog
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_ODD_DIGITS: Final = frozenset("13579bdf")
 current_traceparent: ContextVar[str | None] = ContextVar("current_traceparent", default=None)
 onward: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("onward", default=())
 """Header fields that requests to the object store carry while a request is traced."""
 
 
+class NewTraces:
+    """How many of the traces that begin in this process are sampled; `spans.start` sets it."""
+
+    sampled_ratio = 0.0
+
+
 def new_traceparent() -> str:
-    """A new, unsampled traceparent."""
+    """A traceparent of a new trace."""
     digits = f"{random.getrandbits(192):048x}"
-    return f"00-{digits[:32]}-{digits[32:]}-00"
+    ratio = NewTraces.sampled_ratio
+    flags = "01" if ratio and random.random() < ratio else "00"
+    return f"00-{digits[:32]}-{digits[32:]}-{flags}"
+
+
+def is_sampled(traceparent: str | None) -> bool:
+    """Whether the flag `sampled` is set; headers of jobs may follow the traceparent."""
+    return traceparent is not None and traceparent[54:55] in _ODD_DIGITS
 
 
 def is_traceparent(text: str) -> bool:

@@ -25,7 +25,6 @@ import msgspec
 from headrace.engines.blobs import Blobs
 from headrace.kernel.errors import InvalidInput, LimitExceeded
 from headrace.kernel.logs import (
-    child_traceparent,
     is_traceparent,
     logger,
     new_traceparent,
@@ -130,7 +129,8 @@ def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
         return ()
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)
-    return ("traceparent", child_traceparent(tag.traceparent)), ("baggage", baggage)
+    # Unchanged: it is already that of the span of this node, if there is one.
+    return ("traceparent", tag.traceparent or new_traceparent()), ("baggage", baggage)
 
 
 class TraceLog:

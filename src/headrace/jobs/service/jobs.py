@@ -74,8 +74,9 @@ from headrace.jobs.validation import (
     require_job_id,
     require_page,
 )
+from headrace.kernel import spans
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import child_traceparent, current_traceparent, logger
+from headrace.kernel.logs import logger
 
 ROWS_PER_STATEMENT: Final = 5_000
 RESULT_FIRST_WAIT_S: Final = 0.02
@@ -169,18 +170,18 @@ class Jobs:
         lent = _borrowed(tx)
         callback_queues = await self.queues.ids(callbacks)
         member_queues = await self.queues.ids(members)
-        traceparent = child_traceparent(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
         async with self._within(lent) as inner:
             # With keys the members are known only afterwards: those groups are open until then.
-            ids = await store.jobs.add_groups(
-                inner,
-                [1] * len(groups) if is_keyed else pending,
-                callbacks,
-                queue_ids=callback_queues,
-                headers=callbacks.headers(traceparent),
-            )
+            with spans.producing(callbacks.queues) as traceparent:
+                ids = await store.jobs.add_groups(
+                    inner,
+                    [1] * len(groups) if is_keyed else pending,
+                    callbacks,
+                    queue_ids=callback_queues,
+                    headers=callbacks.headers(traceparent),
+                )
             of_member = [
                 group_id for group_id, count in zip(ids, pending, strict=True) for _ in range(count)
             ]
@@ -205,13 +206,11 @@ class Jobs:
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
         queue_ids = await self.queues.ids(callback)
         runner = _borrowed(tx) or self._postgres
-        ids = await store.jobs.add_groups(
-            runner,
-            [1],
-            callback,
-            queue_ids=queue_ids,
-            headers=callback.headers(child_traceparent(current_traceparent.get())),
-        )
+        with spans.producing(callback.queues) as traceparent:
+            headers = callback.headers(traceparent)
+            ids = await store.jobs.add_groups(
+                runner, [1], callback, queue_ids=queue_ids, headers=headers
+            )
         group = Group(ids[0])
         try:
             await runner.run(SQL.mark_group_open, group=group.id)
