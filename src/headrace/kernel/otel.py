@@ -6,6 +6,7 @@ span: below its first sampled job, with links to all of them.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ def make_provider(role: str | None, env: Mapping[str, str]) -> tuple[TracerProvi
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     if role is not None:
         trace.set_tracer_provider(provider)
+        # Its warnings about each retry, from every slot, would fill the log.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
     return provider, ratio
 
 
