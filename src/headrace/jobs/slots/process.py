@@ -120,8 +120,6 @@ class _Slot:
         await self._link.connect(link)
         self._application.jobs.use_agent(self._runner.agent)
         await self._runner.start()
-        # After the start hooks, which may set a TracerProvider.
-        spans.start("slot")
         self._title("idle")
         await self._has_left.wait()
         await self._link.flush()

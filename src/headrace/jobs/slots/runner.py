@@ -64,6 +64,7 @@ from headrace.jobs.slots.executor import (
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
+from headrace.kernel import spans
 from headrace.kernel.logs import logger
 
 REPORT_AFTER_S: Final = 0.005
@@ -122,6 +123,8 @@ class SlotRunner:
         """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
         self.agent.bind(asyncio.get_running_loop())
         await run_start_hooks(self._registry.start_hooks, self._executor.threads)
+        # After the fork, since exporters have threads, and after hooks that set a TracerProvider.
+        spans.start("slot")
         self._beating = asyncio.create_task(self._beat())
         self._send(Ready(os.getpid()))
 
