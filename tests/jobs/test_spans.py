@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
@@ -23,6 +24,7 @@ from headrace.kernel.logs import (
     new_traceparent,
     trace_id,
 )
+from headrace.kernel.otel import Tracing, make_provider
 
 pytestmark = pytest.mark.slow
 SAMPLED = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2)]
@@ -153,6 +155,22 @@ def test_new_traces_are_sampled_by_ratio(monkeypatch):
     random.seed(1)
     count = sum(is_sampled(new_traceparent()) for _ in range(10_000))
     assert 2_300 < count < 2_700
+
+
+def test_roots_of_other_code_are_sampled_by_ratio(monkeypatch):
+    """Those of Headrace are decided before."""
+    monkeypatch.setattr(spans, "active", None)
+    monkeypatch.setattr(NewTraces, "sampled_ratio", 0.0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    provider, ratio = make_provider(None, os.environ)
+    assert ratio == 0
+    assert not provider.get_tracer("own").start_span("other").is_recording()
+    parentless = Tracing(provider).begin("ours", "INTERNAL", None, {})
+    assert is_sampled(parentless.traceparent)
+    parentless.leave()
+    provider.shutdown()
 
 
 def test_without_configuration_nothing_is_imported(monkeypatch):

@@ -19,7 +19,13 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_ON,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
+)
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
 from headrace.kernel.config import InvalidConfig, parse_choice, parse_share, parse_url
@@ -29,7 +35,12 @@ from headrace.kernel.logs import child_traceparent, current_traceparent, is_samp
 Kind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 Attributes = Mapping[str, Any]
 SYSTEM: Final = "headrace"
+TIMEOUTS: Final = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+USERS_EXPORT_S: Final = 2.0
+"""Time limit of an export in a user's process, which waits for it when it ends."""
 _PARENT_BASED: Final = "parentbased_"
+_OWN_ROOT: Final = otel_context.create_key("headrace-root")
+_ROOT: Final = otel_context.set_value(_OWN_ROOT, value=True, context=otel_context.Context())
 _UNSAMPLED: Final = NonRecordingSpan(SpanContext(1, 1, is_remote=True))
 """The current span of jobs that are not sampled, so that spans of their code are not either."""
 
@@ -47,11 +58,13 @@ def make_provider(role: str | None, env: Mapping[str, str]) -> tuple[TracerProvi
     )
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: SYSTEM}))
-    # `NewTraces` has decided about the roots. `spans.flush` bounds the end of a role.
+    # `spans.flush` bounds the end of a role.
     provider = TracerProvider(
-        sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=role is None
+        sampler=ParentBased(_Roots(ratio)), resource=resource, shutdown_on_exit=role is None
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    has_timeout = any(env.get(name) for name in TIMEOUTS)
+    timeout_s = None if role or has_timeout else USERS_EXPORT_S
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
     if role is not None:
         trace.set_tracer_provider(provider)
         # Its warnings about each retry, from every slot, would fill the log.
@@ -85,6 +98,25 @@ def _checked_ratio(env: Mapping[str, str]) -> float:
     InvalidConfig.require_none(problems, "configuration of OpenTelemetry")
     ratios = {"always_on": 1.0, "always_off": 0.0, "traceidratio": share}
     return float(ratios[sampler.removeprefix(_PARENT_BASED)])
+
+
+class _Roots(Sampler):
+    """Samples roots of Headrace, about which `NewTraces` has decided, and others by ratio."""
+
+    def __init__(self, ratio: float) -> None:
+        self._others = TraceIdRatioBased(ratio)
+
+    def should_sample(
+        self, parent_context: otel_context.Context | None, *arguments: Any, **named: Any
+    ) -> SamplingResult:
+        """See `Sampler`."""
+        is_ours = parent_context is not None and _OWN_ROOT in parent_context
+        sampler = ALWAYS_ON if is_ours else self._others
+        return sampler.should_sample(parent_context, *arguments, **named)
+
+    def get_description(self) -> str:
+        """See `Sampler`."""
+        return "headrace"
 
 
 class Span:
@@ -153,7 +185,7 @@ class Tracing:
         is_current: bool = True,
     ) -> Span:
         """Begin a span below `parent`, or the first one of a trace."""
-        above = otel_context.Context()
+        above = _ROOT
         if parent is not None and is_traceparent(parent):
             above = trace.set_span_in_context(NonRecordingSpan(_remote(parent)), above)
         otel = self._tracer.start_span(
