@@ -65,7 +65,7 @@ def run_role(
 ) -> None:
     """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
     configure_logs(role, level=app.config.sections["data"].log_level)
-    spans.start(role)
+    spans.start(role.partition(".")[0])
     watch_parent()
 
     async def main() -> None:
