@@ -22,7 +22,7 @@ from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
 from headrace.kernel.logs import current_traceparent, new_traceparent
-from headrace.kernel.spans import is_configured
+from headrace.kernel.spans import endpoint
 
 QUEUE = os.environ.get("BENCH_QUEUE", "noop")
 LANES = int(os.environ.get("BENCH_LANES", "0"))
@@ -50,7 +50,7 @@ class Ours:
 
     async def open(self) -> None:
         """Connect."""
-        if not is_configured():  # else each call begins a trace: `bench.traces`
+        if endpoint() is None:  # else each call begins a trace: `bench.traces`
             current_traceparent.set(new_traceparent())
         await self._app.jobs.queues.declare()
 

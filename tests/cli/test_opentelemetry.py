@@ -48,14 +48,21 @@ def test_a_trace_follows_a_request_to_its_acks(tmp_path):
             check_jobs(site, receiver)
             check_own_traces(site, receiver)
             check_media(site, receiver)
+            assert traces_in_doctor(site) == "ok"
         except BaseException:
             site.end()
             raise
     # The endpoint is down from here.
+    assert traces_in_doctor(site) == "warn"
     add(site, "later", parent(13, sampled=True)[1])
     wait_until(lambda: "later" in site.lines("notes.txt"), what="the job")
     site.end()
     assert set(receiver.paths) == {"/v1/traces"}
+
+
+def traces_in_doctor(site):
+    [found] = [row for row in site.run("doctor", exit_code=None) if row["subject"] == "traces"]
+    return found["state"]
 
 
 def add(site, text, traceparent):

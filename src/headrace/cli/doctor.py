@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from headrace.cli.app_context import App
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
@@ -26,6 +27,7 @@ from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import MARKER, require_owner
 from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
+from headrace.kernel import spans
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.terminal import pluralize
@@ -84,6 +86,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
 def _media_checks(app: App) -> list[Check]:
     """Checks that also run on machines that only serve media."""
     return [
+        ("traces", check_traces),
         ("blobs", lambda: check_blobs(app.blobs)),
         ("media data plane", lambda: check_data_plane(app)),
         ("media disks", lambda: check_media_disks(app)),
@@ -106,6 +109,22 @@ async def _run_checks(checks: list[Check]) -> list[Finding]:
         except OSError as error:
             findings.append(refused(subject, error))
     return findings
+
+
+async def check_traces() -> list[Finding]:
+    """Whether the receiver of spans accepts connections, if tracing is on."""
+    url = spans.endpoint()
+    if url is None:
+        return []
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.open_connection(parts.hostname, port)
+    except OSError as error:
+        text = f"{parts.hostname}:{port} accepts no connection, so spans are dropped ({error})"
+        return [Finding("traces", "warn", text, f"start it, or correct {spans.ENDPOINTS[1]}")]
+    writer.close()
+    return [Finding("traces", "ok", f"spans go to {parts.hostname}:{port}")]
 
 
 def check_owner(folder: Path) -> list[Finding]:

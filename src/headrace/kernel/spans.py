@@ -23,7 +23,7 @@ from headrace.kernel.logs import NewTraces, child_traceparent, current_tracepare
 if TYPE_CHECKING:
     from headrace.kernel.otel import Kind, Span, Tracing
 
-ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FLUSH_S: Final = 1.0
 """How long the end of a process may wait for the export of its last spans."""
 active: Tracing | None = None
@@ -31,20 +31,22 @@ active: Tracing | None = None
 _NONE: Final = nullcontext(None)
 
 
-def is_configured(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment turns tracing on."""
-    return any(env.get(name) for name in ENDPOINTS) and env.get("OTEL_TRACES_EXPORTER") != "none"
+def endpoint() -> str | None:
+    """Where the environment sends spans; None if it does not turn tracing on."""
+    if _is_disabled() or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    return next((url for name in ENDPOINTS if (url := os.environ.get(name))), None)
 
 
 def load() -> None:
     """Import the libraries if they will be used, for processes that fork. Raises: ExtraMissing."""
-    if is_configured() and not _is_disabled():
+    if endpoint() is not None:
         try:
             from headrace.kernel import otel  # noqa: F401
         except ImportError as error:
             raise ExtraMissing(
                 "otel",
-                f"{ENDPOINTS[0]} is set, and the libraries of OpenTelemetry are not installed."
+                f"{ENDPOINTS[1]} is set, and the libraries of OpenTelemetry are not installed."
                 " Unset it, set OTEL_SDK_DISABLED=true, or install them",
             ) from error
 
@@ -59,7 +61,7 @@ def start(role: str | None = None) -> None:
         return
     provider, ratio = _provider_of_application(), 1.0
     if provider is None:
-        if not is_configured():
+        if endpoint() is None:
             return
         load()
         from headrace.kernel.otel import make_provider
