@@ -35,11 +35,11 @@ class NewTraces:
     sampled_ratio = 0.0
 
 
-def new_traceparent() -> str:
-    """A traceparent of a new trace."""
+def new_traceparent(*, may_sample: bool = True) -> str:
+    """A traceparent of a new trace; `may_sample` is False where no span begins the trace."""
     digits = f"{random.getrandbits(192):048x}"
     ratio = NewTraces.sampled_ratio
-    flags = "01" if ratio and random.random() < ratio else "00"
+    flags = "01" if ratio and may_sample and random.random() < ratio else "00"
     return f"00-{digits[:32]}-{digits[32:]}-{flags}"
 
 

@@ -130,7 +130,8 @@ def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)
     # Unchanged: it is already that of the span of this node, if there is one.
-    return ("traceparent", tag.traceparent or new_traceparent()), ("baggage", baggage)
+    traceparent = tag.traceparent or new_traceparent(may_sample=False)
+    return ("traceparent", traceparent), ("baggage", baggage)
 
 
 class TraceLog:
@@ -174,7 +175,7 @@ class TraceLog:
     def follow(self, tag: TraceTag) -> TraceTag:
         """`tag`, with a new trace id if a watch matches and the client sent none."""
         if tag.traceparent is None and self.is_wanted(tag):
-            return tag._replace(traceparent=new_traceparent())
+            return tag._replace(traceparent=new_traceparent(may_sample=False))
         return tag
 
     def write(
