@@ -20,7 +20,7 @@ from bench.harness import Run, bench_run, drain, produce
 from bench.views_stage import load, make_token, open_views, our_api, reads, view_items
 
 RATIOS = {"off": None, "0.01": "0.01", "1": "1"}
-JOBS = 10_000
+JOBS = 6_000
 READ_S = 4.0
 
 
