@@ -97,39 +97,3 @@ def test_growth_follows_the_average_and_not_the_peak():
         for load in (Load(photos=1.0), Load(photos=10.0, peak=10.0))
     ]
     assert growth[0] == pytest.approx(growth[1])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--jobs", "0"], ["--jobs", "1", "--peak", "nan"], ["--jobs", "1", "--peak", "inf"],
-     ["--photos", "1", "--photo-kb", "nan"], ["--jobs", "1", "--share", "0"]],
-)
-def test_what_is_no_load_is_refused(words):
-    ran = CliRunner().invoke(size, words, obj=CommandLine(lambda _: None, ()))
-    assert getattr(ran.exception, "exit_code", ran.exit_code) == 2, ran.output
-
-
-def test_growth_follows_the_average_and_not_the_peak():
-    growth = [
-        [one.amount for one in demands(load, cores=16) if one.unit == "GB/day"]
-        for load in (Load(photos=1.0), Load(photos=10.0, peak=10.0))
-    ]
-    assert growth[0] == pytest.approx(growth[1])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--jobs", "0"], ["--jobs", "1", "--peak", "nan"], ["--jobs", "1", "--peak", "inf"],
-     ["--photos", "1", "--photo-kb", "nan"], ["--jobs", "1", "--share", "0"]],
-)
-def test_what_is_no_load_is_refused(words):
-    ran = CliRunner().invoke(size, words, obj=CommandLine(lambda _: None, ()))
-    assert getattr(ran.exception, "exit_code", ran.exit_code) == 2, ran.output
-
-
-def test_growth_follows_the_average_and_not_the_peak():
-    growth = [
-        [one.amount for one in demands(load, cores=16) if one.unit == "GB/day"]
-        for load in (Load(photos=1.0), Load(photos=10.0, peak=10.0))
-    ]
-    assert growth[0] == pytest.approx(growth[1])
