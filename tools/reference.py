@@ -101,6 +101,8 @@ def commands_page() -> str:
 def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, with its full name."""
     if isinstance(command, click.Group):
+        if command.invoke_without_command:
+            yield path, command
         for name, inner in sorted(command.commands.items()):
             yield from leaves(inner, f"{path} {name}")
     else:

@@ -71,6 +71,7 @@ def sections() -> dict[str, type[Any]]:
     Includes rooms that are not installed here, as machines of a site may share one configuration.
     """
     from headrace.console.model import ConsoleConfig
+    from headrace.engines.backup.archive import BackupConfig
     from headrace.feed import FeedConfig
     from headrace.fetch import FetchConfig
     from headrace.jobs import JobsConfig
@@ -83,6 +84,7 @@ def sections() -> dict[str, type[Any]]:
         "postgres": PostgresConfig,
         "valkey": ValkeyConfig,
         "blobs": BlobsConfig,
+        "backup": BackupConfig,
         "jobs": JobsConfig,
         "views": ViewsConfig,
         "feed": FeedConfig,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.cli.app_context import App
+from headrace.cli.backup import check_backup
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
 from headrace.cli.supervisor import RoleDeaths
 from headrace.engines import Engines
@@ -71,6 +72,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     checks: list[Check] = [
         ("postgres", lambda: check_postgres(app, engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
+        ("backup", lambda: check_backup(app, engines)),
         ("token", lambda: check_token(app, engines)),
         ("webhooks", lambda: check_webhooks(app)),
         ("valkey", lambda: check_valkey(engines)),

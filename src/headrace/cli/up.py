@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from headrace.cli.app_context import App, CommandLine
+from headrace.cli.backup import ArchiveKeeper
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
 from headrace.cli.supervisor import Event, Role, RoleDeaths, Supervisor
@@ -91,8 +92,11 @@ def embedded_of(app: App) -> EmbeddedEngines:
     """
     views = app.config.sections["views"]
     needs_file = views.durability == "durable" and not views.durable_replicas
+    log_kept_max = app.config.sections["backup"].log_kept_max_bytes // 2**20
     return EmbeddedEngines(
-        app.data_folder, valkey_extra={"appendfsync": "always"} if needs_file else {}
+        app.data_folder,
+        extra={"max_slot_wal_keep_size": f"{log_kept_max}MB"},
+        valkey_extra={"appendfsync": "always"} if needs_file else {},
     )
 
 
@@ -106,6 +110,8 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     """Start engines and roles, print the addresses, supervise them until a signal."""
     embedded = embedded_of(app) if app.uses_embedded else None
     watch, deaths = StartWatch(), RoleDeaths(app.data_folder)
+    keeper = ArchiveKeeper(app)
+    await keeper.check_start()
 
     def note(event: Event) -> None:
         watch.note(event)
@@ -120,12 +126,15 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
         token = await prepare(app, line.packages)
         code = await make_code(app, token)
         await app.close()
+        if started is not None:
+            await keeper.start(started.postgres_url, supervisor.request_stop)
         announcing = asyncio.create_task(announce(line, app, supervisor, token=token, code=code))
         try:
             await supervisor.run()
         finally:
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
+            await keeper.stop()
     if watch.refused:
         raise RoleRefused(
             f"role {watch.refused} cannot start: fix the error printed above and try again"

@@ -37,6 +37,7 @@ from headrace.engines.embedded.data_folder import (
     is_locked,
     lay_out,
     not_readable,
+    require_recovered,
     usable_folder,
 )
 from headrace.engines.embedded.process import end_orphans
@@ -111,6 +112,7 @@ class EmbeddedEngines:
         lock.acquire()
         self._lock = lock
         try:
+            require_recovered(folder)
             lay_out(folder)
             await end_orphans(folder)
             machine = read_machine()

@@ -43,6 +43,7 @@ POSTGRES_READY_S: Final = 300.0
 _STATUS_LINE: Final = 7  # of postmaster.pid, where pg_ctl reads `ready` as well
 _ACCESS: Final = """# Any user with access to ../run may connect; nothing listens elsewhere.
 local all all trust
+local replication all trust
 """
 # An orphan shuts down immediately: a hanging client could block a fast shutdown forever, and
 # recovery at the next start loses no commit.
@@ -70,8 +71,10 @@ class PostgresServer:
         self._durable = durable
         self.process: ChildProcess | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, ready_s: float = POSTGRES_READY_S) -> None:
         """Create the database if missing, start the server and wait until it responds.
+
+        A standby responds once it can be read.
 
         Raises: EngineMissing, RootRefused, StartFailed, WrongVersion, OrphanAlive.
         """
@@ -99,9 +102,7 @@ class PostgresServer:
         async def is_ready() -> bool:
             return self._is_ready(process.pid) and await self._responds()
 
-        await wait_engine_ready(
-            process, is_ready, name=self.name, log=self._log, timeout_s=POSTGRES_READY_S
-        )
+        await wait_engine_ready(process, is_ready, name=self.name, log=self._log, timeout_s=ready_s)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stop the server within 27 s: fast, then immediate, then by SIGKILL."""
@@ -204,7 +205,9 @@ class PostgresServer:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready" and pid > 0
+        status = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
+        is_standby = (self._data / "standby.signal").exists()
+        return status == ("standby" if is_standby else "ready") and pid > 0
 
     async def _responds(self) -> bool:
         import asyncpg
