@@ -135,7 +135,12 @@ class ArchiveKeeper:
             return
         self._archiver = Archiver(self._archive, postgres, self._app.data_folder, self._config)
         self._task = asyncio.create_task(self._run(self._archiver))
-        self._task.add_done_callback(lambda task: task.cancelled() or request_stop())
+
+        def end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                request_stop()
+
+        self._task.add_done_callback(end)
 
     async def _run(self, archiver: Archiver) -> None:
         writing = asyncio.create_task(write_metrics(self._app, "up"))

@@ -94,6 +94,7 @@ async def _store_tar(archive: Archive, base_id: str, folder: Path) -> tuple[list
     # A path of a socket has at most 107 bytes: the working folder of the program is short.
     command = [str(postgres_program("pg_basebackup")), "-h", "/proc/self/cwd", "-U", "headrace"]
     command += ["-D", "-", "-F", "tar", "-X", "none", "-c", "fast", "--no-password"]
+    command += ["--manifest-checksums", "SHA256"]
     process = await asyncio.create_subprocess_exec(
         *launcher_command(signal.SIGTERM, "same"),
         "--",

@@ -38,7 +38,6 @@ from headrace.engines.backup.restore import (
     new_folder,
     plan_of,
     recovery_settings,
-    verify_base,
     write_segment,
 )
 from headrace.engines.backup.wal import (
@@ -130,7 +129,6 @@ async def make_standby(archive: Archive, folder: Path) -> None:
         spool = path / "postgres" / SPOOL
         spool.mkdir(mode=0o700)
         await fetch_log(archive, plan, spool, to=base.ended_at)
-        await verify_base(path)
         (path / "postgres" / "standby.signal").touch()
         source = Source(base.generation, base.timeline, base.start)
         (path / RECOVERING_FILE).write_bytes(msgspec.json.encode(source))
