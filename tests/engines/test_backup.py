@@ -23,7 +23,7 @@ from headrace.engines.backup.restore import (
 )
 from headrace.engines.backup.standby import Standby, StandbyLeft, make_standby, promote
 from headrace.engines.backup.state import log_behind, read_state, verify
-from headrace.engines.backup.wal import BackupDamaged
+from headrace.engines.backup.wal import BackupDamaged, segment_name
 from headrace.engines.embedded import EmbeddedEngines, FolderUnusable
 from headrace.engines.embedded.settings import endpoints_of
 from headrace.engines.postgres import Postgres, PostgresConfig
@@ -129,7 +129,6 @@ async def test_a_restore_has_the_rows_of_its_time_and_the_newest_has_all(primary
     await primary.archiver.step()
     base = await primary.base()
     await primary.keep(1, 2)
-    await asyncio.sleep(0)
     at = await primary.execute("SELECT clock_timestamp()")
     for number in range(3, 60):
         await primary.keep(number)
@@ -184,7 +183,7 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
         await verify(archive, tmp_path / "data")
     [state] = [one for one in (await read_state(archive)).backups if one.base.id == base.id]
     assert (state.until, newest.name in state.fault) == (None, True)
-    shutil.rmtree(newest.parent)
+    shutil.rmtree(copy / "log" / "000001" / segment_name(1, base.start))
     with pytest.raises(BackupDamaged, match="is missing"):
         await verify(archive, tmp_path / "data")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
@@ -200,13 +199,13 @@ async def test_commits_continue_while_the_archive_is_away_and_a_gap_is_never_hid
             await primary.keep(2)
         assert await log_behind(primary.postgres) > 0
         shutil.move(tmp_path / "unmounted", tmp_path / "archive")
+        before = await primary.execute("SELECT clock_timestamp()")
         await primary.keep(3)
         assert await log_behind(primary.postgres) == 0
         await restore(primary.archive, tmp_path / "after", to=None)
         assert await rows_in(tmp_path / "after") == [1, 2, 3]
 
         # More log than the limit: PostgreSQL removes what was not archived.
-        before = await primary.execute("SELECT clock_timestamp()")
         for _ in range(8):
             await primary.execute("SELECT pg_switch_wal()")
             await primary.execute("INSERT INTO kept VALUES (4)")

@@ -377,13 +377,14 @@ def _manifest_fault(data: Path) -> str:
 def recovery_settings(command: str, **others: str) -> dict[str, str]:
     """Settings of a server that replays the spooled log; `command` is cp or mv."""
     restore_command = f"test -f {SPOOL}/%f && {command} {SPOOL}/%f %p"
-    return {"restore_command": restore_command, "hot_standby": "on", **others}
+    return {"restore_command": restore_command, **others}
 
 
 async def _recover(folder: Path, to: datetime | None) -> tuple[int, datetime | None]:
     """Replay the spooled log; return the reached position and the last commit's time."""
     (folder / "postgres" / "recovery.signal").touch()
-    settings = recovery_settings("cp")
+    # The server then accepts connections only after the end of recovery.
+    settings = recovery_settings("cp", hot_standby="off")
     target = {}
     if to is not None:
         # The server reads this setting before the names of time zones, such as Z.

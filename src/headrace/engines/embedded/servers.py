@@ -74,7 +74,8 @@ class PostgresServer:
     async def start(self, *, ready_s: float = POSTGRES_READY_S) -> None:
         """Create the database if missing, start the server and wait until it responds.
 
-        A standby responds once it can be read.
+        A server that recovers responds once it can be read: with `hot_standby` when its data is
+        consistent, else when recovery has ended.
 
         Raises: EngineMissing, RootRefused, StartFailed, WrongVersion, OrphanAlive.
         """
@@ -205,9 +206,7 @@ class PostgresServer:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        status = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
-        is_standby = (self._data / "standby.signal").exists()
-        return status == ("standby" if is_standby else "ready") and pid > 0
+        return len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready" and pid > 0
 
     async def _responds(self) -> bool:
         import asyncpg
