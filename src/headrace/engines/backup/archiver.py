@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import asyncpg
 import msgspec
 
 from headrace.engines.backup.archive import (
@@ -55,6 +56,8 @@ FENCED_FILE: Final = "fenced"
 """In the data folder of a former primary: the reason why it must not run."""
 _BASE_RETRY_S: Final = 60.0
 _SMALL_PARTS_MAX: Final = 32
+_FAULTS: Final = (HeadraceError, OSError, asyncpg.PostgresError)
+"""Backups must not stop the site, so these are logged, counted, and tried again."""
 SQL: Final = load_queries("headrace.engines")
 log = logger(__name__)
 LAG: Final = metrics.gauge(
@@ -164,7 +167,7 @@ class Archiver:
                     await self.step()
                 except (Fenced, ArchiveTaken):
                     raise
-                except (HeadraceError, OSError) as error:
+                except _FAULTS as error:
                     metrics.bound(FAILURES, "backup_failures_total", what="log").inc()
                     often.warning("log_not_archived", error=str(error))
                 LAG.set(time.monotonic() - self._complete_s)
@@ -297,7 +300,7 @@ class Archiver:
                 wait_s = await self._take_due_base(version)
             except (Fenced, ArchiveTaken):
                 raise
-            except (HeadraceError, OSError) as error:
+            except _FAULTS as error:
                 metrics.bound(FAILURES, "backup_failures_total", what="base").inc()
                 often.warning("base_backup_failed", error=str(error))
                 wait_s = _BASE_RETRY_S

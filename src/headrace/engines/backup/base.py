@@ -64,7 +64,7 @@ async def take_base(
         if (folder / name).exists():
             await archive.put_key(base_id, name, (folder / name).read_bytes())
             keys.append(name)
-    migrations: Any = await postgres.value(SQL.migration_count)
+    migrations = await count_migrations(postgres)
     after: Any = await postgres.one(SQL.log_state)
     await _wait_archived(postgres, after["flushed"])
     await archive.require_session(holder.session)
@@ -87,6 +87,13 @@ async def take_base(
     )
     await archive.complete(base)
     return base
+
+
+async def count_migrations(postgres: Postgres) -> int:
+    """The number of applied migrations; 0 for a database without the schema."""
+    if not await postgres.value(SQL.has_migrations):
+        return 0
+    return int(await postgres.value(SQL.migration_count))
 
 
 async def _store_tar(archive: Archive, base_id: str, folder: Path) -> tuple[list[str], int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.engines.backup.archive import Archive, Base, Holder, Verified
+from headrace.engines.backup.base import count_migrations
 from headrace.engines.backup.restore import plan_of, restore
 from headrace.engines.backup.wal import BackupDamaged
 from headrace.engines.embedded.data_folder import is_locked
@@ -107,7 +108,7 @@ async def _count(folder: Path, base: Base) -> tuple[int, int]:
     postgres = Postgres(endpoints_of(folder).postgres_url, PostgresConfig())
     try:
         await server.start()
-        migrations = await postgres.value(SQL.migration_count)
+        migrations = await count_migrations(postgres)
         if migrations < base.migrations:
             raise BackupDamaged(
                 f"the restored schema has {migrations} migrations, the backup had {base.migrations}"

@@ -23,12 +23,13 @@ SELECT pg_replication_slot_advance('headrace_archive', :position::text::pg_lsn);
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = 'headrace_archive';
 
+-- name: has_migrations
+-- Whether the database has the schema.
+SELECT to_regclass('headrace.migration') IS NOT NULL;
+
 -- name: migration_count
--- The number of applied migrations; 0 for a database without the schema.
-SELECT CASE WHEN to_regclass('headrace.migration') IS NULL THEN 0 ELSE (
-    xpath('/row/c/text()', query_to_xml(
-        'SELECT count(*) AS c FROM headrace.migration', false, true, ''))
-)[1]::text::integer END;
+-- The number of applied migrations.
+SELECT count(*) FROM headrace.migration;
 
 -- name: schema_tables
 -- Every table of the schema, as a quoted name.
