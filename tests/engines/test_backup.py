@@ -14,7 +14,7 @@ from tests.kit.waiting import wait_true
 
 from headrace.engines.backup.archive import Archive, ArchiveTaken, BackupConfig, Fenced
 from headrace.engines.backup.archiver import Archiver
-from headrace.engines.backup.base import take_base
+from headrace.engines.backup.base_backup import take_base
 from headrace.engines.backup.restore import (
     OutsideArchive,
     RestoreFolderExists,

@@ -32,7 +32,7 @@ from headrace.engines.backup.archiver import (
     require_holder,
     require_not_fenced,
 )
-from headrace.engines.backup.base import take_base
+from headrace.engines.backup.base_backup import take_base
 from headrace.engines.backup.restore import Restored, restore
 from headrace.engines.backup.standby import (
     PROMOTED_S,

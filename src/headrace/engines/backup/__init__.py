@@ -9,6 +9,7 @@ Not included: objects (`blobs`), and Valkey, whose keys are rebuilt from Postgre
 stated loss.
 
 wal        positions, segments and parts of the log     archive   the layout and its holder
-archiver   writes the log, keeps base backups           base      one base backup
-restore    a new folder, to a point in time             standby   follows and is promoted
+archiver   writes the log, keeps base backups           restore   a new folder, to a time
+standby    follows, and is promoted                     state     what can be restored; rehearsal
+base_backup  one base backup
 """

@@ -28,7 +28,7 @@ from headrace.engines.backup.archive import (
     Holder,
     fenced_by,
 )
-from headrace.engines.backup.base import take_base
+from headrace.engines.backup.base_backup import take_base
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,

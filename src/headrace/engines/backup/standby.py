@@ -28,7 +28,7 @@ from headrace.engines.backup.archiver import (
     require_not_fenced,
     write_identity,
 )
-from headrace.engines.backup.base import postgres_program
+from headrace.engines.backup.base_backup import postgres_program
 from headrace.engines.backup.restore import (
     RECOVERY_S,
     SPOOL,

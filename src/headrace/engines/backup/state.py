@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.engines.backup.archive import Archive, Base, Holder, Verified
-from headrace.engines.backup.base import count_migrations
+from headrace.engines.backup.base_backup import count_migrations
 from headrace.engines.backup.restore import plan_of, restore
 from headrace.engines.backup.wal import BackupDamaged
 from headrace.engines.embedded.data_folder import is_locked
