@@ -97,13 +97,16 @@ def test_a_promoted_standby_continues_as_the_site_and_the_former_primary_stops(b
     former = site.up()
     wait_until(lambda: former.events("base_backup_taken"), what="the first base backup")
     arguments = ["standby", "site_for_tests:app", "--json", "--data", "second"]
-    standby = HeadraceProcess(arguments, folder=site.folder, env=site.env)
+    crash = {"HEADRACE_CRASH_AT": "standby_promoted"}
+    standby = HeadraceProcess(arguments, folder=site.folder, env=site.env | crash)
     try:
         standby.wait_out('"archive":')
         jobs = [site.add(f"job {number}") for number in range(20)]
         wait_until(site.is_archived, what="the log is archived")
         assert "backup.primary_runs" in site.refused("promote", exit_code=5)
-        site.run("promote", "--data", "second")
+        assert site.run("promote", "--data", "second")["next"] == "headrace standby"
+        assert standby.wait_exit() == -9, "killed between the promotion and its last step"
+        standby = HeadraceProcess(arguments, folder=site.folder, env=site.env)
         assert former.wait_exit() == 5
         assert "backup.fenced" in former.err
         assert "backup.fenced" in site.refused("up", exit_code=5)

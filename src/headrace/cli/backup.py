@@ -265,8 +265,8 @@ def restore_backup(line: CommandLine, *, to: datetime | None) -> None:
     text = (
         f"restored {found.folder} from base backup {found.base}, last commit"
         f" {found.committed_at or 'before the end of that backup'}\n{NOT_INCLUDED}\n"
-        "To look at it, start `headrace up` with --data and another backup.url or none. To replace"
-        " the former primary, run `headrace promote` with --data, then `headrace up`."
+        "To look at it, run `headrace up --engines-only` with --data. To replace the former"
+        " primary, run `headrace promote` with --data, then `headrace up`."
     )
     line.show(found, text)
 
@@ -288,6 +288,7 @@ def standby(line: CommandLine, application: str | None) -> None:
     async def body(app: App, stop: asyncio.Event) -> None:
         async with _opened(config) as archive:
             folder = app.data_folder
+            require_not_fenced(folder)
             if not is_standby(folder):
                 await make_standby(archive, folder)
             line.show(
@@ -325,35 +326,34 @@ def promote_folder(line: CommandLine) -> None:
         folder = app.data_folder
         was_standby = is_standby(folder)
         holder = await promote(archive, folder)
-        if was_standby and is_locked(folder):
-            await _wait_promoted(app)
+        runs = was_standby and await _has_ended_recovery(app)
         return {
             "data_folder": str(folder),
             "generation": holder.generation,
-            "starts": "runs" if was_standby and is_locked(folder) else "",
+            "next": "" if runs else f"headrace {'standby' if was_standby else 'up'}",
         }
 
     answer = _run_on_archive(line, work)
-    is_standby_left = is_standby(line.app().data_folder)
-    next_step = "standby" if is_standby_left else "up"
     rest = (
-        "the standby continues as `headrace up`"
-        if answer["starts"]
-        else f"start it with `headrace {next_step}`"
+        f"start it with `{answer['next']}`" if answer["next"] else "it continues as `headrace up`"
     )
-    line.show(answer, f"{answer['data_folder']} is the primary ({rest})")
+    line.show(answer, f"{answer['data_folder']} is the primary now; {rest}")
 
 
-async def _wait_promoted(app: App) -> None:
+async def _has_ended_recovery(app: App) -> bool:
+    """Wait for the running standby; return False if none runs. Raises: NotPromoted."""
     try:
         async with asyncio.timeout(PROMOTED_S):
-            while is_standby(app.data_folder):  # noqa: ASYNC110 - another process ends it
+            while is_standby(app.data_folder):
+                if not is_locked(app.data_folder):
+                    return False
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise NotPromoted(
             f"the standby did not end its recovery within {PROMOTED_S:.0f} s: see its log; it is"
             " the primary as soon as it does"
         ) from None
+    return True
 
 
 def _run_on_archive(

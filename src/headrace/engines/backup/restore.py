@@ -15,7 +15,7 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from headrace.engines.backup.archive import Archive, ArchiveMissing, Base
+from headrace.engines.backup.archive import KEY_FILES, Archive, ArchiveMissing, Base
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,
@@ -58,6 +58,8 @@ _AFTER_TIME: Final = timedelta(minutes=1)
 """Log of this much later is fetched: a commit reaches the log after its time was taken."""
 _NOT_REACHED: Final = "recovery ended before configured recovery target was reached"
 _MARGIN_BYTES: Final = 256 * 2**20
+_OF_ROLES: Final = {"run"}
+"""Created by any role before it uses its data folder, for its metrics."""
 SQL: Final = load_queries("headrace.engines")
 
 
@@ -123,7 +125,7 @@ async def plan_restore(archive: Archive, to: datetime | None) -> Plan:
                 f" {_text(bases[0].ended_at)} on"
             )
         base = older[-1]
-    plan, has_gap = await plan_of(archive, base)
+    plan, has_gap = await plan_of(archive, base, await archive.segments(base.generation))
     if to is not None and to > plan.until:
         later = [one for one in bases if one.ended_at > to]
         rest = f", or from {_text(later[0].ended_at)} on" if later else ""
@@ -139,9 +141,10 @@ async def plan_restore(archive: Archive, to: datetime | None) -> Plan:
     return plan
 
 
-async def plan_of(archive: Archive, base: Base) -> tuple[Plan, bool]:
+async def plan_of(
+    archive: Archive, base: Base, stored: Mapping[str, Sequence[str]]
+) -> tuple[Plan, bool]:
     """A restore of all log after `base`, and whether it ends at a gap. Raises: BackupDamaged."""
-    stored = await archive.segments(base.generation)
     names, has_gap = unbroken(stored, base.start)
     if not names:
         raise damaged(f"base/{base.id}", f"its log from {format_lsn(base.start)} on is missing")
@@ -179,16 +182,23 @@ async def restore(archive: Archive, folder: Path, *, to: datetime | None) -> Res
 
 
 @asynccontextmanager
-async def new_folder(folder: Path) -> AsyncIterator[Path]:
+async def new_folder(folder: Path, *, repeats: bool = False) -> AsyncIterator[Path]:
     """Create a data folder with the marker of recovery, and hold its lock.
 
-    Raises: RestoreFolderExists, FolderUnusable.
+    With `repeats`, one whose recovery did not begin is used again.
+
+    Raises: RestoreFolderExists, FolderUnusable, FolderInUse.
     """
-    _require_new(folder)
+    if not (repeats and (folder / RECOVERING_FILE).exists()):
+        _require_new(folder)
     path = usable_folder(folder)
     lock = FolderLock(path)
     lock.acquire()
     try:
+        if (path / "postgres").exists():
+            await asyncio.to_thread(shutil.rmtree, path / "postgres")
+        for name in KEY_FILES:
+            (path / name).unlink(missing_ok=True)
         lay_out(path)
         (path / RECOVERING_FILE).touch()
         yield path
@@ -197,7 +207,9 @@ async def new_folder(folder: Path) -> AsyncIterator[Path]:
 
 
 def _require_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not folder.exists():
+        return
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - _OF_ROLES:
         raise RestoreFolderExists(f"{folder} exists: choose a new folder with --data")
 
 

@@ -109,6 +109,8 @@ def is_standby(folder: Path) -> bool:
 async def make_standby(archive: Archive, folder: Path) -> None:
     """Make a standby of the newest base backup in the new folder `folder`.
 
+    An attempt that was killed is repeated.
+
     Raises: ArchiveMissing, RestoreFolderExists, BackupDamaged, Unavailable.
     """
     holder = await archive.holder()
@@ -123,8 +125,8 @@ async def make_standby(archive: Archive, folder: Path) -> None:
             " takes the first one within minutes of its start"
         )
     base = bases[-1]
-    plan, _ = await plan_of(archive, base)
-    async with new_folder(folder) as path:
+    plan, _ = await plan_of(archive, base, await archive.segments(base.generation))
+    async with new_folder(folder, repeats=True) as path:
         await fetch_base(archive, base, path)
         spool = path / "postgres" / SPOOL
         spool.mkdir(mode=0o700)
@@ -190,12 +192,12 @@ class Standby:
         lock.acquire()
         settings = recovery_settings("mv", wal_retrieve_retry_interval="500ms")
         server = PostgresServer(self._folder, read_machine(), durable=True, extra=settings)
-        self._spool.mkdir(mode=0o700, exist_ok=True)
-        self._position = await self._first_position()
-        stopping = asyncio.create_task(stop.wait())
-        feeding = asyncio.create_task(self._feed())
-        tasks: list[asyncio.Task[Any]] = [stopping, feeding]
+        tasks: list[asyncio.Task[Any]] = []
         try:
+            self._spool.mkdir(mode=0o700, exist_ok=True)
+            self._position = await self._first_position()
+            stopping = asyncio.create_task(stop.wait())
+            tasks += [stopping, asyncio.create_task(self._feed())]
             tasks.append(asyncio.create_task(server.start(ready_s=RECOVERY_S)))
             if await _first_of(tasks) is stopping:
                 return False
@@ -310,7 +312,7 @@ class Standby:
             if state["recovers"]:
                 await postgres.value(SQL.promote)
             crash_point("standby_promoted")
-            shutil.rmtree(self._spool)
+            shutil.rmtree(self._spool, ignore_errors=True)
             (self._folder / RECOVERING_FILE).unlink()
         finally:
             await postgres.close()

@@ -50,9 +50,13 @@ async def read_state(archive: Archive) -> ArchiveState:
     verified = await archive.verified()
     by_base = {one.base: one.at for one in verified}
     backups = []
+    stored: dict[int, dict[str, list[str]]] = {}
     for base in await archive.bases():
+        if base.generation not in stored:
+            stored[base.generation] = await archive.segments(base.generation)
         try:
-            until: datetime | None = (await plan_of(archive, base))[0].until
+            plan, _ = await plan_of(archive, base, stored[base.generation])
+            until: datetime | None = plan.until
             fault = ""
         except BackupDamaged as error:
             until, fault = None, error.text
