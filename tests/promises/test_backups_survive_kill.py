@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -123,7 +122,7 @@ def test_a_promoted_standby_continues_as_the_site_and_the_former_primary_stops(b
         standby.end()
 
 
-def test_a_full_or_read_only_archive_is_reported_and_the_site_continues(backed_up):
+def test_an_archive_that_is_away_is_reported_and_the_site_continues(backed_up):
     site = backed_up
     site.up()
     wait_until(lambda: site.process.events("base_backup_taken"), what="the first base backup")
@@ -136,10 +135,6 @@ def test_a_full_or_read_only_archive_is_reported_and_the_site_continues(backed_u
     assert not site.archive.exists()
     shutil.move(site.folder / "unmounted", site.archive)
     wait_until(site.is_archived, what="the archiver catches up")
-    if os.geteuid() != 0:  # root may write to any folder
-        site.archive.chmod(0o500)
-        (site.archive / "log").chmod(0o500)
-        site.add("meanwhile")
     assert site.process.events("role_died") == []
 
 

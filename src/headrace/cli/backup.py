@@ -48,7 +48,7 @@ from headrace.engines.backup.state import (
     release_log,
     verify,
 )
-from headrace.engines.embedded.data_folder import is_locked, require_owner
+from headrace.engines.embedded.data_folder import is_locked, require_owner, require_recovered
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel import metrics
 from headrace.kernel.errors import InvalidInput, Unavailable
@@ -109,8 +109,9 @@ class ArchiveKeeper:
         self._task: asyncio.Task[None] | None = None
 
     async def check_start(self) -> None:
-        """Refuse the start of a former primary. Raises: Fenced, ArchiveTaken."""
+        """Refuse the start of a former primary. Raises: Fenced, ArchiveTaken, FolderUnusable."""
         folder = self._app.data_folder
+        require_recovered(folder)
         require_not_fenced(folder)
         if not self._is_on:
             return
@@ -310,6 +311,7 @@ def standby(line: CommandLine, application: str | None) -> None:
     )
     if promoted == [True]:
         command = [*headrace_command(line), "up", *([application] if application else [])]
+        command += ["--json"] if line.is_json else []
         os.execv(command[0], command)  # noqa: S606 - the same program, without a shell
 
 

@@ -253,9 +253,8 @@ class Archiver:
             require_holder(await self.archive.holder(), identity, self.archive)
             raise
         write_identity(self._folder, Identity(identity.folder_id, own.archive_id))
-        if state["wal_status"] is None:
-            await self._postgres.value(SQL.create_archive_slot)
-            state = await self._state()
+        if state["wal_status"] in (None, "lost"):
+            state = await self._new_slot()
         if state["kept_from"] > self._position:
             # Also for an empty archive. A part of a segment without its begin is of no use.
             self._has_gap = bool(segments)
@@ -278,15 +277,18 @@ class Archiver:
 
     async def _begin_after_gap(self) -> Any:
         """Continue after PostgreSQL removed log that was not archived."""
-        await self._postgres.value(SQL.drop_archive_slot)
-        await self._postgres.value(SQL.create_archive_slot)
-        state = await self._state()
+        state = await self._new_slot()
         log.error(
             "archive_gap", begin=format_lsn(self._position), end=format_lsn(state["kept_from"])
         )
         self._position, self._small = segment_floor(state["kept_from"]), []
         self._has_gap = True
         return state
+
+    async def _new_slot(self) -> Any:
+        await self._postgres.value(SQL.drop_archive_slot)
+        await self._postgres.value(SQL.create_archive_slot)
+        return await self._state()
 
     async def _state(self) -> Any:
         return await self._postgres.one(SQL.log_state)
