@@ -32,10 +32,12 @@ from headrace.engines.backup.base_backup import take_base
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,
+    BackupDamaged,
     decode_part,
     encode_part,
     format_lsn,
     part_name,
+    part_offset,
     read_segment,
     segment_floor,
     segment_name,
@@ -255,10 +257,10 @@ class Archiver:
         write_identity(self._folder, Identity(identity.folder_id, own.archive_id))
         if state["wal_status"] in (None, "lost"):
             state = await self._new_slot()
-        if state["kept_from"] > self._position:
+        first = segment_floor(state["kept_from"])
+        if first > self._position:
             # Also for an empty archive. A part of a segment without its begin is of no use.
-            self._has_gap = bool(segments)
-            self._position = segment_floor(state["kept_from"])
+            self._position, self._has_gap = first, bool(segments)
         return own
 
     async def _archived_end(self, generation: int, segments: dict[str, list[str]]) -> int:
@@ -266,7 +268,12 @@ class Archiver:
             return 0
         name, parts = list(segments.items())[-1]
         key, stored = await self.archive.get_part(generation, name, parts[-1])
-        return (await asyncio.to_thread(decode_part, key, stored)).end
+        try:
+            return (await asyncio.to_thread(decode_part, key, stored)).end
+        except BackupDamaged as error:
+            # Write it again; if its log is not kept any more, there is a gap.
+            log.error("archive_damaged", error=error.text)
+            return segment_start(name) + part_offset(parts[-1])
 
     def _diverged(self, fact: str) -> ArchiveTaken:
         return ArchiveTaken(
