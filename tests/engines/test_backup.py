@@ -18,6 +18,7 @@ from headrace.engines.backup.base_backup import take_base
 from headrace.engines.backup.restore import (
     OutsideArchive,
     RestoreFolderExists,
+    extend_segment,
     plan_restore,
     restore,
 )
@@ -288,12 +289,17 @@ async def rows_of_standby(folder):
         await connection.close()
 
 
-async def test_an_older_copy_of_the_database_is_refused(tmp_path):
+async def test_a_truncated_newest_part_is_written_again_and_an_older_copy_is_refused(tmp_path):
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
         await primary.keep(1)
     shutil.copytree(tmp_path / "data" / "postgres", tmp_path / "older")
+    [*_, newest] = sorted((tmp_path / "archive" / "log" / "000001").glob("*/*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
         await primary.keep(*range(2, 200))
+        data = bytearray()
+        await extend_segment(primary.archive, 1, newest.parent.name, data)
+        assert b"kept" in data, "the damaged part was written again"
     shutil.rmtree(tmp_path / "data" / "postgres")
     shutil.move(tmp_path / "older", tmp_path / "data" / "postgres")
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:

@@ -272,7 +272,7 @@ class Archiver:
             return (await asyncio.to_thread(decode_part, key, stored)).end
         except BackupDamaged as error:
             # Write it again; if its log is not kept any more, there is a gap.
-            log.error("archive_damaged", error=error.text)
+            log.warning("archive_damaged", error=error.text)
             return segment_start(name) + part_offset(parts[-1])
 
     def _diverged(self, fact: str) -> ArchiveTaken:
