@@ -436,4 +436,4 @@ def _require_space(folder: Path, plan: Plan) -> None:
 
 
 def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
