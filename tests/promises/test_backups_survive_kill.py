@@ -52,6 +52,7 @@ def backed_up(tmp_path):
     site.end()
 
 
+@pytest.mark.soak
 def test_acknowledged_jobs_survive_the_loss_of_the_disk_and_kills_of_each_step(backed_up):
     site, data = backed_up, backed_up.folder / "headrace-data"
     assert "backup.none" in site.refused("backup", "ls", exit_code=4)
@@ -91,6 +92,7 @@ def test_acknowledged_jobs_survive_the_loss_of_the_disk_and_kills_of_each_step(b
     assert 'backup_archive_lag_seconds{role="up"}' in metrics
 
 
+@pytest.mark.soak
 def test_a_promoted_standby_continues_as_the_site_and_the_former_primary_stops(backed_up):
     site = backed_up
     former = site.up()
