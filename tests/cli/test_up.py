@@ -141,7 +141,9 @@ def test_backup_and_restore_work_as_documented(start, tmp_path):
 )
 async def test_durable_hits_sync_the_embedded_valkey(tmp_path, monkeypatch, settings, extra):
     given = []
-    monkeypatch.setattr(up, "EmbeddedEngines", lambda *_, valkey_extra: given.append(valkey_extra))
+    monkeypatch.setattr(
+        up, "EmbeddedEngines", lambda *_, valkey_extra, extra: given.append(valkey_extra)
+    )
     up.embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
     assert given == [extra]
 
