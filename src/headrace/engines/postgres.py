@@ -231,7 +231,8 @@ class Postgres(_OnConnection):
     def __init__(self, url: str, config: PostgresConfig, *, role: str = "read-write") -> None:
         direct_url = config.direct_url or url
         self._url = url
-        self._servers, self._direct = (Servers(one, role=role) for one in (url, direct_url))
+        self._servers = Servers(url, role=role, is_shared=config.direct_url is not None)
+        self._direct = Servers(direct_url, role=role)
         self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
