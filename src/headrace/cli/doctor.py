@@ -19,7 +19,6 @@ from typing import Final
 
 from headrace.cli.app_context import App
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
-from headrace.cli.supervisor import RoleDeaths
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
@@ -28,6 +27,7 @@ from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
 from headrace.media.native import (
@@ -199,8 +199,7 @@ def check_roles(folder: Path) -> list[Finding]:
             f" {death['exit_code']}, {pluralize(death['deaths'], 'death')} in a row",
             "read its last lines in the output of `headrace up`",
         )
-        for name, death in RoleDeaths.read(folder).items()
-        if now_s - death["died_at_s"] < DIED_LATELY_S
+        for name, death in RoleDeaths.read(folder, within_s=DIED_LATELY_S).items()
     ]
 
 

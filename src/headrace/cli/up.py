@@ -18,7 +18,7 @@ import click
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
-from headrace.cli.supervisor import Event, Role, RoleDeaths, Supervisor
+from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.embedded.data_folder import require_owner
 from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
@@ -27,6 +27,7 @@ from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Conflict, InvalidInput
 from headrace.kernel.logs import configure_logs, logger
+from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 READY_S: Final = 60.0
@@ -109,7 +110,8 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
 
     def note(event: Event) -> None:
         watch.note(event)
-        deaths.note(event)
+        if event.kind == "role_died":
+            deaths.note(event.name, event.facts)
 
     supervisor = Supervisor(embedded, roles_of(line, application), on_event=note)
     watch.give_up = supervisor.request_stop
