@@ -267,7 +267,10 @@ class Traces:
         return watch
 
     async def stop(self, selector: str | None = None) -> Sequence[Watch]:
-        """Stop the watch on `selector`, or all. Return those. Raises: TraceInvalid, BlobsDown."""
+        """Stop the watch on `selector`, or all. Return those, which end now.
+
+        Raises: TraceInvalid, BlobsDown.
+        """
         named = None if selector is None else parse_selector(selector)
         now = datetime.now(UTC)
         ended: list[Watch] = []
@@ -279,7 +282,7 @@ class Traces:
             return Watches(version=old.version, watches=left)
 
         await self._document.change(take)
-        return ended
+        return [msgspec.structs.replace(watch, ends_at=now) for watch in ended]
 
     async def list(self) -> Sequence[Watch]:
         """The active watches. Raises: BlobsDown."""
