@@ -91,7 +91,7 @@ class Jobs:
     def __init__(self, postgres: Postgres, config: JobsConfig, registry: Registry) -> None:
         self.registry = registry
         self.config = config
-        self.lanes = Lanes(postgres)
+        self.lanes = Lanes(postgres, self._declare)
         self.queues = Queues(postgres, registry, self.lanes)
         self.takes = Takes(postgres, config)
         self.fleet = Fleet(postgres, config)
@@ -303,16 +303,17 @@ class Jobs:
         state: str | None = None,
         lane: str | None = None,
         q: str | None = None,
-        before: int | None = None,
+        cursor: int | None = None,
         jobs_max: int = 100,
     ) -> JobPage:
-        """A page of up to `jobs_max` jobs, at most 1,000, with ids below `before`, newest first.
+        """A page of up to `jobs_max` jobs, at most 1,000, newest first.
 
-        `q` searches the errors of ended jobs. A page may be short where the search was cut off.
+        The next page has `cursor` = `next_cursor`: ids below it. `q` searches the errors of ended
+        jobs. A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
         """
         job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
-        return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
+        return await self._bulk.find(job_filter, cursor=cursor, jobs_max=jobs_max)
 
     async def cancel(
         self, job_id: int, *, running: bool = False, tx: Transaction | None = None
@@ -414,15 +415,15 @@ class Jobs:
         job_filter: JobFilter,
         *,
         dry_run: bool = False,
-        before: int | None = None,
+        cursor: int | None = None,
     ) -> BulkDone:
         """`retry`, `cancel` or `delete` matching jobs, newest first, for at most some seconds.
 
-        `dry_run` only counts. If `more`, call again with `before` = `next_before`. Jobs that the
+        `dry_run` only counts. If `more`, call again with `cursor` = `next_cursor`. Jobs that the
         action cannot change, such as leased ones, do not match.
         Raises: InvalidFilter, QueueUnknown.
         """
-        return await self._bulk.apply(action, job_filter, dry_run=dry_run, before=before)
+        return await self._bulk.apply(action, job_filter, dry_run=dry_run, cursor=cursor)
 
     async def sweep(self) -> Sweep:
         """Do one bounded step of maintenance. Any number of processes may sweep at once."""
@@ -452,6 +453,9 @@ class Jobs:
         if ending is None:
             raise ResultGone(job_id)
         return ending
+
+    async def _declare(self) -> None:
+        await self.queues.declare()
 
     @asynccontextmanager
     async def _within(self, tx: Runner | None) -> AsyncIterator[Runner]:
