@@ -1,10 +1,11 @@
 """What does one operation of each room cost: CPU, log, disk and memory of each process?
 
-Capacity is planned with these figures (`headrace size`, docs/capacity.md). Each operation runs many
-times through the documented call. Before and after, the meter reads the CPU of PostgreSQL, of
-Valkey and of our processes, the write-ahead log and its syncs, the size of the database, the
-memory of Valkey and its append-only file. A run of its own then counts bytes of the network, and
-reads and writes of the database with those of a checkpoint, which writes each changed page.
+Capacity is planned with these figures (`headrace size`, docs/reference/capacity.md). Each operation
+runs many times through the documented call. Before and after, the meter reads the CPU of
+PostgreSQL, of Valkey and of our processes, the write-ahead log and its syncs, the size of the
+database, the memory of Valkey and its append-only file. A run of its own then counts bytes of the
+network, and reads and writes of the database with those of a checkpoint, which writes each changed
+page.
 """
 
 from __future__ import annotations
