@@ -24,10 +24,10 @@ from bench.media_devices import drop_pages, read_once
 from bench.media_objects import make_tracks
 from bench.media_ranges import LARGE
 from bench.media_stage import blobs_folder, disk_of, hot_times, our_node, press, read_all
-from bench.ours import open_app
+from bench.ours import nothing, open_app
+from bench.peers.driver import PAYLOAD
 from bench.systems import OURS, Cell
 from bench.views_stage import free_port
-from headrace.jobs import NewJob
 
 FROM: Final = {
     "memory": "range of 256 KiB from memory",
@@ -36,6 +36,7 @@ FROM: Final = {
     "fill": "range of 256 KiB filled",
 }
 SLOTS: Final = 10
+JOBS: Final = 1_000
 SESSIONS: Final = 20
 DISK_BYTES: Final = 256 * 2**20
 DISK_CHUNK: Final = 2**20
@@ -106,8 +107,8 @@ async def _memory(run: Run) -> Mapping[str, float]:
         }.items():
             child = cell.role(*words, HEADRACE_WEB_LISTEN=f"127.0.0.1:{free_port()}")
             found[f"{name}: memory"] = await _memory_of(child)
-        few = await _agent_memory(cell, 1)
-        many = await _agent_memory(cell, 1 + SLOTS)
+        few = await _agent_memory(cell, 1, run_before=0)
+        many = await _agent_memory(cell, 1 + SLOTS, run_before=JOBS)
         found["slot: memory"] = (many - few) / SLOTS
         found["agent: memory"] = few - found["slot: memory"]
         found["session of PostgreSQL: memory"] = await _session_memory(cell)
@@ -125,16 +126,16 @@ async def _memory_of(child: Child) -> float:
         await child.end()
 
 
-async def _agent_memory(cell: Cell, slots: int) -> float:
+async def _agent_memory(cell: Cell, slots: int, *, run_before: int) -> float:
     """Memory of an agent whose slots have each run jobs."""
     app = open_app(cell.url)
     try:
-        await app.jobs.enqueue_many([NewJob(queue="noop", payload={"text": "x"})] * 1_000)
+        await app.task("noop")(nothing).enqueue_many([PAYLOAD] * JOBS)
     finally:
         await app.close()
     worker = cell.work(slots=slots)
     try:
-        await wait_started(cell, worker, 1)
+        await wait_started(cell, worker, run_before + JOBS)
         await asyncio.sleep(IDLE_S)
         return float(memory_of(worker.pid))
     finally:
