@@ -144,6 +144,10 @@ _SECONDS: Final = metrics.histogram(
 )
 
 
+PROBES: Final = {"/healthz", "/readyz"}
+"""Balancers such as HAProxy check them by HTTP/1.0 without a Host. No browser omits it."""
+
+
 class Guard:
     """The outermost ASGI layer around `app`; metrics use the templates `routes` as labels."""
 
@@ -171,6 +175,8 @@ class Guard:
             inner = {**inner, "path": _path_with_escaped_slashes(scope["raw_path"])}
         answer = _Response(send, inner, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["http_version"] == "1.0" and scope["path"] in PROBES:
+            headers.setdefault(b"host", b"localhost")
         current_request_id.set(answer.request_id)
         current_traceparent.set(child_traceparent(field_text(headers.get(b"traceparent"))))
         try:
@@ -324,7 +330,7 @@ def _require_single(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes
         return
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
-    if hosts != 1:
+    if hosts > 1 or b"host" not in found:
         raise BadRequest(f"expected one Host header, got {hosts}")
     for name in names:
         if name in SINGLE_HEADERS and names.count(name) > 1:
