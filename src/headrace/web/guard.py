@@ -174,9 +174,7 @@ class Guard:
         if b"%2f" in scope["raw_path"].lower():
             inner = {**inner, "path": _path_with_escaped_slashes(scope["raw_path"])}
         answer = _Response(send, inner, new_request_id())
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        if scope["http_version"] == "1.0" and scope["path"] in PROBES:
-            headers.setdefault(b"host", b"localhost")
+        headers = _headers_of(scope)
         current_request_id.set(answer.request_id)
         current_traceparent.set(child_traceparent(field_text(headers.get(b"traceparent"))))
         try:
@@ -322,6 +320,14 @@ def restore_slashes(connection: Any, _: Any) -> None:
 def _path_with_escaped_slashes(raw_path: bytes) -> str:
     parts = raw_path.decode("latin-1").split("/")
     return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
+
+
+def _headers_of(scope: Any) -> dict[bytes, bytes]:
+    """The fields by name; a balancer's check may lack a Host."""
+    found: dict[bytes, bytes] = dict(scope["headers"])
+    if scope["http_version"] == "1.0" and scope["path"] in PROBES:
+        found.setdefault(b"host", b"localhost")
+    return found
 
 
 def _require_single(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> None:
