@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,9 +45,9 @@ KINDS: Final = {
 
 def block(language: str, text: str) -> str:
     """The page's only block of a language that contains a text."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^ *```{language}\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL)
     [one] = [code for code in found if text in code]
-    return one
+    return textwrap.dedent(one)
 
 
 def settings_of(text: str) -> dict[str, str]:
