@@ -1,7 +1,7 @@
 """Clients of a site under load, and what they were answered.
 
 Each room has one client that repeats a round trip: write, then wait until the effect is visible.
-`ends` has the time of each, so that the length of an outage is known per room. Two more clients
+`trips` has the times of each, so that the length of an outage is known per room. Two more clients
 enqueue jobs as fast as they are answered. A write without a response is sent again, as the docs
 advise: with its Idempotency-Key, or under the same id. `refused` has every request that failed.
 """
@@ -60,12 +60,12 @@ class SiteClients:
     def __init__(self, received: Path, postgres: Postgres) -> None:
         self.received, self.postgres = received, postgres
         self.api_url = self.media_url = self.photos_url = ""
-        self.ends: dict[str, list[float]] = defaultdict(list)
-        """Per room, when a round trip ended."""
+        self.trips: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        """Per room, when a round trip began and ended."""
         self.acknowledged: dict[str, set[str]] = defaultdict(set)
         """Per kind of write, what was answered with success."""
         self.done: dict[str, float] = {}
-        """Texts of jobs that were seen done, with the time before the read."""
+        """Texts of jobs that were seen done, with the time after the read."""
         self.refused: list[str] = []
         """Requests that failed, with the reason."""
         self._hits = Counter[str]()
@@ -116,20 +116,20 @@ class SiteClients:
     async def wait_back(
         self, since_s: float, *, rooms: Sequence[str] | None = None, deadline_s: float = 90
     ) -> dict[str, float]:
-        """Wait until each room completed a round trip after this time; the seconds it took."""
+        """Wait until each room began and completed a round trip; the seconds since this time."""
         wanted = self.rooms if rooms is None else rooms
 
+        def ends_of(room: str) -> list[float]:
+            return [end_s for began_s, end_s in self.trips[room] if began_s > since_s]
+
         def missing() -> list[str]:
-            return [room for room in wanted if not any(s > since_s for s in self.ends[room])]
+            return [room for room in wanted if not ends_of(room)]
 
         def back() -> dict[str, float] | None:
             self.require_running()
             if missing():
                 return None
-            return {
-                room: next(end_s - since_s for end_s in self.ends[room] if end_s > since_s)
-                for room in wanted
-            }
+            return {room: ends_of(room)[0] - since_s for room in wanted}
 
         try:
             return await wait_true(back, what="every room is back", deadline_s=deadline_s)
@@ -182,8 +182,9 @@ class SiteClients:
         for number in range(1_000_000):
             if stop.is_set():
                 return
+            began_s = time.monotonic()
             await use(client, f"{number:06}")
-            self.ends[room].append(time.monotonic())
+            self.trips[room].append((began_s, time.monotonic()))
 
     async def _use_jobs(self, client, name: str) -> None:
         text = f"probe-{name}"
@@ -283,13 +284,14 @@ class SiteClients:
         """Note which jobs are done for a reader of the primary."""
         while not stop.is_set():
             await _pause()
-            asked_s = time.monotonic()
             try:
                 rows = await self.postgres.all(DONE)
             except Unavailable:
                 rows = []
+            # A read may wait for a connection, and jobs run meanwhile.
+            answered_s = time.monotonic()
             for row in rows:
-                self.done.setdefault(row["text"], asked_s)
+                self.done.setdefault(row["text"], answered_s)
 
     async def _write(self, client, path: str, method: str = "POST", **options: Any) -> None:
         """Send a write until it succeeds."""
