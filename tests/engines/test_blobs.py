@@ -7,14 +7,11 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
-from tests.kit.processes import wait_until
 
 from headrace.engines import durable_files
 from headrace.engines.blobs import (
@@ -43,40 +40,12 @@ asyncio.run(main(DurableWriter(Path(root), 1)))
 
 
 @pytest.fixture(scope="module")
-def s3_server():
+def s3_server(s3):
     """The process of an S3 server on loopback, and the URL of its one bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    endpoint = f"http://127.0.0.1:{port}"
-
-    def answers():
-        try:
-            return httpx.put(f"{endpoint}/photos-for-tests", timeout=1).is_success
-        except httpx.TransportError:
-            return None
-
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }
-    try:
-        wait_until(answers, what="the S3 server answers")
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in settings.items():
-                patch.setenv(name, value)
-            yield server, "s3://photos-for-tests/site"
-    finally:
-        server.terminate()
-        server.wait(60)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.env.items():
+            patch.setenv(name, value)
+        yield s3.process, s3.url
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ class FailoverSite:
         self.acknowledged: dict[str, set[str]] = defaultdict(set)
         """Per kind of write, what was answered with success."""
         self.done: dict[str, float] = {}
-        """Texts of jobs that were seen done, with the time before the read."""
+        """Texts of jobs that were seen done, with the time after the read."""
         self._hits = Counter[str]()
 
     async def start(self) -> None:
@@ -237,13 +237,13 @@ class FailoverSite:
         """Note which jobs are done for a reader of the primary."""
         while not stop.is_set():
             await _pause()
-            asked_s = time.monotonic()
             try:
                 rows = await self.postgres.all(DONE)
             except Unavailable:
                 rows = []
+            seen_s = time.monotonic()
             for row in rows:
-                self.done.setdefault(row["text"], asked_s)
+                self.done.setdefault(row["text"], seen_s)
 
     async def _write(self, client, path: str, **options: Any) -> None:
         """Send a write until it succeeds."""

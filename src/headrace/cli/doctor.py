@@ -21,7 +21,7 @@ from headrace.cli.app_context import App
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
 from headrace.cli.supervisor import RoleDeaths
 from headrace.engines import Engines
-from headrace.engines.blobs import Blobs, StoreMismatch
+from headrace.engines.blobs import BlobChanged, Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import MARKER, require_owner
 from headrace.engines.migrate import plan_migrations
@@ -291,6 +291,7 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
     await blobs.put(key, data)
     same = await blobs.get(key) == data
+    is_conditional = await refuses(blobs, key, None) and await refuses(blobs, key, '"another"')
     await blobs.delete(key)
     if not same:
         return [
@@ -298,7 +299,24 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
                 "blobs", "fail", "an object was read back with different bytes", "check the store"
             )
         ]
-    return [Finding("blobs", "ok", "stored, read and deleted an object")]
+    found = [Finding("blobs", "ok", "stored, read and deleted an object")]
+    if not is_conditional:
+        text = (
+            "the store ignores If-None-Match or If-Match: two writers of one upload, or of the"
+            " settings of media nodes, may replace each other's bytes"
+        )
+        fix = "use a store with conditional writes, such as those of docs/s3.md"
+        found.append(Finding("blobs", "fail", text, fix))
+    return found
+
+
+async def refuses(blobs: Blobs, key: str, etag: str | None) -> bool:
+    """Whether the store refuses to replace an existing object with another etag."""
+    try:
+        await blobs.put_if(key, b"replaced", etag=etag)
+    except BlobChanged:
+        return True
+    return False
 
 
 ANSWER_S = 2.0

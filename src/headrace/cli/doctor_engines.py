@@ -17,7 +17,7 @@ from headrace.engines import Engines
 from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
 from headrace.engines.sql import load_queries
-from headrace.engines.valkey import Node
+from headrace.engines.valkey import Node, SentinelGroup
 from headrace.kernel.errors import HeadraceError
 
 CHECK_S: Final = 10.0
@@ -56,6 +56,8 @@ FEED_SETTINGS: Final = {
 }
 """Minimum values for the feed's index, and the effect of lower ones."""
 SQL: Final = load_queries("headrace.cli")
+SENTINELS_MIN: Final = 3
+"""Two cannot form a majority without each other."""
 POSTGRES_OLDEST: Final = 150000
 """Oldest version in the test matrix."""
 POOLS: Final = ("api", "scheduler", "flusher")
@@ -265,7 +267,10 @@ async def check_valkey(engines: Engines) -> list[Finding]:
     """Check version, eviction policy and persistence of every primary."""
     if not await engines.valkey.is_cluster():
         [node] = await engines.valkey.primaries()
-        return await check_valkey_node(node, "valkey")
+        found = await check_valkey_node(node, "valkey")
+        if engines.valkey.sentinels is not None:
+            found += await check_sentinels(engines.valkey.sentinels, node)
+        return found
     nodes = await engines.valkey.primaries()
     found = [Finding("valkey", "ok", f"a cluster of {len(nodes)} primaries")]
     for node in nodes:
@@ -305,6 +310,23 @@ async def check_valkey_node(node: Node, subject: str) -> list[Finding]:
             text = f"{name} is {present}: the feed's {cost}"
             fix = f"set {name} {least}, then `headrace feed rebuild`"
             found.append(Finding(subject, "warn", text, fix))
+    return found
+
+
+async def check_sentinels(sentinels: SentinelGroup, primary: Node) -> list[Finding]:
+    """Check that a failover can happen, and that a replaced primary refuses writes."""
+    state = await sentinels.state()
+    count, replicas = int(state["num-other-sentinels"]) + 1, int(state["num-slaves"])
+    address = f"{state['ip']}:{state['port']}"
+    text = f"{count} Sentinels report {sentinels.name} at {address}, with {replicas} replicas"
+    found = [Finding("valkey sentinel", "ok", text)]
+    if count < SENTINELS_MIN or not replicas:
+        fix = f"run {SENTINELS_MIN} Sentinels on different hosts, and a replica"
+        found = [Finding("valkey sentinel", "warn", f"{text}: no failover if a host fails", fix)]
+    if await _valkey_setting(primary, "min-replicas-to-write") == "0":
+        text = "min-replicas-to-write is 0: a primary that is cut off accepts writes that it loses"
+        fix = "CONFIG SET min-replicas-to-write 1, and the same in each server's file"
+        found.append(Finding("valkey sentinel", "warn", text, fix))
     return found
 
 

@@ -38,6 +38,8 @@ _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_S3_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 LOCK_FILE: Final = ".headrace-lock"
 """Locked during a compare-and-set in a folder; no key has this name."""
 
@@ -382,7 +384,7 @@ class Blobs:
                 yield limit
         except FileNotFoundError as error:
             self.require_mounted()
-            if is_put:
+            if is_put or "NoSuchBucket" in str(error):
                 raise _down(key, error) from error
             raise BlobMissing(f"no object {key!r} is stored") from error
         except TimeoutError as error:
@@ -480,8 +482,11 @@ def _unusable(folder: Path, error: OSError) -> BlobsDown:
 
 
 def _down(key: str, error: Exception) -> BlobsDown:
+    text = str(error)
+    status, code = _STATUS.search(text), _S3_CODE.search(text)
+    reason = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
     return BlobsDown(
-        f"the object store failed for {key!r} ({type(error).__name__}): check its disk, address and"
-        " credentials with `headrace doctor`",
+        f"the object store failed for {key!r} ({reason}): check its disk, address and credentials"
+        " with `headrace doctor`",
         retry_after_s=5,
     )
