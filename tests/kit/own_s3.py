@@ -67,10 +67,10 @@ class S3Server:
             region_name="us-east-1",
         )
 
-    def unfinished_uploads(self) -> list[str]:
-        """The keys of multipart uploads that were neither completed nor aborted."""
+    def has_unfinished(self, key: str) -> bool:
+        """Whether a multipart upload to `key` was neither completed nor aborted."""
         found = self.client().list_multipart_uploads(Bucket=BUCKET)
-        return [one["Key"] for one in found.get("Uploads", ())]
+        return any(one["Key"].endswith(key) for one in found.get("Uploads", ()))
 
 
 def client_env(port: int) -> dict[str, str]:

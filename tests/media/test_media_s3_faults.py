@@ -62,7 +62,14 @@ async def fetched(node, key):
     return status, body
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SHORT = ("500", "a truncated body", "stalled")
+"""The others are alike and run in `make soak`."""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in FAULTS],
+)
 async def test_no_answer_has_wrong_bytes_and_all_end_in_time(node, s3_proxy, fault):
     """The object is known; then three of its blocks fail, then all; then the store is back."""
     keys = [f"tracks/{secrets.token_hex(8)}.mp3" for _ in range(3)]
@@ -97,12 +104,12 @@ async def chunks_from(offset):
     "fault",
     [
         done_then(error(500, "InternalError")),
-        done_then(reset),
         error(503, "SlowDown"),
-        reset,
-        done_then(stalled),
+        pytest.param(done_then(reset), marks=pytest.mark.soak),
+        pytest.param(reset, marks=pytest.mark.soak),
+        pytest.param(done_then(stalled), marks=pytest.mark.soak),
     ],
-    ids=["500 after the effect", "reset after the effect", "SlowDown", "reset", "a lost answer"],
+    ids=["500 after the effect", "SlowDown", "reset after the effect", "reset", "a lost answer"],
 )
 async def test_an_upload_is_resumed_through_faults_and_stored_whole(
     uploads, blobs, s3, s3_proxy, fault
