@@ -12,9 +12,9 @@ import time
 import pytest
 from tests.kit import own_s3
 from tests.kit.own_s3 import closed, cut_after, done_then, error, reset, stalled, with_etag
-from tests.kit.waiting import wait_true
 
 from headrace.cli.doctor import check_blobs
+from headrace.engines import joined_objects
 from headrace.engines.blobs import BlobChanged, BlobMissing, Blobs, BlobsConfig, BlobsDown
 from headrace.engines.joined_objects import BlobCorrupt
 
@@ -177,35 +177,47 @@ async def parts(store):
 
 
 JOIN_FAULTS = {
-    "500 of a part": (error(500, "InternalError"), b"partNumber=2"),
-    "403 of a part": (error(403, "AccessDenied"), b"partNumber=2"),
-    "a stalled part": (stalled, b"partNumber=2"),
-    "403 at the end": (error(403, "AccessDenied"), b"POST"),
-    "a lost end": (done_then(stalled), b"?uploadId="),
-    "403 of a source": (error(403, "AccessDenied"), b"/2 HTTP"),
+    "500 of a part": (error(500, "InternalError"), b"partNumber=2", own_s3.FOREVER),
+    "403 of a part": (error(403, "AccessDenied"), b"partNumber=2", 1),
+    "a stalled part": (stalled, b"partNumber=2", own_s3.FOREVER),
+    "403 at the end": (error(403, "AccessDenied"), b"?uploadId=", 1),
+    "a lost end": (done_then(stalled), b"?uploadId=", 1),
+    "403 of a source": (error(403, "AccessDenied"), b"/2 HTTP", 1),
 }
 
 
+@pytest.fixture
+async def joiner(s3, s3_proxy, monkeypatch):
+    """A store whose requests end after 6 s: 1 s, and a second per MiB of a part."""
+    monkeypatch.setattr(joined_objects, "CHUNKS_AT_ONCE", 1)
+    monkeypatch.setattr(joined_objects, "CHUNK_BYTES_MIN", 5 * 2**20)
+    joiner = Blobs(s3.url, BlobsConfig(timeout_s=1.0))
+    yield joiner
+    await joiner.close()
+
+
 @pytest.mark.parametrize("fault", JOIN_FAULTS)
-async def test_a_join_that_fails_shows_nothing_and_is_repeated(store, s3_proxy, parts, fault):
-    """What a store keeps of it is removed by a rule of the store: see docs/s3.md."""
+async def test_a_join_that_fails_shows_nothing_and_leaves_nothing(
+    s3, joiner, s3_proxy, parts, fault
+):
     key, whole = f"joined/{secrets.token_hex(8)}.bin", b"".join(parts.values())
-    await store.put(key, OLD)
-    how, when = JOIN_FAULTS[fault]
-    s3_proxy.fail(how, when=when)
+    await joiner.put(key, OLD)
+    how, when, times = JOIN_FAULTS[fault]
+    s3_proxy.fail(how, when=when, times=times)
     with pytest.raises(BlobsDown):
-        await store.join(key, [*parts], size_bytes=1)
+        await joiner.join(key, [*parts], size_bytes=len(whole))
     s3_proxy.heal()
-    assert await store.get(key) in ((OLD, whole) if fault == "a lost end" else (OLD,))
-    await store.join(key, [*parts], size_bytes=len(whole))
-    assert await store.get(key) == whole
+    assert await joiner.get(key) == (whole if fault == "a lost end" else OLD)
+    assert not await asyncio.to_thread(s3.has_unfinished, key)
+    await joiner.join(key, [*parts], size_bytes=len(whole))
+    assert await joiner.get(key) == whole
 
 
 async def test_a_join_of_other_bytes_leaves_nothing(s3, store, parts):
     key = f"joined/{secrets.token_hex(8)}.bin"
     with pytest.raises(BlobCorrupt):
         await store.join(key, [*parts], size_bytes=24_000_000, sha256="0" * 64)
-    await wait_true(lambda: not s3.has_unfinished(key), what="the parts are removed")
+    assert not await asyncio.to_thread(s3.has_unfinished, key)
 
 
 async def test_the_doctor_finds_a_store_that_ignores_conditions(store, s3_proxy):

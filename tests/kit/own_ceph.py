@@ -27,6 +27,7 @@ auth_cluster_required = none
 auth_service_required = none
 auth_client_required = none
 keyring = /dev/null
+ms_mon_client_mode = crc
 public_addr = 127.0.0.1
 cluster_addr = 127.0.0.1
 run_dir = {folder}

@@ -161,7 +161,7 @@ async def stalled(_exchange: Exchange) -> None:
 
 def error(status: int, code: str, **fields: str) -> Fault:
     """Answer with an error of S3; the server does not receive the request."""
-    body = f"<Error><Code>{code}</Code><Message>as the test wants</Message></Error>".encode()
+    body = f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode()
     more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
     head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
 

@@ -111,7 +111,7 @@ class Watched(StockValkey):
         self.run_sentinel()
 
     def run_sentinel(self) -> None:
-        """Start the Sentinel with what it knows."""
+        """Start the Sentinel with its own file."""
         words = (str(program_of("valkey9")), str(self.folder / "sentinel.conf"), "--sentinel")
         self.sentinel = self.run(*words, log=self.folder / "sentinel.log")
         wait_until(lambda: self.sentinel_says("PING") == b"PONG", what="the Sentinel answers")
@@ -154,7 +154,7 @@ class SentinelServers:
         return f"valkey://{seeds}?sentinel={NAME}"
 
     def start(self) -> None:
-        """Start all, and wait until each Sentinel knows everything."""
+        """Start all, and wait until each Sentinel has found all others."""
         first, *others = self.servers
         first.start()
         for other in others:
