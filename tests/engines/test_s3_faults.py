@@ -52,6 +52,13 @@ WRITES = {
 }
 
 
+def short(names, *chosen):
+    """Parameters of which only the chosen ones run outside `make soak`."""
+    return [
+        name if name in chosen else pytest.param(name, marks=pytest.mark.soak) for name in names
+    ]
+
+
 @pytest.fixture
 async def store(s3, s3_proxy):
     store = Blobs(s3.url, BlobsConfig(timeout_s=TIMEOUT_S))
@@ -81,7 +88,10 @@ async def outcome_of(call):
     return found, time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if name not in STALLS])
+BRIEF = [name for name in FAULTS if name not in STALLS]
+
+
+@pytest.mark.parametrize("fault", short(BRIEF, "500", "reset after the effect", "a truncated body"))
 async def test_two_failures_are_passed_over(store, s3_proxy, make_key, fault):
     for name, read in READS.items():
         key = await make_key()
@@ -113,7 +123,7 @@ async def require_whole(store, key, name, *, is_done):
     assert found == wanted if is_done else found in (wanted, before), name
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", short(FAULTS, "SlowDown", "a stalled body"))
 async def test_a_lasting_fault_ends_in_time_with_its_reason(store, s3_proxy, make_key, fault):
     calls = {name: (call, await make_key()) for name, call in {**READS, **WRITES}.items()}
     s3_proxy.fail(FAULTS[fault])
@@ -196,7 +206,7 @@ async def joiner(s3, s3_proxy, monkeypatch):
     await joiner.close()
 
 
-@pytest.mark.parametrize("fault", JOIN_FAULTS)
+@pytest.mark.parametrize("fault", short(JOIN_FAULTS, "500 of a part", "403 of a source"))
 async def test_a_join_that_fails_shows_nothing_and_leaves_nothing(
     s3, joiner, s3_proxy, parts, fault
 ):
