@@ -192,21 +192,25 @@ JOIN_FAULTS = {
     "a stalled part": (stalled, b"partNumber=2", own_s3.FOREVER),
     "403 at the end": (error(403, "AccessDenied"), b"?uploadId=", 1),
     "a lost end": (done_then(stalled), b"?uploadId=", 1),
+    "403 after the end": (done_then(error(403, "AccessDenied")), b"?uploadId=", 1),
     "403 of a source": (error(403, "AccessDenied"), b"/2 HTTP", 1),
 }
 
 
+ENDED = ("a lost end", "403 after the end")
+
+
 @pytest.fixture
 async def joiner(s3, s3_proxy, monkeypatch):
-    """A store whose requests end after 6 s: 1 s, and a second per MiB of a part."""
+    """A store whose requests end after 8 s: 3 s, and a second per MiB of a part."""
     monkeypatch.setattr(joined_objects, "CHUNKS_AT_ONCE", 1)
     monkeypatch.setattr(joined_objects, "CHUNK_BYTES_MIN", 5 * 2**20)
-    joiner = Blobs(s3.url, BlobsConfig(timeout_s=1.0))
+    joiner = Blobs(s3.url, BlobsConfig(timeout_s=3.0))
     yield joiner
     await joiner.close()
 
 
-@pytest.mark.parametrize("fault", short(JOIN_FAULTS, "500 of a part", "403 of a source"))
+@pytest.mark.parametrize("fault", short(JOIN_FAULTS, "500 of a part", "403 after the end"))
 async def test_a_join_that_fails_shows_nothing_and_leaves_nothing(
     s3, joiner, s3_proxy, parts, fault
 ):
@@ -217,7 +221,7 @@ async def test_a_join_that_fails_shows_nothing_and_leaves_nothing(
     with pytest.raises(BlobsDown):
         await joiner.join(key, [*parts], size_bytes=len(whole))
     s3_proxy.heal()
-    assert await joiner.get(key) == (whole if fault == "a lost end" else OLD)
+    assert await joiner.get(key) == (whole if fault in ENDED else OLD)
     assert not await asyncio.to_thread(s3.has_unfinished, key)
     await joiner.join(key, [*parts], size_bytes=len(whole))
     assert await joiner.get(key) == whole

@@ -39,6 +39,8 @@ KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+_NO_OTHER: Final = re.compile(r"<Code>NoSuch(Bucket|Upload)</Code>")
+"""Something else than the object is missing."""
 _S3_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 LOCK_FILE: Final = ".headrace-lock"
 """Locked during a compare-and-set in a folder; no key has this name."""
@@ -387,7 +389,7 @@ class Blobs:
                 yield limit
         except FileNotFoundError as error:
             self.require_mounted()
-            if is_put or "NoSuchBucket" in str(error):
+            if is_put or _NO_OTHER.search(str(error)):
                 raise _down(key, error) from error
             raise BlobMissing(f"no object {key!r} is stored") from error
         except TimeoutError as error:
