@@ -202,10 +202,15 @@ class FailoverSite:
         )
 
     async def _use_views(self, client, name: str) -> None:
-        self._hits["sent"] += 1
         params = {"class": "human", "viewer": name}
-        answer = await client.post(f"/v1/views/items/{AD}", params=params)
-        self._hits["answered"] += answer.is_success
+        while True:
+            self._hits["sent"] += 1
+            answer = await client.post(f"/v1/views/items/{AD}", params=params)
+            if answer.is_success:
+                break
+            assert answer.status_code == 503, answer.text
+            await _pause()
+        self._hits["answered"] += 1
         hits = self._hits["answered"]
         await wait_true(
             lambda: self._flushed_at_least(client, hits), what="a hit is flushed", deadline_s=60

@@ -228,6 +228,7 @@ async def test_a_promoted_replica_doubles_nothing(replicated, valkey_store, crow
 
 
 DURABLE = {"durability": "durable", "durable_replicas": 1}
+"""All replicas of a primary: while one is down, hits are counted and not acknowledged."""
 
 
 @pytest.mark.soak
@@ -268,7 +269,9 @@ async def test_hosts_of_a_cluster_that_fail_double_nothing(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("settings", [{}, DURABLE], ids=["as set by default", "durable"])
+@pytest.mark.parametrize(
+    "settings", [{}, {**DURABLE, "durable_replicas": 2}], ids=["as set by default", "durable"]
+)
 async def test_a_primary_of_sentinels_that_is_cut_off_doubles_nothing(
     watched, make_crowd, flusher, settings
 ):
@@ -278,7 +281,8 @@ async def test_a_primary_of_sentinels_that_is_cut_off_doubles_nothing(
     gone = watched.primary()
     gone.host.cut()
     await asyncio.to_thread(watched.wait_primary, other_than=gone)
-    await crowd.wait_counted(IDS)
+    if not settings:
+        await crowd.wait_counted(IDS)
     gone.host.restore()
     await wait_true(watched.is_whole, what="it returned as a replica")
     await crowd.wait_counted(IDS)
