@@ -18,7 +18,6 @@ from tests.kit.processes import free_ports, wait_until
 
 from headrace.engines import launcher
 
-PROGRAMS: Final = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
 CONFIGURATION: Final = """
 [global]
 fsid = {fsid}
@@ -52,12 +51,6 @@ rgw_frontends = beast endpoint=127.0.0.1:{port}
 rgw_enable_usage_log = false
 rgw_enable_gc_threads = true
 """
-
-
-def missing_ceph() -> str | None:
-    """Why Ceph cannot run here; None: it can."""
-    lacks = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"no {', '.join(lacks)}: apt install ceph-mon ceph-osd radosgw" if lacks else None
 
 
 class OwnCeph:

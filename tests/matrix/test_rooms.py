@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.kit.own_ceph import missing_ceph
 from tests.kit.own_postgres import OwnPostgres, missing_server, run_statements
 from tests.kit.processes import HeadraceProcess
 from tests.kit.stock_valkey import program_of
@@ -163,23 +162,5 @@ def test_the_rooms_tests_and_the_promises_hold(postgres, valkey):
         text=True,
         check=False,
         timeout=3300,
-    )
-    assert ended.returncode == 0, ended.stdout[-8000:]
-
-
-@pytest.mark.soak
-def test_the_tests_of_s3_hold_on_ceph():
-    reason = missing_ceph()
-    if reason:
-        pytest.skip(reason)
-    files = [TESTS / "engines/test_blobs.py", *TESTS.glob("*/test_*s3_faults.py")]
-    words = ["-n", "1", "-m", "soak or not soak", "--s3", "ceph"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *map(str, files)],
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
     )
     assert ended.returncode == 0, ended.stdout[-8000:]
