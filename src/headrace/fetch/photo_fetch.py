@@ -343,7 +343,9 @@ class PhotoFetcher:
         start = self._host_stats.first_class(known)
         if start.time_s > here.time_s:
             return Requeue(queue=start.queue)
-        found = await self._download(job, url, host, link)
+        connections = self._quota.share(job.queue, is_first=start == here)
+        bounds = Bounds(here.time_s, self._photo_max_bytes, connections=connections)
+        found = await self._download(job, url, host, link, bounds)
         if isinstance(found, Requeue):
             return found
         fetched = await self._stored(found, link["sha256"])
@@ -357,7 +359,7 @@ class PhotoFetcher:
         return fetched if following is None else Requeue(queue=following.queue)
 
     async def _download(
-        self, job: JobContext[Any], url: str, host: str, link: Any
+        self, job: JobContext[Any], url: str, host: str, link: Any, bounds: Bounds
     ) -> Download | Requeue:
         is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
         tokens = RateTokens(
@@ -370,7 +372,7 @@ class PhotoFetcher:
             return await self._downloader.download(
                 url,
                 Validators(link["etag"], link["last_modified"]) if link["sha256"] else Validators(),
-                bounds=Bounds(self._classes.of_queue(job.queue).time_s, self._photo_max_bytes),
+                bounds=bounds,
                 tokens=tokens,
             )
         except TokenExpired as expired:
