@@ -345,7 +345,7 @@ class PhotoFetcher:
             return Requeue(queue=start.queue)
         connections = self._quota.share(job.queue, is_first=start == here)
         bounds = Bounds(here.time_s, self._photo_max_bytes, connections=connections)
-        found = await self._download(job, url, host, link, bounds)
+        found = await self._download(job, url, host, link=link, bounds=bounds)
         if isinstance(found, Requeue):
             return found
         fetched = await self._stored(found, link["sha256"])
@@ -359,7 +359,7 @@ class PhotoFetcher:
         return fetched if following is None else Requeue(queue=following.queue)
 
     async def _download(
-        self, job: JobContext[Any], url: str, host: str, link: Any, bounds: Bounds
+        self, job: JobContext[Any], url: str, host: str, *, link: Any, bounds: Bounds
     ) -> Download | Requeue:
         is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
         tokens = RateTokens(
