@@ -57,6 +57,7 @@ screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by i
 reference: $(SET_UP) ## Write docs/reference from the code
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.dashboard
+	$(BIN)/python -m tools.diagrams
 
 lock: ## Resolve requirements.lock again (hashes, no index in it)
 	$(PYTHON) -m venv .venv-lock

@@ -22,5 +22,6 @@ day/, jobs_day.py   the simulated day, run by itself
 fetch.py, fetch_*.py   the same for fetch; origins/ has the simulated hosts
 views.py, views_*.py   the same for views; load.py sends requests in a closed or an open loop
 feed.py, feed_*.py   the same for the feed
+costs.py, costs_media.py   what one operation costs; relay.py counts bytes to PostgreSQL
 media.py, media_*.py the same for media; native/ is its generator and its limit, in C
 """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import time
@@ -106,9 +107,29 @@ def send_signal(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-def cpu_of(pid: int) -> float:
-    """CPU seconds of `pid`, of what it waited for and of everything below it."""
-    return sum(_cpu(each) for each in (pid, *descendants(pid)))
+def family_of(pid: int, *, without: Sequence[int] = ()) -> list[int]:
+    """`pid` and everything below it, except the families `without`."""
+    left_out = {each for other in without for each in (other, *descendants(other))}
+    return [each for each in (pid, *descendants(pid)) if each not in left_out]
+
+
+def cpu_of(pid: int, *, without: Sequence[int] = ()) -> float:
+    """CPU seconds of the family of `pid`, and of what it waited for."""
+    return sum(map(_cpu, family_of(pid, without=without)))
+
+
+def memory_of(pid: int) -> int:
+    """Memory of `pid` and of everything below it; shared pages count by their share."""
+    return sum(_shared_kib(each) for each in family_of(pid)) * 1024
+
+
+def _shared_kib(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    found = re.search(r"^Pss: +(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _cpu(pid: int) -> float:

@@ -1,10 +1,11 @@
 """What does one operation of each room cost: CPU, log, disk and memory of each process?
 
-Capacity is planned with these figures (`headrace size`, docs/capacity.md). Each operation runs many
-times through the documented call. Before and after, the meter reads the CPU of PostgreSQL, of
-Valkey and of our processes, the write-ahead log and its syncs, the size of the database, the
-memory of Valkey and its append-only file. The first change of a page after a checkpoint writes the
-whole page into the log, as in production.
+Capacity is planned with these figures (`headrace size`, docs/reference/capacity.md). Each operation
+runs many times through the documented call. Before and after, the meter reads the CPU of
+PostgreSQL, of Valkey and of our processes, the write-ahead log and its syncs, the size of the
+database, the memory of Valkey and its append-only file. A run of its own then counts bytes of the
+network, and reads and writes of the database with those of a checkpoint, which writes each changed
+page.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
 
 from bench.children import cpu_of, wait_for
+from bench.costs_media import measure_media, measure_memory
 from bench.feed_stage import FIRST_AUTHOR, make_world, staged
 from bench.fetch_photos import APP as PHOTOS_APP
 from bench.fetch_photos import CUSTOMERS, PHOTOS_OF_ITEM, SLOTS
@@ -30,12 +33,14 @@ from bench.origins.nginx import nginx
 from bench.origins.photos import make_photos
 from bench.ours import open_app
 from bench.peers.driver import PAYLOAD
+from bench.relay import Relay, relayed
 from bench.systems import OURS, Cell
 from bench.tally import read_tally
 from bench.views_stage import flusher, open_views, wait_flushed
+from headrace import Headrace
 from headrace.engines.valkey import Valkey, ValkeyConfig
 
-UNITS: Final = {
+PRECISE: Final = {
     "CPU of PostgreSQL": "us",
     "CPU of Valkey": "us",
     "CPU of Headrace": "us",
@@ -45,11 +50,23 @@ UNITS: Final = {
     "memory of Valkey": "B",
     "append-only file": "B",
 }
+TRAFFIC: Final = {
+    "network of PostgreSQL": "B",
+    "network of Valkey": "B",
+    "reads of the database": "reads",
+    "writes of the database": "writes",
+    "written by the database": "B",
+}
+"""Counted in a run of their own, through a relay and with a checkpoint at its begin and end."""
+UNITS: Final = {**PRECISE, **TRAFFIC}
 STATISTICS_S: Final = 1.5
-"""Sessions report their counters of I/O after a second at the latest."""
+"""A session reports its counters of I/O with the first statement that ends a second later."""
 READING: Final = """
 SELECT pg_current_wal_insert_lsn() - '0/0', pg_database_size(current_database()),
-    (SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal')
+    sum(fsyncs) FILTER (WHERE object = 'wal'), sum(reads),
+    sum(coalesce(writes, 0) + coalesce(extends, 0)),
+    sum(coalesce(write_bytes, 0) + coalesce(extend_bytes, 0))
+FROM pg_stat_io
 """
 PER_CALL: Final = 20
 PER_FIRST_CALL: Final = 1_000
@@ -65,13 +82,17 @@ class Meter:
     cell: Cell
     ours: Sequence[int]
     """Pids of our processes, each with those below it."""
+    relay: Relay | None = None
+    """Set: only traffic is measured."""
+    app: Headrace | None = None
+    """Set: its idle session reports its counters by a statement more."""
 
     async def read(self) -> dict[str, float]:
         """All counters so far. They grow by our own reading, too: a millisecond of CPU."""
         engines = self.cell.engines
         database: Any = await asyncpg.connect(engines.database_url(self.cell.database))
         try:
-            log_bytes, size_bytes, syncs = await database.fetchrow(READING)
+            log_bytes, size_bytes, syncs, reads, writes, written = await database.fetchrow(READING)
         finally:
             await database.close()
         valkey = Valkey(engines.endpoints.valkey_url, ValkeyConfig())
@@ -79,15 +100,22 @@ class Meter:
             info = await valkey.command("INFO")
         finally:
             await valkey.close()
+        # The engines are children of this process.
+        servers = (engines.postgres_pid, engines.valkey_pid)
         values = (
             cpu_of(engines.postgres_pid) * 1e6,
             cpu_of(engines.valkey_pid) * 1e6,
-            sum(map(cpu_of, self.ours)) * 1e6,
+            sum(cpu_of(pid, without=servers) for pid in self.ours) * 1e6,
             log_bytes,
             syncs or 0,
             size_bytes,
             info["used_memory"],
             info.get("aof_current_size", 0),
+            self.relay.bytes_so_far() if self.relay is not None else 0,
+            info["total_net_input_bytes"] + info["total_net_output_bytes"],
+            reads or 0,
+            writes or 0,
+            written or 0,
         )
         return dict(zip(UNITS, map(float, values), strict=True))
 
@@ -100,24 +128,34 @@ class Meter:
         `at_once`: the operations run already, so nothing is waited for before the block.
         """
         if not at_once:
-            await asyncio.sleep(STATISTICS_S)
+            await self._settle()
         before = await self.read()
         yield
-        await asyncio.sleep(STATISTICS_S)
+        await self._settle()
         after = await self.read()
-        found |= {f"{operation}: {key}": (after[key] - before[key]) / n for key in UNITS}
+        kinds = PRECISE if self.relay is None else TRAFFIC
+        found |= {f"{operation}: {key}": (after[key] - before[key]) / n for key in kinds}
+
+    async def _settle(self) -> None:
+        """Have all counters written; for traffic also all pages."""
+        await asyncio.sleep(STATISTICS_S)
+        if self.app is not None:
+            await self.app.jobs.queues.all()
+        if self.relay is not None:
+            await self.cell.engines.run("CHECKPOINT")
+            await asyncio.sleep(STATISTICS_S)
 
 
 async def measure_jobs(run: Run) -> list[Figure]:
     """Enqueued alone, in bulk, and run by an agent in batches."""
     jobs = run.sized(100_000, 20_000)
 
-    async def cell() -> Mapping[str, float]:
+    async def cell(relay: Relay | None) -> Mapping[str, float]:
         found: dict[str, float] = {}
         async with run.cell() as cell:
             app = open_app(cell.url)
             task = app.task("noop")(_nothing)
-            meter = Meter(cell, [os.getpid()])
+            meter = Meter(cell, [os.getpid()], relay, app)
             try:
                 await app.jobs.queues.declare()
                 singles = jobs // 20
@@ -132,7 +170,7 @@ async def measure_jobs(run: Run) -> list[Figure]:
             worker = cell.work()
             try:
                 first = (await wait_started(cell, worker, 1)).count
-                meter, rest = Meter(cell, [worker.pid]), singles + jobs - first
+                meter, rest = Meter(cell, [worker.pid], relay), singles + jobs - first
                 async with meter.measured(found, "job run, batches of 100", rest, at_once=True):
                     await wait_started(cell, worker, singles + jobs)
             finally:
@@ -149,12 +187,12 @@ async def measure_views(run: Run) -> list[Figure]:
         [f"item:{n}" for n in range(start, start + PER_CALL)] for start in range(0, hits, PER_CALL)
     ]
 
-    async def cell() -> Mapping[str, float]:
+    async def cell(relay: Relay | None) -> Mapping[str, float]:
         found: dict[str, float] = {}
         await run.engines.clear_valkey()
         async with run.cell() as cell:
             app = open_views(cell)
-            meter = Meter(cell, [os.getpid()])
+            meter = Meter(cell, [os.getpid()], relay, app)
             try:
                 async with flusher(cell) as carrier:
                     await app.views.hits(calls[0])
@@ -169,7 +207,7 @@ async def measure_views(run: Run) -> list[Figure]:
                     for call in calls:
                         await app.views.totals(call)
                 async with flusher(cell) as carrier:
-                    meter = Meter(cell, [carrier.pid])
+                    meter = Meter(cell, [carrier.pid], relay)
                     async with meter.measured(found, "view flushed", hits, at_once=True):
                         await wait_flushed(app, carrier)
             finally:
@@ -184,11 +222,11 @@ async def measure_feed(run: Run) -> list[Figure]:
     world = make_world("zipf", posts=100_000, viewers=20)
     posts, follows, pages = run.sized(5_000, 500), run.sized(5_000, 500), run.sized(20_000, 2_000)
 
-    async def cell() -> Mapping[str, float]:
+    async def cell(relay: Relay | None) -> Mapping[str, float]:
         found: dict[str, float] = {}
         await run.engines.clear_valkey()
         async with run.cell() as cell, staged(cell, world) as app:
-            meter = Meter(cell, [os.getpid()])
+            meter = Meter(cell, [os.getpid()], relay, app)
             viewers = world.viewers[FOLLOWS]
             async with meter.measured(found, "post published", posts):
                 for n in range(posts):
@@ -210,7 +248,7 @@ async def measure_fetch(run: Run) -> list[Figure]:
     folder = run.folder / "cost-photos"
     await asyncio.to_thread(make_photos, folder, photos)
 
-    async def cell() -> Mapping[str, float]:
+    async def cell(relay: Relay | None) -> Mapping[str, float]:
         found: dict[str, float] = {}
         async with (
             run.cell() as cell,
@@ -219,7 +257,7 @@ async def measure_fetch(run: Run) -> list[Figure]:
         ):
             names = [f"c{n}" for n in range(CUSTOMERS)]
             await site.set_customers(names)
-            meter, items = Meter(cell, [os.getpid()]), photos // PHOTOS_OF_ITEM
+            meter, items = Meter(cell, [os.getpid()], relay, site.app), photos // PHOTOS_OF_ITEM
             async with meter.measured(found, "item of a new catalogue, 4 photos", items):
                 for number, name in enumerate(names):
                     urls = [origin.url(n) for n in range(number, photos, CUSTOMERS)]
@@ -229,7 +267,7 @@ async def measure_fetch(run: Run) -> list[Figure]:
             worker = cell.work(PHOTOS_APP, slots=SLOTS)
             try:
                 await wait_for(origin.has_sent, "a request", READY_S, worker)
-                meter = Meter(cell, [worker.pid])
+                meter = Meter(cell, [worker.pid], relay)
                 async with meter.measured(found, "photo of 150 KB", photos, at_once=True):
                     await wait_for(
                         lambda: read_tally(cell.tally_folder).count >= photos,
@@ -245,13 +283,18 @@ async def measure_fetch(run: Run) -> list[Figure]:
 
 
 async def _figures(
-    run: Run, cell: Callable[[], Awaitable[Mapping[str, float]]], size: str
+    run: Run, cell: Callable[[Relay | None], Awaitable[Mapping[str, float]]], size: str
 ) -> list[Figure]:
-    found = await run.alternate({OURS.name: cell})
+    found = await run.alternate({OURS.name: partial(cell, None)})
+    async with relayed(run.engines, run.folder / f"relay{run.cells_done}") as relay:
+        found |= await run.alternate({OURS.name: partial(cell, relay)}, pairs=1)
+    # Rows of an operation stand together.
+    operations = list(dict.fromkeys(name.rpartition(": ")[0] for name in found))
+    names = [f"{operation}: {key}" for operation in operations for key in UNITS]
     return [
-        figure(name, UNITS[name.rpartition(": ")[2]], size, ours=_positive(rows[OURS.name]))
-        for name, rows in found.items()
-        if _positive(rows[OURS.name]).median >= LEAST
+        figure(name, UNITS[name.rpartition(": ")[2]], size, ours=values)
+        for name in names
+        if name in found and (values := _positive(found[name][OURS.name])).median >= LEAST
     ]
 
 
@@ -268,6 +311,8 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "views": measure_views,
     "feed": measure_feed,
     "fetch": measure_fetch,
+    "media": measure_media,
+    "memory": measure_memory,
 }
 SETTINGS: Final = {
     "headrace": "embedded engines, fsync on, AOF everysec; one client, no load beside"

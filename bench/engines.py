@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
@@ -35,6 +35,7 @@ class BenchEngines:
         self.folder = folder
         self._embedded = embedded
         self.endpoints = endpoints
+        self._reached_at: str | None = None
 
     @property
     def socket_folder(self) -> str:
@@ -44,7 +45,19 @@ class BenchEngines:
     def database_url(self, name: str) -> str:
         """The URL of a database on this server."""
         parts = urlsplit(self.endpoints.postgres_url)
-        return urlunsplit(parts._replace(path=f"/{name}"))
+        query = parts.query
+        if self._reached_at is not None:
+            query = urlencode({**dict(parse_qsl(query)), "host": self._reached_at})
+        return urlunsplit(parts._replace(path=f"/{name}", query=query))
+
+    @contextmanager
+    def reached_at(self, socket_folder: str) -> Iterator[None]:
+        """Databases of the block are reached over a socket in another folder."""
+        self._reached_at = socket_folder
+        try:
+            yield
+        finally:
+            self._reached_at = None
 
     @property
     def valkey_pid(self) -> int:

@@ -54,7 +54,8 @@ CASES = (
     Case(
         "beside a held transaction",
         is_transaction_held=True,
-        why="vacuum may not remove the index entries of ended jobs, which claims then read",
+        why="vacuums that may remove nothing, searches from the beginning and pages that are not"
+        " reused take time beside the claims, which keep their cost (docs/decisions/0009)",
     ),
     Case("behind urgent future jobs", has_future=True),
 )

@@ -3,7 +3,9 @@
 The scheduler is the real one: `plan()` and `Rates` as the product runs them, every 5 s, on readings
 up to 6 s old with an error of 7 %. The fleet is simulated (`bench/day/fleet.py`). `python -m
 bench.jobs_day` writes `bench/results/jobs_day.json` and a plot beside it; QUICK=1 squeezes the day
-into 3 hours, whose load swings eight times faster than life, and writes to the console alone.
+into 3 hours, whose load swings eight times faster than life, and writes to the console alone. With
+`--hosts 17 --slots 3457 --name capacity_day` it runs on the agents and slots of the capacity plan,
+and leaves the record that docs/reference/capacity.md compares with the plan.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from bench.day.fleet import HOST_NOTICED_S, STEP_S, STEPS_PER_PLAN, SimulatedFleet
 from bench.day.plot import draw
-from bench.day.scenario import CLASSES, SLOTS, Scenario, build
+from bench.day.scenario import CLASSES, HOSTS, SLOTS, Scenario, build
 from bench.day.waits import mean, percentile
 from bench.figures import Figure, Goal, Runs, figure
 from bench.figures import percentile as value_at
@@ -96,7 +98,7 @@ class Scheduler:
     def _note(self, made: Plan) -> None:
         for move in made.moves:
             self.codes[move.code] += abs(move.after - move.before)
-        self.at_max.update(made.queues_at_max)
+        self.at_max.update(name for name, share in made.queues.items() if share.is_at_max)
         for queue in made.queues:
             counts = [there.get(queue, 0) for there in made.slots.values()]
             self.spreads += 1
@@ -156,7 +158,8 @@ def _end_minute(day: Day, fleet: SimulatedFleet, busy: float, moved: int) -> Non
 
 def summary(day: Day, fleet: SimulatedFleet, scheduler: Scheduler) -> dict[str, Any]:
     """The day in figures."""
-    moved = [100 * count / SLOTS for count in day.moved]
+    slots = sum(fleet.scenario.capacities)
+    moved = [100 * count / slots for count in day.moved]
     quiet = [m for m, is_quiet in zip(moved, day.is_quiet, strict=True) if is_quiet]
     # The first map is no move.
     whole = moved[5:]
@@ -175,7 +178,15 @@ def summary(day: Day, fleet: SimulatedFleet, scheduler: Scheduler) -> dict[str, 
             "day_max": round(max(whole), 1),
         },
         "moved_by_reason": dict(scheduler.codes.most_common()),
-        "busy_share": round(mean(day.busy) / SLOTS, 3),
+        "sizes": {"hosts": len(fleet.scenario.capacities), "slots": slots},
+        "busy_slots": {
+            "mean": round(mean(day.busy)),
+            # The highest mean of an hour: what lasts, without bursts of a minute.
+            "peak": round(
+                max(mean(day.busy[at : at + 60]) for at in range(max(1, len(day.busy) - 59)))
+            ),
+        },
+        "busy_share": round(mean(day.busy) / slots, 3),
         "even_share": round(1 - scheduler.uneven / max(1, scheduler.spreads), 4),
         "plans": len(scheduler.took_s),
         "plan_ms": _times_ms(scheduler.took_s),
@@ -235,11 +246,11 @@ def write(
         "offered": day.offered,
         "busy": day.busy,
         "alive": day.alive,
-        "moved_percent": [round(100 * count / SLOTS, 2) for count in day.moved],
+        "moved_percent": [round(100 * count / sum(scenario.capacities), 2) for count in day.moved],
         "wait_p99_s": {name: day.wait_p99_s[name] for name in CLASSES},
     }
-    write_plot(results, "jobs_day", draw(title, scenario.hours, series, events))
-    path = results / "jobs_day.json"
+    write_plot(results, document["room"], draw(title, scenario.hours, series, events))
+    path = results / f"{document['room']}.json"
     path.write_text(json.dumps({**document, "events": events}, indent=1) + "\n")
 
 
@@ -249,12 +260,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.jobs_day", description=__doc__)
     parser.add_argument("--hours", type=float, default=3 if is_quick else 24)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--name", default="jobs_day", help="of the record")
+    parser.add_argument("--hosts", type=int, default=HOSTS)
+    parser.add_argument("--slots", type=int, default=SLOTS, help="of all hosts together")
     parser.add_argument("--error", type=float, default=0.07, help="of a reading, one deviation")
     parser.add_argument("--noticed", type=float, default=HOST_NOTICED_S, help="dead hosts, after s")
     parser.add_argument("--results", type=Path, default=None if is_quick else RESULTS)
     options = parser.parse_args(arguments)
     facts, started = read_machine_facts(), time.perf_counter()
-    scenario = build(options.hours, options.seed)
+    scenario = build(options.hours, options.seed, hosts=options.hosts, slots=options.slots)
     rng = np.random.default_rng(options.seed + 1)
     fleet = SimulatedFleet(scenario, rng, noticed_s=options.noticed)
     scheduler = Scheduler(fleet, options.error, rng)
@@ -262,9 +276,10 @@ def main(arguments: list[str] | None = None) -> int:
     made = summary(day, fleet, scheduler)
     rows = figures(made, options.hours)
     document = {
-        "room": "jobs_day",
+        "room": options.name,
         "command": f"python -m bench.jobs_day --hours {options.hours:g} --seed {options.seed}"
-        f" --error {options.error:g} --noticed {options.noticed:g}",
+        f" --error {options.error:g} --noticed {options.noticed:g}"
+        f" --hosts {options.hosts} --slots {options.slots} --name {options.name}",
         "machine": facts,
         "commit": read_commit(),
         "date": now_text(),

@@ -19,7 +19,7 @@ from bench.children import Child
 from bench.engines import BenchEngines
 from bench.figures import Figure, Runs, figure
 from bench.harness import Run
-from headrace.engines.embedded.process import packaged_file
+from headrace.engines.embedded.programs import packaged_file
 
 CELL = "limits"
 COMMITS, COPY, SELECTS = "commits/s", "COPY rows/s", "selects/s"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import http.client
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 from bench.children import BenchFault, wait_for
@@ -66,39 +67,44 @@ async def measure_hop(run: Run) -> list[Figure]:
 
 
 async def _hop(run: Run) -> Mapping[str, float]:
-    async with run.cell() as cell:
-        tracks = make_tracks(blobs_folder(cell), run.sized(128, 64))
-        ports = {name: free_port() for name in NODES}
-        # Both have the same secret, as every machine of a cluster has.
-        secret = {"HEADRACE_SECRET": secrets.token_urlsafe(32)}
-        cell.env |= secret
-        (cell.folder / "data").mkdir(exist_ok=True)
-        (cell.folder / "data" / "secret").write_text(secret["HEADRACE_SECRET"])
-        children = [
-            cell.role("media", "serve", **_node_settings(cell, name, ports[name])) for name in NODES
-        ]
-        for core, child in enumerate(children):
-            pin(child.pid, core)
-        far, near = children[0], children[1]
-        nothing = write_targets(cell.folder / "targets", tracks[:1], ["/m/none"])
-        async with (
-            served(near, ports["b"], nothing, tracks) as second,
-            served(far, ports["a"], nothing, tracks) as first,
-        ):
-            owned = await _owned_by(cell, tracks, "b")
-            targets = write_targets(cell.folder / "owned", owned, signed_targets(cell, owned))
-            owner, relay = second.with_targets(targets), first.with_targets(targets)
-            await read_all(owner)
-            await wait_for(lambda: _comes_from_peer(relay), "a hop", READY_S, far)
-            await read_all(relay)
-            # One URL per listener, as applications give them.
-            targets = listener_targets(cell, owned)
-            owner, relay = owner.with_targets(targets), relay.with_targets(targets)
-            found: dict[str, float] = {}
-            for range_bytes, _ in SIZES:
-                for share, value in (await _added(run, cell, owner, relay, range_bytes)).items():
-                    found[f"added {share} {range_bytes}"] = value
+    async with run.cell() as cell, relay_and_owner(run, cell) as (relay, owner):
+        found: dict[str, float] = {}
+        for range_bytes, _ in SIZES:
+            for share, value in (await _added(run, cell, owner, relay, range_bytes)).items():
+                found[f"added {share} {range_bytes}"] = value
     return found
+
+
+@asynccontextmanager
+async def relay_and_owner(run: Run, cell: Cell) -> AsyncIterator[tuple[Serving, Serving]]:
+    """Two nodes, of which the second owns all tracks, and the first gets each range from it."""
+    tracks = make_tracks(blobs_folder(cell), run.sized(128, 64))
+    ports = {name: free_port() for name in NODES}
+    # Both have the same secret, as every machine of a cluster has.
+    secret = {"HEADRACE_SECRET": secrets.token_urlsafe(32)}
+    cell.env |= secret
+    (cell.folder / "data").mkdir(exist_ok=True)
+    (cell.folder / "data" / "secret").write_text(secret["HEADRACE_SECRET"])
+    children = [
+        cell.role("media", "serve", **_node_settings(cell, name, ports[name])) for name in NODES
+    ]
+    for core, child in enumerate(children):
+        pin(child.pid, core)
+    far, near = children[0], children[1]
+    nothing = write_targets(cell.folder / "targets", tracks[:1], ["/m/none"])
+    async with (
+        served(near, ports["b"], nothing, tracks) as second,
+        served(far, ports["a"], nothing, tracks) as first,
+    ):
+        owned = await _owned_by(cell, tracks, "b")
+        targets = write_targets(cell.folder / "owned", owned, signed_targets(cell, owned))
+        owner, relay = second.with_targets(targets), first.with_targets(targets)
+        await read_all(owner)
+        await wait_for(lambda: _comes_from_peer(relay), "a hop", READY_S, far)
+        await read_all(relay)
+        # One URL per listener, as applications give them.
+        targets = listener_targets(cell, owned)
+        yield relay.with_targets(targets), owner.with_targets(targets)
 
 
 def _node_settings(cell: Cell, name: str, port: int) -> dict[str, str]:

@@ -107,18 +107,18 @@ async def _on_loop(run: Run) -> Mapping[str, float]:
 async def _measure(run: Run, cell: Cell, disk: str, pages: Path) -> Mapping[str, float]:
     tracks = make_tracks(blobs_folder(cell), run.sized(64, 16))
     async with our_node(cell, tracks, HEADRACE_MEDIA_DISKS=disk) as serving:
-        filled = await asyncio.to_thread(_read_mb_per_s, serving)
+        filled = await asyncio.to_thread(read_once, serving)
         await read_all(serving)
         hot = await press(
             cell, serving, "hot", range_bytes=RANGE_BYTES, connections=64, **hot_times(run)
         )
-        await asyncio.to_thread(_drop_pages, pages)
-        cold = await asyncio.to_thread(_read_mb_per_s, serving)
+        await asyncio.to_thread(drop_pages, pages)
+        cold = await asyncio.to_thread(read_once, serving)
     return {"fill": filled, "hot": hot.rate_per_s, "cold": cold}
 
 
-def _read_mb_per_s(serving: Serving) -> float:
-    """Read every track once, without comparing it. Raises: BenchFault."""
+def read_once(serving: Serving) -> float:
+    """Read every track once, without comparing it; return MB/s. Raises: BenchFault."""
     line = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60)
     count, began_s = 0, time.perf_counter()
     for row in serving.targets.read_text().splitlines():
@@ -132,7 +132,7 @@ def _read_mb_per_s(serving: Serving) -> float:
     return count / spent_s / 1e6
 
 
-def _drop_pages(path: Path) -> None:
+def drop_pages(path: Path) -> None:
     """Have the kernel drop the pages of a file or device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

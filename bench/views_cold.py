@@ -1,7 +1,7 @@
 """What do hits of items without a cached total cost? 2 % of the hits are such.
 
-A total that is not cached is filled from PostgreSQL, plus the hits that wait for their flush. For
-these Valkey scans its stream, and counts nothing meanwhile. The flusher runs, as on a site.
+A total that is not cached is filled from PostgreSQL, plus the hits that wait for their flush, of
+which Valkey has notes. The flusher runs, as on a site.
 """
 
 from __future__ import annotations

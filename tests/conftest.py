@@ -14,10 +14,14 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from tests.kit import run_cleanup
-from tests.kit.engines import EnginesForTests, engines_folder, engines_for_tests, template_on
+from tests.kit.engines import engines_folder
+from tests.kit.hosts import hosts
 from tests.kit.own_cluster import own_cluster
 from tests.kit.own_postgres import SERVERS as POSTGRES_SERVERS
 from tests.kit.own_postgres import OwnPostgres
+from tests.kit.own_s3 import SERVERS as S3_SERVERS
+from tests.kit.own_s3 import S3Proxy, client_env, own_s3
+from tests.kit.own_sentinels import sentinel_servers
 from tests.kit.processes import NEVER_RETRIEVED
 from tests.kit.stock_valkey import SERVERS as VALKEY_SERVERS
 from tests.kit.stock_valkey import StockValkey
@@ -30,6 +34,7 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.databases import EnginesForTests, engines_for_tests, template_on
 
 # The time of an example depends on other load of the machine.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +48,7 @@ def pytest_addoption(parser):
     """Run the tests on other servers than the embedded ones; `make soak` does."""
     parser.addoption("--postgres", default="embedded", choices=("embedded", *POSTGRES_SERVERS))
     parser.addoption("--valkey", default="embedded", choices=("embedded", *VALKEY_SERVERS))
+    parser.addoption("--s3", default="moto", choices=S3_SERVERS)
 
 
 def pytest_configure(config):
@@ -136,13 +142,40 @@ def own_primaries():
 def replicated():
     """A cluster of this test's own, and a replica of its first primary."""
     with engines_folder() as folder, own_cluster(folder) as cluster:
-        yield cluster, cluster.add_replica(cluster.primaries[0], folder / "replica")
+        yield cluster, cluster.add_replica(cluster.primaries[0])
+
+
+@pytest.fixture
+def net():
+    """A network of hosts, or a skip with the reason."""
+    with hosts() as net:
+        yield net
+
+
+@pytest.fixture
+def spread(net):
+    """A cluster of this test's own: three primaries and three replicas, each on its own host."""
+    with engines_folder() as folder, own_cluster(folder, net=net) as cluster:
+        for primary in cluster.primaries:
+            cluster.add_replica(primary)
+        cluster.wait_serving()
+        yield cluster
+
+
+@pytest.fixture
+def watched(net):
+    """Three servers and three Sentinels of this test's own, a pair on each of three hosts."""
+    with engines_folder() as folder, sentinel_servers(folder, net) as servers:
+        yield servers
+
+
+OWN_SERVERS = ("replicated", "own_primaries", "spread", "watched")
 
 
 @pytest.fixture
 async def cluster_engines(request, postgres, blobs):
-    """All engines, with a key prefix per test in the shared cluster, or with the test's cluster."""
-    own = [name for name in ("replicated", "own_primaries") if name in request.fixturenames]
+    """All engines, with a key prefix per test in the shared cluster, or with the test's servers."""
+    own = [name for name in OWN_SERVERS if name in request.fixturenames]
     found = request.getfixturevalue(own[0] if own else "cluster")
     url = (found[0] if isinstance(found, tuple) else found).url
     config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
@@ -150,6 +183,24 @@ async def cluster_engines(request, postgres, blobs):
     yield engines
     await engines.multiplexer.close()
     await engines.valkey.close()
+
+
+@pytest.fixture(scope="session")
+def s3(request):
+    """An S3 server with an empty bucket: moto, or the one that --s3 names."""
+    with engines_folder() as folder, own_s3(folder, request.config.getoption("--s3")) as server:
+        yield server
+
+
+@pytest.fixture
+async def s3_proxy(s3, monkeypatch):
+    """A proxy in front of it, which S3 clients of this test use."""
+    proxy = S3Proxy(s3.port)
+    await proxy.start()
+    for name, value in client_env(proxy.port).items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    await proxy.stop()
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ machine, adds it to flit's wheel and tags the wheel for the platform: `manylinux
 newest symbol is of glibc 2.34. The tag has no Python version, because the library uses none of
 Python. Without a C compiler the wheel is flit's, for any platform; the library is then compiled at
 the first start. The sdist contains the sources only.
+
+A wheel also has the demo, `examples/bazaar`, below `headrace/demo`, for `headrace demo`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ __all__ = [
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 ]
-SOURCE: Final = Path(__file__).parents[1] / "src"
+ROOT: Final = Path(__file__).parents[1]
+SOURCE: Final = ROOT / "src"
+DEMO: Final = "examples/bazaar"
 NATIVE: Final = "headrace/media/native"
 ANY: Final = "py3-none-any"
 GLIBC: Final = re.compile(rb"GLIBC_2\.([0-9]+)")
@@ -57,17 +61,27 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Build the wheel of this platform, or of any if no C compiler is here. Return its name."""
-    pure = buildapi.build_wheel(wheel_directory, config_settings, metadata_directory)
+    pure = Path(wheel_directory) / buildapi.build_wheel(
+        wheel_directory, config_settings, metadata_directory
+    )
+    added = {f"headrace/demo/{path.relative_to(ROOT)}": path.read_bytes() for path in _demo_files()}
+    tag = ANY
     build = _load_build()
     with tempfile.TemporaryDirectory() as folder:
         try:
             library = build.build_library(Path(folder) / build.library_name())
         except build.NativePlaneMissing as error:
             print(f"the wheel has no native data plane: {error}", file=sys.stderr)
-            return str(pure)
-        made = _with_library(Path(wheel_directory) / pure, library)
-    (Path(wheel_directory) / pure).unlink()
-    return made.name
+        else:
+            added[f"{NATIVE}/{library.name}"] = content = library.read_bytes()
+            tag = f"py3-none-{platform_of(content)}"
+    return _completed(pure, added, tag).name
+
+
+def _demo_files() -> list[Path]:
+    """The demo's files, in an order that gives equal wheels."""
+    found = (path for path in (ROOT / DEMO).rglob("*") if path.is_file())
+    return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
 def _load_build() -> ModuleType:
@@ -91,29 +105,31 @@ def platform_of(library: bytes) -> str:
     return f"manylinux_2_{newest}_{machine}"
 
 
-def _with_library(pure: Path, library: Path) -> Path:
-    """A copy of a wheel that contains the library and is tagged for its platform."""
-    content = library.read_bytes()
-    tag = f"py3-none-{platform_of(content)}"
-    target = pure.with_name(pure.name.replace(ANY, tag))
-    name = f"{NATIVE}/{library.name}"
-    with zipfile.ZipFile(pure) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+def _completed(pure: Path, added: dict[str, bytes], tag: str) -> Path:
+    """The wheel with further files and the tag of its platform, in place of `pure`."""
+    draft, target = pure.with_suffix(".new"), pure.with_name(pure.name.replace(ANY, tag))
+    with zipfile.ZipFile(pure) as old, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as new:
         for info in old.infolist():
             data = old.read(info)
             if info.filename.endswith(".dist-info/WHEEL"):
                 data = data.replace(ANY.encode(), tag.encode())
-                wheel = data = data.replace(b"Purelib: true", b"Purelib: false")
+                if tag != ANY:
+                    data = data.replace(b"Purelib: true", b"Purelib: false")
+                wheel = data
             elif info.filename.endswith(".dist-info/RECORD"):
                 lines = data.decode().splitlines()
                 kept = [line for line in lines if ".dist-info/WHEEL," not in line]
                 label = info.filename.replace("RECORD", "WHEEL")
-                own = [_record(name, content), _record(label, wheel)]
+                own = [_record(name, content) for name, content in added.items()]
+                own.append(_record(label, wheel))
                 data = "\n".join([*kept[:-1], *own, kept[-1], ""]).encode()
             new.writestr(info, data, zipfile.ZIP_DEFLATED)
-        entry = zipfile.ZipInfo(name, new.infolist()[0].date_time)
-        entry.external_attr = 0o100755 << 16
-        new.writestr(entry, content, zipfile.ZIP_DEFLATED)
-    return target
+        for name, content in added.items():
+            entry = zipfile.ZipInfo(name, new.infolist()[0].date_time)
+            entry.external_attr = (0o100755 if name.startswith(NATIVE) else 0o100644) << 16
+            new.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    pure.unlink()
+    return draft.rename(target)
 
 
 def _record(name: str, data: bytes) -> str:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from headrace.cli.capacity import Demand, Load, costs, demands, machines, shown, source
+from headrace.cli.capacity import (
+    CARD,
+    CONSTANTS,
+    Demand,
+    Load,
+    constants,
+    costs,
+    demands,
+    machines,
+    shown,
+    source,
+)
 
+DAY_LOAD: Final = Load(jobs=350e6 / 86_400, jobs_per_call=10, job_s=0.4, job_cpu_s=0.02)
+"""The average of the first system, which the simulated day repeats."""
+DAY_PEAK: Final = 1.6
 SYSTEMS: Final = {
-    "jobs of a social network: 350 million a day, the peak at 1.6 times the average": Load(
-        jobs=350e6 / 86_400 * 1.6, jobs_per_call=10, job_s=0.4, job_cpu_s=0.02
+    "jobs of a social network: 350 million a day, the peak at 1.6 times the average": replace(
+        DAY_LOAD, jobs=DAY_LOAD.jobs * DAY_PEAK, peak=DAY_PEAK
     ),
     "photos of a classifieds site: 4 million an hour": Load(photos=4e6 / 3600),
     "views of a classifieds group: 9,000 hits and 300,000 reads of 20 totals a minute": Load(
@@ -18,13 +34,19 @@ SYSTEMS: Final = {
     "feeds, as an example: 500 pages, 5 posts, 20 follows a second": Load(
         pages=500, posts=5, follows=20
     ),
-    "media of a music site: 100 Gbit/s to half a million connections": Load(
-        media_bits=100e9, media_connections=500e3
+    "media of a music site: 100 Gbit/s to half a million connections, 30 % from disks": Load(
+        media_bits=100e9,
+        media_connections=500e3,
+        media_shares={"from the disk": 0.3, "filled": 0.02, "by a hop": 0.0},
     ),
 }
 TIMES: Final = (1, 10, 100)
 CORES: Final = 16
 SHARE: Final = 0.5
+BREAKS_SHOWN: Final = 3
+BREAKS_AT_MOST: Final = 1_000
+"""A factor above is not worth a line."""
+DAY: Final = Path(__file__).parents[1] / "bench" / "results" / "capacity_day.json"
 TEXT: Final = """# Capacity
 
 Written by `make reference` from the record of benchmarks; do not edit.
@@ -33,7 +55,7 @@ Written by `make reference` from the record of benchmarks; do not edit.
 
 ```sh
 headrace size --jobs 350M/d --peak 1.6 --jobs-per-call 10 --job-ms 400 --job-cpu-ms 20
-headrace size --hits 9k/min --totals 100k --media 100G --connections 500k --tls --cores 32
+headrace size --hits 9k/min --totals 100k --media 100G --connections 500k --from-disk 0.3 --cores 32
 ```
 
 A plan is an estimate. The costs are of one machine; your handlers, payloads, caches and disks
@@ -45,23 +67,44 @@ the peak: waiting grows fast above that.
 
 NOTES: Final = """CPU of Headrace is that of the client's process, of the agent with its slots, or
 of the flusher. A call over HTTP costs `request of the API` more. Jobs leave the database when they
-end, and days replace views by hour, so neither grows it for good.
+end, and days replace views by hour, so neither grows it for good. Reads and writes of the database
+are operations on files: pages of a checkpoint right after the operations, and blocks of the log.
+Nothing was read from disks: all data was in memory. The append-only file is synced once a second.
+The bytes of a photo pass the network twice: from the seller's host, and to an object store that is
+not a folder; a folder syncs photos in batches. A range from the disk is a read of 256 KiB. A fill
+reads its range from the object store and writes it to the node's disk.
 """
 
 
 def capacity_page() -> str:
     """The page."""
-    lines = [TEXT, f"`{source()}`. CPU in microseconds, the rest in bytes.\n"]
+    lines = [TEXT, f"`{source()}`. CPU in microseconds, the rest in bytes or numbers.\n"]
     names = list(dict.fromkeys(name for cost in costs().values() for name in cost))
     lines += [f"| operation | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
     for operation, cost in costs().items():
         cells = [shown(cost[name]) if name in cost else "" for name in names]
         lines.append(f"| {operation} | {' | '.join(cells)} |")
-    machine = f"{CORES} cores, {SHARE:.0%} of them used at the peak, cards of 10 Gbit/s"
-    lines += ["", NOTES, f"## The systems of origin\nMachines with {machine}.\n"]
+    lines += ["", NOTES, *_constants()]
+    machine = f"{CORES} cores, {SHARE:.0%} of them used at the peak"
+    lines += [f"## The systems of origin\nMachines with {machine}.\n"]
     for title, load in SYSTEMS.items():
         lines += [f"### {title[0].upper()}{title[1:]}\n", *_table(load), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_simulated_day()])
+
+
+def _constants() -> list[str]:
+    """The figures of machines that plans use."""
+    lines = ["## Figures of a machine\n", "| figure | value | origin |", "| --- | --- | --- |"]
+    for one in CONSTANTS:
+        origin = "assumed" if one.measured is None else "measured"
+        lines.append(f"| {one.name} | {one.value:,.0f} {one.unit} | {origin} |")
+    used = {one.row for one in CONSTANTS}
+    lines += [
+        f"| memory of one {name}, idle | {figures['memory']:,.0f} B | measured |"
+        for name, figures in constants().items()
+        if name not in used
+    ]
+    return [*lines, "", "Yours differ: compare them with your disks and cards.", ""]
 
 
 def _table(load: Load) -> list[str]:
@@ -77,15 +120,77 @@ def _table(load: Load) -> list[str]:
         if counts[-1][kind] > 1:
             cells = " | ".join(str(count[kind]) for count in counts)
             lines.append(f"| **{kind}** | {cells} | |")
-    first = [max(column, key=lambda one: one.used) for column in columns]
-    cells = " | ".join(f"{one.resource} ({one.used:.0%})" for one in first)
-    lines += [f"| exhausted first | {cells} | of one server |", "", _remedies(first)]
-    return lines
+    return [*lines, "", *_breaks(columns[0])]
 
 
-def _remedies(first: list[Demand]) -> str:
-    texts = dict.fromkeys(f"{one.resource}: {one.remedy}" for one in first if one.used > SHARE)
-    return f"Remedy: {'; '.join(texts)}." if texts else "One server of each engine carries it."
+def _breaks(found: list[Demand]) -> list[str]:
+    """What breaks first as the load grows, and what to do."""
+    limited = sorted((one for one in found if one.used > 0), key=lambda one: -one.used)
+    breaking = [one for one in limited if 1 / one.used <= BREAKS_AT_MOST][:BREAKS_SHOWN]
+    lines = [
+        f"{number}. {one.resource}, one server full at {shown(1 / one.used)} x: {one.remedy}."
+        for number, one in enumerate(breaking, 1)
+    ]
+    spread = [one for one in found if one.amount > 0 and one.limit is None and one.remedy]
+    remedies: dict[str, list[str]] = {}
+    for one in spread:
+        remedies.setdefault(one.remedy, []).append(one.resource)
+    also = "; ".join(f"{remedy} for {', '.join(names)}" for remedy, names in remedies.items())
+    amounts = {one.resource: one.amount for one in found}
+    if amounts["network of media nodes"]:
+        lines.append(_of_nodes(amounts))
+    if not lines:
+        lines = [f"No engine is full below {BREAKS_AT_MOST:,} x."]
+    return ["What breaks first:\n", *lines, "", f"By adding machines: {also}."]
+
+
+def _of_nodes(amounts: dict[str, float]) -> str:
+    """What of a media node is full first."""
+    card = CARD.value / 1e9
+    cores = amounts["CPU of media nodes"] * card / amounts["network of media nodes"]
+    if cores > CORES * SHARE:
+        return f"Of a media node the CPU is full first, before its card of {card:g} Gbit/s."
+    return (
+        f"Of a media node the card is full first: {card:g} Gbit/s need {shown(cores)} cores."
+        " Take larger cards, then more nodes."
+    )
+
+
+def _simulated_day() -> list[str]:
+    """What the simulated day used beside the plan."""
+    document = json.loads(DAY.read_text())
+    day = document["day"]
+    mean, peak = (
+        next(one for one in demands(load, cores=CORES) if one.resource == "slots of agents").amount
+        for load in (DAY_LOAD, SYSTEMS[next(iter(SYSTEMS))])
+    )
+    sizes, busy = day["sizes"], day["busy_slots"]
+    waits = max(day["wait_s"][name]["p99"] for name in ("p0-1", "p2-3"))
+    rows = [
+        ("busy slots, average", mean, busy["mean"]),
+        ("busy slots in the busiest hour", peak, busy["peak"]),
+    ]
+    fleet = (
+        f"`{document['command']}`, {document['date'][:10]}: the product's planner on a simulated"
+        f" fleet. Its {sizes['hosts']} hosts are the plan's agents, its {sizes['slots']:,} slots"
+        f" those of the plan's peak and a third more. {day['jobs'] / 1e6:.0f} million jobs, with"
+        " bursts, a backlog, and a fifth of the hosts dead for half an hour.\n"
+    )
+    result = (
+        f"99 % of the jobs of important queues waited at most {waits:g} s, and"
+        f" {day['still_waiting']} jobs waited at the end. CPU, log and network of the engines are"
+        " not simulated."
+    )
+    return [
+        "## The plan beside a simulated day\n",
+        fleet,
+        "| | plan | simulated |",
+        "| --- | --- | --- |",
+        *(f"| {name} | {plan:,.0f} | {simulated:,.0f} |" for name, plan, simulated in rows),
+        "",
+        result,
+        "",
+    ]
 
 
 def _times(load: Load, times: int) -> Load:

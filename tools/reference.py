@@ -1,4 +1,4 @@
-"""Write docs/reference from the code; with `--check` only compare the two.
+"""Write docs/reference and clients/typescript from the code; with `--check` only compare.
 
 Run `make reference` after a change of settings, commands, routes, metrics or errors. The tests run
 the check, so a setting or a route without documentation fails.
@@ -6,6 +6,7 @@ the check, so a setting or a route without documentation fails.
 
 from __future__ import annotations
 
+import json
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ from headrace.app import Headrace, sections
 from headrace.cli.main import build_group
 from headrace.engines.endpoints import Endpoints
 from headrace.kernel.config import setting_rows
+from headrace.kernel.config_schema import config_schema
 from headrace.kernel.errors import KINDS, error_table, kind_of
 from headrace.kernel.metrics import declared_metrics
 from headrace.web.server import describe_api
 from tools.capacity_page import capacity_page
+from tools.python_reference import python_pages
+from tools.typescript_client import typescript_files
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
+ROOT: Final = Path(__file__).parents[1]
 NOTE: Final = "Written by `make reference` from the code; do not edit.\n"
 
 
@@ -101,6 +105,8 @@ def commands_page() -> str:
 def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, with its full name."""
     if isinstance(command, click.Group):
+        if command.invoke_without_command:
+            yield path, command
         for name, inner in sorted(command.commands.items()):
             yield from leaves(inner, f"{path} {name}")
     else:
@@ -151,32 +157,39 @@ def load_everything() -> None:
 
 
 def pages() -> dict[str, str]:
-    """File name -> text."""
+    """Path -> text."""
     load_everything()
     app = Headrace(flags={"data.folder": "headrace-data"})
     nowhere = Endpoints("postgresql://nobody@/none?host=/nowhere", "unix:///nowhere", "file:///tmp")
     app.use_endpoints(nowhere)
     app.load_rooms()
     description = describe_api(app)
-    return {
+    reference = {
         "settings.md": settings_page(),
         "commands.md": commands_page(),
         "metrics.md": metrics_page(),
         "http.md": http_page(description),
         "errors.md": errors_page(),
         "capacity.md": capacity_page(),
+        "headrace.schema.json": json.dumps(config_schema(sections()), indent=2) + "\n",
+        **python_pages(app, NOTE),
+    }
+    client = typescript_files(description)
+    return {
+        **{f"docs/reference/{name}": text for name, text in reference.items()},
+        **{f"clients/typescript/{name}": text for name, text in client.items()},
     }
 
 
 def main() -> int:
     """Write the pages, or check them; returns the exit code."""
     stale = []
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
-        path = FOLDER / name
+        path = ROOT / name
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if "--check" not in sys.argv:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
     if stale:
         print(("not up to date: " if "--check" in sys.argv else "written: ") + ", ".join(stale))

@@ -16,7 +16,6 @@ from bench.day.scenario import (
     BACKLOG_SLOT_S,
     BURST_FACTOR,
     DRIFT,
-    HOSTS,
     POISON_FACTOR,
     Event,
     Scenario,
@@ -56,9 +55,10 @@ class SimulatedFleet:
         self.lost = np.zeros(count, np.int64)
         self.finished = np.zeros(count, np.int64)
         self.run_s = np.zeros(count)
-        self.placed = np.zeros((count, HOSTS), np.int64)
-        self.serving = np.zeros((count, HOSTS), np.int64)
-        self.alive = np.ones(HOSTS, bool)
+        hosts = len(scenario.capacities)
+        self.placed = np.zeros((count, hosts), np.int64)
+        self.serving = np.zeros((count, hosts), np.int64)
+        self.alive = np.ones(hosts, bool)
         self.slots = np.zeros(count, np.int64)
         self.now = 0
         self.busy = 0.0

@@ -92,11 +92,11 @@ class Scenario:
         return [e for e in self.events if e.what == what and e.from_s <= at_s < e.to_s]
 
 
-def build(hours: float, seed: int) -> Scenario:
-    """The day of a seed."""
+def build(hours: float, seed: int, *, hosts: int = HOSTS, slots: int = SLOTS) -> Scenario:
+    """The day of a seed, on so many hosts with so many slots together; the load is the same."""
     rng = np.random.default_rng(seed)
     queues = _queues(rng)
-    capacities = rng.multinomial(SLOTS - 40 * HOSTS, np.ones(HOSTS) / HOSTS) + 40
+    capacities = rng.multinomial(slots - 40 * hosts, np.ones(hosts) / hosts) + 40
     scenario = Scenario(hours, queues, [int(c) for c in capacities])
     scenario.events.extend(_events(scenario, rng))
     return scenario
@@ -141,10 +141,12 @@ def _events(scenario: Scenario, rng: np.random.Generator) -> list[Event]:
     late = _nearest(scenario, work, importance=9, slots=5.0)
     for i, slots_max in ((poisoned, POISONED_SLOTS_MAX), (late, BACKLOG_SLOTS_MAX)):
         scenario.queues[i] = replace(scenario.queues[i], slots_max=slots_max)
-    hosts = rng.permutation(HOSTS)
+    count = len(scenario.capacities)
+    hosts = rng.permutation(count)
+    fifth, more = count // 5, count // 5 + round(count * 0.15)
     events = [
-        Event("shrunk", 0.30 * day_s, 0.36 * day_s, hosts=tuple(int(h) for h in hosts[8:14])),
-        Event("dead", 0.50 * day_s, 0.52 * day_s, hosts=tuple(int(h) for h in hosts[:8])),
+        Event("shrunk", 0.30 * day_s, 0.36 * day_s, hosts=tuple(int(h) for h in hosts[fifth:more])),
+        Event("dead", 0.50 * day_s, 0.52 * day_s, hosts=tuple(int(h) for h in hosts[:fifth])),
         Event("no scheduler", 0.57 * day_s, 0.57 * day_s + AWAY_S),
         Event("backlog", 0.62 * day_s, 0.62 * day_s + 1, queue=late),
         Event("poisoned", 0.72 * day_s, 0.76 * day_s, queue=poisoned),

@@ -1,16 +1,4 @@
-"""`Headrace()`: the application object. It creates rooms and connections on first use.
-
-    from headrace import Headrace
-
-    app = Headrace()
-
-    @app.on_item
-    async def publish(item): ...
-
-Every role of a running system uses this object: `headrace up site_app:app` starts them with it.
-Without configured URLs, it connects to the embedded engines of the data folder, which `headrace up`
-runs, and raises NotRunning if they are stopped.
-"""
+"""`Headrace()`: the application object. It creates rooms and connections on first use."""
 
 from __future__ import annotations
 
@@ -30,6 +18,7 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecord
 from headrace.engines.postgres import PostgresConfig
 from headrace.engines.valkey import ValkeyConfig
+from headrace.kernel import spans
 from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, load_config
 from headrace.kernel.errors import Conflict, require_extra
 from headrace.kernel.signing import load_or_create_secret
@@ -71,6 +60,7 @@ def sections() -> dict[str, type[Any]]:
     Includes rooms that are not installed here, as machines of a site may share one configuration.
     """
     from headrace.console.model import ConsoleConfig
+    from headrace.engines.backup.archive import BackupConfig
     from headrace.feed import FeedConfig
     from headrace.fetch import FetchConfig
     from headrace.jobs import JobsConfig
@@ -83,6 +73,7 @@ def sections() -> dict[str, type[Any]]:
         "postgres": PostgresConfig,
         "valkey": ValkeyConfig,
         "blobs": BlobsConfig,
+        "backup": BackupConfig,
         "jobs": JobsConfig,
         "views": ViewsConfig,
         "feed": FeedConfig,
@@ -102,13 +93,25 @@ class ConfiguredTooLate(Conflict):
 class Headrace:
     """An application: its configuration, tasks, handlers and rooms.
 
-    `config_file` defaults to `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are
-    `section.name` values that override the environment and the file.
+        app = Headrace()
+        # Declare while the module is imported:
+        app.task, app.workflow, app.cron, app.queue, app.limiter  # work, and limits per lane
+        app.on_item, app.before_publish  # handlers of imported items
+        app.on_post_deleted, app.feed_ranking  # handlers of the feed
+        app.on_slot_start, app.on_slot_stop, app.middleware  # code around every handler
+        # Call in handlers, requests and scripts:
+        app.jobs, app.workflows, app.group  # enqueue, wait, manage queues and lanes
+        app.fetch, app.views, app.feed, app.media.objects  # the other rooms
+        app.sync  # the same methods without `await`
 
-    Raises: InvalidConfig, on first use.
+    Nothing is opened until it is used; `close`, or `async with`, closes it. `headrace up
+    MODULE:app` starts the engines and every role with this object. `config_file` defaults to
+    `HEADRACE_CONFIG`, then to `headrace.toml` if it exists. `flags` are `section.name` values that
+    override the environment and the file. Raises: InvalidConfig, on first use.
     """
 
     version: str = headrace.__version__
+    packages: tuple[str, ...] = PACKAGES
 
     def __init__(
         self, config_file: str | Path | None = None, *, flags: Mapping[str, str] | None = None
@@ -125,9 +128,10 @@ class Headrace:
     @cached_property
     def config(self) -> Loaded:
         """Every setting with its source. Raises: InvalidConfig."""
-        named = self._config_file or _path_of(os.environ.get("HEADRACE_CONFIG"))
-        file = named or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
-        return load_config(sections(), env=os.environ, file=file, flags=self._flags)
+        named = self._config_file or os.environ.get("HEADRACE_CONFIG")
+        file = named or (CONFIG_FILE if Path(CONFIG_FILE).exists() else None)
+        path = Path(file) if file else None
+        return load_config(sections(), env=os.environ, file=path, flags=self._flags)
 
     def use_flags(self, flags: Mapping[str, str]) -> None:
         """Override settings by command-line flags. Raises: ConfiguredTooLate."""
@@ -181,6 +185,8 @@ class Headrace:
     @cached_property
     def engines(self) -> Engines:
         """PostgreSQL, Valkey and object store; connect on first use. Raises: NotRunning."""
+        if not self._is_slot:  # a slot starts it after its fork
+            spans.start()
         endpoints = self._endpoints or self.configured_urls()
         if not endpoints.postgres_url or not endpoints.valkey_url:
             from headrace.engines.embedded import running_endpoints
@@ -262,7 +268,7 @@ class Headrace:
             fetch.on_item(handler)
         if (checked := self._publish_check) is not None:
             fetch.before_publish(changes=checked[1])(checked[0])
-        fetch.register(self.registry)
+        self.registry.add_room(fetch.register)
         return fetch
 
     @cached_property
@@ -271,7 +277,7 @@ class Headrace:
         from headrace.views import Views, ViewsConfig
 
         views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
-        views.register(self.registry)
+        self.registry.add_room(views.register)
         return views
 
     @cached_property
@@ -288,7 +294,7 @@ class Headrace:
             feed.posts.on_deleted(handler)
         for name, order, newest in self._rankings:
             feed.pages.rankings.define(name, order, newest=newest)
-        feed.register(self.registry)
+        self.registry.add_room(feed.register)
         return feed
 
     @cached_property
@@ -470,6 +476,14 @@ class Headrace:
             await self.engines.postgres.close()
             await self.engines.multiplexer.close()
 
+    def forget(self) -> None:
+        """Forget all that was opened, and keep declarations. For tests; close first."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property) and name != "registry":
+                self.__dict__.pop(name, None)
+        self._endpoints, self._flags = None, {}
+        self.registry.drop_rooms()
+
     def _require_unused(self, attribute: str, caller: str) -> None:
         """Refuse a late call. Raises: ConfiguredTooLate."""
         if attribute in self.__dict__:
@@ -483,7 +497,3 @@ class Headrace:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _path_of(text: str | None) -> Path | None:
-    return Path(text) if text else None

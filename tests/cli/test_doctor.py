@@ -15,7 +15,7 @@ from headrace.cli.doctor import (
     check_token,
 )
 from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
-from headrace.cli.supervisor import Event, RoleDeaths
+from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
 
@@ -119,9 +119,8 @@ async def test_hits_without_flusher_are_a_warning(app):
 
 def test_a_role_that_died_lately_is_a_warning(tmp_path, monkeypatch):
     deaths, facts = RoleDeaths(tmp_path), {"exit_code": 1, "deaths": 3, "restart_in_s": 2.0}
-    deaths.note(Event("role_started", "api", {"pid": 1}))
     assert check_roles(tmp_path) == []
-    deaths.note(Event("role_died", "flusher", facts))
+    deaths.note("flusher", facts)
     [finding] = check_roles(tmp_path)
     assert (finding.state, finding.subject) == ("warn", "roles")
     assert "flusher died 0 s ago with exit code 1, 3 deaths in a row" in finding.text

@@ -137,7 +137,7 @@ async def test_a_database_without_unicode_fails(look, running_engines):
     ("limit", "value", "text"),
     [
         ("CONNECTIONS_USED_MAX", 0.0, "connections are in use"),
-        ("POSTGRES_OLDEST", 990000, "use PostgreSQL 99 or newer"),
+        ("POSTGRES_MAJOR_MIN", 99, "use PostgreSQL 99 or newer"),
     ],
 )
 async def test_used_up_connections_and_old_servers_are_found(look, monkeypatch, limit, value, text):

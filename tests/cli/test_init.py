@@ -175,7 +175,7 @@ def test_a_starter_runs_jobs_and_publishes_an_item_with_its_photo(site, photo_ur
     assert main(["init", "--for", kind]) == 0
     up = HeadraceProcess(["up", "site_app:app"], folder=site.folder, env=site.env)
     try:
-        up.wait_out("/v1/queues")
+        up.wait_out("(token in")
         PAGES[kind](site)
         up.wait_out("mail to ann: welcome")
         (site.folder / "catalogue.csv").write_text(ITEM.format(photo=url))

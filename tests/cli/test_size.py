@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from headrace.cli import capacity
 from headrace.cli.app_context import CommandLine
 from headrace.cli.capacity import (
     InvalidRate,
@@ -84,11 +85,40 @@ def test_the_costs_are_those_of_the_record():
         ["--jobs", "1", "--peak", "inf"],
         ["--photos", "1", "--photo-kb", "nan"],
         ["--jobs", "1", "--share", "0"],
+        ["--media", "1G", "--from-disk", "0.6", "--fills", "0.6"],
     ],
 )
 def test_what_is_no_load_is_refused(words):
     ran = CliRunner().invoke(size, words, obj=CommandLine(lambda _: None, ()))
     assert getattr(ran.exception, "exit_code", ran.exit_code) == 2, ran.output
+
+
+def test_ranges_of_disks_and_fills_cost_more_than_those_in_memory(monkeypatch):
+    us = {"from memory": 30.0, "from the disk": 90.0, "filled": 300.0, "over HTTPS": 150.0}
+    table = {**costs(), **{f"range of 256 KiB {name}": {"CPU": us[name]} for name in us}}
+    monkeypatch.setattr(capacity, "costs", lambda: table)
+
+    def cpu_of(*, is_tls=False, **shares):
+        shares = {kind.replace("_", " "): share for kind, share in shares.items()}
+        load = Load(media_bits=8 * 2**18 * 1e6, media_shares=shares, is_tls=is_tls)
+        [found] = [one for one in demands(load, cores=16) if one.resource == "CPU of media nodes"]
+        return found.amount
+
+    assert cpu_of() == pytest.approx(30)
+    assert cpu_of(from_the_disk=0.5, filled=0.1) == pytest.approx(0.4 * 30 + 0.5 * 90 + 0.1 * 300)
+    assert cpu_of(is_tls=True) == pytest.approx(150)
+
+
+def test_what_is_not_measured_is_shown_as_assumed(monkeypatch):
+    line = CommandLine(lambda _: None, ())
+    printed = CliRunner().invoke(size, ["--jobs", "100"], obj=line).output
+    assert "assumed, not measured: " in printed
+    assert "network card, used to 70 %: 10,000,000,000 bit/s" in printed
+    line.is_json = True
+    value = json.loads(CliRunner().invoke(size, ["--jobs", "100"], obj=line).output)
+    states = {one["name"]: one["is_measured"] for one in value["constants"]}
+    assert states["network card, used to 70 %"] is False
+    assert states["syncs of a disk, one after the other"] is True
 
 
 def test_growth_follows_the_average_and_not_the_peak():

@@ -63,7 +63,7 @@ def run(start, folder, *words):
 @pytest.mark.soak
 def test_a_revoked_root_token_is_reported_and_replaced(start, tmp_path):
     process = start(tmp_path, "up")
-    process.wait_out("/v1/queues")
+    process.wait_out("(token in")
     [name] = re.findall(r"root-[0-9a-f]{8}", run(start, tmp_path, "tokens", "ls"))
     run(start, tmp_path, "tokens", "revoke", name)
     checked = start(tmp_path, "doctor")
@@ -73,11 +73,10 @@ def test_a_revoked_root_token_is_reported_and_replaced(start, tmp_path):
     process = start(tmp_path, "up")
     reported = process.wait_out("tokens create")
     assert "holds a token that is revoked" in reported
-    assert "curl" not in reported
     stop(process)
     (tmp_path / "headrace-data" / "token").unlink()
     process = start(tmp_path, "up")
-    process.wait_out("/v1/queues")
+    process.wait_out("(token in")
     run(start, tmp_path, "doctor")
     stop(process)
 
@@ -103,7 +102,7 @@ def test_backup_and_restore_work_as_documented(start, tmp_path):
     (folder / "shop").mkdir()
     (folder / "shop" / "app.py").write_text(SITE)
     process = start(folder, "up", "shop.app:app")
-    process.wait_out("/v1/queues")
+    process.wait_out("(token in")
     run(start, folder, "queues", "pause", "notes")
     run(start, folder, "jobs", "add", "notes", "{}")
     run(start, folder, "media", "put", "photos/a.txt", "shop/app.py")
@@ -121,7 +120,7 @@ def test_backup_and_restore_work_as_documented(start, tmp_path):
 
     up, doctor = serve.splitlines()
     process = start(folder, *shlex.split(up.replace("site_app:app", "shop.app:app"))[1:])
-    api = re.search(r"API +(\S+)", process.wait_out("/v1/queues"))[1]
+    api = re.search(r"API +(\S+)", process.wait_out("(token in"))[1]
     run(start, folder, *shlex.split(doctor)[1:])
     token = (folder / "headrace-data" / "token").read_text().strip()
     answer = httpx.get(f"{api}/v1/queues", headers={"authorization": f"Bearer {token}"})
@@ -141,7 +140,9 @@ def test_backup_and_restore_work_as_documented(start, tmp_path):
 )
 async def test_durable_hits_sync_the_embedded_valkey(tmp_path, monkeypatch, settings, extra):
     given = []
-    monkeypatch.setattr(up, "EmbeddedEngines", lambda *_, valkey_extra: given.append(valkey_extra))
+    monkeypatch.setattr(
+        up, "EmbeddedEngines", lambda *_, valkey_extra, **_rest: given.append(valkey_extra)
+    )
     up.embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
     assert given == [extra]
 
@@ -163,5 +164,7 @@ def test_the_banner_shows_https_beside_the_plain_listener():
     facts["media"]["listen_tls"] = "0.0.0.0:8443"
     addresses = up.addresses_of(facts)
     assert addresses["media_https"] == "https://127.0.0.1:8443"
-    shown = up.media_lines(addresses)
-    assert shown.split()[1:] == ["http://127.0.0.1:8081/m/KEY,", "https://127.0.0.1:8443/m/KEY"]
+    assert up.media_urls(addresses).split() == [
+        "http://127.0.0.1:8081/m/KEY,",
+        "https://127.0.0.1:8443/m/KEY",
+    ]

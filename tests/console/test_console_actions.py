@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 UPLOAD = "id,name,price\nu-1,Uploaded,5\n"
 BACK = "/console/audit"
 """Return URL of forms: a page that needs no room."""
-MODERATION = "/console/jobs/queues/moderation/moderate"
+LISTS = "/console/jobs"
+"""Actions on a moderated job, and removals, lead to pages below."""
 """The page to which actions of moderators lead."""
 
 
@@ -58,7 +59,7 @@ def submit(stack, action, values, *, is_refused=False):
         following = answer.headers.get("location", answer.text)
         assert answer.status_code == 303, answer.text
         if following != BACK:
-            assert file or following.startswith(MODERATION), action
+            assert file or following.startswith(LISTS), action
             answer = stack.browse.get(following) if not file else stack.browse.get(BACK)
         else:
             answer = stack.browse.get(BACK)
@@ -85,6 +86,9 @@ def job_rows(stack):
     bounds = {"importance": 3, "slots_max": 9}
     yield "set_queue", {**of, **bounds}, "importance 3", at, has(overridden=bounds)
     yield "set_queue", {**of, "slots_min": 99, "slots_max": 1}, Refused("expected")
+    stack.call("PUT", "/v1/queues/mial?create=true", json={})
+    yield "remove_queue", {"queue": "mial"}, "is removed", "/v1/queues", lacks('"mial"')
+    yield "remove_queue", approve[0], Refused("cannot be removed")
     payload = {"to": "button@example.org"}
     given = {**of, "payload": json.dumps(payload), "priority": 1}
     yield "add_job", given, "is in queue acted", listed, lambda found: len(found["jobs"]) == 1
@@ -157,6 +161,8 @@ def lane_rows(stack):
     made, at = {"limiter": "made"}, "/v1/limiters/made"
     yield "set_limiter", {**made, "concurrency": 7}, "has new limits", at, has(concurrency=7)
     yield "reset_limiter", made, "declared limits"
+    yield "remove_limiter", made, "is removed", "/v1/limiters", lacks('"made"')
+    yield "remove_limiter", {"limiter": "approve"}, Refused("queues")
 
 
 def run_rows(stack):

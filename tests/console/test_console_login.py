@@ -68,8 +68,14 @@ async def test_loopback_and_proxies_need_a_session(guarded, headers):
     assert answer.headers["location"] == place
     form = await guarded.get("/console/do/jobs.pause_queue", headers=headers)
     assert form.status_code == 303
-    for path in ("/console/jobs", "/console/live?url=/console/jobs"):
-        plain = await guarded.get(path, headers={**headers, "accept": "*/*"})
+    for accept in ("*/*", "text/html,application/json"):
+        answer = await guarded.get("/console/jobs", headers={**headers, "accept": accept})
+        assert answer.status_code == 303, accept
+    for path, accept in (
+        ("/console/jobs", "application/json"),
+        ("/console/live?url=/console/jobs", "text/event-stream"),
+    ):
+        plain = await guarded.get(path, headers={**headers, "accept": accept})
         assert (plain.status_code, plain.json()["code"]) == (401, "console.login_needed")
 
 

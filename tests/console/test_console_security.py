@@ -108,6 +108,7 @@ WRONG_ADDRESSES = (
     ("/console/jobs/queues/<script>alert(1)</script>", 404),
     ("/console/jobs?sort=<script>alert(1)</script>", 422),
     ("/console/jobs/decisions?before=-1", 422),
+    ("/console/fetch/review?before=-1", 422),
     ("/console/do/nothing.at_all", 404),
     ("/console/assets/../model.py", 404),
     ("/console/assets/%2e%2e/model.py", 404),
@@ -118,7 +119,7 @@ WRONG_ADDRESSES = (
 
 
 @pytest.mark.parametrize(("path", "status"), WRONG_ADDRESSES)
-async def test_an_unknown_url_is_an_escaped_error_page(at, path, status):
+async def test_an_unknown_url_is_an_escaped_error_page(at, path, status, recwarn):
     async with at.client.stream("GET", path) as answer:
         assert answer.status_code == status
         if status != 200:
@@ -126,6 +127,7 @@ async def test_an_unknown_url_is_an_escaped_error_page(at, path, status):
             assert Page(path, text).faults == []
             assert "script-src 'self'" in answer.headers["content-security-policy"]
             assert answer.headers["x-request-id"] in text
+    assert [one for one in recwarn if "never awaited" in str(one.message)] == []
 
 
 async def test_every_page_has_a_strict_policy_and_other_hosts_are_refused(at):

@@ -7,16 +7,18 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
-from tests.kit.processes import wait_until
 
 from headrace.engines import durable_files
+from headrace.engines.backup.archive import Archive, BackupConfig, Fenced
+from headrace.engines.backup.archiver import new_holder
+from headrace.engines.backup.restore import extend_segment
+from headrace.engines.backup.wal import SEGMENT_BYTES, encode_part
 from headrace.engines.blobs import (
     BlobChanged,
     BlobMissing,
@@ -30,6 +32,7 @@ from headrace.engines.joined_objects import BlobCorrupt
 
 KILLED_WRITER = """
 import asyncio, sys
+from datetime import UTC, datetime
 from pathlib import Path
 from headrace.engines.durable_files import DurableWriter, write_durably
 root, *keys = sys.argv[1:]
@@ -43,40 +46,12 @@ asyncio.run(main(DurableWriter(Path(root), 1)))
 
 
 @pytest.fixture(scope="module")
-def s3_server():
+def s3_server(s3):
     """The process of an S3 server on loopback, and the URL of its one bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    endpoint = f"http://127.0.0.1:{port}"
-
-    def answers():
-        try:
-            return httpx.put(f"{endpoint}/photos-for-tests", timeout=1).is_success
-        except httpx.TransportError:
-            return None
-
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }
-    try:
-        wait_until(answers, what="the S3 server answers")
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in settings.items():
-                patch.setenv(name, value)
-            yield server, "s3://photos-for-tests/site"
-    finally:
-        server.terminate()
-        server.wait(60)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.env.items():
+            patch.setenv(name, value)
+        yield s3.process, s3.url
 
 
 @pytest.fixture
@@ -342,3 +317,32 @@ async def test_parts_are_joined_to_one_object_or_nothing_changes(store):
     assert await store.get("tracks/empty.mp3") == b""
     await store.clear("join")
     assert await keys_of(store, "join") == []
+
+
+async def test_an_archive_of_backups_in_a_bucket_has_one_holder_and_returns_its_log(
+    s3_server, tmp_path
+):
+    """The same code as for a folder, except for conditional puts and lists."""
+    config = BackupConfig(url=f"{s3_server[1]}/backup-{tmp_path.name}")
+    one, two = Archive(config, tmp_path / "one"), Archive(config)
+    assert await one.holder() is None
+    own = new_holder(None, tmp_path / "one", generation=1)
+    await one.claim(own)
+    assert await two.holder() == own
+    await two.claim(new_holder(own, tmp_path / "two", generation=2))
+    with pytest.raises(BlobChanged):
+        await one.claim(new_holder(own, tmp_path / "one", generation=2))
+    with pytest.raises(Fenced):
+        await one.require_session(own.session)
+    segment = "000000010000000000000001"
+    for part, data in (("00000000", b"first"), ("00000005", b"second")):
+        stored = encode_part(SEGMENT_BYTES + int(part, 16), data, datetime.now(UTC))
+        await one.put_part(1, segment, part, stored)
+    assert await two.segments(1) == {segment: ["00000000", "00000005"]}
+    data = bytearray()
+    await extend_segment(two, 1, segment, data)
+    assert data == b"firstsecond"
+    await one.drop_parts(1, segment, ["00000005"])
+    assert await two.parts(1, segment) == ["00000000"]
+    for archive in (one, two):
+        await archive.close()

@@ -26,7 +26,8 @@ from headrace.engines.embedded.data_folder import (
     rotate_log,
     usable_folder,
 )
-from headrace.engines.embedded.process import kill_engine, packaged_file, processes_in
+from headrace.engines.embedded.process import kill_engine, processes_in
+from headrace.engines.embedded.programs import packaged_file
 from headrace.engines.embedded.settings import (
     ADDRESS_BYTES_MAX,
     Machine,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines.embedded.process import packaged_file, processes_in
+from headrace.engines.embedded.process import processes_in
+from headrace.engines.embedded.programs import packaged_file
 
 STARTER = Path(__file__).with_name("embedded_starter.py")
 NOBODY = 65534

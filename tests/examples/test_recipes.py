@@ -19,6 +19,7 @@ import pytest
 
 from headrace.engines.sql import compile_query
 from headrace.jobs.model import TakenOutcome
+from headrace.kernel.logs import current_traceparent
 from headrace.testing import assert_enqueued, drain, refute_enqueued
 
 pytestmark = pytest.mark.slow
@@ -242,3 +243,42 @@ async def test_album(recipe, capsys):
     await refute_enqueued(shop.app, "albums")
     assert await drain(shop.app) == {"done": 100, "fail": 1}
     assert "album 1: 99 photos, 1 broken\n" in capsys.readouterr().out
+
+
+async def test_sentry_errors(recipe, monkeypatch):
+    """The event of an error arrives at the address of the DSN, with queue and trace."""
+    bodies = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            is_packed = self.headers.get("Content-Encoding") == "gzip"
+            bodies.append(gzip.decompress(body) if is_packed else body)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("SENTRY_DSN", f"http://key@127.0.0.1:{server.server_port}/1")
+    sentry = recipe("sentry_errors")
+    try:
+        sentry.connect_sentry()
+        parent = f"00-{7:032x}-{8:016x}-00"
+        token = current_traceparent.set(parent)
+        await sentry.charge.enqueue(order=1)
+        current_traceparent.reset(token)
+        assert await drain(sentry.app) == {"retry": 1}
+        sentry.send_last_events()
+    finally:
+        # The default integrations would change Litestar for later tests.
+        monkeypatch.delenv("SENTRY_DSN")
+        sentry.sentry_sdk.init(default_integrations=False)
+        server.shutdown()
+        server.server_close()
+    [event] = [json.loads(body.splitlines()[2]) for body in bodies]
+    assert event["exception"]["values"][-1]["value"] == "order 1 has no price"
+    assert (event["tags"]["queue"], event["tags"]["trace_id"]) == ("charge", f"{7:032x}")

@@ -165,6 +165,45 @@ async def test_pages_are_right_after_a_replica_is_promoted(replicated, feed, his
 
 
 @pytest.mark.soak
+async def test_pages_are_right_while_hosts_of_a_cluster_fail(spread, feed, history):
+    """A shard moves under load; a primary is killed and another cut off; both return."""
+    async with lived(history):
+        key = start_of(feed, 0)
+        owner = spread.owner_of(key)
+        to = next(one for one in spread.primaries if one is not owner)
+        await asyncio.to_thread(spread.move, key, to=to)
+        await wait_quick(feed)
+        for cut, gone in enumerate(spread.primaries[:2]):
+            replica = spread.replica_of(gone)
+            if cut:
+                gone.host.cut()
+            else:
+                gone.kill()
+            await wait_true(lambda replica=replica: spread.leads(replica), what="it is promoted")
+            await wait_quick(feed)
+            if cut:
+                gone.host.restore()
+            else:
+                await asyncio.to_thread(gone.start)
+            await wait_true(spread.is_whole, what="it returned as a replica")
+            await wait_quick(feed)
+    await require_same(feed, history)
+
+
+@pytest.mark.soak
+async def test_pages_are_right_while_a_primary_of_sentinels_is_cut_off(watched, feed, history):
+    async with lived(history):
+        gone = watched.primary()
+        gone.host.cut()
+        await asyncio.to_thread(watched.wait_primary, other_than=gone)
+        await wait_quick(feed)
+        gone.host.restore()
+        await wait_true(watched.is_whole, what="it returned as a replica")
+        await wait_quick(feed)
+    await require_same(feed, history)
+
+
+@pytest.mark.soak
 async def test_pages_are_right_through_a_storm(own_primaries, feed, history):
     keys = [start_of(feed, shard) for shard in range(SHARDS)]
     async with lived(history):

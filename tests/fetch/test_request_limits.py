@@ -11,15 +11,16 @@ import pytest
 from room import LIMITS
 from tests.kit.waiting import wait_true
 
+from headrace.fetch.host_stats import Classes
 from headrace.fetch.limits import (
     LEAD_S_MAX,
     HostPool,
+    HostQuota,
     LaneClient,
     RateTokens,
     TokenDebts,
     TokenExpired,
-    planned_slots,
-    quota_of,
+    share_of,
 )
 from headrace.fetch.model import LIMITER
 from headrace.fetch.photo_fetch import LATE_MAX, Requeue
@@ -202,9 +203,38 @@ async def test_behind_a_quick_host_as_many_wait_as_will_get_a_connection_in_time
         assert await wait
 
 
-def test_a_process_keeps_to_its_share_of_a_hosts_connections():
-    assert [quota_of(8, slots) for slots in (0, 1, 3, 8, 20)] == [8, 8, 3, 1, 1]
-    assert planned_slots({"fetch.1s": 2, "mail": 9}, {"fetch.1s", "fetch.5s"}) == 2
+async def test_a_lower_limit_holds_for_the_next_connections():
+    pool = HostPool(8)
+    for _ in range(2):
+        assert await pool.acquire("a", until_s=None)
+    assert not await pool.acquire("a", until_s=time.monotonic(), limit=2)
+    pool.release("a")
+    assert await pool.acquire("a", until_s=time.monotonic(), limit=2)
+
+
+@pytest.mark.parametrize(
+    ("is_first", "shares"), [(True, [8, 8, 3, 1, 1]), (False, [8, 8, 2, 1, 1])]
+)
+def test_a_process_keeps_to_its_share_of_a_hosts_connections(is_first, shares):
+    assert [share_of(8, slots, is_first=is_first) for slots in (0, 1, 3, 8, 20)] == shares
+
+
+async def test_slots_for_hosts_that_hang_take_no_connections_of_fast_hosts(shop):
+    await shop.sql(
+        "INSERT INTO #host (name, queues, kind, expires_at)"
+        " VALUES ('h', '{}', 'agent', now() + interval '1 min')"
+    )
+    for name, slots in {"fetch.1s": 1, "fetch.5s": 1, "fetch.30s": 30}.items():
+        await shop.sql(f"INSERT INTO #queue (name, limiter) VALUES ('{name}', 'fetch')")
+        await shop.sql(
+            f"INSERT INTO #fleet_slot SELECT 'h', id, {slots} FROM #queue WHERE name = '{name}'"
+        )
+    quota = HostQuota(shop.jobs, Classes((1.0, 5.0, 30.0)), connections=8)
+    quota.refresh_soon()
+    # Slots of another class get photos of a fast host only after timeouts.
+    await wait_true(lambda: quota.share("fetch.30s", is_first=False) == 1, what="the plan is read")
+    assert quota.share("fetch.1s", is_first=True) == 8
+    await quota.close()
 
 
 # Requests that share a statement

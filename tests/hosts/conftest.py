@@ -7,15 +7,7 @@ import shutil
 
 import pytest
 from failover_site import FailoverSite
-from tests.kit.hosts import hosts
 from tests.kit.own_patroni import PatroniCluster, missing_parts
-
-
-@pytest.fixture
-def net():
-    """A network of hosts, or a skip with the reason."""
-    with hosts() as net:
-        yield net
 
 
 @pytest.fixture
@@ -35,16 +27,20 @@ async def patroni(net, servers_folder, tmp_path):
 
 @pytest.fixture
 async def make_site(net, running_engines, tmp_path):
-    """`await make_site(url)`: a site whose roles run and use this PostgreSQL."""
+    """`await make_site(url)`: a site whose roles run and use this PostgreSQL.
+
+    Other settings, such as `VALKEY_URL`, replace those of the run.
+    """
     made: list[FailoverSite] = []
 
     async def make(url: str, **settings: str) -> FailoverSite:
-        env = {f"HEADRACE_{name}": value for name, value in settings.items()}
-        env |= {
-            "HEADRACE_POSTGRES_URL": url,
-            "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
-            "HEADRACE_VALKEY_PREFIX": f"hosts-{secrets.token_hex(4)}",
+        settings = {
+            "POSTGRES_URL": url,
+            "VALKEY_URL": running_engines.endpoints.valkey_url,
+            "VALKEY_PREFIX": f"hosts-{secrets.token_hex(4)}",
+            **settings,
         }
+        env = {f"HEADRACE_{name}": value for name, value in settings.items()}
         made.append(FailoverSite(tmp_path / f"site{len(made)}", net, env))
         await made[-1].start()
         return made[-1]

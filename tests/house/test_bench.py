@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 from bench import __main__ as bench_command
-from bench import harness, jobs_lanes, report
-from bench.children import BenchFault
+from bench import harness, jobs_day, jobs_lanes, report
+from bench.children import BenchFault, family_of
 from bench.feed_push import pays_from, plot
 from bench.feed_stage import (
     FIRST_AUTHOR,
@@ -74,6 +77,26 @@ FIGURE_KEYS = {
 }
 OWN_KEYS = {"question", "commit", "date"}
 """Of a figure whose questions may be measured one at a time."""
+
+
+def test_the_simulated_day_runs_on_the_hosts_of_a_plan(tmp_path, capsys):
+    """A few minutes of it; its goals are for whole days."""
+    words = ["--hours", "0.2", "--hosts", "17", "--slots", "3457", "--results", str(tmp_path)]
+    jobs_day.main(words)
+    made = json.loads((tmp_path / "jobs_day.json").read_text())["day"]
+    assert made["sizes"] == {"hosts": 17, "slots": 3457}
+    assert 0 < made["busy_slots"]["mean"] <= made["busy_slots"]["peak"] <= 3457
+    assert "goal" in capsys.readouterr().out
+
+
+def test_the_engines_are_no_cost_of_our_own_processes():
+    with ExitStack() as ends:
+        engine, ours = (ends.enter_context(subprocess.Popen(["sleep", "60"])) for _ in range(2))
+        for child in (engine, ours):
+            ends.callback(child.kill)
+        family = family_of(os.getpid(), without=[engine.pid])
+        assert ours.pid in family
+        assert engine.pid not in family
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

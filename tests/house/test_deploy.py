@@ -48,6 +48,16 @@ print(json.dumps(ends))
 """
 
 
+def test_the_collector_connects_what_it_defines():
+    config = yaml.safe_load((DEPLOY / "opentelemetry" / "collector.yaml").read_text())
+    for pipeline in config["service"]["pipelines"].values():
+        for part, names in pipeline.items():
+            assert set(names) <= config[part].keys()
+    [scrape] = config["receivers"]["prometheus"]["config"]["scrape_configs"]
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert scrape["static_configs"] == prometheus["scrape_configs"][0]["static_configs"]
+
+
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
 METRICS = set(
     re.findall(

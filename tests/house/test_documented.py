@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tools.diagrams import DIAGRAMS, FOLDER, drawn
 from tools.site_links import named
 
 ROOT = Path(__file__).parents[2]
@@ -130,3 +131,15 @@ def test_the_site_builds_has_all_pages_and_loads_nothing_from_elsewhere(tmp_path
         name = path.relative_to(docs).with_suffix("")
         assert {name, name.with_name("index")} & built.keys(), f"{name} is not in the site"
     assert [path.name for path in built.values() if LOADED.findall(path.read_text())] == []
+    listed = re.findall(
+        r"^- \[.+\]\((.+)\.html\): .+\.$", (tmp_path / "llms.txt").read_text(), re.MULTILINE
+    )
+    assert len(listed) > 30
+    assert {name for name in listed if Path(name) not in built} == set()
+
+
+def test_diagrams_are_drawn_from_their_code():
+    for name, diagram in DIAGRAMS.items():
+        path = FOLDER / f"{name}.svg"
+        assert path.read_text() == drawn(diagram), f"run python -m tools.diagrams: {path}"
+        assert f"diagrams/{name}.svg" in (ROOT / "docs" / f"{name}.md").read_text()

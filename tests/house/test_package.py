@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import signal
 import tarfile
 import zipfile
+from pathlib import Path
 
 import packaged
 import pytest
@@ -34,7 +36,7 @@ for room in sys.argv[1].split():
     for path in sorted((root / room).rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
         # Routes belong to the extra `web`, the child that makes variants to `variants`.
-        if "http" not in parts and parts[-1] != "variant_child":
+        if "http" not in parts and parts[-1] not in ("variant_child", "otel"):
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
 """
 CALL_EACH = """
@@ -93,11 +95,13 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
         names = files.namelist()
         scripts = next(name for name in names if name.endswith("entry_points.txt"))
         assert "headrace=headrace.__main__:main" in files.read(scripts).decode()
+        recorded = files.read(scripts.replace("entry_points.txt", "RECORD")).decode()
     assert expected <= set(names)
     assert {".sql", ".lua", ".html", ".css", ".js", ".toml", ".typed"} <= {
         f".{name.rpartition('.')[2]}" for name in names
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert sorted(line.partition(",")[0] for line in recorded.splitlines()) == sorted(names)
 
 
 def test_the_wheel_holds_the_native_data_plane(wheel, tmp_path):
@@ -120,7 +124,7 @@ def test_without_a_compiler_the_wheel_is_for_any_platform(tmp_path, monkeypatch)
 def test_the_sdist_holds_docs_examples_and_tests(tmp_path):
     with tarfile.open(packaged.build("build_sdist", tmp_path)) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    for folder in ("src", "docs", "examples", "tests", "bench", "tools", "deploy"):
+    for folder in ("src", "docs", "clients", "examples", "tests", "bench", "tools", "deploy"):
         expected = {
             str(path.relative_to(packaged.ROOT))
             for path in (packaged.ROOT / folder).rglob("*")
@@ -198,8 +202,62 @@ def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
         ["up", "site_app:app"], folder=tmp_path / "site", env=FREE_PORTS, python=python
     )
     try:
-        assert "Headrace is up" in process.wait_out("/v1/queues")
+        assert "Headrace is up" in process.wait_out("(token in")
         process.signal(signal.SIGINT)
         assert process.wait_exit() == 0, process.err
     finally:
         process.end()
+
+
+def test_without_the_engine_wheels_the_distribution_s_programs_serve(bare, tmp_path):
+    """As after `apt-get install postgresql valkey`; without the settings the error names them."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    valkey = shutil.which("valkey-server") or shutil.which("redis-server")
+    if not folders or valkey is None:
+        pytest.skip("install the packages postgresql and valkey, or redis-server")
+    python = packaged.environment(tmp_path / "env", "web", "media")
+    packaged.copy_package(bare, python)
+    ran = packaged.run(python, "-m", "headrace", "up", folder=tmp_path)
+    assert ran.returncode == 4, ran.stderr
+    assert f"HEADRACE_VALKEY_BIN={valkey}" in ran.stderr
+    named = {"HEADRACE_POSTGRES_BIN": str(folders[-1].parent), "HEADRACE_VALKEY_BIN": valkey}
+    process = HeadraceProcess(
+        ["up", "--engines-only"], folder=tmp_path / "site", env=named, python=python
+    )
+    try:
+        process.wait_out("Engines are running")
+        process.signal(signal.SIGINT)
+        assert process.wait_exit() == 0, process.err
+    finally:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def with_demo(bare, tmp_path_factory):
+    """The `headrace` of an environment after `pip install headrace[demo]`."""
+    python = packaged.environment(tmp_path_factory.mktemp("demo"), "demo")
+    packaged.copy_package(bare, python)
+    command = python.with_name("headrace")
+    command.write_text(
+        f"#!{python}\n{bare.with_name('headrace').read_text().partition(chr(10))[2]}"
+    )
+    command.chmod(0o755)
+    return command
+
+
+def test_the_demo_starts_from_the_wheel(bare, with_demo, tmp_path):
+    """As `uvx` and `pipx run` start it: outside of any checkout."""
+    ran = packaged.run(with_demo, "demo", "--help", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "--seconds" in ran.stdout
+    ran = packaged.run(bare.with_name("headrace"), "demo", folder=tmp_path)
+    assert ran.returncode == 2
+    assert "pip install 'WHEEL[demo]'" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_the_demo_of_the_wheel_shows_that_everything_works(with_demo, tmp_path):
+    ran = packaged.run(with_demo, "demo", "--seconds", "12", folder=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "everything worked" in ran.stdout

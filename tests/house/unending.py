@@ -15,7 +15,7 @@ FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "12
 
 def test_unending(tmp_path, running_engines):
     site = HeadraceProcess(["up"], folder=tmp_path / "site", env=FREE_PORTS)
-    site.wait_out("/v1/queues")
+    site.wait_out("(token in")
     folders = [os.environ["TMPDIR"], os.environ[MEMORY_VARIABLE]]
     pids = [os.getpid(), *descendants(os.getpid())]
     draft = Path(os.environ["STARTED"]).with_suffix(".draft")

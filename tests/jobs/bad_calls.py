@@ -185,6 +185,8 @@ LANES = [
     ("lanes", {"limiter": "mail", "limit": 0}, {**BY_SHAPE, "else": INVALID_FILTER}),
     ("lanes", {"limiter": "mail", "limit": 1001}, {**BY_SHAPE, "else": INVALID_FILTER}),
     ("reset_limiter", {"limiter": "nobody"}, LIMITER_UNKNOWN),
+    ("remove_limiter", {"limiter": "nobody"}, LIMITER_UNKNOWN),
+    ("remove_limiter", {"limiter": "\0"}, LIMITER_UNKNOWN),
     ("limiter", {"limiter": "nobody"}, LIMITER_UNKNOWN),
     ("limiter", {"limiter": "\0"}, LIMITER_UNKNOWN),
     ("set_lane", {**HERE, "starts_max": 0, "window_s": 60}, INVALID_JOB),
@@ -296,7 +298,7 @@ REQUESTS = [
     ("POST", "/v1/limiters/mail/lanes/x/spend", b'{"wait_max_s": 4000}', INVALID_JOB),
     ("GET", "/v1/queues/mail/minutes?from=2026-01-01T00:00:00Z", None, "422 jobs.invalid_filter"),
     ("GET", "/v1/fleet/decisions?before=x", None, SHAPE),
-    ("GET", "/v1/queues/mail/minutes?from=2026-11-21T10:00:00", None, "422 jobs.invalid_filter"),
+    ("GET", "/v1/queues/mail/minutes?from=yesterday", None, "422 jobs.invalid_filter"),
     ("GET", "/v1/queues/mail/minutes?to=0001-01-01T00:00:00Z", None, "422 jobs.invalid_filter"),
     ("GET", "/v1/queues/mail/hours?from=2020-01-01T00:00:00Z", None, "422 jobs.invalid_filter"),
     ("GET", "/v1/crons/nobody", None, CRON_UNKNOWN),
@@ -335,6 +337,6 @@ COMMANDS = [
     (("lanes", "spend", "mail", "x", "--starts", "0"), INVALID_JOB),
     (("lanes", "spend", "mail", "x", "--wait", "soon"), INVALID_JOB),
     (("crons", "add", "new", "0 4 * * *", "mail", "{"), INVALID_CRON),
-    (("fleet", "minutes", "mail", "--from", "yesterday"), "422 usage"),
+    (("fleet", "minutes", "mail", "--from", "yesterday"), "422 jobs.invalid_filter"),
 ]
 """Words that only a command can express."""

@@ -63,9 +63,15 @@ VERBS = {
     "set_limiter": ("lanes.set_limiter", f"PUT {LIMITER}", ""),
     "reset_limiter": (
         "lanes.reset_limiter",
-        f"DELETE {LIMITER}",
+        f"POST {LIMITER}/reset",
         "lanes limiter {limiter} --as-declared",
     ),
+    "remove_limiter": (
+        "lanes.remove_limiter",
+        f"DELETE {LIMITER}",
+        "lanes rm-limiter {limiter}",
+    ),
+    "remove_queue": ("queues.remove", "DELETE /v1/queues/{queue}", "queues rm {queue}"),
     "crons": ("crons.all", "GET /v1/crons", "crons ls"),
     "add_cron": ("", "POST /v1/crons", ""),
     "run_cron": ("crons.run", "POST /v1/crons/{name}/run", "crons run {name}"),
@@ -93,6 +99,7 @@ READ_AFTER |= dict.fromkeys(("pause_lane", "resume_lane"), "lane")
 """Python verbs without an answer, and the verb that reads what they changed."""
 SILENT = {"cancel", "edit", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
 SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
+SILENT |= {"remove_queue", "remove_limiter"}
 """Verbs without an answer over HTTP, of which a command only prints that it is done."""
 
 
@@ -142,12 +149,12 @@ class PythonSurface(Surface):
         return {"ids": await self.jobs.enqueue_many(given)}
 
     async def find(self, *, limit=100, after=None, **wanted):
-        page = await self.jobs.find(before=after, jobs_max=limit, **wanted)
-        return {"jobs": page.jobs, "next": page.next_before}
+        page = await self.jobs.find(cursor=after, jobs_max=limit, **wanted)
+        return {"jobs": page.jobs, "next": page.next_cursor}
 
     async def bulk(self, *, action, dry_run=False, **wanted):
         done = await self.jobs.bulk(action, JobFilter(**wanted), dry_run=dry_run)
-        return {**msgspec.to_builtins(done), "next_before": None}
+        return {**msgspec.to_builtins(done), "next_cursor": None}
 
     async def ack(self, *, lease, outcomes=None, rest=None):
         given = {int(job): TakenOutcome(**one) for job, one in (outcomes or {}).items()}
@@ -208,7 +215,7 @@ class HttpSurface(Surface):
     async def bulk(self, *, action, dry_run=False, **wanted):
         done = await self.call("bulk", {"action": action, "filter": wanted, "dry_run": dry_run})
         assert done.pop("next_cursor") is None
-        return {**done, "next_before": None}
+        return {**done, "next_cursor": None}
 
     async def pause_queue(self, *, queue):
         await self.call("set_queue", {"queue": queue, "paused": True})
@@ -245,8 +252,8 @@ class CommandSurface(Surface):
 
     async def find(self, *, limit=100, after=None, q=None, **wanted):
         words = [*([] if q is None else ["-q", q]), *options({**wanted, "max": limit})]
-        page = await self.run("jobs", "ls", *words, *options({"before": after}))
-        return {"jobs": page["jobs"], "next": page["next_before"]}
+        page = await self.run("jobs", "ls", *words, *options({"cursor": after}))
+        return {"jobs": page["jobs"], "next": page["next_cursor"]}
 
     async def bulk(self, *, action, dry_run=False, ids=(), q=None, older_than_s=None, **wanted):
         words = ["--dry-run"] if dry_run else []

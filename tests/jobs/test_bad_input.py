@@ -182,7 +182,7 @@ async def test_ids_and_names_that_were_never_given(jobs):
                 await verb(name)
         with pytest.raises(QueueUnknown):
             await jobs.find(queue=name)
-    assert (await jobs.find(before=-1)).jobs == (await jobs.find(before=2**70)).jobs == []
+    assert (await jobs.find(cursor=-1)).jobs == (await jobs.find(cursor=2**70)).jobs == []
 
 
 async def test_numbers_that_only_python_can_pass(jobs, registry):

@@ -1,4 +1,4 @@
-"""Lists of jobs and bulk actions: filters, pages, bounded searches and steps.
+"""Lists of jobs and bulk actions: filters, pages, bounded searches and steps; removed queues.
 
 Lists read no table whole.
 """
@@ -10,8 +10,8 @@ import asyncio
 import pytest
 from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
-from headrace.jobs import NewJob
-from headrace.jobs.errors import InvalidJob
+from headrace.jobs import Jobs, NewJob, Registry
+from headrace.jobs.errors import InvalidJob, LimiterInUse, QueueInUse
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
@@ -49,7 +49,7 @@ async def test_every_state_is_listed_and_shown(jobs, of_each_state, sql):
     for state, job_id in of_each_state.items():
         page = await jobs.find(queue="post", state=state)
         assert [(job.id, job.state.value) for job in page.jobs] == [(job_id, state)]
-        assert page.next_before is None
+        assert page.next_cursor is None
     page = await jobs.find()
     assert ids_of(page) == sorted(of_each_state.values(), reverse=True)
     assert {job.state.value for job in page.jobs} == set(of_each_state)
@@ -101,9 +101,9 @@ async def test_jobs_of_a_lane_are_listed_whatever_their_priority(jobs, queue_ids
     assert ids_of(await jobs.find(lane="b", queue="post", state="ready")) == expected[::-1]
     found, before = [], None
     while True:
-        page = await jobs.find(lane="a", before=before, jobs_max=1)
+        page = await jobs.find(lane="a", cursor=before, jobs_max=1)
         found += ids_of(page)
-        before = page.next_before
+        before = page.next_cursor
         if before is None:
             break
     assert len(found) == 12
@@ -125,9 +125,9 @@ async def test_pages_miss_and_repeat_no_job(jobs, queue_ids, monkeypatch):
         for wanted in filters:
             found, before = [], None
             for _ in range(60):
-                page = await jobs.find(**wanted, before=before, jobs_max=7)
+                page = await jobs.find(**wanted, cursor=before, jobs_max=7)
                 found += ids_of(page)
-                before = page.next_before
+                before = page.next_cursor
                 if before is None:
                     break
             assert before is None
@@ -143,8 +143,8 @@ async def test_a_search_that_costs_too_much_is_cut_off(jobs, queue_ids, monkeypa
     page = await jobs.find(queue="mail", state="ready")
     assert page.jobs == []
     found, pages = [], 1
-    while page.next_before is not None:
-        page = await jobs.find(queue="mail", state="ready", before=page.next_before)
+    while page.next_cursor is not None:
+        page = await jobs.find(queue="mail", state="ready", cursor=page.next_cursor)
         found += ids_of(page)
         pages += 1
     assert found == [first]
@@ -221,8 +221,8 @@ async def test_steps_of_a_bulk_action_are_bounded(jobs, queue_ids, monkeypatch):
     first = await jobs.bulk("cancel", JobFilter(queue="mail"))
     assert (first.changed, first.more) == (10, True)
     newer = await jobs.enqueue(NewJob(queue="mail"))
-    second = await jobs.bulk("cancel", JobFilter(queue="mail"), before=first.next_before)
-    third = await jobs.bulk("cancel", JobFilter(queue="mail"), before=second.next_before)
+    second = await jobs.bulk("cancel", JobFilter(queue="mail"), cursor=first.next_cursor)
+    third = await jobs.bulk("cancel", JobFilter(queue="mail"), cursor=second.next_cursor)
     assert (second.changed, third.changed, third.more) == (10, 5, False)
     assert await states(jobs, [newer]) == ["ready"]
 
@@ -284,3 +284,29 @@ async def test_a_wrong_change_says_that_nothing_was_changed(jobs, queue_ids):
     ):
         with pytest.raises(InvalidJob, match=text):
             await jobs.edit(job_id, **changes)
+
+
+async def test_a_queue_that_is_used_stays_and_a_late_job_brings_it_back(
+    postgres, jobs, registry, config
+):
+    registry.task("mail")(lambda: None)
+    registry.limiter("smtp", rate="1/s")
+    await jobs.queues.declare()
+    await jobs.queues.create("mial")
+    with pytest.raises(QueueInUse, match="a task of this app"):
+        await jobs.queues.remove("mail")
+    with pytest.raises(LimiterInUse, match="code that declares its limits"):
+        await jobs.lanes.remove_limiter("smtp")
+    other = Jobs(postgres, config, Registry())
+    await other.enqueue(NewJob(queue="mial"))
+    with pytest.raises(QueueInUse, match="waiting jobs"):
+        await jobs.queues.remove("mial")
+    await jobs.bulk("delete", JobFilter(queue="mial"))
+    await jobs.queues.set("mial", importance=9, paused=True)
+    await jobs.queues.remove("mial")
+    assert [status.queue for status in await jobs.queues.all()] == ["mail"]
+    job_id = await other.enqueue(NewJob(queue="mial"))
+    await jobs.sweep()
+    status = await jobs.queues.get("mial")
+    assert (status.ready, status.paused, status.overridden) == (1, False, {})
+    assert [job.id for job in (await jobs.takes.take("mial")).jobs] == [job_id]

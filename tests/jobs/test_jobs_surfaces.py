@@ -18,6 +18,7 @@ from tests.kit.queue_counts import add_counts
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, NewJob, Registry, TakenOutcome, cli, store
+from headrace.jobs.errors import LimiterUnknown
 from headrace.jobs.fleet.scheduler import Planner
 from headrace.jobs.service import bulk
 from headrace.jobs.service import queues as queues_service
@@ -284,7 +285,7 @@ async def test_a_bulk_action_continues_over_http_and_by_itself_as_a_command(
     assert await shown_by(jobs, *again) == "5 jobs fit"
     assert await shown_by(jobs, *again, "--id", str(last)) == "1 job fits"
     listed = await shown_by(jobs, "jobs", "ls", "--queue", "q", "--max", "3")
-    assert listed.endswith(f"more: --before {last - 2}")
+    assert listed.endswith(f"more: --cursor {last - 2}")
     assert listed.count("cancelled") == 6
 
 
@@ -430,6 +431,9 @@ async def test_lanes_and_the_fleet_at_the_terminal(client, postgres, jobs, sql):
     assert await shown_by(jobs, "lanes", "spend", "q", "x") == "begin in 0.000 s"
     refused = await shown_by(jobs, "lanes", "spend", "q", "x", "--wait", "1s")
     assert refused == "refused: nothing was consumed"
+    with pytest.raises(LimiterUnknown, match=r"known: q\)"):
+        await jobs.lanes.spend("qq", "x")
+    assert [limiter.limiter for limiter in await jobs.lanes.limiters()] == ["q"]
     await shown_by(jobs, "lanes", "limiter", "q", "--concurrency", "3")
     assert "by code" in await shown_by(jobs, "lanes", "limiter", "q", "--as-declared")
     slots = [{"queue": "q", "pid": 7, "busy_s": 1.0}]

@@ -411,7 +411,7 @@ async def test_a_queue_without_code_takes_payloads_with_references(jobs, registr
 
 async def test_queues_are_declared_once_by_enqueues_at_once(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry, Lanes(postgres))
+    queues = Counted(postgres, registry, Lanes(postgres, registry.declared))
     queues.fails = True
     answers = await asyncio.gather(
         *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True

@@ -14,6 +14,7 @@ test skips with the reason. The run's cleanup removes what a killed run left.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -33,22 +34,26 @@ _FIRST = 11
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A network namespace with one address."""
+    """A network namespace with one address, and a host name for its processes."""
 
+    name: str
     space: str
     link: str
     address: str
 
     @property
     def inside(self) -> list[str]:
-        """The first words of a command that runs in this host."""
-        return ["ip", "netns", "exec", self.space]
+        """The first words of a command that runs in this host, under its name."""
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        return ["ip", "netns", "exec", self.space, *named]
 
     def python(self, folder: Path) -> Path:
         """An interpreter that runs in this host, as a file in `folder`."""
         file = folder / f"python-{self.space}"
-        file.write_text(f'#!/bin/sh\nexec {" ".join(self.inside)} {sys.executable} "$@"\n')
-        file.chmod(0o755)
+        # A shell that still reads it would end silently if it were written again.
+        if not file.exists():
+            file.write_text(f'#!/bin/sh\nexec {shlex.join(self.inside)} {sys.executable} "$@"\n')
+            file.chmod(0o755)
         return file
 
     def cut(self) -> None:
@@ -75,15 +80,15 @@ class Hosts:
     """The bridge and its hosts."""
 
     def __init__(self, bridge: str, net: str, stack: ExitStack) -> None:
-        self.address = f"{net}.1"
+        self.address, self.prefix = f"{net}.1", f"{net}."
         self._bridge, self._net, self._stack = bridge, net, stack
         self._count = 0
 
-    def add(self, name: str) -> Host:
-        """One more host."""
+    def add(self, name: str, number: int | None = None) -> Host:
+        """One more host; its address ends with `number`, without one with the next from 11 on."""
         space = f"{self._bridge}-{name}"
         link = f"{self._bridge}v{self._count}"
-        host = Host(space, link, f"{self._net}.{_FIRST + self._count}")
+        host = Host(name, space, link, f"{self._net}.{number or _FIRST + self._count}")
         self._count += 1
         self._stack.callback(_ip, f"netns del {space}")
         _require(f"netns add {space}")

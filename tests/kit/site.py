@@ -94,10 +94,12 @@ class Site:
         lines = process.out.strip().splitlines()
         return json.loads(lines[-1]) if lines else None
 
-    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def call(
+        self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
         """One request to the API with the root token."""
         token = Path(self.facts["token_file"]).read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token}", **(headers or {})}
         url = self.facts["api"] + path
         return httpx.request(method, url, headers=headers, **REQUEST, **options)
 
@@ -148,8 +150,10 @@ class Site:
 
 
 @contextmanager
-def http_host(answer: Callable[[str, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """A server on loopback; `answer` maps a path and body to a status and body. Yields its URL."""
+def http_host(
+    answer: Callable[[str, bytes], tuple[int, bytes]], address: str = "127.0.0.1"
+) -> Iterator[str]:
+    """A server; `answer` maps a path and body to a status and body. Yields its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -167,10 +171,10 @@ def http_host(answer: Callable[[str, bytes], tuple[int, bytes]]) -> Iterator[str
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer((address, 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{address}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -185,7 +189,7 @@ def photo(name: str) -> bytes:
 
 
 @contextmanager
-def photo_host() -> Iterator[tuple[str, list[str]]]:
+def photo_host(address: str = "127.0.0.1") -> Iterator[tuple[str, list[str]]]:
     """A host with a photo at every path; yields its URL and the requested paths."""
     paths: list[str] = []
 
@@ -193,5 +197,5 @@ def photo_host() -> Iterator[tuple[str, list[str]]]:
         paths.append(path)
         return 200, photo(path.strip("/").removesuffix(".jpg"))
 
-    with http_host(answer) as url:
+    with http_host(answer, address) as url:
         yield url, paths

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from libvalkey import Reader, pack_command
+from tests.kit.hosts import Host
 from tests.kit.processes import free_ports, wait_until
 
 from headrace.engines import launcher
-from headrace.engines.embedded.process import packaged_file
+from headrace.engines.embedded.programs import packaged_file
 
+PORT: Final = 6379
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
 """The wheel's server, a `valkey-server` 8 on the PATH, the system's `redis-server`."""
 
@@ -36,54 +38,79 @@ def program_of(server: str) -> Path | None:
     return Path(found) if major in text else None
 
 
-class StockValkey:
-    """One server in a folder. `settings` are added on the command line; none: untouched."""
-
-    def __init__(self, folder: Path, server: str = "valkey9", **settings: str) -> None:
-        self.folder, self.settings = folder, settings
-        self.environment: Mapping[str, str] = {}
-        self._program = program_of(server)
-        [self.port] = free_ports(1)
-        self.process: subprocess.Popen | None = None
-        folder.mkdir(parents=True)
-
-    @property
-    def url(self) -> str:
-        """For clients."""
-        return f"valkey://127.0.0.1:{self.port}"
-
-    def start(self, *more: str) -> None:
-        """Start it and wait until it answers."""
-        assert self._program is not None
-        words = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        for name, value in self.settings.items():
-            words += [f"--{name}", *(value.split() or [""])]
-        bound = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
-        bound += [str(int(signal.SIGKILL)), "same", "--"]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*bound, str(self._program), *words, *more],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment},
-            )
-        wait_until(lambda: self.command("PING") == b"PONG", what="the server answers")
-
-    def command(self, *words: str | int) -> object:
-        """The reply to one command on a new connection, also an error; None without a server."""
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
-                client.sendall(pack_command(words))
-                reader = Reader(notEnoughData=Ellipsis)
-                while (answer := reader.gets()) is Ellipsis:
+def ask(ip: str, port: int, *words: str | int, timeout_s: float = 5, password: str = "") -> object:
+    """The reply of a server to one command, also an error; None without a reply."""
+    reader = Reader(notEnoughData=Ellipsis)
+    reply: object = None
+    try:
+        with socket.create_connection((ip, port), timeout=timeout_s) as client:
+            for command in [("AUTH", password), words] if password else [words]:
+                client.sendall(pack_command(command))
+                while (reply := reader.gets()) is Ellipsis:
                     data = client.recv(1 << 20)
                     if not data:
                         return None
                     reader.feed(data)
-                return answer
-        except OSError:
-            return None
+            return reply
+    except OSError:
+        return None
+
+
+class StockValkey:
+    """One server in a folder. `settings` are added on the command line; none: untouched.
+
+    It runs on loopback at a free port, or on `host` at the usual one.
+    """
+
+    def __init__(
+        self, folder: Path, server: str = "valkey9", *, host: Host | None = None, **settings: str
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        self.environment: Mapping[str, str] = {}
+        self._program = program_of(server)
+        self.host, self.ip, self.port = host, "127.0.0.1", PORT
+        if host is None:
+            [self.port] = free_ports(1)
+        else:
+            self.ip, self.settings = host.address, {"protected-mode": "no", **settings}
+        self.process: subprocess.Popen | None = None
+        folder.mkdir(parents=True)
+
+    @property
+    def address(self) -> str:
+        """In the form of cluster nodes."""
+        return f"{self.ip}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """For clients."""
+        return f"valkey://{self.address}"
+
+    def start(self, *more: str) -> None:
+        """Start it and wait until it answers."""
+        assert self._program is not None
+        words = ["--port", str(self.port), "--bind", self.ip, "--dir", str(self.folder)]
+        for name, value in self.settings.items():
+            words += [f"--{name}", *(value.split() or [""])]
+        self.process = self.run(str(self._program), *words, *more, log=self.folder / "log")
+        wait_until(lambda: self.command("PING") == b"PONG", what="the server answers")
+
+    def run(self, *command: str, log: Path) -> subprocess.Popen:
+        """Start a program where this server runs, bound to the end of this process."""
+        bound = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
+        bound += [str(int(signal.SIGKILL)), "same", "--"]
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                [*(self.host.inside if self.host else ()), *bound, *command],
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
+            )
+
+    def command(self, *words: str | int) -> object:
+        """The reply to one command on a new connection, also an error; None without a server."""
+        return ask(self.ip, self.port, *words)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
 from tests.kit.own_postgres import run_statements
 from tests.kit.processes import HeadraceProcess
@@ -24,6 +25,7 @@ END_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
+CHECK_INTERVAL = "SHOW client_connection_check_interval"
 SLEEP = compile_query("sleep", "-- Hold a connection.\nSELECT pg_sleep(0.05), :number::bigint")
 
 
@@ -73,6 +75,21 @@ async def test_statements_at_once_get_their_own_answers(make_pooler):
     numbers = list(range(60))
     assert await asyncio.gather(*map(ask, numbers)) == numbers
     await postgres.close()
+
+
+async def test_other_clients_of_the_pooler_get_none_of_our_settings(make_pooler):
+    pooled, direct = await make_pooler(default_pool_size="1")
+    postgres = Postgres(pooled, PostgresConfig(direct_url=direct))
+    await postgres.one(SLEEP, number=1)
+    other = await asyncpg.connect(pooled, statement_cache_size=0)
+    own = await postgres.connect_unpooled()
+    try:
+        assert await other.fetchval(CHECK_INTERVAL) == "0"
+        assert await own.fetchval(CHECK_INTERVAL) == "500ms"
+    finally:
+        await other.close()
+        await own.close()
+        await postgres.close()
 
 
 def test_the_servers_own_url_alone_is_refused(tmp_path):

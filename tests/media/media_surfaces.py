@@ -33,7 +33,6 @@ SURFACES = ("python", "http", "commands")
 UNITS = {
     "ttl_s": ("ttl", "s"),
     "grid_s": ("grid", "s"),
-    "rate": ("rate", "B"),
     "for_s": ("for", "s"),
 }
 

@@ -262,12 +262,14 @@ def test_commands_print_texts_for_a_shell(tmp_path, blobs):
     assert len(identifier) == 64
     assert "title: Lied\n  buyer: u1" in run("tag", "show", identifier)
     assert run("sign", KEY, "--tag", identifier).startswith("http://127.0.0.1:8081/")
+    for rate in ("65536", "64KiB", "64KiB/s"):
+        assert "&r=65536&" in run("sign", KEY, "--rate", rate), rate
     assert run("tag", "rm", identifier, "--dry-run") == f"would remove {identifier}"
     assert run("tag", "rm", identifier) == f"removed {identifier}"
     started = run("trace", "on", "--tag", "user=42", "--for", "5m")
     assert started.splitlines()[1].startswith("user=42  ")
     assert run("trace", "show") == started
-    assert run("trace", "off", "--tag", "user=42") == started
+    assert run("trace", "off", "--tag", "user=42") == "trace of user=42 ended"
     assert run("trace", "off") == "no active traces"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import httpx
@@ -26,7 +26,8 @@ from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.kernel.errors import Unavailable
-from headrace.views import Views, ViewsConfig
+from headrace.views import Total, Views, ViewsConfig
+from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
 STORED = compile_query(
@@ -64,6 +65,7 @@ class CountedViews:
         self.stop = asyncio.Event()
         self._tasks: list[asyncio.Task] = []
         self._random = random.Random(7)
+        self._judges_hits = False
 
     def new_views(self) -> Views:
         jobs = Jobs(self.engines.postgres, JobsConfig(), Registry())
@@ -72,22 +74,25 @@ class CountedViews:
     async def hit(self, send: Callable[[list[str]], Awaitable] | None = None) -> bool:
         """One call with some hits, counted before and after; whether it was answered."""
         ids = self._random.choices(self.entities, k=self._random.randint(1, 6))
+        before = self.acked.copy()
         self.sent.update(ids)
         try:
-            await (send or self.views.hits)(ids)
+            totals = await (send or self.views.hits)(ids)
         except (Unavailable, httpx.HTTPError):
             return False
+        if self._judges_hits:
+            self._judge(before, totals)
         self.acked.update(ids)
         return True
 
     async def read(self) -> None:
         """One read, judged by what was counted before and after it."""
-        before = {entity: self.acked[entity] for entity in self.entities}
-        try:
-            found = await self.views.totals(self.entities)
-        except Unavailable:
-            return
-        for total in found:
+        before = self.acked.copy()
+        with suppress(Unavailable):
+            self._judge(before, await self.views.totals(self.entities))
+
+    def _judge(self, before: Counter, totals: Sequence[Total]) -> None:
+        for total in totals:
             if total.total is None or total.stale:
                 continue
             if not before[total.id] <= total.total <= self.sent[total.id]:
@@ -95,9 +100,22 @@ class CountedViews:
                     f"{total.id}: {before[total.id]} <= {total.total} <= {self.sent[total.id]}"
                 )
 
-    def start(self, *, hitters=4, readers=1, flushers=0) -> None:
-        """Let them run until `finish`."""
-        steps = [self.hit] * hitters + [self.read] * readers
+    async def forget(self) -> None:
+        """Delete all cached totals, as a flusher does with unused ones."""
+        store = ValkeyStore(self.engines.valkey, self.engines.multiplexer)
+        with suppress(Unavailable):
+            cursor = await store.sweep(b"0", range(self.config.shards), idle_s=0)
+            while cursor != b"0":
+                cursor = await store.sweep(cursor, range(self.config.shards), idle_s=0)
+
+    def start(self, *, hitters=4, readers=1, flushers=0, sweepers=0) -> None:
+        """Let them run until `finish`.
+
+        With sweepers no reader can be judged, because a read of a swept total lags by a flush.
+        Instead the answers of hits are judged.
+        """
+        self._judges_hits = sweepers > 0
+        steps = [self.hit] * hitters + [self.read] * readers + [self.forget] * sweepers
         self._tasks += [asyncio.create_task(self.repeat(step, self.stop)) for step in steps]
         for number in range(flushers):
             flusher = Flusher(self.engines, self.config, name=f"f{number}")
@@ -143,8 +161,14 @@ class CountedViews:
         }
         assert off == {}, f"acked, stored, sent: {off}"
         for views in (self.views, self.new_views()):
-            cached = {total.id: total.total for total in await views.totals(self.entities)}
+            read = await wait_true(lambda v=views: self._read_all(v), what="totals are read")
+            cached = {total.id: total.total for total in read}
             assert cached == {entity: stored.get(entity, 0) for entity in self.entities}
+
+    async def _read_all(self, views: Views) -> list[Total]:
+        """All totals; empty while some are stale, because the circuit breaker is still open."""
+        found = await views.totals(self.entities)
+        return [] if any(total.stale for total in found) else found
 
     async def is_flushed(self) -> bool:
         """Whether no hit waits, and every shard has a flusher."""

@@ -17,6 +17,7 @@ from functools import partial
 import httpx
 import pytest
 from media_cluster import OBJECT_BLOCKS, SECRET, Traffic, content, running_cluster
+from tests.kit.otlp import otlp_receiver
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
@@ -288,8 +289,20 @@ async def test_a_hot_object_is_copied_by_a_node_that_does_not_keep_it(tmp_path):
 
 @pytest.mark.soak
 async def test_a_trace_continues_at_the_owner_and_the_object_store(tmp_path, monkeypatch):
-    async with running_cluster(tmp_path) as cluster:
-        await require_trace(cluster, blobs_of(cluster, monkeypatch))
+    with otlp_receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        async with running_cluster(tmp_path) as cluster:
+            await require_trace(cluster, blobs_of(cluster, monkeypatch))
+            await wait_true(lambda: hops_below(receiver.spans), what="the spans of hops")
+    [first] = {span.parent for span in receiver.spans if span.id in hops_below(receiver.spans)}
+    assert first == "f0" * 8
+
+
+def hops_below(spans):
+    """Spans of requests to whose nodes a hop came, which is the span below."""
+    hops = {span.parent for span in spans if span.attributes["headrace.media.is_hop"]}
+    return hops & {span.id for span in spans}
 
 
 async def require_trace(cluster, blobs):

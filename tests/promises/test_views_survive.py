@@ -81,9 +81,12 @@ async def flush(postgres_url, valkey_url, prefix, folder, name):
 
 @often(10, 200)
 async def test_flushers_that_die_at_each_step_lose_and_double_nothing(counted, tmp_path, times):
-    """Two run at once: one takes over the shards of the other, or races it."""
+    """Two run at once: one takes over the shards of the other, or races it.
+
+    Totals are swept meanwhile, so that hits fill them with the hits that are not flushed.
+    """
     chance = random.Random(3)
-    counted.start(hitters=2)
+    counted.start(hitters=2, readers=0, sweepers=1)
     where = (*counted.urls, counted.engines.valkey.prefix, tmp_path)
     running = []
     for number in range(times):
@@ -179,7 +182,7 @@ async def test_commits_that_postgres_lost_are_made_again(tmp_path, times):
             await session.connection.execute("SELECT pg_reload_conf()")
             await session.connection.execute("CHECKPOINT")
         lost = 0
-        counted.start(flushers=1)
+        counted.start(readers=0, flushers=1, sweepers=1)
         for _ in range(times):
             await counted.pass_more(200)
             before = await _offsets(counted)
@@ -286,7 +289,8 @@ async def test_a_killed_valkey_loses_and_doubles_nothing(
             server.kill()
             server.environment = slow_syncs(folder, sync_ms)
             server.start()
-        counted.start(flushers=2)
+        is_swept = not sync_ms
+        counted.start(flushers=2, readers=not is_swept, sweepers=is_swept)
         for _ in range(kills):
             await counted.pass_more(60)
             server.kill()
@@ -314,7 +318,7 @@ async def test_a_cut_tail_costs_what_was_cut_and_not_flushed(database_url, folde
     chance = random.Random(5)
     async with counted_on(database_url, folder) as (counted, server):
         for _ in range(times):
-            counted.start(readers=0, flushers=1)
+            counted.start(readers=0, flushers=1, sweepers=1)
             await counted.pass_more(150)
             server.kill()
             await counted.finish()
@@ -325,7 +329,7 @@ async def test_a_cut_tail_costs_what_was_cut_and_not_flushed(database_url, folde
 
 
 async def require_more(counted):
-    counted.start(readers=0, flushers=1)
+    counted.start(readers=0, flushers=1, sweepers=1)
     await counted.pass_more(100)
     await counted.finish()
     await counted.require_exact()

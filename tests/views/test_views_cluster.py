@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from tests.kit.waiting import wait_true
 
-from headrace.engines.valkey import ValkeyDown
+from headrace.kernel.errors import Unavailable
 from headrace.views import ViewsConfig
 from headrace.views.model import shard_of
 
@@ -27,9 +27,9 @@ def engines(cluster_engines):
 class Crowd:
     """Concurrent callers, their acknowledged hits, and those without an answer."""
 
-    def __init__(self, make_views, sql):
+    def __init__(self, make_views, sql, **settings):
         self.make_views, self._sql = make_views, sql
-        self.views = make_views()
+        self.views = make_views(**settings)
         self.counted, self.unknown = Counter(), Counter()
         self._stop = asyncio.Event()
         self._callers = [asyncio.create_task(self._call(number)) for number in range(8)]
@@ -43,7 +43,7 @@ class Crowd:
             for part in by_shard.values():
                 try:
                     await self.views.hits(part)
-                except ValkeyDown:
+                except Unavailable:
                     self.unknown.update(part)
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), 0.01)
@@ -74,12 +74,13 @@ class Crowd:
         """Every acknowledged hit is counted once, except those of the ids in `lost`."""
         await self.end()
 
-        async def is_reachable():
+        async def is_flushed():
+            # With `appendfsync everysec` an entry is flushed 2.2 s after it was first seen.
             await flusher.run_once()
-            return not flusher._unreachable
+            is_reachable = not flusher._unreachable
+            return is_reachable and not any(one.pending for one in await self.views.analytics.lag())
 
-        await wait_true(is_reachable, what="all shards are flushed")
-        await flushed(flusher)
+        await wait_true(is_flushed, what="all shards are flushed")
         totals = await self.stored()
         for entity in IDS:
             counted = self.counted[entity]
@@ -90,11 +91,23 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd(make_views, sql):
+async def make_crowd(make_views, sql):
+    """`make_crowd(durability="durable")`: callers that count until `end`."""
+    made = []
+
+    def make(**settings):
+        made.append(Crowd(make_views, sql, **settings))
+        return made[-1]
+
+    yield make
+    for crowd in made:
+        await crowd.end()
+
+
+@pytest.fixture
+async def crowd(make_crowd):
     """Callers that count until `end`."""
-    crowd = Crowd(make_views, sql)
-    yield crowd
-    await crowd.end()
+    return make_crowd()
 
 
 def key_of(valkey_store, shard):
@@ -212,6 +225,68 @@ async def test_a_promoted_replica_doubles_nothing(replicated, valkey_store, crow
     gone.start()
     await crowd.wait_calls(200)
     await crowd.require_counted_once(flusher, lost=moved)
+
+
+DURABLE = {"durability": "durable", "durable_replicas": 1}
+"""All replicas of a primary: while one is down, hits are counted and not acknowledged."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("settings", [{}, DURABLE], ids=["as set by default", "durable"])
+async def test_hosts_of_a_cluster_that_fail_double_nothing(
+    spread, valkey_store, make_crowd, flusher, settings
+):
+    """Shards move under load; a primary is killed and another cut off; both return as replicas."""
+    crowd = make_crowd(**settings)
+    await crowd.wait_calls(400)
+    for shard in range(3):
+        key = key_of(valkey_store, shard)
+        owner = spread.owner_of(key)
+        to = next(one for one in spread.primaries if one is not owner)
+        await asyncio.to_thread(spread.move, key, to=to)
+        await crowd.wait_calls(100)
+        await flusher.run_once()
+    assert not crowd.unknown
+    lost = set()
+    for cut, gone in enumerate(spread.primaries[:2]):
+        ids = ids_of(shards_of(spread, valkey_store, gone))
+        lost |= set(ids)
+        replica = spread.replica_of(gone)
+        if cut:
+            gone.host.cut()
+        else:
+            gone.kill()
+        await wait_true(lambda replica=replica: spread.leads(replica), what="it is promoted")
+        if not settings:
+            await crowd.wait_counted(ids)
+        if cut:
+            gone.host.restore()
+        else:
+            await asyncio.to_thread(gone.start)
+        await wait_true(spread.is_whole, what="it returned as a replica")
+        await crowd.wait_counted(ids)
+    await crowd.require_counted_once(flusher, lost=() if settings else lost)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "settings", [{}, {**DURABLE, "durable_replicas": 2}], ids=["as set by default", "durable"]
+)
+async def test_a_primary_of_sentinels_that_is_cut_off_doubles_nothing(
+    watched, make_crowd, flusher, settings
+):
+    crowd = make_crowd(**settings)
+    await crowd.wait_calls(400)
+    await flusher.run_once()
+    gone = watched.primary()
+    gone.host.cut()
+    await asyncio.to_thread(watched.wait_primary, other_than=gone)
+    if not settings:
+        await crowd.wait_counted(IDS)
+    gone.host.restore()
+    await wait_true(watched.is_whole, what="it returned as a replica")
+    await crowd.wait_counted(IDS)
+    await crowd.require_counted_once(flusher, lost=() if settings else IDS)
 
 
 @pytest.mark.soak

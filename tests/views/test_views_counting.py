@@ -206,6 +206,73 @@ async def test_only_unused_totals_are_swept_and_deletion_marks_stay(views, flush
     assert (await views.hit("ad:1")).total == 2
 
 
+async def test_fills_need_no_search_of_the_hits_that_wait(views, engines, flusher, valkey_store):
+    """The stream has more entries than a fill may search. Flushed notes are deleted."""
+    names = (name for name in (f"{n}{'x' * 120}" for n in range(99)) if shard_of(name, 4) == 1)
+    new, often = next(names), next(names)
+    await views.hit("ad:1")
+    for _ in range(5):
+        args = [key_of(engines, 1)], [",".join([often] * 1_000)]
+        _, totals, _ = await engines.multiplexer.call("headrace_views_hit_v1", *args)
+        assert set(totals.decode().split(",")) == {"-"}
+    assert await views.hit(new) == Total(id=new, total=1)
+    assert await views.hit(often, n=2) == Total(id=often, total=5_002)
+    await valkey_store.sweep(b"0", SHARDS, idle_s=0)
+    assert await views.hit(new) == Total(id=new, total=0, stale=True), "only a search finds them"
+    while await flusher.run_once():
+        pass
+    for total in (3, 4):
+        assert await views.hit(new) == Total(id=new, total=total)
+        await flusher.run_once()
+    notes = [key_of(engines, 1, key) for key in ("p", "po")]
+    assert await engines.valkey.command("EXISTS", *notes) == 0
+
+
+def other_of_shard_1(*, but="ad:1"):
+    return next(name for name in map(str, range(99)) if shard_of(name, 4) == 1 and name != but)
+
+
+async def hit_without_a_fill(engines, name, times):
+    keys = [key_of(engines, 1)]
+    await engines.multiplexer.call("headrace_views_hit_v1", keys, [",".join([name] * times)])
+
+
+async def report_flushed(engines):
+    """Report the known offset to Valkey, as a flusher does after its commit."""
+    keys = [key_of(engines, 1), key_of(engines, 1, "m")]
+    through = await engines.valkey.command("HGET", keys[1], "through")
+    await engines.multiplexer.call("headrace_views_flushed_v1", keys, [through, ""])
+
+
+async def test_hits_noted_before_a_report_of_the_flusher_count(views, engines):
+    await views.hit("ad:1")
+    new = other_of_shard_1()
+    await hit_without_a_fill(engines, new, 3)
+    await report_flushed(engines)
+    await hit_without_a_fill(engines, new, 2)
+    assert await views.hit(new) == Total(id=new, total=6)
+
+
+async def test_an_older_offset_of_postgres_finds_the_hits_of_deleted_notes(
+    views, engines, flusher, sql
+):
+    """After a failover that lost a flush, the hits are only in the stream."""
+    await views.hit("ad:1")
+    await flusher.run_once()
+    [before] = await sql("SELECT through FROM headrace.views_shard WHERE shard = 1")
+    new = other_of_shard_1()
+    await hit_without_a_fill(engines, new, 3)
+    while await flusher.run_once():
+        pass
+    for _ in range(2):
+        await report_flushed(engines)
+    notes = [key_of(engines, 1, key) for key in ("p", "po")]
+    assert await engines.valkey.command("EXISTS", *notes) == 0
+    await sql(f"UPDATE headrace.views_shard SET through = '{before['through']}' WHERE shard = 1")
+    await sql(f"DELETE FROM headrace.views_total WHERE id = '{new}'")
+    assert await views.hit(new) == Total(id=new, total=4)
+
+
 async def test_a_hit_gets_an_id_after_the_highest_known_one(views, engines, flusher, sql):
     """The clock of the server is behind PostgreSQL's offset."""
     await views.hit("ad:1")

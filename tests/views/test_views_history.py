@@ -97,6 +97,20 @@ async def test_old_hours_become_days_and_recent_hours_stay(
     assert (await views.analytics.verify()).differences == []
 
 
+async def test_an_older_month_that_returns_amid_the_steps_repeats_no_copy(
+    views, make_flusher, count, sql, monkeypatch
+):
+    """As after a step of PostgreSQL's clock."""
+    monkeypatch.setattr("headrace.views.worker.ROLL_UP_IDS", 1)
+    await count(("ad:1", 0, OLD, 10), ("ad:2", 0, OLD, 20))
+    flusher = make_flusher()
+    assert [await flusher.roll_up() for _ in range(2)] == [True, True], "close, copy ad:1"
+    await sql("SELECT headrace.ensure_view_months_v1(ARRAY['2024-03-05'::timestamptz])")
+    await roll_up_all(flusher)
+    found = await views.analytics.verify()
+    assert (found.views, found.differences) == (30, [])
+
+
 async def test_reads_deletions_and_flushes_amid_the_steps_are_exact(
     views, make_flusher, count, monkeypatch
 ):

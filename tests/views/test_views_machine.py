@@ -1,9 +1,9 @@
 """The protocol of shard flushes: any order of its steps, compared with two dictionaries.
 
-Hits, known events, flushes, races, crashes between the steps, deletions, moves between classes, and
-losses of both engines. `flushed` is what PostgreSQL has counted, `pending` what only Valkey has.
-Each step changes both as the contract states. After each step every total, cached or not, must be
-their sum, and at the end the hours must add up to the totals.
+Hits, known events, flushes, races, crashes between the steps, swept totals, deletions, moves
+between classes, and losses of both engines. `flushed` is what PostgreSQL has counted, `pending`
+what only Valkey has. Each step changes both as the contract states. After each step every total,
+cached or not, must be their sum, and at the end the hours must add up to the totals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.views import Hit, Views, ViewsConfig
 from headrace.views import store as shard_store
-from headrace.views.model import START, hour_at, shard_of
+from headrace.views.flush import FlushBatch
+from headrace.views.model import START, hour_at, require_hits, shard_of
 from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
@@ -93,6 +94,14 @@ class Counts:
         """Move all pending views to PostgreSQL."""
         self.flushed += self.pending
         self.pending.clear()
+
+    def flush_only(self, counts) -> None:
+        """Move some pending views to PostgreSQL."""
+        for count in counts:
+            if count.id not in self.dead and count.id != "nobody":
+                key = count.id, CLASSES[count.traffic]
+                self.pending[key] -= count.views
+                self.flushed[key] += count.views
 
     def delete(self, entity) -> None:
         """Forget an entity for good."""
@@ -186,6 +195,32 @@ class ViewsMachine(RuleBasedStateMachine):
         self.run(*[each.run_once() for each in self.flushers])
         self.flush(1)
 
+    @rule(entries=st.integers(1, 3), is_recorded=st.booleans())
+    def flush_some_entries(self, entries, is_recorded):
+        """The offset moves into the middle of the pending entries."""
+        for state in self.run(shard_store.all_shards(self.engines.postgres)):
+            through = state.through
+            pending = self.run(
+                self.valkey_store.pending(state.shard, through=through, entries_max=entries)
+            )
+            if not pending.has_anchor or not pending.rows:
+                continue
+            batch = FlushBatch(through)
+            batch.add(pending.rows)
+            counts = batch.counts()
+            written = shard_store.flush(
+                self.engines.postgres,
+                state.shard,
+                from_id=through,
+                to_id=batch.through,
+                counts=counts,
+            )
+            assert self.run(written) is not None
+            if is_recorded:
+                record = self.valkey_store.note_flushed
+                self.run(record(state.shard, through=batch.through, trim_to=None))
+            self.counts.flush_only(counts)
+
     def own(self, which):
         """Let a flusher lease all shards."""
         self.sql("UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL")
@@ -222,6 +257,22 @@ class ViewsMachine(RuleBasedStateMachine):
         self.counts.add(racing)
         self.counts.delete(entity)
 
+    @rule(entity=IDS, hits=HITS)
+    def deletions_end(self, entity, hits):
+        """Hits that wait at that moment are counted."""
+        self.delete(entity, [])
+        for _ in range(2):
+            self.hit(NAMES, 0)
+            self.flush(0)
+        hits = [*hits, entity]
+        self.run(self.views[0].hits(hits))
+        for name in self.counts.dead:
+            self.valkey("DEL", *self.valkey_store.total_keys([name], [shard_of(name, SHARDS)]))
+        self.sql("DELETE FROM headrace.views_tombstone")
+        self.counts.dead.clear()
+        self.counts.add(hits)
+        self.hit([entity], 0)
+
     @rule(entity=IDS)
     def move_to_bots(self, entity):
         self.run(self.move(entity))
@@ -234,6 +285,24 @@ class ViewsMachine(RuleBasedStateMachine):
         span = {"from_at": hour_at(row["hour"] - 2), "to_at": hour_at(row["hour"] + 2)}
         request = SimpleNamespace(id=entity, **span, source="human", target="bot")
         return self.views[0].corrections.move(request)
+
+    @rule(hits=HITS)
+    def hit_without_a_fill(self, hits):
+        """As programs in other languages do, or a process that died after its hit."""
+        for shard in range(SHARDS):
+            part = [line for name, line in require_hits(hits) if shard_of(name, SHARDS) == shard]
+            if part:
+                sent = self.valkey_store.hit(shard, part, floor_ms="0", offset_s=0)
+                if self.run(sent).entry is not None:
+                    self.counts.add([hit for hit in hits if self.is_of(hit, shard)])
+
+    def is_of(self, hit, shard):
+        return shard_of(hit if isinstance(hit, str) else hit.id, SHARDS) == shard
+
+    @rule()
+    def sweep_totals(self):
+        """Sooner than a flusher does: some have pending hits."""
+        self.run(self.valkey_store.sweep(b"0", range(SHARDS), idle_s=0))
 
     @rule(which=st.integers(0, SHARDS - 1))
     def forget_totals(self, which):
@@ -292,13 +361,15 @@ class ViewsMachine(RuleBasedStateMachine):
                 )
             )
 
-    @rule(entity=IDS, is_moved=st.booleans())
-    def fail_over_to_an_older_postgres(self, entity, is_moved):
+    @rule(entity=IDS, is_moved=st.booleans(), hits=HITS)
+    def fail_over_to_an_older_postgres(self, entity, is_moved, hits):
         """Flushes since the copy are repeated from the stream; a move is lost."""
         for table in TABLES:
             self.sql(f"DROP TABLE IF EXISTS public.old_{table}")
             self.sql(f"CREATE TABLE public.old_{table} AS TABLE headrace.{table}")
         before = self.counts.flushed.copy()
+        self.hit_without_a_fill(hits)
+        self.flush(0)
         self.hit(["a", "b", "c"], 0)
         self.flush(0)
         again = self.counts.flushed - before

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -24,6 +25,7 @@ class SmallApp:
 
     version = "0.0.0"
     metrics_folder = None
+    data_folder = Path("/nonexistent")
 
     def __init__(self, postgres, *, routes=None, valkey=None, blobs=None, **settings) -> None:
         loaded = load_config({"web": WebConfig}, env={})

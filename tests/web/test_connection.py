@@ -98,6 +98,8 @@ ACCEPTED = {
     ),
     "nothing after the last": ((LAST + NEXT + b"G\0",), [200]),
     "version 1.0": ((b"GET /healthz HTTP/1.0\r\n" + HOST + b"\r\n" + NEXT,), [200]),
+    "a balancer's check": ((b"GET /healthz HTTP/1.0\r\n\r\n",), [200]),
+    "no host elsewhere": ((b"GET /v1/queues HTTP/1.0\r\n\r\n",), [400]),
 }
 
 

@@ -11,6 +11,7 @@ from litestar import get
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.errors import error_table
 from headrace.kernel.logs import SparseLogger, trace_id
+from headrace.kernel.resilience import RoleDeaths
 from headrace.web import guard
 from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
 from headrace.web.routes import operations_of, routes_without_scope
@@ -228,6 +229,20 @@ async def test_readiness_names_what_is_down(make_app, serve, valkey, blobs):
         assert answer.status_code == 503
         assert answer.json() == {"ready": False, "engines": {"postgres": "down", "valkey": "up"}}
         assert (await client.get("/healthz")).json() == {"alive": True}
+
+
+async def test_a_role_that_keeps_dying_is_not_ready(make_app, serve, valkey, blobs, tmp_path):
+    app, deaths = make_app(), RoleDeaths(tmp_path)
+    app.data_folder = tmp_path
+    async with serve(app, valkey=valkey, blobs=blobs) as client:
+        deaths.note("agent", {"exit_code": 1, "deaths": 1})
+        assert (await client.get("/readyz")).status_code == 200, "one death is restarted"
+        deaths.note("agent", {"exit_code": 1, "deaths": 3})
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["ready"]) == (503, False)
+        assert answer.json()["roles"] == {"agent": "died 3 times in a row"}
+        deaths.clear()
+        assert (await client.get("/readyz")).json()["ready"]
 
 
 async def test_the_index_leads_everywhere(api, root):

@@ -19,6 +19,7 @@ from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.migrate import check_schema
+from headrace.kernel import spans
 from headrace.kernel.config import Loaded
 from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.logs import configure_logs
@@ -208,6 +209,7 @@ class CommandLine:
     def run_app(self, work: Callable[[App], Awaitable[Answer]], *, checked: bool = True) -> Answer:
         """Run `work` on the plain application; `checked` verifies the schema first."""
         configure_logs("cli", level="warning")
+        spans.start("cli")
 
         async def in_loop() -> Answer:
             app = self.app()
@@ -219,7 +221,9 @@ class CommandLine:
                 await app.close()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(in_loop())
+            answer = runner.run(in_loop())
+        spans.flush()
+        return answer
 
     def show(self, value: Any, text: str) -> None:
         """Print `value` as JSON with `--json`, else `text`."""

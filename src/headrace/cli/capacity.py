@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -22,20 +23,47 @@ from headrace.kernel.errors import InvalidInput
 DAY_S: Final = 86_400
 UNITS_S: Final = {"s": 1, "min": 60, "h": 3_600, "d": DAY_S}
 FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
-SYNCS_PER_S: Final = 5_000
-"""Commits of one client a second on the measured machine; concurrent commits share syncs."""
-LOG_BYTES_PER_S: Final = 200e6
-"""Write-ahead log that one common SSD with its replicas takes."""
-SLOT_BYTES: Final = 12e6
-NODE_BITS_PER_S: Final = 10e9
-CONNECTION_BYTES: Final = 60e3
-"""TCP memory of a connection that streams."""
+RANGE_BYTES: Final = 2**18
+CARD_SHARE: Final = 0.7
+"""Share of a network card that may be used at the peak."""
 
 
 class InvalidRate(InvalidInput):
     """A rate for `headrace size` cannot be read."""
 
     code = "cli.invalid_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A figure of a machine that a plan rests on: measured, or assumed where no record has it."""
+
+    name: str
+    unit: str
+    row: str
+    field: str
+    assumed: float
+
+    @property
+    def measured(self) -> float | None:
+        """The figure of the record."""
+        found = constants().get(self.row, {}).get(self.field)
+        return None if found is None else float(found)
+
+    @property
+    def value(self) -> float:
+        """The figure that plans use."""
+        return self.assumed if self.measured is None else self.measured
+
+
+SYNCS: Final = Constant("syncs of a disk, one after the other", "1/s", "disk", "syncs", 5_000)
+DISK: Final = Constant("synced writes of a disk in order", "B/s", "disk", "synced writes", 200e6)
+SLOT: Final = Constant("memory of a slot without your code", "B", "slot", "memory", 12e6)
+CONNECTION: Final = Constant(
+    "memory of a slow media connection, TCP of both ends", "B", "connection of media", "memory", 6e4
+)
+CARD: Final = Constant("network card, used to 70 %", "bit/s", "card", "bits", 10e9)
+CONSTANTS: Final = (SYNCS, DISK, SLOT, CONNECTION, CARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +86,8 @@ class Load:
     media_bits: float = 0.0
     media_connections: float = 0.0
     is_tls: bool = False
+    media_shares: Mapping[str, float] = field(default_factory=dict)
+    """Shares of ranges `from the disk`, `by a hop` and `filled`; the rest is in memory."""
     peak: float = 1.0
     """The peak divided by the average, which growth follows."""
 
@@ -88,6 +118,11 @@ def costs() -> dict[str, dict[str, float]]:
     return dict(_record()["costs"])
 
 
+def constants() -> dict[str, dict[str, float]]:
+    """Measured figures of the machine and of single processes, such as their memory."""
+    return dict(_record()["constants"])
+
+
 def source() -> str:
     """The command, machine and date of the costs."""
     return str(_record()["source"])
@@ -108,49 +143,85 @@ def parse_per_second(text: str) -> float:
 
 def demands(load: Load, *, cores: int) -> list[Demand]:
     """What `load` uses of each resource; machines have `cores` cores."""
+    return [*_of_engines(load, cores), *_of_roles(load), *_of_media(load), *_growths(load)]
+
+
+def _of_engines(load: Load, cores: int) -> list[Demand]:
+    """What one server of each engine has to do."""
     rates = _rates(load)
-    postgres = _sum(rates, "CPU of PostgreSQL") / 1e6
-    valkey = _sum(rates, "CPU of Valkey") / 1e6
+
+    def total(resource: str, factor: float = 1.0) -> float:
+        return factor * sum(rate * _cost(name, resource) for name, rate in rates.items())
+
+    card = "a faster card; then a server per room"
+    disks = "faster disks and links to standbys; then a server per room"
+    syncs = "enqueue more jobs in a call: concurrent commits share syncs; then a server per room"
+    cluster = "a primary for each core: Valkey Cluster"
+    more = "more cores; then a server per room"
+    log, network = DISK.value / 1e6, CARD.value / 1e9
+    return [
+        Demand("CPU of PostgreSQL", total("CPU of PostgreSQL", 1e-6), "cores", cores, more),
+        Demand("write-ahead log", total("write-ahead log", 1e-6), "MB/s", log, disks),
+        Demand("syncs of the log", total("syncs of the log"), "syncs/s", SYNCS.value, syncs),
+        Demand("reads of the database", total("reads of the database"), "reads/s"),
+        Demand("writes of the database", total("writes of the database"), "writes/s"),
+        Demand("written by the database", total("written by the database", 1e-6), "MB/s"),
+        Demand("CPU of Valkey", total("CPU of Valkey", 1e-6), "cores", 1.0, cluster),
+        *(
+            Demand(name, total(name, 8e-9), "Gbit/s", network, card)
+            for name in ("network of PostgreSQL", "network of Valkey")
+        ),
+    ]
+
+
+def _of_roles(load: Load) -> list[Demand]:
+    """What agents, the API and flushers need: more of it by more machines."""
     agents = load.jobs * load.job_cpu_s + _of_agents(load) / 1e6
-    media = "range of 256 KiB over HTTPS" if load.is_tls else "range of 256 KiB"
-    ranges = load.media_bits / 8 / 2**18
+    slots = load.jobs * load.job_s
     request = costs()["request of the API"]["CPU"]
     page = request + _cost("page of 20 posts, 400 follows", "CPU of Headrace")
     api = ((load.hits + load.totals / 20) * request + load.pages * page) / 1e6
+    flushers = load.hits * _cost("view flushed", "CPU of Headrace") / 1e6
     return [
-        Demand("CPU of PostgreSQL", postgres, "cores", cores, "more cores; then a server per room"),
-        Demand(
-            "write-ahead log",
-            _sum(rates, "write-ahead log") / 1e6,
-            "MB/s",
-            LOG_BYTES_PER_S / 1e6,
-            "faster disks and links to standbys",
-        ),
-        Demand(
-            "syncs of the log",
-            _sum(rates, "syncs of the log"),
-            "syncs/s",
-            SYNCS_PER_S,
-            "enqueue more jobs in a call; concurrent commits share syncs",
-        ),
-        Demand("CPU of Valkey", valkey, "cores", 1.0, "a primary for each core: Valkey Cluster"),
         Demand("CPU of agents", agents, "cores", None, "more agents"),
-        Demand("slots of agents", load.jobs * load.job_s, "slots"),
-        Demand("memory of slots", load.jobs * load.job_s * SLOT_BYTES / 1e9, "GB"),
+        Demand("slots of agents", slots, "slots", None, "more agents"),
+        Demand("memory of slots", slots * SLOT.value / 1e9, "GB", None, "more agents"),
         Demand("CPU of the API", api, "cores", None, "more `headrace api`, or `web.processes`"),
-        Demand(
-            "CPU of flushers", load.hits * _cost("view flushed", "CPU of Headrace") / 1e6, "cores"
-        ),
-        Demand("CPU of media nodes", ranges * costs()[media]["CPU"] / 1e6, "cores"),
-        Demand("network of media nodes", load.media_bits / 1e9, "Gbit/s"),
-        Demand("TCP memory of media nodes", load.media_connections * CONNECTION_BYTES / 1e9, "GB"),
-        Demand("network of downloads", load.photos * load.photo_bytes * 8 / 1e9, "Gbit/s"),
-        Demand(
-            "growth of the object store",
-            load.photos / load.peak * load.photo_bytes * DAY_S / 1e9,
-            "GB/day",
-        ),
-        Demand("growth of the database", _growth(load) / load.peak * DAY_S / 1e9, "GB/day"),
+        Demand("CPU of flushers", flushers, "cores", None, "more flushers: shards of views"),
+    ]
+
+
+def _of_media(load: Load) -> list[Demand]:
+    """What media nodes and downloads need."""
+    ranges = load.media_bits / 8 / RANGE_BYTES
+    from_disk, filled = (
+        load.media_bits * load.media_shares.get(kind, 0.0) for kind in ("from the disk", "filled")
+    )
+    connections = load.media_connections * CONNECTION.value / 1e9
+    downloads = load.photos * load.photo_bytes * 8 / 1e9
+    nodes = "more media nodes"
+    return [
+        Demand("CPU of media nodes", ranges * _range_us(load) / 1e6, "cores", None, nodes),
+        Demand("network of media nodes", load.media_bits / 1e9, "Gbit/s", None, nodes),
+        Demand("memory of media connections", connections, "GB", None, nodes),
+        Demand("reads of media disks", from_disk / 8e6, "MB/s", None, "more disks and nodes"),
+        Demand("writes of media disks", filled / 8e6, "MB/s", None, "larger disks: fewer fills"),
+        Demand("network of the object store", filled / 1e9, "Gbit/s"),
+        Demand("network of downloads", downloads, "Gbit/s", None, "more agents with own links"),
+    ]
+
+
+def _growths(load: Load) -> list[Demand]:
+    """What stays after a day of average load."""
+    photos = load.photos * load.photo_bytes
+    each = {
+        "the object store": photos,
+        "the database": _growth(load, "size of the database"),
+        "Valkey": _growth(load, "memory of Valkey"),
+    }
+    return [
+        Demand(f"growth of {what}", amount / load.peak * DAY_S / 1e9, "GB/day")
+        for what, amount in each.items()
     ]
 
 
@@ -161,7 +232,7 @@ def machines(found: list[Demand], *, cores: int, share: float) -> dict[str, int]
     def count(*names: str, least: int = 0) -> int:
         return max(least, math.ceil(sum(by_name[name] for name in names) / (cores * share)))
 
-    wires = math.ceil(by_name["network of media nodes"] / (NODE_BITS_PER_S / 1e9 * 0.7))
+    wires = math.ceil(by_name["network of media nodes"] / (CARD.value / 1e9 * CARD_SHARE))
     return {
         "PostgreSQL": count("CPU of PostgreSQL", least=1),
         "Valkey, cores": max(1, math.ceil(by_name["CPU of Valkey"] / share)),
@@ -195,7 +266,7 @@ def _of_agents(load: Load) -> float:
     return sum(rates[name] * _cost(name, "CPU of Headrace") for name in names)
 
 
-def _growth(load: Load) -> float:
+def _growth(load: Load, resource: str) -> float:
     """Bytes a second that stay: rows of jobs are removed, those of views replaced by days."""
     kept = (
         "post published",
@@ -204,15 +275,22 @@ def _growth(load: Load) -> float:
         "item of a new catalogue, 4 photos",
     )
     rates = _rates(load)
-    return sum(rates[name] * _cost(name, "size of the database") for name in kept)
+    return sum(rates[name] * _cost(name, resource) for name in kept)
 
 
-def _sum(rates: dict[str, float], resource: str) -> float:
-    return sum(rate * _cost(operation, resource) for operation, rate in rates.items())
+def _range_us(load: Load) -> float:
+    """CPU of the nodes for a range, by where ranges come from; HTTPS adds the same to each."""
+    memory_us = _cost("range of 256 KiB from memory", "CPU")
+    tls_us = _cost("range of 256 KiB over HTTPS", "CPU") - memory_us if load.is_tls else 0.0
+    more_us = sum(
+        share * ((_cost(f"range of 256 KiB {kind}", "CPU") or memory_us) - memory_us)
+        for kind, share in load.media_shares.items()
+    )
+    return tls_us + memory_us + more_us
 
 
 def _cost(operation: str, resource: str) -> float:
-    return costs()[operation].get(resource, 0.0)
+    return costs().get(operation, {}).get(resource, 0.0)
 
 
 class _Rate(click.ParamType[float]):
@@ -235,6 +313,8 @@ class _Number(click.FloatRange):
 RATE: Final = _Rate()
 RATES: Final = ("jobs", "hits", "totals", "pages", "posts", "follows", "photos")
 """Options that are rates of operations; media and connections are rates too."""
+SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fills"}
+"""Options with the shares of ranges, by the words of their cost."""
 
 
 @click.command("size", short_help="Compute the machines that a load needs.")
@@ -255,6 +335,9 @@ RATES: Final = ("jobs", "hits", "totals", "pages", "posts", "follows", "photos")
 @click.option(
     "--connections", type=RATE, default="0", help="Open connections of media, such as 500k."
 )
+@click.option("--from-disk", type=_Number(0, 1), default=0.0, help="Share of media from disks.")
+@click.option("--hops", type=_Number(0, 1), default=0.0, help="Share of media from other nodes.")
+@click.option("--fills", type=_Number(0, 1), default=0.0, help="Share of media not on disks yet.")
 @click.option("--tls", is_flag=True, help="Media is sent over HTTPS by its nodes.")
 @click.option("--peak", type=_Number(1), default=1.0, help="Peak rate divided by the given rates.")
 @click.option("--cores", type=click.IntRange(1), default=16, help="Cores of a machine.")
@@ -268,6 +351,10 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
     """
     if not any(given[name] for name in (*RATES, "media", "connections")):
         raise InvalidRate("no rate is given: name a load, such as --jobs 350M/d or --hits 9k/min")
+    if sum(given[option] for option in SHARES.values()) > 1:
+        raise InvalidRate(
+            "--from-disk, --hops and --fills are shares of one sum: at most 1 together"
+        )
     rates = {name: given[name] * peak for name in RATES}
     load = Load(
         **rates,
@@ -278,6 +365,7 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
         media_bits=given["media"] * peak,
         media_connections=given["connections"] * peak,
         is_tls=bool(given["tls"]),
+        media_shares={kind: given[option] for kind, option in SHARES.items()},
         peak=peak,
     )
     found = demands(load, cores=cores)
@@ -288,6 +376,15 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
             for one in found
         ],
         "machines": needed,
+        "constants": [
+            {
+                "name": one.name,
+                "value": one.value,
+                "unit": one.unit,
+                "is_measured": one.measured is not None,
+            }
+            for one in CONSTANTS
+        ],
     }
     line.show(value, "\n".join(lines_of(found, needed)))
 
@@ -301,7 +398,8 @@ def lines_of(found: list[Demand], needed: dict[str, int]) -> list[str]:
     if limited:
         lines += ["", "exhausted first, by share of one server:"]
         lines += [f"  {one.used:>5.0%}  {one.resource}: {one.remedy}" for one in limited[:3]]
-    return lines
+    guesses = [f"{one.name}: {one.value:,.0f} {one.unit}" for one in CONSTANTS if not one.measured]
+    return [*lines, "", f"assumed, not measured: {'; '.join(guesses)}"] if guesses else lines
 
 
 def shown(amount: float) -> str:

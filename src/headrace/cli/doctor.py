@@ -16,18 +16,21 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from headrace.cli.app_context import App
+from headrace.cli.backup import check_backup
 from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
-from headrace.cli.supervisor import RoleDeaths
 from headrace.engines import Engines
-from headrace.engines.blobs import Blobs, StoreMismatch
+from headrace.engines.blobs import BlobChanged, Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import MARKER, require_owner
 from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
+from headrace.kernel import spans
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
 from headrace.media.native import (
@@ -71,6 +74,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     checks: list[Check] = [
         ("postgres", lambda: check_postgres(app, engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
+        ("backup", lambda: check_backup(app, engines)),
         ("token", lambda: check_token(app, engines)),
         ("webhooks", lambda: check_webhooks(app)),
         ("valkey", lambda: check_valkey(engines)),
@@ -89,6 +93,7 @@ def _media_checks(app: App) -> list[Check]:
         ("media disks", lambda: check_media_disks(app)),
         ("media cluster", lambda: check_media_cluster(app)),
         ("media upstream", lambda: check_media_upstream(app)),
+        ("traces", check_traces),
     ]
 
 
@@ -106,6 +111,22 @@ async def _run_checks(checks: list[Check]) -> list[Finding]:
         except OSError as error:
             findings.append(refused(subject, error))
     return findings
+
+
+async def check_traces() -> list[Finding]:
+    """Whether the receiver of spans accepts connections, if tracing is on."""
+    url = spans.endpoint()
+    if url is None:
+        return []
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.open_connection(parts.hostname, port)
+    except OSError as error:
+        text = f"{parts.hostname}:{port} accepts no connection, so spans are dropped ({error})"
+        return [Finding("traces", "warn", text, f"start it, or correct {spans.ENDPOINTS[1]}")]
+    writer.close()
+    return [Finding("traces", "ok", f"spans go to {parts.hostname}:{port}")]
 
 
 def check_owner(folder: Path) -> list[Finding]:
@@ -199,8 +220,7 @@ def check_roles(folder: Path) -> list[Finding]:
             f" {death['exit_code']}, {pluralize(death['deaths'], 'death')} in a row",
             "read its last lines in the output of `headrace up`",
         )
-        for name, death in RoleDeaths.read(folder).items()
-        if now_s - death["died_at_s"] < DIED_LATELY_S
+        for name, death in RoleDeaths.read(folder, within_s=DIED_LATELY_S).items()
     ]
 
 
@@ -291,6 +311,7 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
     await blobs.put(key, data)
     same = await blobs.get(key) == data
+    is_conditional = await refuses(blobs, key, None) and await refuses(blobs, key, '"another"')
     await blobs.delete(key)
     if not same:
         return [
@@ -298,7 +319,24 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
                 "blobs", "fail", "an object was read back with different bytes", "check the store"
             )
         ]
-    return [Finding("blobs", "ok", "stored, read and deleted an object")]
+    found = [Finding("blobs", "ok", "stored, read and deleted an object")]
+    if not is_conditional:
+        text = (
+            "the store ignores If-None-Match or If-Match: two writers of one upload, or of the"
+            " settings of media nodes, may replace each other's bytes"
+        )
+        fix = "use a store with conditional writes, such as those of docs/s3.md"
+        found.append(Finding("blobs", "fail", text, fix))
+    return found
+
+
+async def refuses(blobs: Blobs, key: str, etag: str | None) -> bool:
+    """Whether the store refuses to replace an existing object with another etag."""
+    try:
+        await blobs.put_if(key, b"replaced", etag=etag)
+    except BlobChanged:
+        return True
+    return False
 
 
 ANSWER_S = 2.0

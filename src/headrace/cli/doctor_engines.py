@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from headrace.cli.app_context import App
 from headrace.engines import Engines
+from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
 from headrace.engines.sql import load_queries
-from headrace.engines.valkey import Node
+from headrace.engines.valkey import Node, SentinelGroup
 from headrace.kernel.errors import HeadraceError
 
 CHECK_S: Final = 10.0
@@ -56,8 +57,8 @@ FEED_SETTINGS: Final = {
 }
 """Minimum values for the feed's index, and the effect of lower ones."""
 SQL: Final = load_queries("headrace.cli")
-POSTGRES_OLDEST: Final = 150000
-"""Oldest version in the test matrix."""
+SENTINELS_MIN: Final = 3
+"""Two cannot form a majority without each other."""
 POOLS: Final = ("api", "scheduler", "flusher")
 """Roles with a pool of `postgres.connections_max`."""
 CONNECTIONS_USED_MAX: Final = 0.8
@@ -132,9 +133,9 @@ async def _check_replica(engines: Engines) -> list[Finding]:
 
 def check_version(row: Any) -> list[Finding]:
     """Check that the server version is supported."""
-    if row["version_number"] < POSTGRES_OLDEST:
+    if row["version_number"] < POSTGRES_MAJOR_MIN * 10_000:
         text = f"version {row['version']} is not supported"
-        fix = f"use PostgreSQL {POSTGRES_OLDEST // 10000} or newer"
+        fix = f"use PostgreSQL {POSTGRES_MAJOR_MIN} or newer"
         return [Finding("postgres", "fail", text, fix)]
     return [Finding("postgres", "ok", f"version {row['version']} responds")]
 
@@ -265,7 +266,10 @@ async def check_valkey(engines: Engines) -> list[Finding]:
     """Check version, eviction policy and persistence of every primary."""
     if not await engines.valkey.is_cluster():
         [node] = await engines.valkey.primaries()
-        return await check_valkey_node(node, "valkey")
+        found = await check_valkey_node(node, "valkey")
+        if engines.valkey.sentinels is not None:
+            found += await check_sentinels(engines.valkey.sentinels, node)
+        return found
     nodes = await engines.valkey.primaries()
     found = [Finding("valkey", "ok", f"a cluster of {len(nodes)} primaries")]
     for node in nodes:
@@ -305,6 +309,23 @@ async def check_valkey_node(node: Node, subject: str) -> list[Finding]:
             text = f"{name} is {present}: the feed's {cost}"
             fix = f"set {name} {least}, then `headrace feed rebuild`"
             found.append(Finding(subject, "warn", text, fix))
+    return found
+
+
+async def check_sentinels(sentinels: SentinelGroup, primary: Node) -> list[Finding]:
+    """Check that a failover can happen, and that a replaced primary refuses writes."""
+    state = await sentinels.state()
+    count, replicas = int(state["num-other-sentinels"]) + 1, int(state["num-slaves"])
+    address = f"{state['ip']}:{state['port']}"
+    text = f"{count} Sentinels report {sentinels.name} at {address}, with {replicas} replicas"
+    found = [Finding("valkey sentinel", "ok", text)]
+    if count < SENTINELS_MIN or not replicas:
+        fix = f"run {SENTINELS_MIN} Sentinels on different hosts, and a replica"
+        found = [Finding("valkey sentinel", "warn", f"{text}: no failover if a host fails", fix)]
+    if await _valkey_setting(primary, "min-replicas-to-write") == "0":
+        text = "min-replicas-to-write is 0: a primary that is cut off accepts writes that it loses"
+        fix = "CONFIG SET min-replicas-to-write 1, and the same in each server's file"
+        found.append(Finding("valkey sentinel", "warn", text, fix))
     return found
 
 

@@ -29,7 +29,7 @@ from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
 from headrace.engines.mount_guard import RECORD_FILE
 from headrace.engines.postgres import Postgres, PostgresDown, PostgresRefused
-from headrace.kernel import metrics
+from headrace.kernel import metrics, spans
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
@@ -65,6 +65,7 @@ def run_role(
 ) -> None:
     """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
     configure_logs(role, level=app.config.sections["data"].log_level)
+    spans.start(role.partition(".")[0])
     watch_parent()
 
     async def main() -> None:
@@ -91,6 +92,7 @@ def run_role(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
+    spans.flush()
 
 
 async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Event) -> None:
@@ -308,6 +310,7 @@ def zygote(
         app = line.app(application)
         app.use_as_slot()
         configure_logs("slot", level=app.config.sections["data"].log_level)
+        spans.load()
         app.load_rooms()
         return LoadedApp(app)
 

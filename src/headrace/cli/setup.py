@@ -8,6 +8,7 @@ them as code of this project.
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from headrace.cli.doctor import check_up
 from headrace.engines.endpoints import masked_text, masked_url
 from headrace.engines.migrate import apply_migrations, plan_migrations
 from headrace.kernel.config import SettingRow, setting_rows
+from headrace.kernel.config_schema import config_schema
 from headrace.kernel.errors import Conflict, InvalidInput
 from headrace.kernel.terminal import table
 
@@ -184,7 +186,7 @@ def migrate(line: CommandLine, *, plan: bool, check: bool, phase: str) -> None:
 
 @click.group("config")
 def config() -> None:
-    """Effective settings."""
+    """Effective settings, and the schema of their file."""
 
 
 @config.command("show")
@@ -203,6 +205,14 @@ def show_config(line: CommandLine, application: str | None) -> None:
         )
     rows = [(s["name"], s["value"], s["source"], s["help"]) for s in shown]
     line.show(shown, table(("setting", "value", "source", "description"), rows))
+
+
+@config.command("schema")
+@click.pass_obj
+def show_schema(line: CommandLine) -> None:
+    """Print the JSON Schema of `headrace.toml`, for editors and for checks of changes."""
+    sections = {name: type(section) for name, section in line.app().config.sections.items()}
+    print(json.dumps(config_schema(sections), indent=2))
 
 
 @click.command("doctor", short_help="Check engines, settings, clock, disk and limits.")

@@ -43,7 +43,6 @@ from headrace.kernel.resilience import Backoff
 
 PARENT_PID: Final = "HEADRACE_PARENT_PID"
 READY_FD: Final = "HEADRACE_READY_FD"
-DEATHS_FILE: Final = "run/role-deaths.json"
 GRACE_S: Final = 10.0
 REAP_EVERY_S: Final = 1.0
 RESTARTS: Final = Backoff(first_s=0.5, max_s=30.0)
@@ -72,33 +71,6 @@ class Event:
     kind: str
     name: str
     facts: Mapping[str, Any]
-
-
-class RoleDeaths:
-    """The last death of each role, in a file of the data folder for `headrace doctor`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / DEATHS_FILE
-        self._last: dict[str, dict[str, Any]] = {}
-
-    def clear(self) -> None:
-        """Forget the deaths of an earlier run. Raises: OSError."""
-        self._path.unlink(missing_ok=True)
-
-    def note(self, event: Event) -> None:
-        """Store the death of a role. Raises: OSError."""
-        if event.kind == "role_died":
-            self._last[event.name] = {"died_at_s": time.time(), **event.facts}
-            draft = self._path.with_suffix(".draft")
-            draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft.write_text(json.dumps(self._last))
-            draft.replace(self._path)
-
-    @staticmethod
-    def read(folder: Path) -> dict[str, dict[str, Any]]:
-        """The last deaths since `headrace up` was started. Raises: OSError."""
-        path = folder / DEATHS_FILE
-        return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 class Supervisor:

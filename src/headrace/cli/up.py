@@ -8,17 +8,20 @@ addresses, and leaves no process behind when it ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from headrace.cli.app_context import App, CommandLine
+from headrace.cli.backup import ArchiveKeeper
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
-from headrace.cli.supervisor import Event, Role, RoleDeaths, Supervisor
+from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.embedded.data_folder import require_owner
 from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
@@ -26,11 +29,13 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Conflict, InvalidInput
-from headrace.kernel.logs import configure_logs, logger
+from headrace.kernel.logs import LOG_FILE, configure_logs, logger
+from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 READY_S: Final = 60.0
-SEEN_NOTE: Final = "(one-time login, valid for 10 minutes; `headrace console link` prints another)"
+LOG_BYTES_MAX: Final = 16 * 2**20
+SEEN_NOTE: Final = "(one-time link; `headrace console link` prints another)"
 UNSEEN_NOTE: Final = "(`headrace console link` prints a one-time login link)"
 REFUSALS: Final = (InvalidInput.exit_code, Conflict.exit_code)
 log = logger(__name__)
@@ -52,9 +57,30 @@ def up(line: CommandLine, application: str | None, *, engines_only: bool) -> Non
     for room in () if engines_only else ("web", "media"):
         require_libraries(room)
     app = line.app(application)
-    configure_logs("up", level=app.config.sections["data"].log_level)
+    configure_logs("up", level="warning" if is_calm(line) else level_of(app))
     require_owner(app.data_folder)
     asyncio.run(run_engines(line, app) if engines_only else run_up(line, app, application))
+
+
+def is_calm(line: CommandLine) -> bool:
+    """Whether a person watches: then logs go to a file, once there is a data folder."""
+    return sys.stderr.isatty() and not line.is_json
+
+
+def level_of(app: App) -> str:
+    """The configured level of logs."""
+    level: str = app.config.sections["data"].log_level
+    return level
+
+
+def log_file(data_folder: Path) -> Path:
+    """The file for the logs of `up` on a terminal. A long one of the last start is renamed."""
+    path = data_folder / "logs" / "up.log"
+    for folder in (data_folder, path.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+        path.replace(path.with_suffix(".log.1"))
+    return path
 
 
 async def run_engines(line: CommandLine, app: App) -> None:
@@ -91,8 +117,13 @@ def embedded_of(app: App) -> EmbeddedEngines:
     """
     views = app.config.sections["views"]
     needs_file = views.durability == "durable" and not views.durable_replicas
+    log_kept_max = app.config.sections["backup"].log_kept_max_bytes // 2**20
     return EmbeddedEngines(
-        app.data_folder, valkey_extra={"appendfsync": "always"} if needs_file else {}
+        app.data_folder,
+        extra={"max_slot_wal_keep_size": f"{log_kept_max}MB"},
+        valkey_extra={"appendfsync": "always"} if needs_file else {},
+        postgres_bin=app.config.sections["postgres"].bin,
+        valkey_bin=app.config.sections["valkey"].bin,
     )
 
 
@@ -106,10 +137,13 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     """Start engines and roles, print the addresses, supervise them until a signal."""
     embedded = embedded_of(app) if app.uses_embedded else None
     watch, deaths = StartWatch(), RoleDeaths(app.data_folder)
+    keeper = ArchiveKeeper(app)
+    await keeper.check_start()
 
     def note(event: Event) -> None:
         watch.note(event)
-        deaths.note(event)
+        if event.kind == "role_died":
+            deaths.note(event.name, event.facts)
 
     supervisor = Supervisor(embedded, roles_of(line, application), on_event=note)
     watch.give_up = supervisor.request_stop
@@ -117,15 +151,21 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
         deaths.clear()
         if started is not None:
             app.use_endpoints(merged(app.configured_urls(), started))
+        if is_calm(line):
+            os.environ[LOG_FILE] = str(log_file(app.data_folder))
+            configure_logs("up", level=level_of(app))
         token = await prepare(app, line.packages)
         code = await make_code(app, token)
         await app.close()
+        if started is not None:
+            await keeper.start(started.postgres_url, supervisor.request_stop)
         announcing = asyncio.create_task(announce(line, app, supervisor, token=token, code=code))
         try:
             await supervisor.run()
         finally:
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
+            await keeper.stop()
     if watch.refused:
         raise RoleRefused(
             f"role {watch.refused} cannot start: fix the error printed above and try again"
@@ -215,15 +255,16 @@ async def announce(
         "console_link": link,
         **addresses,
     }
-    text = (
-        "Headrace is up; Ctrl-C stops it.\n"
-        f"  console      {link or console}\n"
-        f"               {SEEN_NOTE if link else UNSEEN_NOTE}\n"
-        f"  API          {addresses['api']}   (OpenAPI: {addresses['api']}/openapi.json)\n"
-        f"{media_lines(addresses)}"
-        f"  data folder  {app.data_folder}\n"
-        f"{token_lines(token, addresses['api'])}"
-    )
+    lines = [
+        "Headrace is up; Ctrl-C stops it.",
+        f"  console  {link or console}  {SEEN_NOTE if link else UNSEEN_NOTE}",
+        f"  API      {addresses['api']}  {token_note(token)}",
+        f"  media    {media_urls(addresses)}",
+        f"  data     {app.data_folder}",
+    ]
+    if file := os.environ.get(LOG_FILE):
+        lines[-1] += f"  (log: {file}; warnings also appear here)"
+    text = "\n".join(lines)
     line.show(answer, text)
     sys.stdout.flush()
     if link and not line.is_json and opens_browser():
@@ -238,20 +279,17 @@ def addresses_of(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def media_lines(addresses: Mapping[str, str]) -> str:
+def media_urls(addresses: Mapping[str, str]) -> str:
     """Where media is served: the plain listener, and HTTPS if it is configured."""
     urls = [addresses[name] for name in ("media", "media_https") if name in addresses]
-    return f"  media        {'/m/KEY, '.join(urls)}/m/KEY\n"
+    return f"{'/m/KEY, '.join(urls)}/m/KEY"
 
 
-def token_lines(token: RootToken, api: str) -> str:
-    """How to call the API with the root token, or how to fix an invalid token."""
+def token_note(token: RootToken) -> str:
+    """Where the root token is, or how to fix an invalid one."""
     if token.state != "valid":
-        return f"  token        {dead_token(token)}, the API refuses it:\n    {remedy_for(token)}"
-    return (
-        f"  token        in {token.file}, try:\n"
-        f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token.file))})" {api}/v1/queues'
-    )
+        return f"({dead_token(token)}, the API refuses it: {remedy_for(token)})"
+    return f"(token in {token.file})"
 
 
 COMMANDS: Final[list[Any]] = [up]

@@ -268,6 +268,8 @@ CLIENT_STATE: Final = ("page", "layout", "tab")
 CACHE_FOREVER: Final = "public, max-age=31536000, immutable"
 REPORT_CHARACTERS_MAX: Final = 2_000
 
+DATA_KINDS: Final = ("json", "text/event-stream")
+"""Parts of an Accept header without `text/html` that request an error as JSON."""
 REDIRECT_PAGE: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={PREFIX}">'
 """Leads from a link on another site to the console."""
 
@@ -428,8 +430,9 @@ class Console:
 
     def _render_error(self, request: HttpRequest, error: Exception) -> Response[Any]:
         ours = to_headrace_error(error)
-        is_page = "text/html" in request.headers.get("accept", "")
-        if not is_page and "hx-request" not in request.headers:
+        accept = request.headers.get("accept", "")
+        is_data = "text/html" not in accept and any(kind in accept for kind in DATA_KINDS)
+        if is_data and "hx-request" not in request.headers:
             return problem_response(ours)
         if isinstance(ours, LoginNeeded):
             return _to_login(request)

@@ -5,7 +5,7 @@ returns the values that its template reads as `view`. It has no side effects. Th
 the same function every few seconds, so it must be cheap.
 
     async def view_hosts(context: ViewContext) -> dict[str, Any]:
-        hosts = await attempt(context.fetch.hosts.page())
+        hosts = await attempt(context.fetch.hosts.page)
         return {"hosts": hosts, "sort": context.query.choice("sort", ("name", "speed"), "name")}
 
 `Rates` of this machine's metrics are differences of two readings. Each series is compared with
@@ -24,7 +24,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 from urllib.parse import urlencode
 
 from headrace.console.actions import Action
@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 Changed = TypeVar("Changed")
 PANEL_S: Final = 3.0
 """Timeout of one panel; the rest of the page does not wait longer for it."""
@@ -305,10 +306,18 @@ async def no_data() -> PanelData[Any]:
     return NO_DATA
 
 
-async def attempt(answer: Awaitable[Value]) -> PanelData[Value]:
-    """Await `answer` for up to PANEL_S. Return an error as text, so it affects one panel only."""
+async def attempt(
+    call: Callable[Arguments, Awaitable[Value]],
+    /,
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> PanelData[Value]:
+    """Await `call` for up to PANEL_S. Return an error as text, so it affects one panel only.
+
+    It takes no coroutine: one whose page is cancelled before it starts would never be awaited.
+    """
     try:
-        return PanelData(value=await asyncio.wait_for(answer, PANEL_S))
+        return PanelData(value=await asyncio.wait_for(call(*args, **kwargs), PANEL_S))
     except TimeoutError:
         return PanelData(error=f"no answer within {PANEL_S:.0f} s")
     except HeadraceError as error:

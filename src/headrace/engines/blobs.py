@@ -27,7 +27,7 @@ import obstore
 from obstore.store import LocalStore, from_url
 
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
-from headrace.engines.joined_objects import JoinedObjects
+from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
 from headrace.engines.mount_guard import MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -38,6 +38,10 @@ _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_NO_OTHER: Final = re.compile(r"<Code>NoSuch(Bucket|Upload)</Code>")
+"""Something else than the object is missing."""
+_S3_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 LOCK_FILE: Final = ".headrace-lock"
 """Locked during a compare-and-set in a folder; no key has this name."""
 
@@ -215,10 +219,13 @@ class Blobs:
         """
         require_key(key)
         joined = JoinedObjects(self._store, parts, sha256)
-        async with self._use(key, size_bytes=2 * size_bytes):
-            if self.folder is None:
-                await joined.put_to_bucket(key, size_bytes)
-            else:
+        limit_s = 0.0
+        if self._timeout_s is not None:
+            limit_s = request_limit_s(size_bytes, self._timeout_s)
+        async with self._use(key, size_bytes=2 * size_bytes + round(limit_s * MIB)):
+            if self._timeout_s is not None:
+                await joined.put_to_bucket(self._url, key, size_bytes, self._timeout_s)
+            elif self.folder is not None:
                 await asyncio.to_thread(joined.put_to_folder, self.folder, key, self._check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
@@ -382,7 +389,7 @@ class Blobs:
                 yield limit
         except FileNotFoundError as error:
             self.require_mounted()
-            if is_put:
+            if is_put or _NO_OTHER.search(str(error)):
                 raise _down(key, error) from error
             raise BlobMissing(f"no object {key!r} is stored") from error
         except TimeoutError as error:
@@ -406,10 +413,7 @@ class Blobs:
         if not fields or self.folder is not None:
             return self._store
         if self._traced is None or self._traced[0] != fields:
-            # Options replace those of the environment, so this one is repeated.
-            allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
-            options: Any = {"default_headers": dict(fields), "allow_http": allows_http}
-            self._traced = fields, from_url(self._url, client_options=options)
+            self._traced = fields, open_bucket(self._url, default_headers=dict(fields))
         return self._traced[1]
 
     def _info(self, key: str, meta: Any) -> BlobInfo:
@@ -480,8 +484,11 @@ def _unusable(folder: Path, error: OSError) -> BlobsDown:
 
 
 def _down(key: str, error: Exception) -> BlobsDown:
+    text = str(error)
+    status, code = _STATUS.search(text), _S3_CODE.search(text)
+    reason = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
     return BlobsDown(
-        f"the object store failed for {key!r} ({type(error).__name__}): check its disk, address and"
-        " credentials with `headrace doctor`",
+        f"the object store failed for {key!r} ({reason}): check its disk, address and credentials"
+        " with `headrace doctor`",
         retry_after_s=5,
     )

@@ -20,6 +20,9 @@ _NODES: Final = re.compile(
     r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
 )
 """`urlsplit` fails on a list of hosts with an IPv6 address."""
+SENTINEL_PORT: Final = 26379
+_SENTINEL_PARAMETER: Final = re.compile(r"sentinel(?:_username|_password)?=")
+_SENTINEL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SEED: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
 _URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
@@ -45,8 +48,53 @@ class Endpoints:
     blobs_url: str
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SentinelUrls:
+    """The Sentinels of a URL; `name` is what they call the primary."""
+
+    name: str
+    urls: tuple[str, ...]
+    """One per Sentinel, with its own user and password."""
+
+    @property
+    def server(self) -> str:
+        """How errors name the primary, without user and password."""
+        shown = ",".join(server_of(url, port=SENTINEL_PORT, socket="") for url in self.urls)
+        return f"{self.name} (Sentinels {shown})"
+
+
+def split_sentinels(url: str) -> tuple[str, SentinelUrls | None]:
+    """The URL without the parameters of Sentinels, and the Sentinels if it has any.
+
+    `valkey://me:pw@a,b:26379/0?sentinel=main&sentinel_password=pw`: user, password and database
+    are those of the servers. TLS and its parameters apply to both. Raises: ValueError.
+    """
+    before, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    own = dict(pair.split("=", 1) for pair in pairs if _SENTINEL_PARAMETER.match(pair))
+    if not own:
+        return url, None
+    others = "&".join(pair for pair in pairs if not _SENTINEL_PARAMETER.match(pair))
+    rest = f"{before}?{others}" if others else before
+    found = _NODES.fullmatch(rest)
+    name = own.pop("sentinel", "")
+    if not _SENTINEL_NAME.fullmatch(name) or found is None or not found["hosts"]:
+        raise ValueError(
+            "a URL of Sentinels and the name of their primary: valkey://a:26379,b:26379?sentinel=NAME"
+        )
+    user, password = (own.get(f"sentinel_{word}", "") for word in ("username", "password"))
+    login = f"{user}:{password}@" if user or password else ""
+    scheme = found["before"].partition("://")[0]
+    parameters = f"?{others}" if others else ""
+    hosts = [
+        host if re.search(r":[0-9]+$", host) else f"{host}:{SENTINEL_PORT}"
+        for host in found["hosts"].split(",")
+    ]
+    return rest, SentinelUrls(name, tuple(f"{scheme}://{login}{h}{parameters}" for h in hosts))
+
+
 def parse_valkey_url(text: str) -> str:
-    """A URL of one Valkey server, or of cluster nodes: `valkey://a:6379,b:6379`.
+    """A URL of one Valkey server, of cluster nodes, or of Sentinels: `valkey://a:6379,b:6379`.
 
     Raises: ValueError.
     """
@@ -55,8 +103,10 @@ def parse_valkey_url(text: str) -> str:
     hosts = found["hosts"].split(",") if found else []
     if len(hosts) > 1 and not all(_SEED.fullmatch(host) for host in hosts):
         raise ValueError("a URL whose nodes are HOST or HOST:PORT joined by commas, none empty")
-    for seed in seeds_of(url):
-        parse_url("valkey", "valkeys", "redis", "rediss", "unix")(seed)
+    rest, sentinels = split_sentinels(url)
+    schemes = ("valkey", "valkeys", "redis", "rediss", *(() if sentinels else ("unix",)))
+    for seed in seeds_of(rest):
+        parse_url(*schemes)(seed)
     return url
 
 

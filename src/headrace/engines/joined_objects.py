@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import obstore
+from obstore.store import from_url
 
 from headrace.engines.durable_files import Check, rename_durably, write_durably
 from headrace.kernel.errors import InvalidInput
@@ -23,12 +26,30 @@ CHUNK_BYTES_MIN: Final = 8 * 2**20
 CHUNKS_MAX: Final = 9_000
 """S3 takes at most 10,000 parts of a multipart upload."""
 CHUNKS_AT_ONCE: Final = 4
+_MIB: Final = 2**20
 
 
 class BlobCorrupt(InvalidInput):
     """The bytes do not have the SHA-256 that was given for them."""
 
     code = "blobs.corrupt"
+
+
+def open_bucket(url: str, *, retry: Any = None, **options: Any) -> Any:
+    """A client of a bucket with these options of its connections."""
+    # They replace those of the environment, so this one is repeated.
+    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+    client: Any = {**options, "allow_http": allows_http}
+    return from_url(url, client_options=client, retry_config=retry)
+
+
+def request_limit_s(size_bytes: int, timeout_s: float) -> float:
+    """Longest time of one request of an upload of `size_bytes`."""
+    return timeout_s + CHUNKS_AT_ONCE * _chunk_bytes(size_bytes) / _MIB
+
+
+def _chunk_bytes(size_bytes: int) -> int:
+    return max(CHUNK_BYTES_MIN, size_bytes // CHUNKS_MAX + 1)
 
 
 class JoinedObjects:
@@ -59,19 +80,25 @@ class JoinedObjects:
                 pieces = iter(partial(file.read, CHUNK_BYTES_MIN), b"")
                 write_durably(folder, key, pieces, check=check)
 
-    async def put_to_bucket(self, key: str, size_bytes: int) -> None:
-        """Store the bytes by a multipart upload. Raises: BlobCorrupt, the errors of obstore."""
+    async def put_to_bucket(self, url: str, key: str, size_bytes: int, timeout_s: float) -> None:
+        """Store the bytes by a multipart upload. Raises: BlobCorrupt, the errors of obstore.
+
+        The client ends each request itself, because it removes the parts of an upload that failed,
+        but not of one that is cancelled.
+        """
         if not self._parts:
             self._require_hash()
             await obstore.put_async(self._store, key, b"", use_multipart=False)
             return
+        limit = timedelta(seconds=request_limit_s(size_bytes, timeout_s))
+        retry = {"retry_timeout": timedelta(seconds=timeout_s)}
         try:
             await obstore.put_async(
-                self._store,
+                open_bucket(url, retry=retry, timeout=limit),
                 key,
                 self._pieces_async(),
                 use_multipart=True,
-                chunk_size=max(CHUNK_BYTES_MIN, size_bytes // CHUNKS_MAX + 1),
+                chunk_size=_chunk_bytes(size_bytes),
                 max_concurrency=CHUNKS_AT_ONCE,
             )
         except obstore.exceptions.BaseError:

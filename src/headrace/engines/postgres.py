@@ -27,7 +27,13 @@ from headrace.engines.postgres_pool import (
 )
 from headrace.engines.postgres_servers import Connection, Servers
 from headrace.engines.sql import Query, load_queries
-from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
+from headrace.kernel.config import (
+    parse_count,
+    parse_duration_s,
+    parse_text,
+    parse_url,
+    setting,
+)
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
 
 if TYPE_CHECKING:
@@ -143,6 +149,12 @@ class PostgresConfig:
         parse_duration_s,
     )
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
+    bin: str | None = setting(
+        None,
+        "Folder of the programs of the embedded PostgreSQL, such as /usr/lib/postgresql/15/bin;"
+        " unset: the wheel's.",
+        parse_text,
+    )
 
 
 ANSWER_GRACE_S: Final = 2.0
@@ -231,7 +243,8 @@ class Postgres(_OnConnection):
     def __init__(self, url: str, config: PostgresConfig, *, role: str = "read-write") -> None:
         direct_url = config.direct_url or url
         self._url = url
-        self._servers, self._direct = (Servers(one, role=role) for one in (url, direct_url))
+        self._servers = Servers(url, role=role, is_shared=config.direct_url is not None)
+        self._direct = Servers(direct_url, role=role)
         self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}

@@ -37,7 +37,8 @@ SELECT set_config('client_connection_check_interval', '500ms', false),
 """
 """The server ends statements of closed connections, and drops the locks of hosts without network.
 
-Not start-up settings, which PgBouncer refuses.
+Not start-up settings, which PgBouncer refuses. They last as long as the server's connection. Behind
+a pooler in transaction mode that is shared with other clients, so they are not set there.
 """
 
 
@@ -52,7 +53,9 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
 class Servers:
     """The servers of one URL, of which the first with `role` is used."""
 
-    def __init__(self, url: str, *, role: str) -> None:
+    def __init__(self, url: str, *, role: str, is_shared: bool = False) -> None:
+        """`is_shared`: a pooler gives each transaction another connection of the server."""
+        self._is_shared = is_shared
         urls = seeds_of(url)
         named = "target_session_attrs" in url
         self._urls = urls
@@ -67,7 +70,7 @@ class Servers:
         for url in list(self._urls):
             try:
                 connection = await asyncpg.connect(url, timeout=each_s, **options)
-                await _prepare(connection, timeout_s)
+                await self._prepare(connection, timeout_s)
             except DOWN as error:
                 # That a standby is no primary explains less than what the primary answered.
                 if failed is None or not isinstance(error, asyncpg.InternalClientError):
@@ -78,15 +81,15 @@ class Servers:
         assert failed is not None
         raise failed
 
-
-async def _prepare(connection: Any, silent_max_s: float) -> None:
-    """Set both sides up to notice a lost host. A connection that fails here is closed."""
-    try:
-        watch_host(connection, silent_max_s)
-        await connection.execute(_SERVER_SIDE)
-    except BaseException:
-        connection.terminate()
-        raise
+    async def _prepare(self, connection: Any, silent_max_s: float) -> None:
+        """Set both sides up to notice a lost host. A connection that fails here is closed."""
+        try:
+            watch_host(connection, silent_max_s)
+            if not self._is_shared:
+                await connection.execute(_SERVER_SIDE)
+        except BaseException:
+            connection.terminate()
+            raise
 
 
 def watch_host(connection: Any, silent_max_s: float) -> None:

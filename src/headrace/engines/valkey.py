@@ -1,6 +1,7 @@
 """Valkey through valkey-py with libvalkey: data that may be lost.
 
-Hot paths use one pipelined connection instead (`multiplex`).
+Hot paths use one pipelined connection instead (`multiplex`). With Sentinels in the URL, each new
+connection requests the address of the primary from them.
 
 Every key carries a hash tag (`{...}`), so that everything runs on Valkey Cluster. The first
 call that needs it sends `CLUSTER SLOTS`, which only a cluster accepts. A cluster has one pool per
@@ -23,11 +24,25 @@ from typing import Any, Final
 
 from valkey.asyncio import ConnectionPool
 from valkey.asyncio import Valkey as Client
+from valkey.asyncio.connection import SSLConnection
 from valkey.asyncio.connection import parse_url as parse_options
+from valkey.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from valkey.exceptions import ConnectionError as ClientConnectionError
 from valkey.exceptions import ResponseError, ValkeyError
 
-from headrace.engines.endpoints import parse_valkey_url, seeds_of, server_of
+from headrace.engines.endpoints import (
+    SentinelUrls,
+    parse_valkey_url,
+    seeds_of,
+    server_of,
+    split_sentinels,
+)
 from headrace.kernel.config import parse_duration_s, parse_text, setting
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.resilience import preserve_cancellation
@@ -126,13 +141,19 @@ class ValkeyConfig:
 
     url: str | None = setting(
         None,
-        "URL of Valkey, or of cluster nodes, valkey://a:6379,b:6379; unset: the embedded server in"
-        " the data folder.",
+        "URL of Valkey, of cluster nodes, valkey://a:6379,b:6379, or of Sentinels,"
+        " valkey://a:26379,b:26379?sentinel=NAME; unset: the embedded server in the data folder.",
         parse_valkey_url,
         secret=True,
     )
     timeout_s: float = setting("2s", "Longest wait for a reply.", parse_duration_s)
     prefix: str = setting("headrace", "Prefix of every key, to share a server.", parse_text)
+    bin: str | None = setting(
+        None,
+        "Program of the embedded Valkey, such as /usr/bin/valkey-server or redis-server, or its"
+        " folder; unset: the wheel's.",
+        parse_text,
+    )
 
 
 class Valkey:
@@ -144,14 +165,22 @@ class Valkey:
             "socket_timeout": config.timeout_s,
             "socket_connect_timeout": config.timeout_s,
         }
-        seeds = seeds_of(url)
+        rest, sentinel_urls = split_sentinels(url)
+        seeds = seeds_of(rest)
         self._options: dict[str, Any] = {**parse_options(seeds[0]), **timeouts}
-        self._seeds = [
-            Node(
-                Client.from_url(seed, **timeouts), server_of(seed, port=6379, socket="valkey.sock")
-            )
-            for seed in seeds
-        ]
+        self.sentinels: SentinelGroup | None = None
+        if sentinel_urls is not None:
+            seeds = seeds[:1]
+            self.sentinels = SentinelGroup(sentinel_urls)
+            self._seeds = [Node(self.sentinels.client(self._options), sentinel_urls.server)]
+        else:
+            self._seeds = [
+                Node(
+                    Client.from_url(seed, **timeouts),
+                    server_of(seed, port=6379, socket="valkey.sock"),
+                )
+                for seed in seeds
+            ]
         self._first = self._seeds[0]
         """The node of the URL that responded last."""
         self._host = _host_of(seeds[0])
@@ -173,6 +202,8 @@ class Valkey:
         """Close every connection."""
         for node in (*self._seeds, *self._nodes.values()):
             await node.close()
+        if self.sentinels is not None:
+            await self.sentinels.close()
 
     async def command(self, *words: str | bytes | float, near: str | None = None) -> Any:
         """Send one command; replies are bytes, ints and lists. Raises: ValkeyDown.
@@ -306,6 +337,58 @@ def no_cluster(server: str) -> ValkeyDown:
     )
 
 
+SENTINEL_TIMEOUT_S: Final = 0.5
+"""Longest wait for one Sentinel to connect, and for its reply; the next one follows."""
+
+
+class _Sentinels(Sentinel):
+    async def discover_master(self, service_name: str) -> Any:
+        """As the base class, which lets the error of a server that is no Sentinel pass."""
+        try:
+            return await super().discover_master(service_name)
+        except ResponseError as error:
+            raise MasterNotFoundError from error
+
+
+class SentinelGroup:
+    """Connections to the Sentinels of a URL, which report the address of its primary."""
+
+    def __init__(self, found: SentinelUrls) -> None:
+        self.name, self.server = found.name, found.server
+        limits: Any = dict.fromkeys(
+            ("socket_timeout", "socket_connect_timeout"), SENTINEL_TIMEOUT_S
+        )
+        make: Any = _Sentinels
+        self._manager = make([])
+        self._manager.sentinels = [Client.from_url(url, **limits) for url in found.urls]
+
+    def client(self, options: dict[str, Any]) -> Any:
+        """A client of the primary; each of its connections begins with a request for it."""
+        own = {name: options[name] for name in options.keys() - {"host", "port"}}
+        is_tls = issubclass(own.pop("connection_class", object), SSLConnection)
+        kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
+        make: Any = SentinelConnectionPool
+        return Client.from_pool(make(self.name, self._manager, connection_class=kind, **own))
+
+    async def primary(self) -> tuple[str, int]:
+        """Host and port of the primary. Raises: ValkeyDown."""
+        with translated_errors(self.server):
+            host, port = await self._manager.discover_master(self.name)
+        return str(host), int(port)
+
+    async def state(self) -> dict[str, Any]:
+        """The fields of SENTINEL MASTER for the primary. Raises: ValkeyDown."""
+        await self.primary()
+        # The one that responded is the first now.
+        with translated_errors(self.server):
+            return dict(await self._manager.sentinels[0].sentinel_master(self.name))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for sentinel in self._manager.sentinels:
+            await sentinel.aclose()
+
+
 class Node:
     """A pool of connections to one server."""
 
@@ -376,6 +459,14 @@ def translated_errors(server: str) -> Iterator[None]:
         moved = moved_of(str(error))
         if moved is not None:
             raise moved from error
+        if isinstance(error, MasterNotFoundError):
+            is_other = isinstance(error.__cause__, ResponseError)
+            errors = "none is reported as up", *re.findall(r"\w+Error(?=\()", str(error))
+            reason = "a server of the URL is no Sentinel" if is_other else ", ".join(errors)
+            raise ValkeyDown(
+                f"no primary was found for {server} ({reason}): check `SENTINEL MASTERS` there",
+                retry_after_s=2,
+            ) from error
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]
         raise ValkeyDown(

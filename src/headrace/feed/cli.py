@@ -19,9 +19,10 @@ from headrace.feed.import_files import (
 )
 from headrace.feed.model import PAGE_MAX, Page, People
 from headrace.feed.service import Feed
+from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_moment, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table
 
 PROGRESS_EVERY: Final = 10_000
 

@@ -18,9 +18,8 @@ import msgspec
 
 from headrace.feed.errors import ImportStopped, InvalidLine, InvalidPost
 from headrace.feed.model import FeedId, NewPost, require_feed_id, require_posts
-from headrace.kernel.config import parse_as
+from headrace.kernel.config import parse_as, parse_moment
 from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
-from headrace.kernel.terminal import parse_moment
 
 IMPORT_STEP: Final = 1_000
 COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {

@@ -36,6 +36,7 @@ from headrace.feed.model import (
 )
 from headrace.feed.ranking import RankedPlace, Ranking, Rankings, place_of
 from headrace.feed.valkey_store import Found
+from headrace.kernel import spans
 from headrace.kernel.signing import CursorInvalid
 
 _UNKNOWN: Final = "the post does not exist: it was never posted, or it was deleted"
@@ -160,6 +161,26 @@ class Pages:
         RankingUnknown, RankingFailed, CursorInvalid, SlowPagesBusy; PostgresDown if no engine has
         the page.
         """
+        with spans.inside("feed.page", "INTERNAL", {"headrace.feed.limit": limit}) as span:
+            page = await self._page(
+                viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank
+            )
+            if span is not None:
+                span.note(
+                    {"headrace.feed.posts": len(page.posts), "headrace.feed.is_slow": page.is_slow}
+                )
+        return page
+
+    async def _page(
+        self,
+        viewer: FeedId,
+        limit: int,
+        *,
+        cursor: str | None,
+        since: str | None,
+        kinds: Iterable[str] | None,
+        rank: str | None,
+    ) -> Page:
         if not self._index.is_open:
             await self._index.open()
         given, _ = require_feed_id("viewer", viewer), require_limit(limit, PAGE_MAX)

@@ -62,6 +62,8 @@ class Bounds:
     accept: str = IMAGES
     takes_gzip: bool = False
     """Accept a gzip body; it is stored compressed."""
+    connections: int | None = None
+    """Of this process to a host. None: as many as the fleet may have."""
 
 
 @dataclass(frozen=True, slots=True)

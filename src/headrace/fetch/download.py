@@ -293,7 +293,12 @@ class Downloader:
         await tokens.acquire()
         is_counted = tokens.valid_until_s is not None
         until_s = tokens.valid_until_s if is_counted else time.monotonic() + attempt.left_s
-        if not await self.pool.acquire(host, until_s=until_s, ignores_queue_limit=not is_counted):
+        if not await self.pool.acquire(
+            host,
+            until_s=until_s,
+            limit=attempt.bounds.connections,
+            ignores_queue_limit=not is_counted,
+        ):
             if not is_counted:
                 raise _Failed("failed:timeout", f"no free connection to {target.host}")
             raise TokenExpired(self.pool.backoff_s(host) or (AGAIN_S if tokens.sent else 0.0))

@@ -9,9 +9,11 @@ WAITERS_MAX at most; the others stay away for a moment, so no host fills the pro
 a response for UNRESPONSIVE_S is unresponsive: its jobs stay away longer and longer, up to
 BACKOFF_S_MAX.
 
-The fleet's limit is divided by the number of slots bound to a timeout class, whichever hosts they
-work for, so a connection needs no coordination. Floating slots are not counted: they fetch where
-no bound slot does.
+The photos of a host start in one timeout class, so the fleet's limit is divided by the number of
+slots bound to that class, and a connection needs no coordination. Slots of other classes do not
+count: hosts that hang need many of them, which must not slow down the others. Photos that a timeout
+moved on get what remains of a division by the slots of all classes. Floating slots are not counted:
+they fetch where no bound slot does.
 
 **Rate tokens.** Each HTTP request of a photo takes one from the customer's lane. A photo job
 arrives with one token, valid for the limiter's slack. libcurl calls a hook right before each
@@ -34,6 +36,7 @@ import math
 import random
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -58,6 +61,8 @@ _LOG: Final = logger(__name__)
 
 @dataclass(slots=True)
 class _Host:
+    limit: int
+    """Of the last request for a connection."""
     busy: int = 0
     alive_s: float = field(default_factory=time.monotonic)
     """Time of the last response, or of the first request after an idle time."""
@@ -72,24 +77,28 @@ class _Host:
 
 
 class HostPool:
-    """Connections of this process, at most `per_host` to each host."""
+    """Connections of this process, at most `per_host` to each host, or the limit of a call."""
 
     def __init__(self, per_host: int) -> None:
-        self.per_host = per_host
-        """May change at any time; held connections stay held."""
+        self._per_host = per_host
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
 
     async def acquire(
-        self, host: str, *, until_s: float | None, ignores_queue_limit: bool = False
+        self,
+        host: str,
+        *,
+        until_s: float | None,
+        limit: int | None = None,
+        ignores_queue_limit: bool = False,
     ) -> bool:
         """Acquire a connection to `host`; return False if none is free in time.
 
-        `until_s`: the end of the wait, by `time.monotonic`.
-
-        `ignores_queue_limit`: wait behind any number of others.
+        `until_s`: the end of the wait, by `time.monotonic`. `limit`: connections to `host` from now
+        on; held ones stay held. `ignores_queue_limit`: wait behind any number of others.
         """
         found = self._of(host)
-        if found.busy < self.per_host and not found.waiters:
+        found.limit = limit or self._per_host
+        if found.busy < found.limit and not found.waiters:
             self._begin(found)
             return True
         left_s = None if until_s is None else until_s - time.monotonic()
@@ -130,21 +139,21 @@ class HostPool:
         wait_s = 0.0
         if found.busy and silent_s > UNRESPONSIVE_S:
             wait_s = min(2 * silent_s, BACKOFF_S_MAX)
-        elif len(found.waiters) >= self.per_host:
-            wait_s = min(UNRESPONSIVE_S, found.took_s * (1 + len(found.waiters) / self.per_host))
+        elif len(found.waiters) >= found.limit:
+            wait_s = min(UNRESPONSIVE_S, found.took_s * (1 + len(found.waiters) / found.limit))
         return wait_s * (0.5 + random.random() / 2)
 
     def _waiters_max(self, found: _Host, left_s: float | None) -> int:
         """Jobs that may wait if their token is valid for `left_s`."""
         if left_s is None or (found.busy and time.monotonic() - found.alive_s > UNRESPONSIVE_S):
-            return self.per_host
-        in_time = int(left_s / max(found.took_s, 0.001) * self.per_host)
-        return max(self.per_host, min(in_time, WAITERS_MAX))
+            return found.limit
+        in_time = int(left_s / max(found.took_s, 0.001) * found.limit)
+        return max(found.limit, min(in_time, WAITERS_MAX))
 
     def _of(self, host: str) -> _Host:
         found = self._hosts.get(host)
         if found is None:
-            found = self._hosts[host] = _Host()
+            found = self._hosts[host] = _Host(self._per_host)
             if len(self._hosts) > HOSTS_MAX:
                 self._forget_idle()
         return found
@@ -165,7 +174,7 @@ class HostPool:
         self._count(found, -1)
         found.took_s += _SMOOTHING * (found.held_s - found.took_s)
         found.held_s = 0.0
-        while found.waiters and found.busy < self.per_host:
+        while found.waiters and found.busy < found.limit:
             waiter = found.waiters.popleft()
             if not waiter.done():
                 self._count(found, 1)
@@ -179,15 +188,25 @@ class HostPool:
 
 
 class HostQuota:
-    """Keeps `pool.per_host` at this process's share of the fleet's connections."""
+    """This process's shares of the fleet's connections to a host, by timeout class."""
 
-    def __init__(self, jobs: Jobs, classes: Classes, pool: HostPool, *, connections: int) -> None:
+    def __init__(self, jobs: Jobs, classes: Classes, *, connections: int) -> None:
         self._jobs = jobs
-        self._queues = {c.queue for c in (*classes.listed, *classes.former)}
-        self._pool = pool
+        self._queues = [c.queue for c in (*classes.listed, *classes.former)]
         self._connections = connections
+        self._slots: Mapping[str, int] = {}
+        """Processes by queue; a worker without slots of its own works all of them."""
+        self._all_slots = 0
         self._due_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
+
+    def share(self, queue: str, *, is_first: bool) -> int:
+        """Connections of this process to one host for photos of `queue`.
+
+        `is_first`: photos of the host start in this class.
+        """
+        slots = self._slots.get(queue, 0) if is_first else self._all_slots
+        return share_of(self._connections, slots, is_first=is_first)
 
     def refresh_soon(self) -> None:
         """Start to read the fleet's plan if the last read is older than REFRESH_S."""
@@ -203,12 +222,11 @@ class HostQuota:
     async def _refresh(self) -> None:
         try:
             state = await self._jobs.fleet.state()
-            slots = sum(
-                1 if host.kind == "work" else planned_slots(host.planned, self._queues)
-                for host in state.hosts
-                if not host.is_silent
-            )
-            self._pool.per_host = quota_of(self._connections, slots)
+            hosts = [host for host in state.hosts if not host.is_silent]
+            workers = sum(host.kind == "work" for host in hosts)
+            planned = {q: sum(host.planned.get(q, 0) for host in hosts) for q in self._queues}
+            self._slots = {queue: workers + slots for queue, slots in planned.items()}
+            self._all_slots = workers + sum(planned.values())
         except HeadraceError as error:
             _LOG.info("host_quota_not_read", error=error.text)
         finally:
@@ -216,14 +234,10 @@ class HostQuota:
             self._refreshing = None
 
 
-def planned_slots(planned: dict[str, int], queues: set[str]) -> int:
-    """Number of a host's slots that are bound to one of `queues`."""
-    return sum(slots for queue, slots in planned.items() if queue in queues)
-
-
-def quota_of(connections: int, slots: int) -> int:
-    """Connections to one host per process, with `slots` processes; at least one."""
-    return max(1, math.ceil(connections / max(1, slots)))
+def share_of(connections: int, slots: int, *, is_first: bool) -> int:
+    """Share of one of `slots` processes; at least one. Only first classes get what is left over."""
+    share = connections / max(1, slots)
+    return max(1, math.ceil(share) if is_first else int(share))
 
 
 HUNG_S: Final = 5.0

@@ -56,6 +56,7 @@ from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
 from headrace.fetch.study import attempt_of
 from headrace.jobs import JobContext, Snooze
 from headrace.jobs.errors import LaneExhausted
+from headrace.kernel import spans
 from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
@@ -220,7 +221,7 @@ class PhotoTask:
         # Single-flight: jobs of the same link share one request until its outcome is written.
         future = self._in_flight[link] = asyncio.get_running_loop().create_future()
         try:
-            future.set_result(await self._fetcher.fetch(job, *link, state))
+            future.set_result(await self._fetch(job, link, state))
             await self._settle(job, future.result(), retries)
         except Unavailable as error:
             if not future.done():
@@ -230,6 +231,24 @@ class PhotoTask:
         finally:
             future.cancel()
             del self._in_flight[link]
+
+    async def _fetch(
+        self, job: JobContext[PhotoJob], link: tuple[str, str], state: Any
+    ) -> Fetched | Requeue:
+        """Fetch a photo, as a span."""
+        attributes = {
+            "server.address": host_of(link[1]),
+            "headrace.customer": link[0],
+            "headrace.item": job.payload.item,
+        }
+        with spans.inside("fetch.photo", "CLIENT", attributes) as span:
+            found = await self._fetcher.fetch(job, *link, state)
+            if span is not None:
+                outcome = "requeued" if isinstance(found, Requeue) else found.outcome
+                span.note({"headrace.photo.outcome": outcome})
+                if outcome.startswith(("failed:", "refused:")):
+                    span.fail(outcome)
+        return found
 
     async def _settle(
         self, job: JobContext[PhotoJob], found: Fetched | Requeue, retries: int
@@ -343,7 +362,9 @@ class PhotoFetcher:
         start = self._host_stats.first_class(known)
         if start.time_s > here.time_s:
             return Requeue(queue=start.queue)
-        found = await self._download(job, url, host, link)
+        connections = self._quota.share(job.queue, is_first=start == here)
+        bounds = Bounds(here.time_s, self._photo_max_bytes, connections=connections)
+        found = await self._download(job, url, host, link=link, bounds=bounds)
         if isinstance(found, Requeue):
             return found
         fetched = await self._stored(found, link["sha256"])
@@ -357,7 +378,7 @@ class PhotoFetcher:
         return fetched if following is None else Requeue(queue=following.queue)
 
     async def _download(
-        self, job: JobContext[Any], url: str, host: str, link: Any
+        self, job: JobContext[Any], url: str, host: str, *, link: Any, bounds: Bounds
     ) -> Download | Requeue:
         is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
         tokens = RateTokens(
@@ -370,7 +391,7 @@ class PhotoFetcher:
             return await self._downloader.download(
                 url,
                 Validators(link["etag"], link["last_modified"]) if link["sha256"] else Validators(),
-                bounds=Bounds(self._classes.of_queue(job.queue).time_s, self._photo_max_bytes),
+                bounds=bounds,
                 tokens=tokens,
             )
         except TokenExpired as expired:

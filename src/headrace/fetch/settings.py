@@ -95,7 +95,7 @@ class FetchConfig:
     )
     host_connections: int = setting(
         "8",
-        "Connections of the whole fleet to one host; each fetching slot uses its share.",
+        "Connections of the whole fleet to one host, shared by the slots of its timeout class.",
         parse_count,
     )
     recheck_s: float = setting(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from headrace.kernel.errors import (
     Conflict,
     InvalidInput,
@@ -9,7 +12,10 @@ from headrace.kernel.errors import (
     NotFound,
     TooLarge,
     Unavailable,
+    did_you_mean,
 )
+
+LIMITERS_NAMED_MAX: Final = 10
 
 
 class QueueUnknown(NotFound):
@@ -51,9 +57,13 @@ class LimiterUnknown(NotFound):
 
     code = "jobs.limiter_unknown"
 
-    def __init__(self, limiter: str) -> None:
+    def __init__(self, limiter: str, known: Sequence[str] = ()) -> None:
+        named = ", ".join(known[:LIMITERS_NAMED_MAX]) or "none"
+        if len(known) > LIMITERS_NAMED_MAX:
+            named += f" and {len(known) - LIMITERS_NAMED_MAX} more"
         super().__init__(
-            f"limiter {limiter[:160]!r} does not exist: set it with `headrace lanes limiter`, or"
+            f"limiter {limiter[:160]!r} does not exist{did_you_mean(limiter, known)}"
+            f" (known: {named}): set it with `headrace lanes limiter`, or"
             " its lane with --create (?create=true), or list them with `headrace lanes limiters`"
         )
 
@@ -128,6 +138,31 @@ class LimiterFixed(Conflict):
     """A queue with lanes cannot change its limiter."""
 
     code = "jobs.limiter_fixed"
+
+
+class QueueInUse(Conflict):
+    """A queue that has jobs, a cron or a worker cannot be removed."""
+
+    code = "jobs.queue_in_use"
+
+    def __init__(self, queue: str, uses: Sequence[str]) -> None:
+        super().__init__(
+            f"queue {queue[:160]!r} cannot be removed: it has {', '.join(uses)}. Only a queue that"
+            " no code runs is removed: let its jobs end, delete them with"
+            f" `headrace jobs bulk delete --queue {queue[:160]}`, and remove its crons"
+        )
+
+
+class LimiterInUse(Conflict):
+    """A limiter that code declares, or that has queues or jobs, cannot be removed."""
+
+    code = "jobs.limiter_in_use"
+
+    def __init__(self, limiter: str, uses: Sequence[str]) -> None:
+        super().__init__(
+            f"limiter {limiter[:160]!r} cannot be removed: it has {', '.join(uses)}. Remove its"
+            " queues with `headrace queues rm`, and let its jobs end"
+        )
 
 
 class LaneExhausted(LimitExceeded):

@@ -27,6 +27,7 @@ from headrace.jobs.outcomes import (
     readable_text,
 )
 from headrace.kernel.routes import PAYLOAD_BYTES_MAX
+from headrace.kernel.storable import plain_model
 
 P = TypeVar("P")
 SPEND_WAIT_MAX_S: Final = 60.0
@@ -248,7 +249,7 @@ def job_context(work: Work, index: int, payload: P, agent: AgentRequests | None)
 def encode_result(value: Any) -> bytes:
     """`value` as JSON. Raises: ValueError if JSON cannot represent it, or it is too large."""
     try:
-        encoded = msgspec.json.encode(value)
+        encoded = msgspec.json.encode(value, enc_hook=plain_model)
         # The encoder writes NaN and Infinity as null.
         if b"null" in encoded and value is not None:
             json.dumps(msgspec.to_builtins(value, enc_hook=_decoded), allow_nan=False)
@@ -263,10 +264,8 @@ def encode_result(value: Any) -> bytes:
 
 
 def _decoded(value: Any) -> Any:
-    """The value of a `msgspec.Raw`. Raises: TypeError for other types."""
-    if isinstance(value, msgspec.Raw):
-        return msgspec.json.decode(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    """The value of a `msgspec.Raw` or a pydantic model. Raises: TypeError for other types."""
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else plain_model(value)
 
 
 running_job: Final[ContextVar[JobContext[Any] | None]] = ContextVar("running_job", default=None)

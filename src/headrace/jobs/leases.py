@@ -37,6 +37,7 @@ from headrace.jobs.outcomes import (
 from headrace.jobs.sql import SQL
 from headrace.jobs.store.claim_cursor import ClaimCursor, LaneCursor, PollCursor
 from headrace.jobs.store.leases import Claims, WorkAhead
+from headrace.kernel import spans
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
@@ -182,6 +183,8 @@ class LeaseManager:
     def settle(self, ack: Ack) -> None:
         """Buffer the outcomes of jobs; they are recorded soon, or once the database is back."""
         lease = self._leases.get(ack.lease_id)
+        if lease is not None and lease.sampled:
+            lease.acked_ns = time.time_ns()
         if lease is None:
             self._settle_unknown(ack)
         elif is_all_done(ack, lease):
@@ -271,7 +274,7 @@ class LeaseManager:
 
     def _track(self, claims: Claims) -> Claims:
         for claim in claims.leases:
-            self._leases[claim.lease_id] = InFlightLease(
+            self._leases[claim.lease_id] = lease = InFlightLease(
                 claim.lease_id,
                 claim.ids,
                 claim.attempts,
@@ -280,6 +283,8 @@ class LeaseManager:
                 limiter=claims.limiter,
                 is_counted=claims.is_counted,
             )
+            if spans.active is not None:
+                lease.sampled = spans.active.sampled(claim.headers)
             jobs_wait_seconds.observe((claims.claimed_at - claim.run_ats[0]).total_seconds())
         return claims
 
@@ -442,6 +447,8 @@ class LeaseManager:
                 limiters.update([lease.limiter] if gives_room else [])
             if lease_id not in gone:
                 self._count(lease_id, batch)
+                if spans.active is not None and lease is not None and lease.sampled:
+                    spans.active.acked(lease)
             if lease_id in gone or (
                 lease is not None and lease.open_count == 0 and lease_id not in self._acks
             ):

@@ -154,10 +154,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs without payloads and tracebacks, newest first; continue before `next_before`."""
+    """Jobs without payloads and tracebacks, newest first; `next_cursor` continues."""
 
     jobs: list[Job]
-    next_before: int | None
+    next_cursor: int | None
     """None: the last page. A page may be short or empty if the search was cut off."""
 
 
@@ -174,9 +174,9 @@ class BulkCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkDone(BulkCounts, frozen=True, kw_only=True):
-    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
+    """The result of a bounded step of a bulk action; `more`: continue with `next_cursor`."""
 
-    next_before: int | None
+    next_cursor: int | None
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,7 +344,7 @@ class JobsConfig:
     events_kept_s: float = setting(
         "30d", "How long events of workflows and results of groups are kept.", parse_duration_s
     )
-    lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
+    lanes_per_claim: int = setting("200", "Lanes that one claim visits at most.", parse_count)
     lane_quantum: int = setting(
         "10", "Jobs that a lane of weight 1 gives in one claim at most.", parse_count
     )

@@ -167,11 +167,13 @@ class InFlightLease:
         "_open",
         "_own_retries",
         "_retries",
+        "acked_ns",
         "attempts",
         "ids",
         "is_counted",
         "lease_id",
         "limiter",
+        "sampled",
     )
 
     def __init__(
@@ -195,6 +197,10 @@ class InFlightLease:
         """The limiter of the jobs' lanes; None for jobs without lanes."""
         self.is_counted = is_counted
         """A lane of the jobs has a concurrency limit."""
+        self.sampled: Sequence[str] = ()
+        """Sampled traceparents of the jobs, if this process traces."""
+        self.acked_ns = 0
+        """When their last outcomes arrived."""
         self._open: set[int] | None = None
         """Jobs without an outcome; None while that is all of them."""
 

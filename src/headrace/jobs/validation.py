@@ -41,7 +41,7 @@ from headrace.jobs.tasks import Registry, Task
 from headrace.jobs.tasks.options import RETRIES_MAX, TIMEOUT_S_MAX
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
-from headrace.kernel.storable import NUL, find_unstorable
+from headrace.kernel.storable import NUL, find_unstorable, plain_model
 
 PROBLEMS_MAX: Final = 100
 LIMIT_MAX: Final = 10**9
@@ -51,11 +51,11 @@ NAME: Final = f"1 to {NAME_CHARACTERS_MAX} printable characters"
 
 
 def _plain(value: Any) -> Any:
-    """The plain value of a `JobRef` or of a lane's name. Raises: TypeError for other types."""
+    """The plain value of a `JobRef`, a lane's name or a pydantic model. Raises: TypeError."""
     for kind in (int, str):
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return plain_model(value)
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain)

@@ -4,9 +4,8 @@ A run replays its handler from the beginning. A call whose end is recorded retur
 other one acts. A call that has to wait blocks, and once all open calls of the run block, `parked`
 has a result: the run ends and its job waits without a slot.
 
-`StepStore` records. It refuses a run that lost its lease or was cancelled. Such an error, and one
-of the database, ends the run: every later call raises it again, so that a handler that catches it
-cannot continue with steps that are not recorded.
+`StepStore` refuses a run that lost its lease or was cancelled. Such an error, and one of the
+database, ends the run: every later call raises it again, so that a handler cannot catch it.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from headrace.jobs.steps import (
     require_seconds,
     seconds_until,
 )
+from headrace.kernel import spans
 from headrace.kernel.resilience import Backoff, crash_point
 
 P = ParamSpec("P")
@@ -177,15 +177,13 @@ class WorkflowContext:
             opened = await self.open_step(name)
             if opened.state == "done":
                 return self.value_of(opened)
-            inside = _in_step.set(name)
             try:
-                value = function(*arguments, **named)
-                if inspect.isawaitable(value):
-                    value = await value
+                with _inside_step(name, self.job):
+                    value = function(*arguments, **named)
+                    if inspect.isawaitable(value):
+                        value = await value
             except Exception as error:  # noqa: BLE001 - of the user's code, recorded
                 await self.close_failed(opened, error, retries)
-            finally:
-                _in_step.reset(inside)
             return await self.close_done(opened, value, tx)
 
     @_to_await
@@ -393,6 +391,17 @@ class WorkflowContext:
         raise self._broken
 
 
+@contextmanager
+def _inside_step(name: str, job: JobContext[Any]) -> Iterator[None]:
+    """The call of a step's function, as a span; no step may be called in it."""
+    with spans.inside(f"step {name}", "INTERNAL", {"headrace.workflow": job.queue}):
+        inside = _in_step.set(name)
+        try:
+            yield
+        finally:
+            _in_step.reset(inside)
+
+
 class BlockingWorkflowContext:
     """The context of a running workflow, for a plain `def` handler: the same calls, blocking."""
 
@@ -426,13 +435,11 @@ class BlockingWorkflowContext:
         opened = self._run(_parking(inner, inner.open_step(name)))
         if opened.state == "done":
             return inner.value_of(opened)
-        inside = _in_step.set(name)
         try:
-            value = function(*arguments, **named)
+            with _inside_step(name, self.job):
+                value = function(*arguments, **named)
         except Exception as error:  # noqa: BLE001 - of the user's code, recorded
             self._run(_parking(inner, inner.close_failed(opened, error, retries)))
-        finally:
-            _in_step.reset(inside)
         return self._run(inner.close_done(opened, value, tx))
 
     def sleep(self, name: str, until: float | datetime) -> None:

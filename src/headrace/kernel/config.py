@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ ENV_OUTSIDE_SECTIONS: Final = frozenset(
         "HEADRACE_CRASH_AT",
         "HEADRACE_READY_FD",
         "HEADRACE_PARENT_PID",
+        "HEADRACE_LOG_FILE",
     }
 )
 """Variables that are no settings: other modules, units or compose files read them."""
@@ -70,12 +72,35 @@ def parse_as(parse: Callable[[str], S], name: str, text: str, refusal: type[Inva
         raise refusal(f"{name}: expected {error}, got {text[:80]!r}") from error
 
 
+def moment_of(name: str, text: str | None, refusal: type[InvalidInput]) -> datetime | None:
+    """The moment of an optional parameter. Raises: `refusal`."""
+    return None if text is None else parse_as(parse_moment, name, text, refusal)
+
+
 def parse_size_bytes(text: str) -> int:
     """Bytes of `512B`, `64KiB`, `25MiB`, `2GiB`. Raises: ValueError."""
     match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|TiB)", text.strip())
     if match is None:
         raise ValueError("a size such as 64KiB or 25MiB")
     return int(match[1]) * _UNIT_BYTES[match[2]]
+
+
+def parse_moment(text: str) -> datetime:
+    """A moment of an ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    except ValueError as error:
+        raise ValueError("a date or a moment such as 2026-11-21 or 2026-11-21T10:00Z") from error
+
+
+def parse_byte_rate(text: str) -> int:
+    """Bytes per second of `65536`, `64KiB`, `64KiB/s`. Raises: ValueError."""
+    plain = text.strip().removesuffix("/s")
+    try:
+        return int(plain) if re.fullmatch(r"[0-9]{1,15}", plain) else parse_size_bytes(plain)
+    except ValueError as error:
+        raise ValueError("bytes per second such as 65536 or 64KiB/s") from error
 
 
 def parse_count(text: str) -> int:

@@ -169,9 +169,7 @@ class ExtraMissing(InvalidInput):
 
 def installing(extra: str) -> str:
     """The command that installs the libraries of `extra` from the wheel."""
-    return (
-        f"pip install 'WHEEL[{extra}]', with the path of Headrace's wheel (docs/jobs.md, Install)"
-    )
+    return f"pip install 'WHEEL[{extra}]', with the path of Headrace's wheel (docs/install.md)"
 
 
 def require_extra(room: str, *libraries: str) -> None:

@@ -1,15 +1,20 @@
 """Structured logs, one JSON line per event on standard error, and the W3C trace context.
 
+A supervisor on a terminal gives its processes a file for the JSON lines: standard error then gets
+warnings and errors alone, as text for people.
+
 Log a batch or a failure, never each photo. Fields that carry credentials are masked here for all
 callers. Each line carries the trace id of the current request or job.
 
 The trace context follows a job from enqueue to the media request. It is parsed by hand, which costs
-a sixth of an OpenTelemetry span (W3C Trace Context, section 3.2).
+a sixth of an OpenTelemetry span (W3C Trace Context, section 3.2). `spans` makes a span of a sampled
+one.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import sys
@@ -22,15 +27,29 @@ import msgspec
 import structlog
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_ODD_DIGITS: Final = frozenset("13579bdf")
 current_traceparent: ContextVar[str | None] = ContextVar("current_traceparent", default=None)
 onward: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("onward", default=())
 """Header fields that requests to the object store carry while a request is traced."""
 
 
-def new_traceparent() -> str:
-    """A new, unsampled traceparent."""
+class NewTraces:
+    """How many of the traces that begin in this process are sampled; `spans.start` sets it."""
+
+    sampled_ratio = 0.0
+
+
+def new_traceparent(*, may_sample: bool = True) -> str:
+    """A traceparent of a new trace; `may_sample` is False where no span begins the trace."""
     digits = f"{random.getrandbits(192):048x}"
-    return f"00-{digits[:32]}-{digits[32:]}-00"
+    ratio = NewTraces.sampled_ratio
+    flags = "01" if ratio and may_sample and random.random() < ratio else "00"
+    return f"00-{digits[:32]}-{digits[32:]}-{flags}"
+
+
+def is_sampled(traceparent: str | None) -> bool:
+    """Whether the flag `sampled` is set; headers of jobs may follow the traceparent."""
+    return traceparent is not None and traceparent[54:55] in _ODD_DIGITS
 
 
 def is_traceparent(text: str) -> bool:
@@ -56,8 +75,15 @@ KINDS_MAX: Final = 1_000
 SECRET_FIELDS: Final = frozenset({"authorization", "cookie", "password", "secret", "token"})
 
 
+LOG_FILE: Final = "HEADRACE_LOG_FILE"
+"""Environment variable with the file for the JSON lines."""
+
+
 def configure_logs(role: str, *, level: str = "info") -> None:
-    """Write the logs of this process and its libraries to standard error as JSON lines."""
+    """Write the logs of this process and its libraries to standard error as JSON lines.
+
+    With `HEADRACE_LOG_FILE` to that file, and warnings to standard error as text.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -67,7 +93,7 @@ def configure_logs(role: str, *, level: str = "info") -> None:
             structlog.processors.format_exc_info,
             _add_trace_id,
             _mask_secrets,
-            structlog.processors.JSONRenderer(serializer=_encode),
+            *_renderers(os.environ.get(LOG_FILE)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         # Looked up for each line: standard error may be replaced at run time.
@@ -76,6 +102,34 @@ def configure_logs(role: str, *, level: str = "info") -> None:
     )
     structlog.contextvars.bind_contextvars(role=role)
     logging.basicConfig(handlers=[_ToStructlog()], level=max(number, logging.WARNING), force=True)
+
+
+def _renderers(file: str | None) -> list[Any]:
+    as_json = structlog.processors.JSONRenderer(serializer=_encode)
+    if file is None:
+        return [as_json]
+    as_text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    return [_ToFile(file, as_json), as_text, lambda _logger, _method, text: f"{text}".encode()]
+
+
+class _ToFile:
+    """Writes each event to a file as a JSON line, and passes on warnings and unwritten events."""
+
+    def __init__(self, path: str, as_json: Any) -> None:
+        self._as_json = as_json
+        # Processes share the file: each line is one write at its end.
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def __call__(
+        self, logger: Any, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        try:
+            os.write(self._file, self._as_json(logger, method, dict(event)) + b"\n")
+        except OSError:
+            return event
+        if logging.getLevelNamesMapping()[event["level"].upper()] < logging.WARNING:
+            raise structlog.DropEvent
+        return event
 
 
 def logger(name: str) -> Any:

@@ -1,19 +1,23 @@
-"""Retry delays, background tasks, waits with a limit, swallowed cancellations, and crash points
-for tests.
+"""Retry delays, background tasks, waits with a limit, swallowed cancellations, deaths of roles, and
+crash points for tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+DEATHS_FILE: Final = "run/role-deaths.json"
 CRASH_ENV: Final = "HEADRACE_CRASH_AT"
 _crash_name, _, _crash_pass = os.environ.get(CRASH_ENV, "").partition(":")
 _passes_left: Final = {_crash_name: int(_crash_pass or 1)} if _crash_name else {}
@@ -96,6 +100,33 @@ def preserve_cancellation() -> Iterator[None]:
         raise
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
+
+
+class RoleDeaths:
+    """The last death of each role of `headrace up`, in a file of the data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / DEATHS_FILE
+        self._last: dict[str, dict[str, Any]] = {}
+
+    def clear(self) -> None:
+        """Forget the deaths of an earlier run. Raises: OSError."""
+        self._path.unlink(missing_ok=True)
+
+    def note(self, role: str, facts: Mapping[str, Any]) -> None:
+        """Store the death of a role: its exit code, and its deaths in a row. Raises: OSError."""
+        self._last[role] = {"died_at_s": time.time(), **facts}
+        draft = self._path.with_suffix(".draft")
+        draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_text(json.dumps(self._last))
+        draft.replace(self._path)
+
+    @staticmethod
+    def read(folder: Path, *, within_s: float) -> dict[str, dict[str, Any]]:
+        """Deaths of the last `within_s` since `headrace up` was started. Raises: OSError."""
+        path, since_s = folder / DEATHS_FILE, time.time() - within_s
+        found = json.loads(path.read_text()) if path.exists() else {}
+        return {role: death for role, death in found.items() if death["died_at_s"] > since_s}
 
 
 def crash_point(name: str) -> None:

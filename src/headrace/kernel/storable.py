@@ -10,6 +10,7 @@ Callers first search the encoded bytes for `NUL`, because a walk costs far more 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -68,3 +69,16 @@ def _fault_of(value: Any, integer_max: int | None) -> str | None:
         case float() if not math.isfinite(value):
             return f"expected a finite number, got {value}: JSON has neither NaN nor Infinity"
     return None
+
+
+def is_model(kind: Any) -> bool:
+    """Whether `kind` is a class of pydantic models; pydantic is never imported for this."""
+    pydantic = sys.modules.get("pydantic.main")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def plain_model(value: Any) -> Any:
+    """A pydantic model as JSON values. Raises: TypeError for other types."""
+    if is_model(type(value)):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")

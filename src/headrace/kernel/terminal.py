@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -135,12 +134,3 @@ def visible(text: str) -> str:
 def _number(character: str) -> str:
     code = ord(character)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def parse_moment(text: str) -> datetime:
-    """An ISO 8601 date or time; UTC if it has no offset. Raises: ValueError."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError("a moment such as 2026-11-21T10:00Z") from error
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

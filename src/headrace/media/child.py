@@ -19,6 +19,7 @@ from typing import Final
 
 from headrace.engines.blobs import Blobs, BlobsConfig
 from headrace.engines.mount_guard import StoreRecord
+from headrace.kernel import spans
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import configure_logs
@@ -41,6 +42,8 @@ def main(kind: str, control: int) -> int:
     role = "media-filler" if kind == "filler" else f"media-worker-{config.number}"
     configure_logs(role, level=config.log_level)
     try:
+        if kind == "worker":
+            spans.start("media")
         # The standard loop: clients are served by a separate epoll, and TLS writes are faster on
         # it.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -48,6 +51,7 @@ def main(kind: str, control: int) -> int:
     except HeadraceError as error:
         sys.stderr.write(f"headrace: {error.text} [{error.code}]\n")
         return error.exit_code
+    spans.flush()
     return 0
 
 

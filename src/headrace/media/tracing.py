@@ -25,7 +25,6 @@ import msgspec
 from headrace.engines.blobs import Blobs
 from headrace.kernel.errors import InvalidInput, LimitExceeded
 from headrace.kernel.logs import (
-    child_traceparent,
     is_traceparent,
     logger,
     new_traceparent,
@@ -130,7 +129,9 @@ def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
         return ()
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)
-    return ("traceparent", child_traceparent(tag.traceparent)), ("baggage", baggage)
+    # Unchanged: it is already that of the span of this node, if there is one.
+    traceparent = tag.traceparent or new_traceparent(may_sample=False)
+    return ("traceparent", traceparent), ("baggage", baggage)
 
 
 class TraceLog:
@@ -174,7 +175,7 @@ class TraceLog:
     def follow(self, tag: TraceTag) -> TraceTag:
         """`tag`, with a new trace id if a watch matches and the client sent none."""
         if tag.traceparent is None and self.is_wanted(tag):
-            return tag._replace(traceparent=new_traceparent())
+            return tag._replace(traceparent=new_traceparent(may_sample=False))
         return tag
 
     def write(
@@ -267,7 +268,10 @@ class Traces:
         return watch
 
     async def stop(self, selector: str | None = None) -> Sequence[Watch]:
-        """Stop the watch on `selector`, or all. Return those. Raises: TraceInvalid, BlobsDown."""
+        """Stop the watch on `selector`, or all. Return those, which end now.
+
+        Raises: TraceInvalid, BlobsDown.
+        """
         named = None if selector is None else parse_selector(selector)
         now = datetime.now(UTC)
         ended: list[Watch] = []
@@ -279,7 +283,7 @@ class Traces:
             return Watches(version=old.version, watches=left)
 
         await self._document.change(take)
-        return ended
+        return [msgspec.structs.replace(watch, ends_at=now) for watch in ended]
 
     async def list(self) -> Sequence[Watch]:
         """The active watches. Raises: BlobsDown."""

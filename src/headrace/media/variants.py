@@ -49,9 +49,13 @@ class VariantOptions(TypedDict, total=False):
     """A variant as an application names it; None is the same as leaving one out."""
 
     w: int | None
+    """Width in pixels; without `h` the height follows."""
     h: int | None
+    """Height in pixels; without `w` the width follows."""
     fit: str | None
+    """`inside` (default), `cover` or `contain` the given sides."""
     fm: str | None
+    """Format: `avif`, `webp`, `jpeg`, `png`, or `auto` by the client's Accept header."""
 
 
 class Variant(NamedTuple):

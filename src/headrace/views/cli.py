@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import click
 
-from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.config import parse_as, parse_duration_s, parse_moment
 from headrace.kernel.errors import Corrupt
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_moment, pluralize, table
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table
 from headrace.views.analytics import PERIODS, SPANS
 from headrace.views.errors import InvalidSpan
 from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file

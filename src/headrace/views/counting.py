@@ -134,9 +134,10 @@ class Shards:
 class CacheFiller:
     """Fill missing totals from PostgreSQL, exact in spite of concurrent hits.
 
-    Total and offset are read in one snapshot, and the Valkey function adds the entries after that
-    offset in one step. Any number of callers may fill one entity: the first total stays and grows
-    with every hit. Concurrent callers share a statement.
+    Total and offset are read in one snapshot, and the Valkey function adds the hits after that
+    offset in one step. It finds them in its notes, rarely by a search of the stream. Any number of
+    callers may fill one entity: the first total stays and grows with every hit. Concurrent callers
+    share a statement.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class CacheFiller:
         if not alive:
             return found
         try:
-            state, totals = await self._valkey.fill(
+            totals = await self._valkey.fill(
                 shard,
                 through=alive[0].through,
                 corrections=alive[0].corrections,
@@ -215,15 +216,16 @@ class CacheFiller:
             )
         except ValkeyDown:
             # The hit is counted. PostgreSQL's total is returned as stale.
-            state, totals = "behind", []
-        if state == "ok":
-            for snapshot, text in zip(alive, totals, strict=True):
+            totals = [NOT_CACHED] * len(alive)
+        if totals is None:
+            return found
+        for snapshot, text in zip(alive, totals, strict=True):
+            if text == NOT_CACHED:
+                totals_unavailable.labels(reason="behind").inc()
+                found[snapshot.id] = Total(id=snapshot.id, total=snapshot.total, stale=True)
+            else:
                 total = 0 if text == DELETED else int(text)
                 found[snapshot.id] = Total(id=snapshot.id, total=total)
-        elif state == "behind":
-            totals_unavailable.labels(reason="behind").inc(len(alive))
-            for snapshot in alive:
-                found[snapshot.id] = Total(id=snapshot.id, total=snapshot.total, stale=True)
         return found
 
 

@@ -19,7 +19,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.config import moment_of, parse_as, parse_duration_s
 from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
 from headrace.views.exports import FORMATS, IDS_MAX, ROWS_MAX, encoded
@@ -229,14 +229,21 @@ async def get_totals(
     return answer
 
 
+def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:
+    return {
+        "from_at": moment_of("from", from_at, InvalidSpan),
+        "to_at": moment_of("to", to_at, InvalidSpan),
+    }
+
+
 @get("/v1/views/items/{id:str}/series", opt=READ)
 async def get_series(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
     by: FromQuery[Literal["hour", "day", "month"]] = "day",
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
-    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[SeriesPoint]:
     """Views of an item by hour, day or month from `from` to before `to`, oldest first.
 
@@ -244,7 +251,7 @@ async def get_series(
     default `to` is now, and `from` is 2 days before (hours), the beginning of the day 30 days
     before (days) or of the month 11 months before. Old hours exist as days only.
     """
-    return await views.analytics.series(id, by, from_at=from_at, to_at=to_at)
+    return await views.analytics.series(id, by, **_span(from_at, to_at))
 
 
 @get("/v1/views/items/{id:str}/marks", opt=READ)
@@ -252,11 +259,11 @@ async def get_marks(
     views: NamedDependency[Views],
     id: FromPath[str],  # noqa: A002 - the name in the path
     *,
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
-    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[Mark]:
     """Marks of an item that overlap a span, oldest first; by default the last 30 days."""
-    return await views.analytics.marks(id, from_at=from_at, to_at=to_at)
+    return await views.analytics.marks(id, **_span(from_at, to_at))
 
 
 @post("/v1/views/items/{id:str}/marks", status_code=200, opt=WRITE)
@@ -275,10 +282,11 @@ async def unmark_item(
     id: FromPath[str],  # noqa: A002 - the name in the path
     name: FromPath[str],
     *,
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
 ) -> Unmarked:
     """Delete the marks of a name, or only the one that begins at `from`."""
-    return Unmarked(deleted=await views.corrections.unmark(id, name, from_at=from_at))
+    begin_at = moment_of("from", from_at, InvalidSpan)
+    return Unmarked(deleted=await views.corrections.unmark(id, name, from_at=begin_at))
 
 
 @get("/v1/views/viewers", opt=READ)
@@ -304,8 +312,8 @@ async def export_series(
     views: NamedDependency[Views],
     *,
     by: FromQuery[Literal["hour", "day", "month"]] = "day",
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
-    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
     after: FromQuery[str] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=IDS_MAX)] = 100,
     form: Annotated[Literal["json", "csv", "parquet"], QueryParameter(name="format")] = "json",
@@ -315,7 +323,8 @@ async def export_series(
     The field `after` (csv and parquet: the header `x-headrace-after`) continues; without it the
     page is the last one.
     """
-    page = await views.exports.series(by, from_at=from_at, to_at=to_at, after=after, ids_max=limit)
+    span = _span(from_at, to_at)
+    page = await views.exports.series(by, **span, after=after, ids_max=limit)
     return await _exported(page, page.rows, page.after, form)
 
 

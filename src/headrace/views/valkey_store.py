@@ -163,13 +163,17 @@ class ValkeyStore:
         through: str,
         corrections: int,
         totals: Sequence[tuple[str, int]],
-    ) -> tuple[str, list[str]]:
-        """Cache the totals of one snapshot. Return `ok` and the totals, `retry` or `behind`."""
+    ) -> list[str] | None:
+        """Cache the totals of one snapshot. Return them with pending hits, in order.
+
+        `x`: deleted; `-`: not cached, too many entries are pending to search. None: the snapshot
+        is too old.
+        """
         arguments: list[Any] = [through, corrections]
         for entity, total in totals:
             arguments += (entity, total)
         state, filled = await self._call("headrace_views_fill_v1", shard, arguments)
-        return state.decode(), filled.decode().split(",") if filled else []
+        return filled.decode().split(",") if state == b"ok" else None
 
     async def init(self, shard: int, *, through: str, corrections: int, shards: int) -> str:
         """Set up a shard at PostgreSQL's offset: `ok`, `raised` or `gap`. Idempotent."""
@@ -296,8 +300,7 @@ class ValkeyStore:
         dropped = 0
         async for keys in scan_all(self._connection, self._total_keys(shards)):
             for shard, names in self._by_shard(keys, shards).items():
-                gone = [self._starts[shard] + name for name in names]
-                dropped += await self._connection.command("UNLINK", *gone)
+                dropped += await self._call("headrace_views_drop_v1", shard, names)
         return dropped
 
     async def sweep(self, cursor: bytes, shards: Sequence[int], *, idle_s: int) -> bytes:

@@ -246,10 +246,7 @@ class Flusher:
         flush_lag_s.set(max([0.0, *lags_s]))
 
     async def _maintain(self) -> None:
-        """Sweep unused totals, store viewer counts, delete old ones and expired tombstones.
-
-        Totals are swept only after a complete flush, so no swept total has unflushed hits.
-        """
+        """Sweep unused totals, store viewer counts, delete old ones and expired tombstones."""
         now_s = time.monotonic()
         if now_s - self._swept_s >= SWEEP_EVERY_S and not self.has_more:
             self._swept_s = now_s

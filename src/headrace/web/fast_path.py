@@ -17,11 +17,11 @@ import msgspec
 from litestar import Litestar
 
 from headrace.kernel.ids import new_request_id
-from headrace.kernel.logs import child_traceparent, current_traceparent
+from headrace.kernel.logs import current_traceparent
 from headrace.kernel.routes import FAST_PATH, FastPath, FastRequest, FastResponse
 from headrace.web.auth import FOR_PAGES, Callers, require_scope, scope_of
 from headrace.web.exchange import stopped
-from headrace.web.guard import SECURITY_HEADERS, Guard, field_text
+from headrace.web.guard import SECURITY_HEADERS, Guard, begin_request, field_text
 from headrace.web.limits import Quotas, end_charge, headers_of_charge
 from headrace.web.model import current_request_id
 from headrace.web.parsing import RequestHead
@@ -121,8 +121,9 @@ class FastRoutes:
         started_s = time.perf_counter()
         request_id, fields, route = new_request_id(), call.fields, call.route
         current_request_id.set(request_id)
-        traceparent = child_traceparent(field_text(fields.get(b"traceparent")))
-        current_traceparent.set(traceparent)
+        head = call.head
+        span = begin_request(head.method, head.target, fields.get(b"traceparent"))
+        traceparent = current_traceparent.get()
         cors: _Pairs = ()
         try:
             self._guard.check_host(fields[b"host"])
@@ -136,6 +137,8 @@ class FastRoutes:
             reply = _refusal(error)
         else:
             if response is None:
+                if span is not None:
+                    span.leave()
                 return None
             lines = [self._fixed_lines(response.headers)]
             lines += [b"%b: %b\r\n" % pair for pair in response.headers]
@@ -147,7 +150,12 @@ class FastRoutes:
         reply.lines.append(b"%bcontent-length: %d\r\n" % (ids.encode(), len(reply.body)))
         seconds = time.perf_counter() - started_s
         self._guard.record(
-            call.head.method, route.template, reply.status, seconds=seconds, request_id=request_id
+            head.method,
+            route.template,
+            reply.status,
+            seconds=seconds,
+            request_id=request_id,
+            span=span,
         )
         return reply
 

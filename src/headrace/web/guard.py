@@ -18,16 +18,22 @@ import asyncio
 import ipaddress
 import re
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import msgspec
 from litestar import Litestar
 
-from headrace.kernel import metrics
+from headrace.kernel import metrics, spans
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import new_request_id
-from headrace.kernel.logs import SparseLogger, child_traceparent, current_traceparent, logger
+from headrace.kernel.logs import (
+    SparseLogger,
+    child_traceparent,
+    current_traceparent,
+    is_sampled,
+    logger,
+)
 from headrace.kernel.routes import RESPONSE_FIELDS
 from headrace.web.auth import FOR_PAGES, KEY_IN_QUERY, Callers
 from headrace.web.exchange import stopped
@@ -43,6 +49,9 @@ from headrace.web.model import (
 )
 from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
 from headrace.web.routes import handlers_of, path_pattern
+
+if TYPE_CHECKING:
+    from headrace.kernel.otel import Span
 
 PREFLIGHT_KEPT_S: Final = 86_400
 _NAME: Final = r"(?:\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})"
@@ -144,6 +153,10 @@ _SECONDS: Final = metrics.histogram(
 )
 
 
+PROBES: Final = {"/healthz", "/readyz"}
+"""Balancers such as HAProxy check them by HTTP/1.0 without a Host. No browser omits it."""
+
+
 class Guard:
     """The outermost ASGI layer around `app`; metrics use the templates `routes` as labels."""
 
@@ -170,9 +183,9 @@ class Guard:
         if b"%2f" in scope["raw_path"].lower():
             inner = {**inner, "path": _path_with_escaped_slashes(scope["raw_path"])}
         answer = _Response(send, inner, new_request_id())
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = _headers_of(scope)
         current_request_id.set(answer.request_id)
-        current_traceparent.set(child_traceparent(field_text(headers.get(b"traceparent"))))
+        span = begin_request(scope["method"], scope["raw_path"], headers.get(b"traceparent"))
         try:
             _require_single(scope["headers"], headers)
             self.check_host(headers[b"host"])
@@ -201,6 +214,7 @@ class Guard:
                 answer.status,
                 seconds=seconds,
                 request_id=answer.request_id,
+                span=span,
             )
 
     def check_host(self, raw_host: bytes) -> None:
@@ -237,9 +251,16 @@ class Guard:
         )
 
     def record(
-        self, method: str, route: str, status: int, *, seconds: float, request_id: str
+        self,
+        method: str,
+        route: str,
+        status: int,
+        *,
+        seconds: float,
+        request_id: str,
+        span: Span | None,
     ) -> None:
-        """Count one answered request, and log a failure of the server."""
+        """Count one answered request, log a failure of the server, and end the span."""
         key = (route, method, status // 100)
         bound = self._bound.get(key)
         if bound is None:
@@ -262,6 +283,34 @@ class Guard:
                 status=status,
                 seconds=round(seconds, 4),
             )
+        if span is not None:
+            end_request(span, method, route, status, request_id=request_id)
+
+
+def begin_request(method: str, raw_path: bytes, traceparent: bytes | None) -> Span | None:
+    """Continue the trace of a request, or begin one; its span if it is sampled."""
+    parent = field_text(traceparent)
+    own = child_traceparent(parent)
+    if spans.active is None or not is_sampled(own):
+        current_traceparent.set(own)
+        return None
+    attributes = {
+        "http.request.method": method,
+        "url.path": raw_path.decode("latin-1"),
+        "url.scheme": "http",
+    }
+    return spans.active.begin(method, "SERVER", parent, attributes)
+
+
+def end_request(span: Span, method: str, route: str, status: int, *, request_id: str) -> None:
+    """End the span of a request."""
+    if route != UNMATCHED:
+        span.rename(f"{method} {route}")
+        span.note({"http.route": route})
+    span.note({"http.response.status_code": status, "headrace.request.id": request_id})
+    if status >= 500:
+        span.fail(str(status))
+    span.end()
 
 
 class _Response:
@@ -318,13 +367,21 @@ def _path_with_escaped_slashes(raw_path: bytes) -> str:
     return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
 
 
+def _headers_of(scope: Any) -> dict[bytes, bytes]:
+    """The fields by name; a balancer's check may lack a Host."""
+    found: dict[bytes, bytes] = dict(scope["headers"])
+    if scope["http_version"] == "1.0" and scope["path"] in PROBES:
+        found.setdefault(b"host", b"localhost")
+    return found
+
+
 def _require_single(headers: list[tuple[bytes, bytes]], found: dict[bytes, bytes]) -> None:
     """Require one Host and at most one of each of SINGLE_HEADERS. Raises: BadRequest."""
     if len(found) == len(headers) and b"host" in found:
         return
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
-    if hosts != 1:
+    if hosts > 1 or b"host" not in found:
         raise BadRequest(f"expected one Host header, got {hosts}")
     for name in names:
         if name in SINGLE_HEADERS and names.count(name) > 1:

@@ -16,12 +16,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
 from headrace.kernel.metrics import merged_metrics
+from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.routes import PAGE_ROWS_MAX, routes_in
 from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
 from headrace.web.sessions import Audit, AuditLine
 
 READY_TIMEOUT_S: Final = 2.0
+DEATH_LATELY_S: Final = 60.0
+"""Longer than a role that dies at each start waits before the next one."""
 SQL: Final = load_queries("headrace.web")
 OPEN: Final = {"scope": None}
 """The probes need no token and report only up or down."""
@@ -50,11 +53,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether each engine in use responds: `up` or `down`; what answers reads that may lag."""
+    """Whether each engine in use responds: `up` or `down`; what answers reads that may lag.
+
+    `roles` names those of this machine's `headrace up` that die repeatedly.
+    """
 
     ready: bool
     engines: dict[str, str]
     reads: str = ""
+    roles: dict[str, str] = {}
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +96,7 @@ def get_health() -> Health:
 
 @get("/readyz", opt=OPEN, tags=["about"])
 async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
-    """Check every engine for up to 2 s; 503 if one is down, with its name.
+    """Check every engine for up to 2 s; 503 names one that is down, or a role that keeps dying.
 
     `reads` names the server of series, top lists and lists: the replica with its lag, or the
     primary and the reason; empty without `postgres.replica_url`.
@@ -97,12 +104,17 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     checks = checks_of(about.app)
     answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
     engines = {name: "up" if up else "down" for name, up in zip(checks, answers, strict=True)}
-    ready = all(answers)
+    roles = {
+        role: f"died {death['deaths']} times in a row"
+        for role, death in RoleDeaths.read(about.app.data_folder, within_s=DEATH_LATELY_S).items()
+        if death["deaths"] > 1
+    }
+    ready = all(answers) and not roles
     headers = {} if ready else {"retry-after": "2"}
     replica = about.app.engines.postgres and about.app.engines.postgres.replica
     reads = (await replica.state()).text if replica else ""
     return Response(
-        Readiness(ready=ready, engines=engines, reads=reads),
+        Readiness(ready=ready, engines=engines, reads=reads, roles=roles),
         status_code=200 if ready else 503,
         headers=headers,
     )

@@ -165,6 +165,9 @@ class Application(Protocol):
     def engines(self) -> Engines: ...
 
     @property
+    def data_folder(self) -> Path: ...
+
+    @property
     def metrics_folder(self) -> Path | None: ...
 
     @property

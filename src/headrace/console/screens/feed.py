@@ -42,20 +42,20 @@ async def view_viewer(context: ViewContext) -> dict[str, Any]:
         }
     cursor = context.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
-        attempt(feed.pages.unread(viewer)),
-        attempt(feed.pages.marker(viewer)),
-        attempt(feed.follows.following(viewer, 1)),
+        attempt(feed.pages.unread, viewer),
+        attempt(feed.pages.marker, viewer),
+        attempt(feed.follows.following, viewer, 1),
     )
     page: PanelData[Page] = NO_DATA
     people: PanelData[People] = NO_DATA
     more = None
     if board == "feed":
         page = await attempt(
-            feed.page(viewer, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds), rank=rank or None)
+            feed.page, viewer, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds), rank=rank or None
         )
         more = page.value.next if page.value else None
     else:
-        people = await attempt(_people(feed, viewer, board, cursor=cursor))
+        people = await attempt(_people, feed, viewer, board, cursor=cursor)
         more = people.value.next if people.value else None
     return {
         "viewer": viewer,
@@ -89,13 +89,13 @@ async def view_author(context: ViewContext) -> dict[str, Any]:
     cursor = context.query.text("cursor", most=512) or None
     page: PanelData[Page] = NO_DATA
     if board == "posts":
-        followers = await attempt(feed.follows.followers(author, 1))
+        followers = await attempt(feed.follows.followers, author, 1)
         page = await attempt(
-            feed.pages.author_posts(author, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds))
+            feed.pages.author_posts, author, POSTS_SHOWN, cursor=cursor, kinds=_kinds_of(kinds)
         )
         more = page.value.next if page.value else None
     else:
-        followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
+        followers = await attempt(feed.follows.followers, author, PEOPLE_SHOWN, cursor=cursor)
         more = followers.value.next if followers.value else None
     return {
         "author": author,
@@ -113,7 +113,7 @@ async def view_why(context: ViewContext) -> dict[str, Any]:
     """The reasons why a viewer sees a post or not."""
     viewer, post = (context.query.text(name, most=128).strip() for name in ("viewer", "post"))
     is_asked = bool(viewer and post)
-    why = await attempt(context.feed.pages.why(viewer, post)) if is_asked else None
+    why = await attempt(context.feed.pages.why, viewer, post) if is_asked else None
     return {"viewer": viewer, "post": post, "why": why}
 
 
@@ -121,7 +121,7 @@ async def view_index(context: ViewContext) -> dict[str, Any]:
     """State of each shard of the index."""
     feed = context.feed
     return {
-        "shards": await attempt(feed.index.stats()),
+        "shards": await attempt(feed.index.stats),
         "index_for_s": feed.config.index_for_s,
         "keep_for_s": feed.config.keep_for_s,
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
@@ -44,6 +44,7 @@ from headrace.jobs.model import Lane
 from headrace.kernel.errors import NotFound
 
 Found = TypeVar("Found")
+Arguments = ParamSpec("Arguments")
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
@@ -106,7 +107,7 @@ async def view_runs(context: ViewContext) -> dict[str, Any]:
     """The newest runs, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
-    found = await attempt(context.fetch.runs.newest(customer or None, runs_max=RUNS_SHOWN))
+    found = await attempt(context.fetch.runs.newest, customer or None, runs_max=RUNS_SHOWN)
     wanted = GROUPS.get(group, frozenset(RunState))
     return {
         "runs": found.map(lambda runs: [line_of(run) for run in runs if run.state in wanted]),
@@ -132,16 +133,17 @@ async def view_run(context: ViewContext) -> dict[str, Any]:
     more = None
     if board == "problems":
         problems = await attempt(
-            fetch.reports.problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
+            fetch.reports.problems, run_id, after=after, rows_max=LINES_SHOWN, lang=lang
         )
         more = _more_by_position(context, problems.value)
     elif board == "photos":
-        asked = fetch.reports.photo_problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
-        photos = await attempt(asked)
+        photos = await attempt(
+            fetch.reports.photo_problems, run_id, after=after, rows_max=LINES_SHOWN, lang=lang
+        )
         more = _more_by_position(context, photos.value)
     else:
         item = context.query.text("item", most=400)
-        changes = await attempt(fetch.runs.changes(run_id, after=item, rows_max=LINES_SHOWN))
+        changes = await attempt(fetch.runs.changes, run_id, after=item, rows_max=LINES_SHOWN)
         if changes.value and len(changes.value) == LINES_SHOWN:
             more = context.url(item=changes.value[-1].item)
     texts = Texts.load(lang, fetch.config)
@@ -199,9 +201,9 @@ async def view_customers(context: ViewContext) -> dict[str, Any]:
     fetch, jobs = context.fetch, context.jobs
     match = context.query.text("match", most=128)
     everyone, lanes, runs = await asyncio.gather(
-        attempt(fetch.customers.all()),
-        attempt(jobs.lanes.list(LIMITER, lanes_max=LANES_MAX)),
-        attempt(fetch.runs.newest(runs_max=RUNS_LOOKED_AT)),
+        attempt(fetch.customers.all),
+        attempt(jobs.lanes.list, LIMITER, lanes_max=LANES_MAX),
+        attempt(fetch.runs.newest, runs_max=RUNS_LOOKED_AT),
     )
     lane_of = {lane.lane: lane for lane in lanes.value or ()}
     run_of = newest_of(runs.value or ())
@@ -230,12 +232,12 @@ async def view_customer(context: ViewContext) -> dict[str, Any]:
     fetch, name = context.fetch, context.params["customer"]
     customer = await fetch.customers.get(name)
     lane, runs, hosts, source, webhook, results = await asyncio.gather(
-        attempt(_if_any(context.jobs.lanes.get(LIMITER, name))),
-        attempt(fetch.runs.newest(name, runs_max=CUSTOMER_RUNS_SHOWN)),
-        attempt(fetch.hosts.page(customer=name, hosts_max=HOSTS_SHOWN)),
-        attempt(_if_any(fetch.sources.get(name))),
-        attempt(_if_any(fetch.webhooks.get(name))),
-        attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
+        attempt(_if_any, context.jobs.lanes.get, LIMITER, name),
+        attempt(fetch.runs.newest, name, runs_max=CUSTOMER_RUNS_SHOWN),
+        attempt(fetch.hosts.page, customer=name, hosts_max=HOSTS_SHOWN),
+        attempt(_if_any, fetch.sources.get, name),
+        attempt(_if_any, fetch.webhooks.get, name),
+        attempt(fetch.items.newest_results, results_max=RESULTS_SHOWN, customer=name),
     )
     return {
         "customer": customer,
@@ -265,10 +267,15 @@ def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:
     return found
 
 
-async def _if_any(answer: Awaitable[Found]) -> Found | None:
-    """What `answer` returns, or None if there is no such thing."""
+async def _if_any(
+    call: Callable[Arguments, Awaitable[Found]],
+    /,
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Found | None:
+    """What `call` returns, or None if there is no such thing."""
     try:
-        return await answer
+        return await call(*args, **kwargs)
     except NotFound:
         return None
 

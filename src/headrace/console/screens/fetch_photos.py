@@ -47,9 +47,10 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
     show = context.query.choice("show", SHOWN, "all")
     before = context.query.number("before", 0) or None
     found = await attempt(
-        context.fetch.items.newest_results(
-            before=before, results_max=RESULTS_LOOKED_AT + 1, customer=customer or None
-        )
+        context.fetch.items.newest_results,
+        before=before,
+        results_max=RESULTS_LOOKED_AT + 1,
+        customer=customer or None,
     )
     tiles, more = None, None
     if found.value is not None:
@@ -78,7 +79,7 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
 async def view_why(context: ViewContext) -> dict[str, Any]:
     """The status of a photo URL."""
     url = context.query.text("url", most=2_048).strip()
-    report = await attempt(context.fetch.links.why(url)) if url else None
+    report = await attempt(context.fetch.links.why, url) if url else None
     return {"url": url, "quoted": shlex.quote(url), "report": report}
 
 
@@ -91,10 +92,10 @@ async def view_hosts(context: ViewContext) -> dict[str, Any]:
     )
     after = (context.query.text("after_host"), context.query.text("after_customer"))
     if host:
-        found = await attempt(fetch.hosts.get(host))
+        found = await attempt(fetch.hosts.get, host)
     else:
         found = await attempt(
-            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN + 1)
+            fetch.hosts.page, customer=customer or None, after=after, hosts_max=HOSTS_SHOWN + 1
         )
     lines, more = None, None
     if found.value is not None:
@@ -130,7 +131,7 @@ SPANS: Final = ("4", "12", "26", "57")
 async def view_study(context: ViewContext) -> dict[str, Any]:
     """Download times of all hosts, errors per class and week, and a proposal of classes."""
     weeks = context.query.choice("weeks", SPANS, SPANS[0])
-    found = await attempt(context.fetch.study(weeks=int(weeks)))
+    found = await attempt(context.fetch.study, weeks=int(weeks))
     study = found.value
     if study is None:
         return {"study": found, "weeks": weeks, "spans": SPANS}
@@ -170,7 +171,7 @@ WAITING_COUNTED: Final = 10_000
 
 async def view_sources(context: ViewContext) -> dict[str, Any]:
     """Every catalogue source."""
-    found = await attempt(context.fetch.sources.all())
+    found = await attempt(context.fetch.sources.all)
     return {"sources": found.map(lambda all_: [(one, *source_state(one)) for one in all_])}
 
 
@@ -179,8 +180,8 @@ async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     fetch = context.fetch
     after = context.query.text("after", most=128)
     consumers, webhooks = await asyncio.gather(
-        attempt(fetch.consumers.all()),
-        attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN + 1)),
+        attempt(fetch.consumers.all),
+        attempt(fetch.webhooks.list, after=after, webhooks_max=WEBHOOKS_SHOWN + 1),
     )
     shown, more = context.cut(webhooks.value or (), WEBHOOKS_SHOWN, after="customer")
     lines = [(webhook, *webhook_state(webhook, context.now_at)) for webhook in shown]

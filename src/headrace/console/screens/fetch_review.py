@@ -23,16 +23,16 @@ async def view_review(context: ViewContext) -> dict[str, Any]:
     customer = context.query.text("customer", most=128)
     show = context.query.choice("show", [value for value, _ in SHOWN], "all")
     after = (context.query.text("after_customer"), context.query.text("after_item"))
+    before = context.query.number("before", 0) or None
     held, pairs = await asyncio.gather(
-        attempt(context.fetch.held.list(customer or None, after=after, rows_max=HELD_SHOWN + 1)),
+        attempt(context.fetch.held.list, customer or None, after=after, rows_max=HELD_SHOWN + 1),
         attempt(
-            context.fetch.duplicates.list(
-                customer or None,
-                across={"across": True, "within": False}.get(show),
-                reviewed=show == "reviewed",
-                before=context.query.number("before", 0) or None,
-                rows_max=PAIRS_SHOWN + 1,
-            )
+            context.fetch.duplicates.list,
+            customer or None,
+            across={"across": True, "within": False}.get(show),
+            reviewed=show == "reviewed",
+            before=before,
+            rows_max=PAIRS_SHOWN + 1,
         ),
     )
     items, more_held = context.cut(

@@ -166,7 +166,7 @@ async def view_queue(context: ViewContext) -> dict[str, Any]:
     load, charts, failed, moves = await asyncio.gather(
         jobs.fleet.load(),
         _charts_of(jobs, status.queue, context.now_at, SPANS[span]),
-        attempt(jobs.find(queue=status.queue, state="failed", jobs_max=FAILED_SHOWN)),
+        attempt(jobs.find, queue=status.queue, state="failed", jobs_max=FAILED_SHOWN),
         jobs.fleet.decisions(decisions_max=DECISIONS_LOOKED_AT),
     )
     [row] = rows_of([status], load)

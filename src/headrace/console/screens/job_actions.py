@@ -6,7 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from headrace.console.actions import Action, Field
+from headrace.console.actions import Action, Done, Field
+from headrace.console.model import PREFIX
 from headrace.console.views import ViewContext, row_id
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.model import (
@@ -39,11 +40,11 @@ def bulk(action: str) -> Callable[[ViewContext, dict[str, Any]], Awaitable[str]]
     async def run(context: ViewContext, values: dict[str, Any]) -> str:
         jobs, ends_s = context.jobs, time.monotonic() + BULK_S
         changed = skipped = 0
-        before: int | None = None
+        cursor: int | None = None
         while True:
-            done = await jobs.bulk(action, _filter(values), before=before)
+            done = await jobs.bulk(action, _filter(values), cursor=cursor)
             changed, skipped = changed + done.changed, skipped + done.skipped
-            before = done.next_before
+            cursor = done.next_cursor
             if not done.more:
                 break
             if time.monotonic() >= ends_s:
@@ -176,6 +177,11 @@ HOST: Final = Field("host", "Host", kind="fixed")
 BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
 
 
+async def _remove_queue(context: ViewContext, name: str) -> Done:
+    await context.jobs.queues.remove(name)
+    return Done(f"queue {name} is removed", f"{PREFIX}/jobs")
+
+
 def _bounds(values: dict[str, Any]) -> dict[str, Any]:
     return {name: values.get(name) for name in BOUNDS}
 
@@ -245,6 +251,16 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
         run=lambda context, given: context.jobs.queues.set(given["queue"], **_bounds(given)),
         done="queue {found.queue}: importance {found.importance}, {found.slots_min} to"
         " {found.slots_max} slots, {found.retries} retries",
+    ),
+    Action(
+        name="jobs.remove_queue",
+        title="Remove queue",
+        what="Removes queue {queue}. It must have no jobs, no cron and no code that runs it.",
+        command="headrace queues rm {queue}",
+        http="DELETE /v1/queues/{queue}",
+        fields=(QUEUE,),
+        run=lambda context, given: _remove_queue(context, given["queue"]),
+        is_danger=True,
     ),
     Action(
         name="jobs.add_job",

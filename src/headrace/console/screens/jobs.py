@@ -52,10 +52,10 @@ async def view_jobs(context: ViewContext) -> dict[str, Any]:
     before = context.query.number("before", 0)
     given: dict[str, Any] = {name: text or None for name, text in wanted.items()}
     page, queues = await asyncio.gather(
-        attempt(jobs.find(**given, before=before or None, jobs_max=JOBS_SHOWN)),
-        attempt(jobs.queues.all()),
+        attempt(jobs.find, **given, cursor=before or None, jobs_max=JOBS_SHOWN),
+        attempt(jobs.queues.all),
     )
-    following = page.value.next_before if page.value is not None else None
+    following = page.value.next_cursor if page.value is not None else None
     return {
         "page": page,
         "queues": [queue.queue for queue in queues.value or ()],
@@ -70,11 +70,11 @@ async def view_job(context: ViewContext) -> dict[str, Any]:
     jobs = context.jobs
     job = await jobs.job(job_number(context.params["job"]))
     is_workflow = (job.queue or "").startswith(WORKFLOW_PREFIX)
-    workflow = await attempt(jobs.workflows.get(job.id)) if is_workflow else None
+    workflow = await attempt(jobs.workflows.get, job.id) if is_workflow else None
     steps = workflow.value.steps if workflow is not None and workflow.value is not None else ()
     return {
         "job": job,
-        "why": await attempt(jobs.why(job.id)),
+        "why": await attempt(jobs.why, job.id),
         "moments": list(moments_of(job)),
         "is_retriable": job.state.value in STATES_BY_ENDING,
         "is_waiting": job.state in (JobState.READY, JobState.SCHEDULED),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.console.actions import Action, Field
+from headrace.console.actions import Action, Done, Field
+from headrace.console.model import PREFIX
+from headrace.console.views import ViewContext
 from headrace.jobs.crons import NewCron
 from headrace.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
 from headrace.jobs.validation import LIMIT_MAX
@@ -57,6 +59,11 @@ def _lane_body(values: dict[str, Any]) -> dict[str, Any]:
 def _limiter_body(values: dict[str, Any]) -> dict[str, Any]:
     slack_s = values.get("slack_s")
     return {**_limits(values), **({} if slack_s is None else {"slack_s": slack_s})}
+
+
+async def _remove_limiter(context: ViewContext, name: str) -> Done:
+    await context.jobs.lanes.remove_limiter(name)
+    return Done(f"limiter {name} is removed", f"{PREFIX}/jobs/lanes")
 
 
 LANE_PATH: Final = "/v1/limiters/{limiter}/lanes/{lane}"
@@ -150,10 +157,21 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
         title="Restore declared limits",
         what="Removes the overrides of limiter {limiter}. The limits declared in code apply again.",
         command="headrace lanes limiter {limiter} --as-declared",
-        http="DELETE /v1/limiters/{limiter}",
+        http="POST /v1/limiters/{limiter}/reset",
         fields=(LIMITER,),
         run=lambda context, given: context.jobs.lanes.reset_limiter(given["limiter"]),
         done="limiter {limiter} has its declared limits again",
+    ),
+    Action(
+        name="jobs.remove_limiter",
+        title="Remove limiter",
+        what="Removes limiter {limiter} with its lanes. It must have no queue, no jobs and no"
+        " limits declared in code.",
+        command="headrace lanes rm-limiter {limiter}",
+        http="DELETE /v1/limiters/{limiter}",
+        fields=(LIMITER,),
+        run=lambda context, given: _remove_limiter(context, given["limiter"]),
+        is_danger=True,
     ),
 )
 

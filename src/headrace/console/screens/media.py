@@ -31,8 +31,8 @@ async def view_node(context: ViewContext) -> dict[str, Any]:
     media = context.media
     figures, disks, hottest = await asyncio.gather(
         read_figures(context.rates),
-        attempt(media.disks.list()) if media.config.disks else no_data(),
-        attempt(media.hottest.list(objects_max=HOTTEST_MAX)),
+        attempt(media.disks.list) if media.config.disks else no_data(),
+        attempt(media.hottest.list, objects_max=HOTTEST_MAX),
     )
     return {"config": media.config, "figures": figures, "disks": disks, "hottest": hottest}
 
@@ -41,15 +41,15 @@ async def view_cluster(context: ViewContext) -> dict[str, Any]:
     """Nodes with their shares, and the load of each if some are lost."""
     media = context.media
     lost = context.query.text("lost", most=NAMES_MAX).strip()
-    nodes = await attempt(media.nodes.list())
+    nodes = await attempt(media.nodes.list)
     names = [name for name in lost.replace(",", " ").split() if name]
-    plan = await attempt(media.partitions.plan(lost=names)) if names else None
+    plan = await attempt(media.partitions.plan, lost=names) if names else None
     return {"nodes": nodes, "lost": lost, "plan": plan}
 
 
 async def view_traces(context: ViewContext) -> dict[str, Any]:
     """Active traces."""
-    return {"watches": await attempt(context.media.traces.list())}
+    return {"watches": await attempt(context.media.traces.list)}
 
 
 OBJECTS_SHOWN: Final = 200
@@ -67,7 +67,7 @@ class ObjectLine:
 async def view_objects(context: ViewContext) -> dict[str, Any]:
     """Objects in a folder."""
     prefix = context.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
-    found = await attempt(context.media.objects.ls(prefix, objects_max=OBJECTS_SHOWN + 1))
+    found = await attempt(context.media.objects.ls, prefix, objects_max=OBJECTS_SHOWN + 1)
     lines, size_bytes = None, 0
     if found.value is not None:
         shown = sorted(found.value, key=lambda one: one.key)[:OBJECTS_SHOWN]
@@ -91,8 +91,8 @@ async def view_object(context: ViewContext) -> dict[str, Any]:
         return {"key": key}
     is_alone = media.config.node is None
     found, owners = await asyncio.gather(
-        attempt(media.objects.info(key)),
-        no_data() if is_alone else attempt(media.partitions.show(key)),
+        attempt(media.objects.info, key),
+        no_data() if is_alone else attempt(media.partitions.show, key),
     )
     seen = found.value
     line = None if seen is None else ObjectLine(seen, kind_of(seen.content_type))

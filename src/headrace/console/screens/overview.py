@@ -251,7 +251,7 @@ def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
 async def _engines(context: ViewContext) -> dict[str, str | None]:
     """Error of each engine; None if it is up."""
     checks = checks_of(context.house)
-    found = await asyncio.gather(*(attempt(check()) for check in checks.values()))
+    found = await asyncio.gather(*(attempt(check) for check in checks.values()))
     errors = {name: one.error for name, one in zip(checks, found, strict=True)}
     replica = context.house.engines.postgres.replica
     if replica and not (state := await replica.state()).is_used:
@@ -271,7 +271,7 @@ async def _seen(
     """The result of `call`, if the caller has `scope`."""
     if not context.may(scope):
         return PanelData(error=f"your token lacks the scope {scope}", is_hidden=True)
-    return await attempt(call())
+    return await attempt(call)
 
 
 def _chart(

@@ -20,8 +20,8 @@ from headrace.console.views import (
     attempt,
     choices,
 )
-from headrace.kernel.config import parse_as
-from headrace.kernel.terminal import parse_moment, pluralize
+from headrace.kernel.config import parse_as, parse_moment
+from headrace.kernel.terminal import pluralize
 from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     CLASSES,
@@ -85,11 +85,11 @@ async def view_top(context: ViewContext) -> dict[str, Any]:
     traffic = context.query.choice("class", CLASSES, Traffic.HUMAN)
     limit = context.query.choice("limit", LIMITS, LIMITS[0])
     top, lag = await asyncio.gather(
-        attempt(views.analytics.top(WINDOWS[window], int(limit), traffic=traffic)),
-        attempt(views.analytics.lag()),
+        attempt(views.analytics.top, WINDOWS[window], int(limit), traffic=traffic),
+        attempt(views.analytics.lag),
     )
     found = top.value or []
-    totals = await attempt(views.totals([entry.id for entry in found])) if found else PanelData([])
+    totals = await attempt(views.totals, [entry.id for entry in found]) if found else PanelData([])
     return {
         "window": window,
         "windows": choices(WINDOWS),
@@ -115,10 +115,10 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
     from_at = context.now_at - length
     total, series, viewers, marks, together = await asyncio.gather(
         _total(views, entity),
-        attempt(views.analytics.series(entity, by, from_at=from_at)),
-        attempt(views.analytics.viewers(entity)),
-        attempt(views.analytics.marks(entity, from_at=from_at)),
-        attempt(views.analytics.viewers(entity, "all")),
+        attempt(views.analytics.series, entity, by, from_at=from_at),
+        attempt(views.analytics.viewers, entity),
+        attempt(views.analytics.marks, entity, from_at=from_at),
+        attempt(views.analytics.viewers, entity, "all"),
     )
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
@@ -145,7 +145,7 @@ async def view_lag(context: ViewContext) -> dict[str, Any]:
     """Flush lag by shard."""
     views = context.views
     lag, hours_from = await asyncio.gather(
-        attempt(views.analytics.lag()), attempt(views.analytics.hours_from())
+        attempt(views.analytics.lag), attempt(views.analytics.hours_from)
     )
     return {
         "shards": lag,
@@ -199,7 +199,7 @@ async def _reads(context: ViewContext) -> str:
 
 async def _total(views: Any, entity: str) -> PanelData[Total]:
     fields = ("total", "today", "unique", "classes", "counters")
-    found = await attempt(views.totals([entity], fields=fields))
+    found = await attempt(views.totals, [entity], fields=fields)
     return PanelData(found.value[0] if found.value else None, found.error)
 
 

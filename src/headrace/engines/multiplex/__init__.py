@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from libvalkey import pack_command
 
-from headrace.engines.endpoints import seeds_of, server_of
+from headrace.engines.endpoints import seeds_of, server_of, split_sentinels
 from headrace.engines.multiplex.cluster import ClusterConnections
 from headrace.engines.multiplex.connection import (
     Bounds,
@@ -69,8 +69,11 @@ class Multiplexer:
 
     def __init__(self, url: str, config: ValkeyConfig, bounds: Bounds | None = None) -> None:
         self.prefix = config.prefix
-        self._seeds = tuple(address_of(seed) for seed in seeds_of(url))
-        self._server = server_of(url, port=6379, socket="valkey.sock")
+        rest, self._sentinels = split_sentinels(url)
+        self._seeds = tuple(address_of(seed) for seed in seeds_of(rest))
+        self._server = server_of(rest, port=6379, socket="valkey.sock")
+        if self._sentinels is not None:
+            self._seeds, self._server = self._seeds[:1], self._sentinels.server
         self._bounds = bounds or Bounds(timeout_s=config.timeout_s)
         self._by_loop: dict[
             asyncio.AbstractEventLoop, ReconnectingConnection | ClusterConnections
@@ -185,7 +188,7 @@ class Multiplexer:
     def _connect(self) -> ClusterConnections:
         for closed in [loop for loop in self._by_loop if loop.is_closed()]:
             del self._by_loop[closed]
-        first = ReconnectingConnection(self._seeds, self._server, self._bounds)
+        first = ReconnectingConnection(self._seeds, self._server, self._bounds, self._sentinels)
         server = ClusterConnections(first, self._server, self._bounds)
         self._by_loop[asyncio.get_running_loop()] = server
         return server

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from libvalkey import pack_command
 from valkey.asyncio.connection import SSLConnection, parse_url
 
+from headrace.engines.endpoints import SentinelUrls
 from headrace.engines.multiplex.connection import (
     Bounds,
     Connection,
@@ -18,7 +19,7 @@ from headrace.engines.multiplex.connection import (
     count_failure,
     down,
 )
-from headrace.engines.valkey import ValkeyDown
+from headrace.engines.valkey import SentinelGroup, ValkeyDown
 from headrace.kernel.resilience import Backoff
 
 
@@ -77,6 +78,7 @@ def _tls_of(options: dict[str, Any]) -> ssl.SSLContext:
 
 
 BACKOFF: Final = Backoff(first_s=0.02, max_s=1.0)
+_ROLE: Final = ("ROLE",)
 SHORT_LIFE_S: Final = 1.0
 """A shorter connection counts as a failed attempt, so that the backoff grows."""
 
@@ -87,10 +89,18 @@ class ReconnectingConnection:
     `connection` is the open connection, or None.
     """
 
-    def __init__(self, seeds: tuple[Address, ...], server: str, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        seeds: tuple[Address, ...],
+        server: str,
+        bounds: Bounds,
+        sentinels: SentinelUrls | None = None,
+    ) -> None:
         self.connection: Connection | None = None
         self.seeds, self.address = seeds, seeds[0]
         """The seed that was connected last; each attempt starts there and tries all."""
+        self._sentinels = SentinelGroup(sentinels) if sentinels is not None else None
+        """They report the address of each attempt, which has all but that of the one seed."""
         self._server, self._bounds = server, bounds
         self._loop = asyncio.get_running_loop()
         self._failure: str | None = None
@@ -129,6 +139,8 @@ class ReconnectingConnection:
         self._settle("it was closed here")
         if self.connection is not None:
             self.connection.end("it was closed here")
+        if self._sentinels is not None:
+            await self._sentinels.close()
 
     def _start_reconnector(self) -> asyncio.Task[None]:
         reconnector = self._loop.create_task(self._reconnect())
@@ -160,12 +172,20 @@ class ReconnectingConnection:
 
     async def _connect_any(self, ended: asyncio.Event) -> Connection:
         """A connection to one of the seeds. Raises: the last seed's error of `_connect`."""
+        if self._sentinels is not None:
+            return await self._connect_primary(self._sentinels, ended)
         at = self.seeds.index(self.address)
         *others, last = (*self.seeds[at:], *self.seeds[:at])
         for seed in others:
             with suppress(OSError, TimeoutError, ValkeyDown):
                 return await self._connect(seed, ended)
         return await self._connect(last, ended)
+
+    async def _connect_primary(self, sentinels: SentinelGroup, ended: asyncio.Event) -> Connection:
+        """A connection to the primary of the Sentinels. Raises: as `_connect`."""
+        async with asyncio.timeout(self._bounds.timeout_s):
+            host, port = await sentinels.primary()
+            return await self._connect(replace(self.address, host=host, port=port), ended)
 
     async def _connect(self, address: Address, ended: asyncio.Event) -> Connection:
         """A connection after its greeting. Raises: OSError, TimeoutError, ValkeyDown."""
@@ -182,6 +202,8 @@ class ReconnectingConnection:
                 await address.connect(lambda: connection)
                 for words in address.greeting:
                     await connection.send(pack_command(words))
+                if self._sentinels is not None:
+                    await _require_primary(connection, address)
         except BaseException:
             connection.end("it was not opened")
             raise
@@ -193,6 +215,13 @@ class ReconnectingConnection:
         self._failure = failure
         if not self._decided.done():
             self._decided.set_result(None)
+
+
+async def _require_primary(connection: Connection, address: Address) -> None:
+    """Sentinels may report a replaced primary until all of them know. Raises: ValkeyDown."""
+    role, *_ = await connection.send(pack_command(_ROLE))
+    if role != b"master":
+        raise ValkeyDown(f"{address.host}:{address.port} is a replica", retry_after_s=2)
 
 
 def _reason(error: Exception) -> str:

@@ -196,9 +196,7 @@ class Fetch:
         self._classes = Classes(config.classes, config.former_classes)
         self._host_stats = HostStats(postgres, self._classes, half_life_s=config.speed_half_life_s)
         self._blob_writer = BlobWriter(postgres, blobs, decode_share=config.decode_share)
-        self._quota = HostQuota(
-            jobs, self._classes, self._downloader.pool, connections=config.host_connections
-        )
+        self._quota = HostQuota(jobs, self._classes, connections=config.host_connections)
         self._fetcher = self._make_fetcher(postgres)
         self._photos = PhotoTask(OutcomeStore(postgres, jobs), self._fetcher)
         self._webhook_sender = WebhookSender(

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import click
 
-from headrace.jobs.cli.jobs import MOMENT
 from headrace.jobs.crons import Cron, NewCron
-from headrace.jobs.errors import InvalidCron
+from headrace.jobs.errors import InvalidCron, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueSpan
 from headrace.jobs.service import Jobs
+from headrace.kernel.config import parse_moment
 from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_json, table
 
 
@@ -65,8 +65,9 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
     terminal.show(found, _alerts(found))
 
 
-FROM: Final = click.option("--from", "from_at", default=None, type=MOMENT)
-TO: Final = click.option("--to", "to_at", default=None, type=MOMENT)
+MOMENT: Final = Parsed(parse_moment, InvalidFilter, name="moment")
+FROM: Final = click.option("--from", "from_at", default=None, type=MOMENT, help="First moment.")
+TO: Final = click.option("--to", "to_at", default=None, type=MOMENT, help="End, not included.")
 
 
 @fleet.command("minutes", short_help="Show counts of a queue by minute.")

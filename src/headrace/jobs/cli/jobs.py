@@ -99,7 +99,7 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("--state", default=None, type=click.Choice(LISTED))
 @click.option("--lane", default=None, help="Only this lane.")
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
-@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option("--cursor", default=None, type=int, help="The next page: ids below this one.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
     """List jobs in any state, newest first."""
@@ -109,8 +109,8 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
         for job in page.jobs
     ]
     text = table(("id", "state", "queue", "lane", "attempts", "error"), rows)
-    if page.next_before is not None:
-        text += f"\nmore: --before {page.next_before}"
+    if page.next_cursor is not None:
+        text += f"\nmore: --cursor {page.next_cursor}"
     terminal.show(page, text)
 
 
@@ -178,7 +178,7 @@ def bulk(
         done = await jobs.bulk(action, wanted, dry_run=dry_run)
         while done.more:
             terminal.progress(f"{done.changed} of {pluralize(done.matched, 'job')}")
-            step = await jobs.bulk(action, wanted, dry_run=dry_run, before=done.next_before)
+            step = await jobs.bulk(action, wanted, dry_run=dry_run, cursor=done.next_cursor)
             done = msgspec.structs.replace(
                 step,
                 matched=done.matched + step.matched,

@@ -109,6 +109,14 @@ def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any
     terminal.show(found, describe_queue(found))
 
 
+@queues.command("rm", short_help="Remove an empty queue.")
+@click.argument("queue")
+def remove_queue(terminal: Terminal, queue: str) -> None:
+    """Remove QUEUE, which must have no jobs, no cron and no code that runs it."""
+    terminal.run(Jobs, lambda jobs: jobs.queues.remove(queue))
+    terminal.show({"queue": queue, "removed": True}, f"queue {queue} is removed")
+
+
 @click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
     """Lanes: limits on the jobs of one customer, host or other key."""
@@ -248,6 +256,14 @@ def limiter_limits(
         return await jobs.lanes.get_limiter(limiter)
 
     _show_limiters(terminal, [terminal.run(Jobs, change)])
+
+
+@lanes.command("rm-limiter", short_help="Remove an unused limiter.")
+@click.argument("limiter")
+def remove_limiter(terminal: Terminal, limiter: str) -> None:
+    """Remove LIMITER with its lanes; it must have no queue, no job and no declaration by code."""
+    terminal.run(Jobs, lambda jobs: jobs.lanes.remove_limiter(limiter))
+    terminal.show({"limiter": limiter, "removed": True}, f"limiter {limiter} is removed")
 
 
 def _lane_row(lane: Lane) -> tuple[Any, ...]:

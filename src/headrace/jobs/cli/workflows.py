@@ -42,7 +42,7 @@ def show(terminal: Terminal, workflow_id: int) -> None:
 @workflows.command("ls", short_help="List workflows.")
 @click.argument("name", required=False)
 @click.option("--state", default=None, type=click.Choice(LISTED))
-@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option("--cursor", default=None, type=int, help="The next page: ids below this one.")
 @click.option(
     "--max", "workflows_max", default=100, show_default=True, type=click.IntRange(1, 1000)
 )
@@ -59,8 +59,8 @@ def list_workflows(terminal: Terminal, /, name: str | None, **choice: Any) -> No
     page = terminal.run(Jobs, lambda jobs: jobs.workflows.find(name, **choice))
     found = [(job.id, job.state.value, first_line(job.error)) for job in page.jobs]
     text = table(("id", "state", "error"), found)
-    if page.next_before is not None:
-        text += f"\nmore: --before {page.next_before}"
+    if page.next_cursor is not None:
+        text += f"\nmore: --cursor {page.next_cursor}"
     terminal.show(page, text)
 
 

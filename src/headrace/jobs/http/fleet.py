@@ -12,10 +12,12 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, UnsetType
 
 from headrace.jobs.crons import Cron, NewCron
+from headrace.jobs.errors import InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueHour, QueueMinute
 from headrace.jobs.http.jobs import READ, WRITE, JobAdded
 from headrace.jobs.service import Jobs
+from headrace.kernel.config import moment_of
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency
 
 
@@ -63,26 +65,33 @@ async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None
     await jobs.fleet.undrain(host)
 
 
+def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:
+    return {
+        "from_at": moment_of("from", from_at, InvalidFilter),
+        "to_at": moment_of("to", to_at, InvalidFilter),
+    }
+
+
 @get("/v1/queues/{queue:str}/minutes", opt=READ)
 async def list_queue_minutes(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
-    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[QueueMinute]:
     """Show counts and backlog of a queue per minute, in the last hour or up to two days."""
-    return await jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
+    return await jobs.queues.minutes(queue, **_span(from_at, to_at))
 
 
 @get("/v1/queues/{queue:str}/hours", opt=READ)
 async def list_queue_hours(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
-    from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
-    to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[QueueHour]:
     """Show counts and highest backlog of a queue per hour, in the last 7 days or up to 92."""
-    return await jobs.queues.hours(queue, from_at=from_at, to_at=to_at)
+    return await jobs.queues.hours(queue, **_span(from_at, to_at))
 
 
 class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -124,10 +124,10 @@ async def list_jobs(
     """
     criteria = {"queue": queue, "state": in_state, "lane": lane, "q": q}
     before = None if cursor is None else read_cursor(cursor_key, LISTING, criteria, cursor)
-    page = await jobs.find(**criteria, before=before, jobs_max=limit)
-    if page.next_before is None:
+    page = await jobs.find(**criteria, cursor=before, jobs_max=limit)
+    if page.next_cursor is None:
         return Response(JobsListed(jobs=page.jobs, next_cursor=None))
-    following = sign_cursor(cursor_key, LISTING, criteria, page.next_before)
+    following = sign_cursor(cursor_key, LISTING, criteria, page.next_cursor)
     given = {name: value for name, value in criteria.items() if value is not None}
     query = urlencode({**given, "limit": limit, "cursor": following})
     return Response(
@@ -209,9 +209,9 @@ async def bulk_jobs(
     before = None
     if data.cursor is not None:
         before = read_cursor(cursor_key, BULK_LISTING, query, data.cursor)
-    done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, before=before)
+    done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, cursor=before)
     counts = msgspec.structs.asdict(done)
-    before, following = counts.pop("next_before"), None
+    before, following = counts.pop("next_cursor"), None
     if before is not None:
         following = sign_cursor(cursor_key, BULK_LISTING, query, before)
     return BulkResponse(next_cursor=following, **counts)

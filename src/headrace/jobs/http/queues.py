@@ -56,6 +56,12 @@ async def set_queue(
     return await jobs.queues.get(queue)
 
 
+@delete("/v1/queues/{queue:str}", opt=WRITE)
+async def remove_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> None:
+    """Remove an empty queue that no code runs, such as one created by a typing error."""
+    await jobs.queues.remove(queue)
+
+
 class LaneLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All limits of a lane; what is left out is unlimited."""
 
@@ -109,10 +115,16 @@ async def set_limiter(
     return await jobs.lanes.get_limiter(limiter)
 
 
-@delete("/v1/limiters/{limiter:str}", opt=WRITE)
+@post("/v1/limiters/{limiter:str}/reset", status_code=204, opt=WRITE)
 async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
     """Remove the override of a limiter; declared limits hold again."""
     await jobs.lanes.reset_limiter(limiter)
+
+
+@delete("/v1/limiters/{limiter:str}", opt=WRITE)
+async def remove_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
+    """Remove a limiter, with its lanes, that has no queue, no job and no declaration by code."""
+    await jobs.lanes.remove_limiter(limiter)
 
 
 @get("/v1/limiters/{limiter:str}/lanes", opt=READ)

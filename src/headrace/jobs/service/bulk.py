@@ -57,17 +57,17 @@ class BulkActions:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
-    async def find(self, job_filter: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
+    async def find(self, job_filter: JobFilter, *, cursor: int | None, jobs_max: int) -> JobPage:
         """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
         criteria = await self._criteria(job_filter, LISTED)
         rows, left = await self._search(
-            self._postgres.reads, SQL.list_jobs, criteria, before, rows_max=jobs_max
+            self._postgres.reads, SQL.list_jobs, criteria, cursor, rows_max=jobs_max
         )
-        return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
+        return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_cursor=left)
 
     async def apply(
-        self, action: str, job_filter: JobFilter, *, dry_run: bool, before: int | None
+        self, action: str, job_filter: JobFilter, *, dry_run: bool, cursor: int | None
     ) -> BulkDone:
         """Apply one bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
         _require_action(action, job_filter)
@@ -77,7 +77,7 @@ class BulkActions:
         ends_s = time.monotonic() + BULK_S
         matched = changed = 0
         step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
-        left = before
+        left = cursor
         while True:
             rows, left = await self._search(
                 self._postgres, SQL.list_ids, criteria, left, rows_max=step
@@ -96,7 +96,7 @@ class BulkActions:
             changed=changed,
             skipped=0 if dry_run else matched - changed,
             more=left is not None,
-            next_before=left,
+            next_cursor=left,
         )
 
     async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:

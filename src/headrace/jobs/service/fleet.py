@@ -151,6 +151,7 @@ class Sweeper:
             idle_s=LANE_IDLE_S,
         )
         self._lane_after = (seen["last_limiter"] or "", seen["last_name"] or "")
+        await self._postgres.run(SQL.restore_queues)
         for row in await self._postgres.all(SQL.unspread_limiters):
             await self._lanes.spread(row["name"])
         kept = await self._drop_old("job_done_rest", "drop_at", 0)

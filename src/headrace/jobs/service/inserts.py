@@ -23,6 +23,7 @@ from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import GroupClosed
 from headrace.jobs.model import jobs_enqueued
 from headrace.jobs.store.jobs import Notifier
+from headrace.kernel import spans
 from headrace.kernel.batching import BATCH_MAX, Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import child_traceparent, current_traceparent
@@ -68,7 +69,15 @@ class Inserts:
         self, rows: JobColumns, queue_ids: list[int], *, tx: Runner | None
     ) -> list[int]:
         """Insert `rows` in one round trip, all or none; return their ids in order."""
-        headers = rows.headers(child_traceparent(current_traceparent.get()))
+        if spans.active is None:
+            headers = rows.headers(child_traceparent(current_traceparent.get()))
+            return await self._insert(rows, queue_ids, headers, tx=tx)
+        with spans.producing(rows.queues) as traceparent:
+            return await self._insert(rows, queue_ids, rows.headers(traceparent), tx=tx)
+
+    async def _insert(
+        self, rows: JobColumns, queue_ids: list[int], headers: list[str], *, tx: Runner | None
+    ) -> list[int]:
         if tx is None and len(rows) == 1 and rows.keys[0] is None and rows.chains is None:
             return await self.insert_shared(rows, queue_ids, headers)
         return await self._add(rows, queue_ids, headers, tx=tx)
@@ -99,18 +108,19 @@ class Inserts:
 
         Raises: GroupClosed.
         """
-        headers = rows.headers(child_traceparent(current_traceparent.get()))
-        if not is_counted:
-            return await self._add(rows, queue_ids, headers, tx=tx, group_ids=group_ids)
-        is_hinted = self._is_hinted(tx, queue_ids)
-        ids = await store.jobs.add_members(
-            tx or self._postgres,
-            rows,
-            queue_ids,
-            group_ids,
-            headers=headers,
-            is_hinted=is_hinted,
-        )
+        with spans.producing(rows.queues) as traceparent:
+            headers = rows.headers(traceparent)
+            if not is_counted:
+                return await self._add(rows, queue_ids, headers, tx=tx, group_ids=group_ids)
+            is_hinted = self._is_hinted(tx, queue_ids)
+            ids = await store.jobs.add_members(
+                tx or self._postgres,
+                rows,
+                queue_ids,
+                group_ids,
+                headers=headers,
+                is_hinted=is_hinted,
+            )
         if ids is None:
             raise GroupClosed(group_ids[0])
         self._inserted(ids, queue_ids, is_hinted=is_hinted)

@@ -74,8 +74,9 @@ from headrace.jobs.validation import (
     require_job_id,
     require_page,
 )
+from headrace.kernel import spans
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import child_traceparent, current_traceparent, logger
+from headrace.kernel.logs import logger
 
 ROWS_PER_STATEMENT: Final = 5_000
 RESULT_FIRST_WAIT_S: Final = 0.02
@@ -91,7 +92,7 @@ class Jobs:
     def __init__(self, postgres: Postgres, config: JobsConfig, registry: Registry) -> None:
         self.registry = registry
         self.config = config
-        self.lanes = Lanes(postgres)
+        self.lanes = Lanes(postgres, self._declare)
         self.queues = Queues(postgres, registry, self.lanes)
         self.takes = Takes(postgres, config)
         self.fleet = Fleet(postgres, config)
@@ -169,18 +170,18 @@ class Jobs:
         lent = _borrowed(tx)
         callback_queues = await self.queues.ids(callbacks)
         member_queues = await self.queues.ids(members)
-        traceparent = child_traceparent(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
         async with self._within(lent) as inner:
             # With keys the members are known only afterwards: those groups are open until then.
-            ids = await store.jobs.add_groups(
-                inner,
-                [1] * len(groups) if is_keyed else pending,
-                callbacks,
-                queue_ids=callback_queues,
-                headers=callbacks.headers(traceparent),
-            )
+            with spans.producing(callbacks.queues) as traceparent:
+                ids = await store.jobs.add_groups(
+                    inner,
+                    [1] * len(groups) if is_keyed else pending,
+                    callbacks,
+                    queue_ids=callback_queues,
+                    headers=callbacks.headers(traceparent),
+                )
             of_member = [
                 group_id for group_id, count in zip(ids, pending, strict=True) for _ in range(count)
             ]
@@ -205,13 +206,11 @@ class Jobs:
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
         queue_ids = await self.queues.ids(callback)
         runner = _borrowed(tx) or self._postgres
-        ids = await store.jobs.add_groups(
-            runner,
-            [1],
-            callback,
-            queue_ids=queue_ids,
-            headers=callback.headers(child_traceparent(current_traceparent.get())),
-        )
+        with spans.producing(callback.queues) as traceparent:
+            headers = callback.headers(traceparent)
+            ids = await store.jobs.add_groups(
+                runner, [1], callback, queue_ids=queue_ids, headers=headers
+            )
         group = Group(ids[0])
         try:
             await runner.run(SQL.mark_group_open, group=group.id)
@@ -303,16 +302,17 @@ class Jobs:
         state: str | None = None,
         lane: str | None = None,
         q: str | None = None,
-        before: int | None = None,
+        cursor: int | None = None,
         jobs_max: int = 100,
     ) -> JobPage:
-        """A page of up to `jobs_max` jobs, at most 1,000, with ids below `before`, newest first.
+        """A page of up to `jobs_max` jobs, at most 1,000, newest first.
 
-        `q` searches the errors of ended jobs. A page may be short where the search was cut off.
+        The next page has `cursor` = `next_cursor`: ids below it. `q` searches the errors of ended
+        jobs. A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
         """
         job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
-        return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
+        return await self._bulk.find(job_filter, cursor=cursor, jobs_max=jobs_max)
 
     async def cancel(
         self, job_id: int, *, running: bool = False, tx: Transaction | None = None
@@ -414,15 +414,15 @@ class Jobs:
         job_filter: JobFilter,
         *,
         dry_run: bool = False,
-        before: int | None = None,
+        cursor: int | None = None,
     ) -> BulkDone:
         """`retry`, `cancel` or `delete` matching jobs, newest first, for at most some seconds.
 
-        `dry_run` only counts. If `more`, call again with `before` = `next_before`. Jobs that the
+        `dry_run` only counts. If `more`, call again with `cursor` = `next_cursor`. Jobs that the
         action cannot change, such as leased ones, do not match.
         Raises: InvalidFilter, QueueUnknown.
         """
-        return await self._bulk.apply(action, job_filter, dry_run=dry_run, before=before)
+        return await self._bulk.apply(action, job_filter, dry_run=dry_run, cursor=cursor)
 
     async def sweep(self) -> Sweep:
         """Do one bounded step of maintenance. Any number of processes may sweep at once."""
@@ -452,6 +452,9 @@ class Jobs:
         if ending is None:
             raise ResultGone(job_id)
         return ending
+
+    async def _declare(self) -> None:
+        await self.queues.declare()
 
     @asynccontextmanager
     async def _within(self, tx: Runner | None) -> AsyncIterator[Runner]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
-from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
+from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterInUse, LimiterUnknown
 from headrace.jobs.model import Lane, Limiter
 from headrace.jobs.sql import SQL
 from headrace.jobs.validation import is_number, is_storable, is_whole, require_lane, require_page
@@ -25,8 +25,9 @@ SPEND_STARTS_MAX: Final = 1_000_000
 class Lanes:
     """The limiters and lanes of an app; `Jobs.lanes`."""
 
-    def __init__(self, postgres: Postgres) -> None:
+    def __init__(self, postgres: Postgres, declare: Callable[[], Awaitable[object]]) -> None:
         self._postgres = postgres
+        self._declare = declare
 
     async def set(
         self,
@@ -123,7 +124,7 @@ class Lanes:
 
         Count the seconds from the call, and begin within the limiter's slack after them. None:
         refused, since the lane is paused or the wait would exceed `wait_max_s`.
-        Raises: InvalidJob.
+        Raises: InvalidJob, LimiterUnknown.
         """
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
         problems = []
@@ -134,9 +135,15 @@ class Lanes:
             text = mismatch(f"seconds from 0 to {SPEND_WAIT_S_MAX:.0f}", wait_max_s)
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
-        after_s: float | None = await self._postgres.value(
-            SQL.spend, limiter=limiter, lane=lane, starts=starts, wait_max_s=wait_max_s
-        )
+        given = {"limiter": limiter, "lane": lane, "starts": starts, "wait_max_s": wait_max_s}
+        row = await self._postgres.one(SQL.spend, **given)
+        if row is None:
+            # The code of this process may declare it, and have declared nothing so far.
+            await self._declare()
+            row = await self._postgres.one(SQL.spend, **given)
+        if row is None:
+            raise await self._unknown(limiter)
+        after_s: float | None = row["wait_s"]
         return after_s
 
     async def set_limiter(
@@ -191,8 +198,19 @@ class Lanes:
             else []
         )
         if not found:
-            raise LimiterUnknown(limiter)
+            raise await self._unknown(limiter)
         return found[0]
+
+    async def remove_limiter(self, limiter: str) -> None:
+        """Remove a limiter and its lanes. Raises: LimiterUnknown, LimiterInUse.
+
+        It must have no queue and no jobs, and no code may have declared its limits.
+        """
+        await self.get_limiter(limiter)
+        rows = await self._postgres.all(SQL.limiter_uses, limiter=limiter)
+        if rows:
+            raise LimiterInUse(limiter, [row["use"] for row in rows])
+        await self._postgres.run(SQL.remove_limiter, limiter=limiter)
 
     async def limiters(self) -> Sequence[Limiter]:
         """Every limiter by name."""
@@ -220,6 +238,10 @@ class Lanes:
             is_paused=is_paused,
             weight=weight,
         )
+
+    async def _unknown(self, limiter: str) -> LimiterUnknown:
+        """The error that names the limiters that exist."""
+        return LimiterUnknown(limiter, [known.limiter for known in await self.limiters()])
 
     async def _require(self, limiter: str, lane: str) -> None:
         """Raises: LaneUnknown; LimiterUnknown if the limiter does not exist either."""

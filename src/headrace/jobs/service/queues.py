@@ -17,7 +17,13 @@ import msgspec
 from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
-from headrace.jobs.errors import InvalidFilter, InvalidSetting, LimiterFixed, QueueUnknown
+from headrace.jobs.errors import (
+    InvalidFilter,
+    InvalidSetting,
+    LimiterFixed,
+    QueueInUse,
+    QueueUnknown,
+)
 from headrace.jobs.fleet.state import QueueHour, QueueMinute
 from headrace.jobs.model import (
     IMPORTANCE_LAST,
@@ -170,6 +176,21 @@ class Queues:
             )
         if await self._find(name) is None:
             await self._postgres.run(SQL.create_queue, queue=name)
+
+    async def remove(self, name: str) -> None:
+        """Remove an empty queue that no code runs, with its overrides.
+
+        A process that used it before may still enqueue into it: the queue returns with that job.
+        Raises: QueueUnknown, QueueInUse.
+        """
+        queue = (await self.settings(name)).queue
+        uses = [row["use"] for row in await self._postgres.all(SQL.queue_uses, queue=queue)]
+        if self._registry.find(queue) is not None:
+            uses.append("a task of this app")
+        if uses:
+            raise QueueInUse(queue, uses)
+        await self._postgres.run(SQL.remove_queue, queue=queue)
+        self._rows = {}
 
     async def all(self) -> list[QueueStatus]:
         """Every queue with its backlog, by name. Each count is exact up to 10,000."""

@@ -133,14 +133,14 @@ class Workflows:
         name: str,
         *,
         state: str | None = None,
-        before: int | None = None,
+        cursor: int | None = None,
         workflows_max: int = 100,
     ) -> JobPage:
         """A page of the workflows of a name, newest first. Raises: WorkflowUnknown."""
         await self._require_known(name)
         queue = WORKFLOW_PREFIX + name
         return await self._jobs.find(
-            queue=queue, state=state, before=before, jobs_max=workflows_max
+            queue=queue, state=state, cursor=cursor, jobs_max=workflows_max
         )
 
     async def cancel(self, workflow_id: int) -> list[int]:

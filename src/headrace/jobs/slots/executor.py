@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.jobs.errors import SlotHookFailed
-from headrace.jobs.headers import OwnOptions, have_options, options_of
+from headrace.jobs.headers import OwnOptions, have_options, options_of, traceparent_of
 from headrace.jobs.job_context import JobContext
 from headrace.jobs.messages import Ack, Outcome, Work
 from headrace.jobs.model import jobs_run_seconds
@@ -32,13 +32,18 @@ from headrace.jobs.outcomes import (
     Snooze,
     final_outcome,
     outcome_of,
+    readable_text,
 )
 from headrace.jobs.slots.isolation import HandlerThreads, ending_children, fork_count
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Call, Registry, Task
 from headrace.jobs.tasks.registry import Hook
-from headrace.kernel.logs import logger
+from headrace.kernel import spans
+from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 from headrace.kernel.resilience import Backoff
+
+if TYPE_CHECKING:
+    from headrace.kernel.otel import Span
 
 _log: Final = logger(__name__)
 
@@ -352,6 +357,28 @@ class Executor:
         for around in reversed(registry.middlewares):
             code = partial(around, seen, code)
         return await code()
+
+
+def begin_span(work: Work, indexes: Sequence[int]) -> Span | None:
+    """Continue the trace of the jobs of a call; its span if any of them is sampled."""
+    if spans.active is None:
+        parent = traceparent_of(work.headers[indexes[0]])
+        current_traceparent.set(child_traceparent(parent))
+        return None
+    ids = [work.ids[index] for index in indexes]
+    return spans.active.running(work.queue, ids, [work.headers[index] for index in indexes])
+
+
+def end_span(span: Span | None, end: CallResult, outcome: Any) -> None:
+    """End the span of a call, whose `outcome` may be any value that a handler set."""
+    if span is None:
+        return
+    given = outcome if isinstance(outcome, Outcome) else Outcome("retry")
+    kind, text = readable_text(given.kind), readable_text(given.error)
+    span.note({"headrace.job.outcome": kind})
+    if end.is_fault or kind in ("retry", "fail"):
+        span.fail(text.partition(":")[0] if end.is_fault else kind, text)
+    span.end()
 
 
 def _log_raised(call: HandlerCall, rest: Outcome, *, is_fault: bool) -> None:

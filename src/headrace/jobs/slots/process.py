@@ -38,6 +38,7 @@ from headrace.jobs.service import Jobs
 from headrace.jobs.slots.isolation import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
+from headrace.kernel import spans
 from headrace.kernel.ipc import MessageConnection
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import take_deltas
@@ -125,6 +126,7 @@ class _Slot:
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self._application.close()
+        spans.flush()
         if self._is_orphan:
             # The zygote may have died too, or may become their parent only after this exit.
             adopt_orphans()

@@ -22,7 +22,6 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
-from headrace.jobs.headers import traceparent_of
 from headrace.jobs.job_context import (
     Batch,
     JobContext,
@@ -58,12 +57,15 @@ from headrace.jobs.slots.executor import (
     Executor,
     HandlerCall,
     LeaseRun,
+    begin_span,
+    end_span,
     run_start_hooks,
     run_stop_hooks,
 )
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
-from headrace.kernel.logs import child_traceparent, current_traceparent, logger
+from headrace.kernel import spans
+from headrace.kernel.logs import logger
 
 REPORT_AFTER_S: Final = 0.005
 BEAT_S: Final = 1.0
@@ -121,6 +123,8 @@ class SlotRunner:
         """Run the start hooks, then send `Ready`. Raises: SlotHookFailed."""
         self.agent.bind(asyncio.get_running_loop())
         await run_start_hooks(self._registry.start_hooks, self._executor.threads)
+        # After the fork, since exporters have threads, and after hooks that set a TracerProvider.
+        spans.start("slot")
         self._beating = asyncio.create_task(self._beat())
         self._send(Ready(os.getpid()))
 
@@ -249,7 +253,7 @@ class SlotRunner:
             lease.note(index, CANCELLED)
             return
         running_job.set(job)
-        current_traceparent.set(child_traceparent(job.traceparent))
+        span = begin_span(work, (index,))
         self._running[job.id] = job, asyncio.current_task() if task.is_async else None
         try:
             end = await self._executor.call(call)
@@ -262,7 +266,9 @@ class SlotRunner:
             rest = rest if rest is DONE else CANCELLED
         if task.keep_result and rest is DONE and (job.outcome is None or job.outcome is DONE):
             job.outcome = _outcome_with_result(end.value)
-        lease.note(index, rest if job.outcome is None or call.is_late else job.outcome)
+        outcome = rest if job.outcome is None or call.is_late else job.outcome
+        lease.note(index, outcome)
+        end_span(span, end, outcome)
 
     async def _run_batch(self, lease: LeaseRun) -> None:
         """Call the handler with all jobs; if it raises, bisect them."""
@@ -334,8 +340,9 @@ class SlotRunner:
             start_before_s=start_before_s if is_again else work.start_before_s,
             is_bisecting=is_again,
         )
-        current_traceparent.set(child_traceparent(traceparent_of(work.headers[indexes[0]])))
+        span = begin_span(work, indexes)
         end = await self._executor.call(call)
+        end_span(span, end, end.rest)
         lease.note_call(end.run_s)
         outcomes = {} if call.is_late else batch.outcomes()
         is_whole = len(indexes) == len(work.ids)

@@ -49,7 +49,7 @@ LEFT JOIN (
     SELECT queue, sum(cardinality(ids) - cardinality(settled))::bigint AS jobs
     FROM headrace.job_lease GROUP BY queue
 ) l ON l.queue = q.id
-ORDER BY q.name;
+WHERE NOT q.is_removed ORDER BY q.name;
 
 -- name: fleet_waiting
 -- Due jobs by queue, counted up to :count_max, and the age of the oldest. Paused queues are left

@@ -28,13 +28,14 @@ ON CONFLICT (name) DO UPDATE SET
     importance = excluded.importance, slots_min = excluded.slots_min,
         slots_max = excluded.slots_max,
     tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
-    needs_lane = excluded.needs_lane, decisions = excluded.decisions, declared_at = now()
+    needs_lane = excluded.needs_lane, decisions = excluded.decisions, declared_at = now(),
+    is_removed = false
 WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag,
     q.keep_done_s,
-       q.keep_result, q.needs_lane, q.decisions)
+       q.keep_result, q.needs_lane, q.decisions, q.is_removed)
     IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
                       excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
-                      excluded.keep_result, excluded.needs_lane, excluded.decisions);
+                      excluded.keep_result, excluded.needs_lane, excluded.decisions, false);
 
 -- name: declare_aliases
 -- Store :olds as aliases of the queues :names, unless queues of those names exist.
@@ -49,17 +50,18 @@ ON CONFLICT (name) DO UPDATE SET queue = excluded.queue WHERE a.queue <> exclude
 -- name: find_queues
 -- Ids and limiters of queues by name or alias. NULL: all of them.
 SELECT q.id, q.name, q.limiter, false AS is_alias, q.needs_lane FROM headrace.queue q
-WHERE :names::text[] IS NULL OR q.name = ANY(:names::text[])
+WHERE NOT q.is_removed AND (:names::text[] IS NULL OR q.name = ANY(:names::text[]))
 UNION ALL
 SELECT q.id, a.name, q.limiter, true, q.needs_lane FROM headrace.queue_alias a
 JOIN headrace.queue q ON q.id = a.queue
-WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
+WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[])) AND NOT q.is_removed
   AND NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = a.name);
 
 -- name: queue_settings
 -- The settings of a queue by name or alias, and the overrides among them.
 SELECT s.* FROM headrace.queue_setting s
-WHERE s.name = :queue OR s.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
+WHERE NOT s.is_removed AND (s.name = :queue
+    OR s.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue))
 ORDER BY s.name <> :queue LIMIT 1;
 
 -- name: override_queue
@@ -87,7 +89,36 @@ SELECT pg_notify('headrace_jobs', :queue::text);
 
 -- name: create_queue
 -- Create a queue without code, unless the name exists.
-INSERT INTO headrace.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT DO NOTHING;
+INSERT INTO headrace.queue AS q (name, limiter) VALUES (:queue, :queue)
+ON CONFLICT (name) DO UPDATE SET is_removed = false WHERE q.is_removed;
+
+-- name: queue_uses
+-- What keeps a queue from being removed.
+SELECT u.use FROM headrace.queue q CROSS JOIN LATERAL (VALUES
+    ('waiting jobs', EXISTS (SELECT FROM headrace.job_ready j WHERE j.queue = q.id)
+        OR EXISTS (SELECT FROM headrace.lane_job j WHERE j.queue = q.id)),
+    ('leased jobs', EXISTS (SELECT FROM headrace.job_lease l WHERE l.queue = q.id)),
+    ('failed, cancelled or quarantined jobs',
+        EXISTS (SELECT FROM headrace.job_failed f WHERE f.queue = q.id)),
+    ('crons', EXISTS (SELECT FROM headrace.cron c WHERE c.queue = q.name)),
+    ('hosts that run its code', EXISTS (SELECT FROM headrace.host h
+        WHERE h.kind <> 'taker' AND h.expires_at > now() AND q.id = ANY(h.queues)))
+) AS u(use, is_used) WHERE q.name = :queue AND u.is_used;
+
+-- name: remove_queue
+-- Hide a queue and delete its overrides.
+WITH removed AS (
+    UPDATE headrace.queue SET is_removed = true, paused = false WHERE name = :queue RETURNING id
+)
+DELETE FROM headrace.queue_override o USING removed r WHERE o.queue = r.id;
+
+-- name: restore_queues
+-- Show removed queues again that have got jobs since.
+UPDATE headrace.queue q SET is_removed = false
+WHERE q.is_removed AND (
+    EXISTS (SELECT FROM headrace.job_ready j WHERE j.queue = q.id)
+    OR EXISTS (SELECT FROM headrace.lane_job j WHERE j.queue = q.id)
+    OR EXISTS (SELECT FROM headrace.job_failed f WHERE f.queue = q.id));
 
 -- name: queue_statuses
 -- Every queue, or the queue :queue, with its settings and backlog, counted up to :count_max.
@@ -97,7 +128,7 @@ SELECT s.*, c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots
        c.ended >= :count_max::integer AS failed_is_capped,
        extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s
 FROM headrace.queue_counts_v1(:queue, :count_max::integer) c
-JOIN headrace.queue_setting s ON s.id = c.queue ORDER BY s.name;
+JOIN headrace.queue_setting s ON s.id = c.queue WHERE NOT s.is_removed ORDER BY s.name;
 
 -- name: set_paused
 -- Pause or resume a queue and notify its workers. No row: no such queue.
@@ -151,8 +182,11 @@ LEFT JOIN (
 ORDER BY l.name;
 
 -- name: spend
--- Consume further starts of a lane. Return the seconds until they may begin; NULL: refused.
-SELECT headrace.spend_v1(:limiter, :lane, :starts, :wait_max_s);
+-- Consume further starts of a lane. Return the seconds until they may begin; NULL: refused. No
+-- row: no such limiter.
+SELECT headrace.spend_v1(:limiter, :lane, :starts, :wait_max_s) AS wait_s
+WHERE EXISTS (SELECT FROM headrace.limiter m WHERE m.name = :limiter)
+   OR EXISTS (SELECT FROM headrace.queue q WHERE q.limiter = :limiter AND NOT q.is_removed);
 
 -- name: spend_of_queue
 -- Consume further starts of a lane of a queue's limiter.
@@ -172,6 +206,28 @@ UPDATE headrace.limiter SET is_set = false, is_spread = false,
     slack_s = coalesce(declared_slack_s, 0.25), concurrency = declared_concurrency
 WHERE name = :limiter AND is_set RETURNING name;
 
+-- name: limiter_uses
+-- What keeps a limiter from being removed.
+SELECT u.use FROM (VALUES
+    ('code that declares its limits', EXISTS (SELECT FROM headrace.limiter m
+        WHERE m.name = :limiter AND m.declared_slack_s IS NOT NULL)),
+    ('queues', EXISTS (SELECT FROM headrace.queue q
+        WHERE q.limiter = :limiter AND NOT q.is_removed)),
+    ('jobs in its lanes', EXISTS (SELECT FROM headrace.lane_event e WHERE e.limiter = :limiter)
+        OR EXISTS (SELECT FROM headrace.lane_queue w
+                   WHERE w.limiter = :limiter AND w.waiting > 0)
+        OR EXISTS (SELECT FROM headrace.job_lease l WHERE l.limiter = :limiter))
+) AS u(use, is_used) WHERE u.is_used;
+
+-- name: remove_limiter
+-- Delete a limiter that no code declares, with its lanes.
+WITH gone AS (
+    DELETE FROM headrace.limiter WHERE name = :limiter AND declared_slack_s IS NULL RETURNING name
+), emptied AS (
+    DELETE FROM headrace.lane_queue w USING gone g WHERE w.limiter = g.name
+)
+DELETE FROM headrace.lane l USING gone g WHERE l.limiter = g.name;
+
 -- name: spread_limiter
 -- Apply a limiter's limits to up to :lanes_max lanes after :after. Return the last; NULL: done.
 SELECT headrace.spread_limiter_v1(:limiter, :after, :lanes_max);
@@ -184,8 +240,10 @@ SELECT name FROM headrace.limiter WHERE NOT is_spread;
 -- Limiters by name, all or the one called :limiter, with those that only queues name.
 SELECT n.name, m.starts_max, m.window_s, coalesce(m.slack_s, 0.25) AS slack_s, m.concurrency,
        coalesce(m.is_set, false) AS is_set,
-       ARRAY(SELECT q.name FROM headrace.queue q WHERE q.limiter = n.name ORDER BY q.name) AS queues
-FROM (SELECT name FROM headrace.limiter UNION SELECT limiter FROM headrace.queue) n
+       ARRAY(SELECT q.name FROM headrace.queue q WHERE q.limiter = n.name AND NOT q.is_removed
+             ORDER BY q.name) AS queues
+FROM (SELECT name FROM headrace.limiter
+      UNION SELECT limiter FROM headrace.queue WHERE NOT is_removed) n
 LEFT JOIN headrace.limiter m ON m.name = n.name
 WHERE :limiter::text IS NULL OR n.name = :limiter::text ORDER BY n.name;
 

@@ -41,6 +41,7 @@ class QueueOptions(TypedDict, total=False):
     timeout: str
     """Time limit of one call."""
     retries: int
+    """Attempts after a first failed one, with growing waits."""
     limiter: str | None
     """The limiter of its lanes; None: a limiter of its own."""
     lane: str
@@ -73,8 +74,11 @@ class JobOptions(TypedDict, total=False):
     at: datetime | None
     """Time at which they are due."""
     after_s: float | None
+    """Seconds after which they are due, instead of `at`."""
     priority: int
+    """0 is first, 9 last; the default is 5."""
     lane: str | None
+    """A lane of the queue's limiter, whose limits count its jobs."""
     spread: str | None
     """Delay each by a random time up to this duration."""
     retries: int | None

@@ -1,6 +1,8 @@
 """Payloads: the type that a task decodes its payloads as, derived from its handler.
 
 A single parameter of a record type is the whole payload. All other parameters are its fields.
+Record types are structs of msgspec, dataclasses, typed dicts, and models of pydantic, which is
+never imported here: an application that has a model has loaded it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +20,29 @@ import msgspec
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.job_context import Batch, JobContext
 from headrace.jobs.tasks.options import OWN_OPTIONS, JobOptions
+from headrace.kernel.storable import is_model
+
+
+def _model_of(kind: type[Any], value: Any) -> Any:
+    """The model of a decoded value, for msgspec. Raises: ValidationError, TypeError."""
+    if not is_model(kind):
+        raise TypeError(f"payloads of type {kind.__name__} are not supported")
+    return _read_model(kind, msgspec.json.encode(value))
+
+
+def _read_model(kind: Any, payload: bytes) -> Any:
+    """The model of a JSON document. Raises: ValidationError with every problem in one line."""
+    try:
+        return kind.model_validate_json(payload)
+    except ValueError as error:
+        problems = getattr(error, "errors", None)
+        if problems is None:
+            raise
+        lines = [
+            f"{'.'.join(map(str, one['loc'])) or 'the payload'}: {one['msg']}"
+            for one in problems(include_url=False, include_context=False, include_input=False)
+        ]
+        raise msgspec.ValidationError("; ".join(lines)) from error
 
 
 class Payloads:
@@ -28,16 +54,20 @@ class Payloads:
         self.takes_fields = False
         self.takes_job = False
         self.type = self._found_type(owner, handler, given, is_batch=is_batch)
-        self._decoder = msgspec.json.Decoder(self.type)
+        self._decode: Callable[[bytes], Any] = (
+            partial(_read_model, self.type)
+            if is_model(self.type)
+            else msgspec.json.Decoder(self.type, dec_hook=_model_of).decode
+        )
 
     def decode(self, payload: bytes) -> Any:
         """Decode a payload as the handler's type; null means no fields. Raises: ValueError."""
         is_empty = self.takes_fields and payload == b"null"
-        return self._decoder.decode(b"{}" if is_empty else payload)
+        return self._decode(b"{}" if is_empty else payload)
 
     def decode_all(self, payloads: Sequence[bytes]) -> list[Any]:
         """Decode the payloads of a batch. Raises: ValueError if one does not fit."""
-        return list(map(self._decoder.decode, payloads))
+        return list(map(self._decode, payloads))
 
     def upgrade(
         self, payload: bytes, version: int, steps: Mapping[int, Callable[[Any], Any]]
@@ -48,7 +78,9 @@ class Payloads:
             value = steps[at](value)
         if self.takes_fields and value is None:
             value = {}
-        return msgspec.convert(value, self.type, builtin_types=())
+        if is_model(self.type):
+            return self._decode(msgspec.json.encode(value))
+        return msgspec.convert(value, self.type, builtin_types=(), dec_hook=_model_of)
 
     def _found_type(
         self, owner: str, handler: Callable[..., Any], given: Any, *, is_batch: bool
@@ -145,7 +177,8 @@ def _require_free_names(owner: str, parameters: Sequence[inspect.Parameter]) -> 
     if found:
         raise InvalidTask(
             f"task {owner!r}: its handler takes {', '.join(found)}, options of"
-            " `enqueue`: rename the field, or take the whole payload (a Struct, dataclass or dict)"
+            " `enqueue`: rename the field, or take the whole payload (a Struct, dataclass,"
+            " pydantic model or dict)"
         )
 
 
@@ -167,5 +200,5 @@ def _is_whole_payload(hint: Any) -> bool:
         return any(map(_is_whole_payload, typing.get_args(hint)))
     if not isinstance(kind, type):
         return hint is not Any
-    is_record = issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
+    is_record = issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or is_model(kind)
     return is_record or issubclass(kind, dict | list | tuple) or typing.is_typeddict(kind)

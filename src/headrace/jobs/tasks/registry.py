@@ -45,6 +45,25 @@ class Registry:
         self._queues: dict[str, Queue] = {}
         self._provider: Callable[[], JobService] | None = None
         self._bridge: Callable[[], Bridge] | None = None
+        self._of_rooms: set[tuple[int, str]] = set()
+
+    def add_room(self, register: Callable[[Registry], None]) -> None:
+        """Let a room register its tasks, and note them for `drop_rooms`."""
+        known = self._names()
+        register(self)
+        self._of_rooms |= self._names() - known
+
+    def drop_rooms(self) -> None:
+        """Remove what rooms declared, so that new rooms can declare it again."""
+        for number, name in self._of_rooms:
+            self._tables()[number].pop(name, None)
+        self._of_rooms.clear()
+
+    def _tables(self) -> tuple[dict[str, Any], ...]:
+        return self.limiters, self.crons, self._tasks, self._queues
+
+    def _names(self) -> set[tuple[int, str]]:
+        return {(number, name) for number, table in enumerate(self._tables()) for name in table}
 
     def bind(
         self, provider: Callable[[], JobService], *, sync: Callable[[], Bridge] | None = None

@@ -97,9 +97,12 @@ class Queue:
         chain: str | None = None,
         **fields: Any,
     ) -> NewJob:
-        """A job of this queue, not enqueued yet. Raises: InvalidTask if the arguments do not fit.
+        """A job of this queue, not enqueued yet.
 
-        A job for a group's `on_done` may leave out the field `group`, which is added then.
+        Give the payload, or its fields by name. `unique` is a key that only one unfinished job of
+        the queue has; with `unique_for` also ended ones, for that time. The other options are those
+        of `enqueue_many`. A job for a group's `on_done` may leave out the field `group`, which is
+        added then. Raises: InvalidTask if the arguments do not fit.
         """
         if others:
             raise InvalidTask(self._positional_error((payload, *others)))
@@ -136,7 +139,11 @@ class Queue:
         group: Group | None = None,
         **options: Any,
     ) -> JobRef:
-        """Enqueue one job with the options of `job`, inside `tx` and in `group` if given."""
+        """Enqueue one job with the options of `job`, inside `tx` and in `group` if given.
+
+        Return its id, with methods; or the id of the unfinished job that has its unique key.
+        Raises: InvalidTask, InvalidJob, PayloadTooLarge, GroupClosed.
+        """
         if others:
             raise InvalidTask(self._positional_error((payload, *others)))
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)

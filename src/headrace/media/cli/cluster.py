@@ -40,9 +40,21 @@ def nodes() -> None:
 
 @nodes.command("ls", short_help="List the nodes.")
 def list_nodes(terminal: Terminal) -> None:
-    """List all nodes with address, data center, weight, state and share of partitions."""
+    """List all nodes with address, data center, weight, state and share of partitions.
+
+    `answers`: whether the node answers a probe from this machine.
+    """
     found = terminal.run(Media, lambda media: media.nodes.list())
-    head = ("node", "address", "data center", "weight", "state", "share", "ramp-up since")
+    head = (
+        "node",
+        "address",
+        "data center",
+        "weight",
+        "state",
+        "answers",
+        "share",
+        "ramp-up since",
+    )
     terminal.show(
         found,
         table(head, map(_node_row, found)) if found else "no nodes: set media.node to register one",
@@ -107,7 +119,9 @@ def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeInfo]
 def _node_row(node: NodeInfo) -> tuple[str, ...]:
     share = f"{node.share * 100:.1f} %"
     since = f"{node.started_at:%Y-%m-%d %H:%M:%S}" if node.started_at else ""
-    return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)
+    is_alive = "yes" if node.is_alive else "no"
+    where = (node.name, node.address, node.dc, f"{node.weight:g}", node.state)
+    return (*where, is_alive, share, since)
 
 
 @media.group("partitions", cls=CommandGroup)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from headrace.kernel.config import parse_duration_s, parse_size_bytes
+from headrace.kernel.config import parse_byte_rate, parse_duration_s, parse_size_bytes
 from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
@@ -152,6 +152,7 @@ def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
 
 DURATION = Parsed(parse_duration_s, name="duration")
 SIZE = Parsed(parse_size_bytes, name="size")
+BYTE_RATE = Parsed(parse_byte_rate, name="rate")
 
 
 @media.command("sign", short_help="Print a signed URL of an object.")
@@ -166,7 +167,7 @@ SIZE = Parsed(parse_size_bytes, name="size")
     help="Round its expiry up to a multiple, so that browsers can cache one URL longer.",
 )
 @click.option("--address", help="Valid from this address or network only, such as 203.0.113.0/24.")
-@click.option("--rate", type=SIZE, help="Maximum bytes per second, such as 64KiB.")
+@click.option("--rate", type=BYTE_RATE, help="Maximum bytes per second: 65536 or 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
 @click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
 @click.option("--prefer", help="A node or data center to name: media.preferred_url.")
@@ -271,7 +272,8 @@ def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
 def stop_trace(terminal: Terminal, selector: str | None) -> None:
     """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
-    terminal.show(ended, describe_watches(ended) if ended else "no active traces")
+    lines = [f"trace of {watch.name}={watch.value} ended" for watch in ended]
+    terminal.show(ended, "\n".join(lines) or "no active traces")
 
 
 @trace.command("show", short_help="Show what is traced.")

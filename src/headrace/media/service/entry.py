@@ -27,10 +27,9 @@ from headrace.engines.blobs import require_key
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.logs import logger
-from headrace.media.cluster.membership import Member, Membership
-from headrace.media.cluster.peers import Peer
+from headrace.media.cluster.membership import Membership
 from headrace.media.errors import NoNodes
-from headrace.media.service.nodes import Nodes
+from headrace.media.service.nodes import Nodes, answers
 
 log = logger(__name__)
 WEIGHT: Final = 100
@@ -91,7 +90,7 @@ class Entry:
         While the object store is unavailable the last member list is used. Raises: BlobsDown.
         """
         members = (await self._membership(kept_s=0)).members
-        alive = await asyncio.gather(*map(_is_alive, members))
+        alive = await asyncio.gather(*map(answers, members))
         weights = [
             member.weight if member.state == "up" and (is_alive or not any(alive)) else 0.0
             for member, is_alive in zip(members, alive, strict=True)
@@ -160,12 +159,6 @@ class Entry:
                     raise
             self._read_s = time.monotonic()
         return self._members
-
-
-async def _is_alive(member: Member) -> bool:
-    """Whether a node answers one of two probes."""
-    peer = Peer(member, None, timeout_s=1.0)
-    return await peer.probe() or await peer.probe()
 
 
 def _replace(file: Path, text: str) -> None:

@@ -20,6 +20,7 @@ from headrace.engines.blobs import Blobs, require_key
 from headrace.kernel.errors import require_extra
 from headrace.kernel.metrics import STALE_S
 from headrace.media.cluster.membership import Member, Membership, MembershipStore, NodeUnknown
+from headrace.media.cluster.peers import Peer
 from headrace.media.errors import DiskUnknown, NodeNotHere, NoNodes
 from headrace.media.hottest import ROWS_MAX, read_hottest
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
@@ -158,7 +159,8 @@ class HottestObjects:
 class NodeInfo:
     """One node as users see it. `share` is the part of the partitions that it serves first.
 
-    `started_at` is the start of its ramp-up over five minutes; None: it had none.
+    `is_alive`: it answers a probe from this machine. `started_at` is the start of its ramp-up over
+    five minutes; None: it had none.
     """
 
     name: str
@@ -166,6 +168,7 @@ class NodeInfo:
     dc: str
     weight: float
     state: str
+    is_alive: bool
     share: float
     started_at: datetime | None
 
@@ -178,9 +181,11 @@ class Nodes:
         self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
     async def list(self) -> Sequence[NodeInfo]:
-        """All nodes by name. Raises: BlobsDown."""
+        """All nodes by name, each probed now. Raises: BlobsDown."""
         membership = await self._members.read()
+        members = sorted(membership.members, key=lambda one: one.name)
         shares = await asyncio.to_thread((await self.table(membership)).shares)
+        alive = await asyncio.gather(*map(answers, members))
         return [
             NodeInfo(
                 name=member.name,
@@ -188,10 +193,11 @@ class Nodes:
                 dc=member.dc,
                 weight=member.weight,
                 state=member.state,
+                is_alive=is_alive,
                 share=round(shares.get(member.name, 0.0), 4),
                 started_at=_moment(member.started_at_s),
             )
-            for member in sorted(membership.members, key=lambda one: one.name)
+            for member, is_alive in zip(members, alive, strict=True)
         ]
 
     async def get(self, name: str) -> NodeInfo:
@@ -245,6 +251,12 @@ class Nodes:
             raise _no_nodes()
         known = {member.name: member for member in membership.members}
         return [known[name] for name in names]
+
+
+async def answers(member: Member) -> bool:
+    """Whether a node answers one of two probes from this machine."""
+    peer = Peer(member, None, timeout_s=1.0)
+    return await peer.probe() or await peer.probe()
 
 
 def _no_nodes() -> NoNodes:

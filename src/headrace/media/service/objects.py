@@ -67,12 +67,19 @@ class SignOptions(VariantOptions, total=False):
     """Options of `Objects.sign`; None is the same as leaving one out."""
 
     ttl_s: float | None
+    """Seconds for which the URL is valid; the default is `media.url_ttl`."""
     grid_s: float
+    """Round the expiry up to a multiple, so that browsers can cache one URL longer."""
     address: str | None
+    """Address or network of the clients that may use it."""
     rate: int | None
+    """Maximum of bytes per second."""
     tag: str | None
+    """Id of an ID3 tag (see `tags.put`) to send in front of the track."""
     trace: str | None
+    """User and request of the URL, such as `user=42,request=r7`."""
     prefer: str | None
+    """Node (see `entry.node_of`) or data center to name in `media.preferred_url`."""
 
 
 class Objects:
@@ -118,15 +125,7 @@ class Objects:
     async def sign(self, key: str, **options: Unpack[SignOptions]) -> SignedUrl:
         """A URL that allows GET and HEAD of `key` for `ttl_s` seconds (default: `media.url_ttl`).
 
-        The key need not be stored. Options:
-
-        - `grid_s`: round the expiry up to a multiple, so that browsers can cache one URL longer.
-        - `address`: valid from this address or network only.
-        - `rate`: at most this many bytes per second.
-        - `tag`: the id of an ID3 tag (see `tags.put`) to send in front of the track.
-        - `trace`: the user and request of the URL, such as `user=42,request=r7`.
-        - `prefer`: a node (see `entry.node_of`) or data center to name in `media.preferred_url`.
-        - `w`, `h`, `fit`, `fm`: the variant of an image (`headrace.media.variants`).
+        The key need not be stored.
 
         Raises: InvalidBlobKey, UnsignableUrl with every problem, TagUnknown, InvalidVariant,
         VariantNotAllowed, BlobsDown; StoredAtHome for a `tag` at a site.

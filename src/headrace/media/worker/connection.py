@@ -267,9 +267,9 @@ class Connection:
                 self._answer_plain(request)
                 return
             context = self._worker.context
-            exchange.admitted = context.admit(request, self._channel)
+            admitted = exchange.admit(context.admit(request, self._channel), request.method)
             exchange.mark("verify")
-            opening = OpenRequest(context, request, exchange.admitted, wake=self._wake)
+            opening = OpenRequest(context, request, admitted, wake=self._wake)
             answer = opening.now()
             exchange.mark("find")
         except HeadraceError as error:

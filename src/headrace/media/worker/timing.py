@@ -9,14 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from headrace.kernel import spans
+from headrace.kernel.logs import is_sampled
 from headrace.kernel.metrics import bound
 from headrace.media.model import REQUESTS, SENT_BYTES, SOURCES, STAGE, STAGES, STATUSES
 from headrace.media.requests import Request
 from headrace.media.tracing import TraceLog
 from headrace.media.worker.access_log import LogEntry
 from headrace.media.worker.request_context import Admitted
+
+if TYPE_CHECKING:
+    from headrace.kernel.otel import Span
 
 SAMPLED_EVERY: Final = 16
 ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
@@ -38,6 +43,7 @@ class Exchange:
         "_last_s",
         "_now_s",
         "_sent_before",
+        "_span",
         "_stages_s",
         "_status",
         "_traces",
@@ -70,6 +76,27 @@ class Exchange:
         self._stages_s: dict[str, float] | None = {} if is_timed else None
         self._status = 0
         self._sent_before = 0
+        self._span: Span | None = None
+
+    def admit(self, admitted: Admitted, method: str) -> Admitted:
+        """Record the admitted request; begin its span if its traceparent is sampled.
+
+        A hop made for the request is below this span.
+        """
+        tag = admitted.trace
+        if spans.active is not None and tag is not None and is_sampled(tag.traceparent):
+            attributes = {
+                "http.request.method": method,
+                "http.route": "/m/{key}",
+                "url.path": f"/m/{admitted.key}",
+                "headrace.media.is_hop": admitted.hop is not None,
+            }
+            self._span = span = spans.active.begin(
+                f"{method} /m/{{key}}", "SERVER", tag.traceparent, attributes, is_current=False
+            )
+            admitted = admitted._replace(trace=tag._replace(traceparent=span.traceparent))
+        self.admitted = admitted
+        return admitted
 
     def mark(self, stage: str) -> None:
         """End `stage` and begin the next: add the time since the last mark to it."""
@@ -106,7 +133,12 @@ class Exchange:
         return now_s - self._began_s
 
     def write_trace(self, outcome: str, sent_bytes: int) -> None:
-        """Log the line if a watch matches; its `send` includes the time to the answer's end."""
+        """End the span, and log the line if a watch matches.
+
+        Its `send` includes the time to the answer's end.
+        """
+        if self._span is not None:
+            self._end_span(self._span, outcome, sent_bytes - self._sent_before)
         tag = self.admitted.trace if self.admitted is not None else None
         if self._traces is None or tag is None or not self._traces.is_wanted(tag):
             return
@@ -120,3 +152,15 @@ class Exchange:
             outcome=outcome,
             stages_s=self._stages_s,
         )
+
+    def _end_span(self, span: Span, outcome: str, sent_bytes: int) -> None:
+        span.note(
+            {
+                "http.response.status_code": self._status,
+                "http.response.size": sent_bytes,
+                "headrace.media.cache": self.cache_status,
+            }
+        )
+        if outcome != "done" or self._status >= 500:
+            span.fail(outcome if outcome != "done" else str(self._status))
+        span.end()

@@ -4,9 +4,10 @@
 -- All keys of a shard share this prefix and therefore one hash slot:
 --   q          stream; one entry per call, with the hits in field `v`, separated by commas
 --   m          hash: `through` (recorded flush offset), `corrections` (number of moves between
---              classes), `shards` (number of shards)
+--              classes), `shards` (number of shards), `noted_from` and `older_to` (see below)
 --   c:<id>     total of an entity plus one, so that a key created by INCRBY differs from a total of
 --              0; the text `x`: the entity is deleted
+--   p, po      hashes: notes of the pending views of entities without a cached total
 --   e:<id>!<e> an event id counted within the last 24 hours
 --   u:<day>:<id>  viewers of a day, a HyperLogLog
 --   t, tw      sets of `<day>:<id>` with changed viewers; `tw` is being stored in PostgreSQL
@@ -17,8 +18,19 @@
 -- `ad:1*5/b+phone!e7=u9`. `*0` counts only counters.
 -- The entry at the flush offset is never trimmed. It is the anchor: if it is missing, the stream
 -- lost its end.
+--
+-- To cache a total, the human views that PostgreSQL has not counted are added to its total. Notes
+-- count them, because a search of the stream stops all counting meanwhile. A note is the first
+-- entry with views of the entity, and their number since then. The rule: of an entity without a
+-- number in `c:<id>`, all human views in entries after `noted_from` are noted, and a note contains
+-- all views since its first entry. So with an offset between `noted_from` and the first entry of
+-- the note, the note is the answer; no note: 0. Other offsets need a search.
+-- Whatever deletes a number must either leave the note UNKNOWN, or raise `noted_from` to the last
+-- entry. Once all entries up to `older_to` are flushed, the notes of `po` are useless: they are
+-- deleted together, `noted_from` rises to `older_to`, and `p` becomes `po`.
 
 local EVENT_S, UNIQUE_S = 86400, 259200
+local UNKNOWN = '0-1 0'
 local HIT = '^([^*/!=+]+)%*?(%d*)/?(%a?)([^!=]*)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 local PENDING_BYTES, PENDING_STEP = 524288, 64
@@ -130,6 +142,81 @@ local function raise(key, n)
   return string.format('%.0f', kept - 1)
 end
 
+-- Whether entry id `one` is higher than `other`.
+local function is_after(one, other)
+  local ms, number = string.match(one, '(%d+)-(%d+)')
+  local other_ms, other_number = string.match(other, '(%d+)-(%d+)')
+  if ms == other_ms then
+    return tonumber(number) > tonumber(other_number)
+  end
+  return tonumber(ms) > tonumber(other_ms)
+end
+
+-- The last entry of a stream; 0-1: none.
+local function last_of(stream)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  return last and last[1] or '0-1'
+end
+
+-- First entry and views of a note.
+local function read_note(note)
+  local first, views = string.match(note, '(%S+) (%d+)')
+  return first, tonumber(views)
+end
+
+-- Note the human views that an entry adds to entities without a cached total.
+local function note_views(base, entry, views)
+  local ids, fields = {}, {}
+  for id in pairs(views) do
+    ids[#ids + 1] = id
+  end
+  if not ids[1] then
+    return
+  end
+  local notes = redis.call('HMGET', base .. 'p', unpack(ids))
+  for i, id in ipairs(ids) do
+    local first, before = entry, 0
+    if notes[i] then
+      first, before = read_note(notes[i])
+    end
+    fields[2 * i - 1] = id
+    fields[2 * i] = first .. string.format(' %.0f', before + views[id])
+  end
+  redis.call('HSET', base .. 'p', unpack(fields))
+end
+
+-- Whether the total of an entity is cached, and it is not deleted.
+local function is_cached(base, id)
+  local kept = redis.call('GET', base .. 'c:' .. id)
+  return kept and kept ~= 'x'
+end
+
+-- Delete a cached total, whose pending views were not noted. Return 1 if there was one.
+local function drop_total(base, id)
+  redis.call('HSET', base .. 'p', id, UNKNOWN)
+  return redis.call('DEL', base .. 'c:' .. id)
+end
+
+-- Delete the older notes if PostgreSQL has counted all their entries. Then the others become older.
+local function drop_flushed_notes(stream, mark, through)
+  local base, older_to = base_of(stream), redis.call('HGET', mark, 'older_to')
+  if older_to and is_after(older_to, through) then
+    return
+  end
+  if older_to then
+    redis.call('UNLINK', base .. 'po')
+    redis.call('HDEL', mark, 'older_to')
+    local from = redis.call('HGET', mark, 'noted_from')
+    if from and is_after(older_to, from) then
+      redis.call('HSET', mark, 'noted_from', older_to)
+    end
+  end
+  if redis.call('EXISTS', base .. 'p') == 1 then
+    redis.call('RENAME', base .. 'p', base .. 'po')
+    redis.call('HSET', mark, 'older_to', last_of(stream))
+  end
+end
+
 -- The run id of this server if it may answer before it writes to its append-only file, else ''.
 -- With appendfsync everysec Valkey does so while a background sync runs.
 local function unwritten_on()
@@ -189,11 +276,14 @@ local function hit_marked(stream, floor, offset_s, line)
   if #kept > 0 then
     entry = add_entry(stream, floor, table.concat(kept, ','))
   end
-  local totals = {}
+  local totals, uncached = {}, {}
   for i, hit in ipairs(hits) do
     local key = base .. 'c:' .. hit.id
     if hit.counts and (hit.class == '' or hit.class == 'h') then
       totals[i] = raise(key, hit.n)
+      if totals[i] == '-' or totals[i] == 'x' then
+        uncached[hit.id] = (uncached[hit.id] or 0) + hit.n
+      end
       if hit.viewer ~= '' and totals[i] ~= 'x' then
         local ms = tonumber(string.match(entry, '^%d+'))
         note_viewer(base, math.floor((ms / 1000 + offset_s) / 86400), hit.id, hit.viewer)
@@ -202,16 +292,18 @@ local function hit_marked(stream, floor, offset_s, line)
       totals[i] = total_of(redis.call('GET', key))
     end
   end
+  note_views(base, entry, uncached)
   return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
--- Plain hits with their cached totals: the keys of distinct ids, their values, and for each hit the
--- position of its key. With `error`: a hit is invalid or of another shard.
+-- Plain hits with their cached totals: distinct ids, their keys and values, and for each hit the
+-- position of its id. With `error`: a hit is invalid or of another shard.
 local function plain_hits(stream, line)
   if not string.find(line, '^[%w._:@~,-]+$') then
     return {error = refused(string.match(line, '[^,]*[^%w._:@~,-][^,]*') or line)}
   end
-  local prefix, keys, places, place_of, count = base_of(stream) .. 'c:', {}, {}, {}, 0
+  local prefix, ids, keys = base_of(stream) .. 'c:', {}, {}
+  local places, place_of, count = {}, {}, 0
   for id in string.gmatch(line, '[^,]+') do
     count = count + 1
     local place = place_of[id]
@@ -220,7 +312,7 @@ local function plain_hits(stream, line)
         return {error = refused(id)}
       end
       place = #keys + 1
-      place_of[id], keys[place] = place, prefix .. id
+      place_of[id], ids[place], keys[place] = place, id, prefix .. id
     end
     places[count] = place
   end
@@ -233,25 +325,25 @@ local function plain_hits(stream, line)
       return {error = sent_elsewhere(id)}
     end
   end
-  return {keys = keys, kept = kept, places = places}
+  return {ids = ids, keys = keys, kept = kept, places = places}
 end
 
--- Add one to the cached total of each hit. Return the totals, separated by commas.
-local function raise_all(plain)
-  local keys, kept, totals, changed = plain.keys, plain.kept, {}, {}
+-- Add one to the cached total of each hit of an entry. Return the totals, separated by commas.
+local function raise_all(base, entry, plain)
+  local kept, totals, changed, uncached = plain.kept, {}, {}, {}
   for i, place in ipairs(plain.places) do
     local total = kept[place]
-    if not total then
-      totals[i] = '-'
-    elseif total == 'x' then
-      totals[i] = 'x'
+    if not total or total == 'x' then
+      local id = plain.ids[place]
+      totals[i] = total or '-'
+      uncached[id] = (uncached[id] or 0) + 1
     else
       -- The cached value is the total plus one, so it is the total after this hit.
       totals[i] = type(total) == 'string' and total or string.format('%.0f', total)
       kept[place] = total + 1
     end
   end
-  for place, key in ipairs(keys) do
+  for place, key in ipairs(plain.keys) do
     if type(kept[place]) == 'number' then
       changed[#changed + 1] = key
       changed[#changed + 1] = kept[place]
@@ -260,6 +352,7 @@ local function raise_all(plain)
   if changed[1] then
     redis.call('MSET', unpack(changed))
   end
+  note_views(base, entry, uncached)
   return table.concat(totals, ',')
 end
 
@@ -272,7 +365,8 @@ end
 -- Error: a hit is invalid or belongs to another shard, or there are over 1,000 hits; nothing was
 -- counted.
 -- Cost of plain hits: one MGET, XADD, MSET and INFO; one INCRBY per hit takes more of this thread.
--- Cost of other hits: one XADD, one INFO, and one INCRBY per hit.
+-- Cost of other hits: one XADD, one INFO, and one INCRBY per hit. Entities without a cached total:
+-- one HMGET and HSET more.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
@@ -287,7 +381,7 @@ local function hit(keys, args)
   if not entry then
     return {false, '', ''}
   end
-  return {entry, raise_all(plain), unwritten_on()}
+  return {entry, raise_all(base_of(stream), entry, plain), unwritten_on()}
 end
 
 -- Add the human views of one entry to the entities in `found`.
@@ -300,48 +394,100 @@ local function add_views(found, line)
   end
 end
 
--- headrace_views_fill_v1: cache totals of entities.
--- KEYS[2]: m. ARGV: offset and corrections of the snapshot; then id and total, alternating.
--- Reply: ok, retry (the snapshot is too old) or behind (too many entries are pending to scan);
--- with ok the totals including pending hits, or x.
--- Cost: a scan of all pending entries.
-local function fill(keys, args)
-  local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
-  if tonumber(corrections) < tonumber(redis.call('HGET', mark, 'corrections') or '0') then
-    return {'retry', ''}
-  end
-  local found = {}
-  for i = 3, #args, 2 do
-    found[args[i]] = 0
-  end
-  local from, entries_left, bytes_left = through, SCAN_ENTRIES, SCAN_BYTES
-  local rows = redis.call('XRANGE', stream, through, '+', 'COUNT', SCAN_STEP)
-  if not rows[1] or rows[1][1] ~= through then
-    return {'retry', ''}
-  end
-  while #rows > 0 do
+-- Add the human views in entries after `through` to the entities in `found`. Return whether all
+-- were read; there may be too many.
+local function search(stream, through, found)
+  local from, entries_left, bytes_left, rows = through, SCAN_ENTRIES, SCAN_BYTES
+  repeat
+    rows = redis.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
     for _, row in ipairs(rows) do
       from = row[1]
-      if from ~= through then
-        bytes_left = bytes_left - #row[2][2]
-        add_views(found, row[2][2])
-      end
+      bytes_left = bytes_left - #row[2][2]
+      add_views(found, row[2][2])
     end
     entries_left = entries_left - #rows
     if entries_left < 0 or bytes_left < 0 then
-      return {'behind', ''}
+      return false
     end
-    rows = redis.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
+  until #rows < SCAN_STEP
+  return true
+end
+
+-- Human views of an entity after `through` by its notes; nil: unknown.
+local function noted_after(through, newer, older)
+  local total = 0
+  for _, note in ipairs({newer, older}) do
+    if note then
+      local first, views = read_note(note)
+      if not is_after(first, through) then
+        return nil
+      end
+      total = total + views
+    end
   end
-  local totals = {}
-  for i = 3, #args, 2 do
-    local key = base_of(stream) .. 'c:' .. args[i]
-    local kept = redis.call('GET', key)
-    if not kept then
-      kept = string.format('%.0f', tonumber(args[i + 1]) + found[args[i]] + 1)
-      redis.call('SET', key, kept)
+  return total
+end
+
+-- Human views after `through` of entities without a cached total. Those that are not noted are
+-- searched; entities are missing if there are too many entries.
+local function pending_views(stream, mark, through, ids)
+  local base, found, sought = base_of(stream), {}, {}
+  local from = redis.call('HGET', mark, 'noted_from')
+  if from and not is_after(from, through) then
+    local newer = redis.call('HMGET', base .. 'p', unpack(ids))
+    local older = redis.call('HMGET', base .. 'po', unpack(ids))
+    for i, id in ipairs(ids) do
+      found[id] = noted_after(through, newer[i], older[i])
     end
-    totals[#totals + 1] = total_of(kept)
+  end
+  for _, id in ipairs(ids) do
+    if not found[id] then
+      sought[id] = 0
+    end
+  end
+  if next(sought) and search(stream, through, sought) then
+    for id, views in pairs(sought) do
+      found[id] = views
+    end
+  end
+  return found
+end
+
+-- headrace_views_fill_v1: cache totals of entities.
+-- KEYS[2]: m. ARGV: offset and corrections of the snapshot; then id and total, alternating.
+-- Reply: ok or retry (the snapshot is too old); with ok the totals including pending hits,
+-- separated by commas: x (deleted), - (not cached: too many entries are pending to search).
+-- Cost: one MGET, two HMGET, MSET, HDEL. For entities without a valid note also a search of all
+-- pending entries.
+local function fill(keys, args)
+  local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
+  local base = base_of(stream)
+  if tonumber(corrections) < tonumber(redis.call('HGET', mark, 'corrections') or '0')
+      or not redis.call('XRANGE', stream, through, through)[1] then
+    return {'retry', ''}
+  end
+  local ids, names, missing = {}, {}, {}
+  for i = 3, #args, 2 do
+    ids[#ids + 1], names[#names + 1] = args[i], base .. 'c:' .. args[i]
+  end
+  local kept = redis.call('MGET', unpack(names))
+  for i, id in ipairs(ids) do
+    if not kept[i] then
+      missing[#missing + 1] = id
+    end
+  end
+  local pending = missing[1] and pending_views(stream, mark, through, missing)
+  local cached, filled, totals = {}, {}, {}
+  for i, id in ipairs(ids) do
+    if not kept[i] and pending[id] then
+      kept[i] = string.format('%.0f', tonumber(args[2 * i + 2]) + pending[id] + 1)
+      filled[#filled + 1], cached[#cached + 1], cached[#cached + 2] = id, names[i], kept[i]
+    end
+    totals[i] = total_of(kept[i])
+  end
+  if filled[1] then
+    redis.call('MSET', unpack(cached))
+    redis.call('HDEL', base .. 'p', unpack(filled))
   end
   return {'ok', table.concat(totals, ',')}
 end
@@ -360,6 +506,7 @@ end
 local function init(keys, args)
   local stream, mark, through = keys[1], keys[2], args[1]
   redis.call('HSET', mark, 'through', through, 'shards', args[3])
+  redis.call('HSETNX', mark, 'noted_from', last_of(stream))
   note_corrections(mark, args[2])
   if redis.call('XRANGE', stream, through, through)[1] then
     return 'ok'
@@ -417,10 +564,11 @@ local function lag(keys, args)
   return {count, first_ms}
 end
 
--- headrace_views_flushed_v1: record PostgreSQL's offset and trim the stream.
+-- headrace_views_flushed_v1: record PostgreSQL's offset, delete flushed notes and trim the stream.
 -- KEYS[2]: m. ARGV: offset; an offset below which entries may be trimmed, or empty.
 local function flushed(keys, args)
   redis.call('HSET', keys[2], 'through', args[1])
+  drop_flushed_notes(keys[1], keys[2], args[1])
   if args[2] ~= '' then
     return redis.call('XTRIM', keys[1], 'MINID', '~', args[2])
   end
@@ -432,6 +580,9 @@ end
 local function mark_deleted(keys, args)
   local base, today = base_of(keys[1]), math.floor(redis.call('TIME')[1] / 86400)
   for i = 2, #args do
+    if is_cached(base, args[i]) then
+      drop_total(base, args[i])
+    end
     redis.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
     for day = today - 4, today + 1 do
       redis.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
@@ -444,9 +595,8 @@ end
 -- KEYS[2]: m. ARGV: the shard's new number of corrections, id.
 local function correct(keys, args)
   note_corrections(keys[2], args[1])
-  local key = base_of(keys[1]) .. 'c:' .. args[2]
-  if redis.call('GET', key) ~= 'x' then
-    redis.call('DEL', key)
+  if is_cached(base_of(keys[1]), args[2]) then
+    drop_total(base_of(keys[1]), args[2])
   end
   return 1
 end
@@ -466,15 +616,25 @@ end
 -- headrace_views_sweep_v1: delete unused cached totals.
 -- ARGV: idle seconds, ids. Reply: number of deleted totals.
 local function sweep(keys, args)
-  local removed = 0
+  local base, removed = base_of(keys[1]), 0
   for i = 2, #args do
-    local key = base_of(keys[1]) .. 'c:' .. args[i]
-    local idle_s = redis.pcall('OBJECT', 'IDLETIME', key)
+    local idle_s = redis.pcall('OBJECT', 'IDLETIME', base .. 'c:' .. args[i])
     local is_idle = type(idle_s) == 'number' and idle_s >= tonumber(args[1])
-    if is_idle and redis.call('GET', key) ~= 'x' then
-      removed = removed + redis.call('DEL', key)
+    if is_idle and is_cached(base, args[i]) then
+      removed = removed + drop_total(base, args[i])
     end
   end
+  return removed
+end
+
+-- headrace_views_drop_v1: delete cached totals and marks of deleted entities.
+-- KEYS[2]: m. ARGV: ids. Reply: number of deleted keys.
+local function drop(keys, args)
+  local removed = 0
+  for _, id in ipairs(args) do
+    removed = removed + redis.call('UNLINK', base_of(keys[1]) .. 'c:' .. id)
+  end
+  redis.call('HSET', keys[2], 'noted_from', last_of(keys[1]))
   return removed
 end
 
@@ -523,5 +683,6 @@ register('headrace_views_mark_deleted_v1', mark_deleted, 'allow-oom')
 register('headrace_views_correct_v1', correct, 'allow-oom')
 register('headrace_views_revert_corrections_v1', revert_corrections, 'allow-oom')
 register('headrace_views_sweep_v1', sweep, 'allow-oom')
+register('headrace_views_drop_v1', drop, 'allow-oom')
 register('headrace_views_uniques_v1', uniques)
 register('headrace_views_viewers_v1', viewers)

@@ -27,7 +27,10 @@ CREATE TABLE headrace.queue (
     keep_done_s double precision,       -- NULL: delete done jobs
     keep_result boolean NOT NULL DEFAULT false,
     decisions text NOT NULL DEFAULT '{}',   -- JSON: target queue or null by decision
-    declared_at timestamptz NOT NULL DEFAULT now()
+    declared_at timestamptz NOT NULL DEFAULT now(),
+    -- Hidden, as an operator removed it. Processes that know its id may still enqueue: a job in it
+    -- brings it back, so the row stays.
+    is_removed boolean NOT NULL DEFAULT false
 );
 
 -- Settings of a queue made by an operator. NULL: the declared value holds.
@@ -48,8 +51,8 @@ CREATE TABLE headrace.queue_alias (
 
 -- Settings in force: as declared, unless an operator set others.
 CREATE VIEW headrace.queue_setting AS
-SELECT q.id, q.name, q.limiter, q.paused, q.needs_lane, q.batch, q.timeout_s, q.tag, q.keep_done_s,
-       q.keep_result, coalesce(o.retries, q.retries) AS retries,
+SELECT q.id, q.name, q.limiter, q.paused, q.is_removed, q.needs_lane, q.batch, q.timeout_s,
+       q.tag, q.keep_done_s, q.keep_result, coalesce(o.retries, q.retries) AS retries,
        coalesce(o.importance, q.importance) AS importance,
        coalesce(o.slots_min, q.slots_min) AS slots_min,
        coalesce(o.slots_max, q.slots_max) AS slots_max,

@@ -80,6 +80,7 @@ BEGIN
             ' ON CONFLICT (id, day, class) DO UPDATE SET views = d.views + excluded.views', v_month)
         USING v_history.rolled_id, v_last, v_history.time_zone;
     END IF;
-    UPDATE headrace.views_history SET rolled_id = coalesce(v_last, '');
+    -- An older month, created again by a wrong clock, is empty and must not reset the position.
+    UPDATE headrace.views_history SET rolled_id = coalesce(v_last, '') WHERE hours_from = v_end;
     RETURN true;
 END $$;

@@ -1,10 +1,11 @@
-"""The application of sites under failover: its handlers append what they receive to files."""
+"""The application of sites on several hosts: its handlers append what they receive to files."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from headrace import Headrace
@@ -13,9 +14,9 @@ app = Headrace()
 
 
 def append(name: str, row: dict[str, Any]) -> None:
-    """Append one line; handlers run on hosts that share this folder."""
+    """Append one line to a file of the folder RECEIVED, which all hosts share."""
     line = json.dumps({**row, "at_s": time.monotonic()}) + "\n"
-    file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(Path(os.environ["RECEIVED"]) / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, line.encode())
     finally:
@@ -29,4 +30,5 @@ async def note(text: str) -> None:
 
 @app.on_item
 async def publish(item) -> None:
-    append("items.jsonl", {"item": item.id, "version": item.version})
+    photos = [(photo.key, photo.url) for photo in item.photos if photo.key]
+    append("items.jsonl", {"item": item.id, "version": item.version, "photos": photos})

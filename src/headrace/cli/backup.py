@@ -1,0 +1,483 @@
+"""Commands for backups of the embedded engines, and the archiver inside `headrace up`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import click
+
+from headrace.cli.app_context import App, CommandLine
+from headrace.cli.doctor_engines import Finding
+from headrace.cli.roles import APP_ARGUMENT, headrace_command, run_role, write_metrics
+from headrace.cli.supervisor import announce_ready
+from headrace.engines import Engines
+from headrace.engines.backup.archive import (
+    Archive,
+    ArchiveMissing,
+    BackupConfig,
+    BackupNotConfigured,
+    Base,
+    Fenced,
+    Verified,
+)
+from headrace.engines.backup.archiver import (
+    Archiver,
+    note_fenced,
+    read_identity,
+    require_holder,
+    require_not_fenced,
+)
+from headrace.engines.backup.base_backup import take_base
+from headrace.engines.backup.restore import Restored, restore
+from headrace.engines.backup.standby import (
+    PROMOTED_S,
+    Standby,
+    is_standby,
+    make_standby,
+    promote,
+)
+from headrace.engines.backup.state import (
+    ArchiveState,
+    log_behind,
+    read_state,
+    release_log,
+    verify,
+)
+from headrace.engines.embedded.data_folder import is_locked, require_owner, require_recovered
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.kernel import metrics
+from headrace.kernel.config import parse_moment
+from headrace.kernel.errors import InvalidInput, Unavailable
+from headrace.kernel.logs import configure_logs, logger
+from headrace.kernel.terminal import Parsed, pluralize, table
+
+LAST_LOG_S: Final = 10.0
+"""Longest wait for the last write to the archive when `headrace up` stops."""
+BEHIND_S_MIN: Final = 60.0
+VERIFIED_AGE_MAX: Final = timedelta(days=30)
+NOT_INCLUDED: Final = (
+    "Not included: objects (blobs), which you copy as files, and Valkey, which is rebuilt from"
+    " PostgreSQL except for hits of the last seconds."
+)
+Answer = TypeVar("Answer")
+log = logger(__name__)
+
+
+class BackupElsewhere(InvalidInput):
+    """PostgreSQL has a URL, so another tool backs it up."""
+
+    code = "backup.not_embedded"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "postgres.url is set, and Headrace backs up only its embedded PostgreSQL: use the"
+            " backups of your provider, pgBackRest or WAL-G for that server"
+        )
+
+
+class NotPromoted(Unavailable):
+    """The standby did not end its recovery in time."""
+
+    code = "backup.not_promoted"
+
+
+def backup_config(app: App) -> BackupConfig:
+    """The section, for an embedded PostgreSQL. Raises: BackupElsewhere, BackupNotConfigured."""
+    if app.configured_urls().postgres_url:
+        raise BackupElsewhere
+    config = app.config.section(BackupConfig)
+    if config.url is None:
+        raise BackupNotConfigured
+    return config
+
+
+def postgres_bin_of(app: App) -> str | None:
+    """The configured folder of PostgreSQL's programs."""
+    found: str | None = app.config.sections["postgres"].bin
+    return found
+
+
+class ArchiveKeeper:
+    """The archiver of `headrace up`; without `backup.url` it only releases kept log."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._config = app.config.section(BackupConfig)
+        is_embedded = not app.configured_urls().postgres_url
+        self._is_on = self._config.url is not None and is_embedded
+        self._releases = self._config.url is None and is_embedded
+        self._archive: Archive | None = None
+        self._archiver: Archiver | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def check_start(self) -> None:
+        """Refuse the start of a former primary. Raises: Fenced, ArchiveTaken, FolderUnusable."""
+        folder = self._app.data_folder
+        if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+            return  # the start of the engines names the fault
+        require_recovered(folder)
+        require_not_fenced(folder)
+        if not self._is_on:
+            return
+        self._archive = Archive(self._config, folder)
+        try:
+            holder = await self._archive.holder()
+            require_holder(holder, read_identity(folder), self._archive)
+        except Fenced as error:
+            note_fenced(folder, error)
+            raise
+        except (Unavailable, OSError) as error:
+            # Backups must not stop the site; the archiver tries again.
+            log.warning("archive_unavailable", error=str(error))
+
+    async def start(self, postgres_url: str, request_stop: Callable[[], None]) -> None:
+        """Archive in a task, which requests a stop if this folder may not be the primary."""
+        postgres = Postgres(postgres_url, PostgresConfig(connections_max=2))
+        if self._archive is None:
+            if self._releases:
+                await release_log(postgres)
+                await postgres.close()
+            return
+        self._archiver = Archiver(
+            self._archive,
+            postgres,
+            self._app.data_folder,
+            self._config,
+            postgres_bin=postgres_bin_of(self._app),
+        )
+        self._task = asyncio.create_task(self._run(self._archiver))
+
+        def end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                request_stop()
+
+        self._task.add_done_callback(end)
+
+    async def _run(self, archiver: Archiver) -> None:
+        writing = asyncio.create_task(write_metrics(self._app, "up"))
+        try:
+            await archiver.run(asyncio.Event(), version=self._app.version)
+        except Fenced as error:
+            note_fenced(self._app.data_folder, error)
+            raise
+        finally:
+            writing.cancel()
+            with suppress(OSError):
+                metrics.remove_snapshot(self._app.metrics_folder, "up")
+
+    async def stop(self) -> None:
+        """Archive the last log and stop. Raises: Fenced, ArchiveTaken."""
+        if self._task is None or self._archiver is None or self._archive is None:
+            return
+        has_ended = self._task.done()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            if has_ended:
+                self._task.result()
+            async with asyncio.timeout(LAST_LOG_S):
+                await self._archiver.step()
+        except (Unavailable, OSError, TimeoutError) as error:
+            log.warning("last_log_not_archived", error=str(error))
+        finally:
+            await self._archiver.close()
+            await self._archive.close()
+
+
+@click.group("backup", invoke_without_command=True, short_help="Back up the embedded PostgreSQL.")
+@click.pass_context
+def backup(context: click.Context) -> None:
+    """Take a base backup now, while `headrace up` runs.
+
+    `headrace up` with backup.url set also takes them by itself, and archives the log between them.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    line: CommandLine = context.obj
+
+    async def work(app: App) -> Base:
+        config = backup_config(app)
+        postgres = app.engines.postgres
+        async with _opened(config) as archive:
+            holder = await archive.holder()
+            require_holder(holder, read_identity(app.data_folder), archive)
+            if holder is None:
+                raise ArchiveMissing(f"{archive.name} is empty: `headrace up` begins the archive")
+            return await take_base(
+                archive,
+                postgres,
+                app.data_folder,
+                holder=holder,
+                version=app.version,
+                postgres_bin=postgres_bin_of(app),
+            )
+
+    base = line.run_app(work, checked=False)
+    text = (
+        f"base backup {base.id}: {_mib(base.stored_bytes)} stored of {_mib(base.size_bytes)}\n"
+        f"{NOT_INCLUDED}"
+    )
+    line.show(base, text)
+
+
+@backup.command("ls")
+@click.pass_obj
+def list_backups(line: CommandLine) -> None:
+    """List base backups, and the time up to which each can be restored."""
+    state = _run_on_archive(line, lambda _, archive: read_state(archive))
+    rows = [
+        (
+            one.base.id,
+            one.base.generation,
+            f"{one.base.ended_at:%Y-%m-%d %H:%M:%S}",
+            f"{one.until:%Y-%m-%d %H:%M:%S}" if one.until else "damaged",
+            _mib(one.base.stored_bytes),
+            f"{one.verified_at:%Y-%m-%d %H:%M}" if one.verified_at else "never",
+        )
+        for one in state.backups
+    ]
+    head = ("backup", "generation", "restorable from (UTC)", "to (UTC)", "stored", "verified")
+    lines = [table(head, rows) if rows else "no complete base backup yet"]
+    if state.holder is not None:
+        lines.append(f"written by {state.holder.folder} on {state.holder.host}")
+    lines += [one.fault for one in state.backups if one.fault]
+    line.show(state, "\n".join(lines))
+
+
+@backup.command("verify")
+@click.pass_obj
+def verify_backup(line: CommandLine) -> None:
+    """Rehearse a restore of the newest state in a scratch folder, and remove it.
+
+    Verifies every file and every archived byte, starts the server, and reads every row. The folder
+    is beside the data folder and needs space for the whole database.
+    """
+
+    async def work(app: App, archive: Archive) -> Verified:
+        return await verify(archive, app.data_folder, postgres_bin=postgres_bin_of(app))
+
+    found = _run_on_archive(line, work)
+    text = (
+        f"base backup {found.base} and its log are restorable: {pluralize(found.rows, 'row')} in"
+        f" {pluralize(found.tables, 'table')}, last commit {found.restored_to or 'unknown'},"
+        f" in {found.took_s:.0f} s"
+    )
+    line.show(found, text)
+
+
+@click.command("restore", short_help="Restore a backup into a new data folder.")
+@click.option(
+    "--to",
+    type=Parsed(parse_moment, name="time"),
+    help="A time such as 2026-11-21T10:00Z, UTC if it has no offset; default: the newest state.",
+)
+@click.pass_obj
+def restore_backup(line: CommandLine, *, to: datetime | None) -> None:
+    """Restore from backup.url into the new folder --data FOLDER, up to a point in time.
+
+    The restored folder does not write to the archive until `headrace promote --data FOLDER`.
+    """
+
+    async def work(app: App, archive: Archive) -> Restored:
+        return await restore(archive, app.data_folder, to=to, postgres_bin=postgres_bin_of(app))
+
+    found = _run_on_archive(line, work)
+    text = (
+        f"restored {found.folder} from base backup {found.base}, last commit"
+        f" {found.committed_at or 'before the end of that backup'}\n{NOT_INCLUDED}\n"
+        "To look at it, run `headrace up --engines-only` with --data. To replace the former"
+        " primary, run `headrace promote` with --data, then `headrace up`."
+    )
+    line.show(found, text)
+
+
+@click.command("standby", short_help="Follow the primary of an archive on a second machine.")
+@APP_ARGUMENT
+@click.pass_obj
+def standby(line: CommandLine, application: str | None) -> None:
+    """Follow the primary that writes to backup.url, until SIGTERM or `headrace promote`.
+
+    The first start restores the newest base backup into the new folder --data FOLDER. After a
+    promotion this process continues as `headrace up MODULE:APP`.
+    """
+    app = line.app(application)
+    config = backup_config(app)
+    require_owner(app.data_folder)
+    promoted = []
+
+    async def body(app: App, stop: asyncio.Event) -> None:
+        async with _opened(config) as archive:
+            folder = app.data_folder
+            require_not_fenced(folder)
+            if not is_standby(folder):
+                await make_standby(archive, folder)
+            line.show(
+                {"data_folder": str(folder), "archive": archive.name},
+                f"Standby in {folder} follows {archive.name}; `headrace promote` makes it the"
+                " primary.",
+            )
+            sys.stdout.flush()
+            announce_ready()
+            promoted.append(
+                await Standby(archive, folder, config, postgres_bin=postgres_bin_of(app)).run(stop)
+            )
+
+    run_role(
+        app,
+        line.packages,
+        "standby",
+        body,
+        loop_factory=asyncio.new_event_loop,
+        needs_schema=False,
+    )
+    if promoted == [True]:
+        command = [*headrace_command(line), "up", *([application] if application else [])]
+        command += ["--json"] if line.is_json else []
+        os.execv(command[0], command)  # noqa: S606 - the same program, without a shell
+
+
+@click.command("promote", short_help="Make this data folder the primary of the archive.")
+@click.pass_obj
+def promote_folder(line: CommandLine) -> None:
+    """Make a standby, or a restored folder, the primary of backup.url.
+
+    The former primary stops at its next write to the archive, within backup.every, and refuses to
+    start again. Without access to the archive it cannot notice: stop it yourself if you can.
+    """
+
+    async def work(app: App, archive: Archive) -> dict[str, Any]:
+        folder = app.data_folder
+        was_standby = is_standby(folder)
+        holder = await promote(archive, folder)
+        runs = was_standby and await _has_ended_recovery(app)
+        return {
+            "data_folder": str(folder),
+            "generation": holder.generation,
+            "next": "" if runs else f"headrace {'standby' if was_standby else 'up'}",
+        }
+
+    answer = _run_on_archive(line, work)
+    rest = (
+        f"start it with `{answer['next']}`" if answer["next"] else "it continues as `headrace up`"
+    )
+    line.show(answer, f"{answer['data_folder']} is the primary now; {rest}")
+
+
+async def _has_ended_recovery(app: App) -> bool:
+    """Wait for the running standby; return False if none runs. Raises: NotPromoted."""
+    try:
+        async with asyncio.timeout(PROMOTED_S):
+            while is_standby(app.data_folder):
+                if not is_locked(app.data_folder):
+                    return False
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise NotPromoted(
+            f"the standby did not end its recovery within {PROMOTED_S:.0f} s: see its log; it is"
+            " the primary as soon as it does"
+        ) from None
+    return True
+
+
+def _run_on_archive(
+    line: CommandLine, work: Callable[[App, Archive], Coroutine[Any, Any, Answer]]
+) -> Answer:
+    """Run `work` with the archive, without PostgreSQL."""
+    configure_logs("cli", level="warning")
+    app = line.app()
+    config = backup_config(app)
+
+    async def in_loop() -> Answer:
+        async with _opened(config) as archive:
+            return await work(app, archive)
+
+    return asyncio.run(in_loop())
+
+
+class _opened:  # noqa: N801 - used as a function
+    """An archive for reading, closed after the block."""
+
+    def __init__(self, config: BackupConfig) -> None:
+        self._archive = Archive(config)
+
+    async def __aenter__(self) -> Archive:
+        return self._archive
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._archive.close()
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+async def check_backup(app: App, engines: Engines) -> list[Finding]:
+    """Check the age of the newest base backup, of the archived log, and of the last rehearsal."""
+    config = app.config.section(BackupConfig)
+    if app.configured_urls().postgres_url:
+        if config.url is None:
+            return []
+        text = "backup.url has no effect, because postgres.url is set"
+        return [Finding("backup", "warn", text, "unset it; back that server up with its own tool")]
+    if config.url is None:
+        fix = "set backup.url (HEADRACE_BACKUP_URL) to another disk or a bucket: docs/backup.md"
+        return [Finding("backup", "warn", "no backups: backup.url is not set", fix)]
+    async with _opened(config) as archive:
+        state = await read_state(archive)
+    behind_bytes = await log_behind(engines.postgres)
+    return [
+        _check_base(state, config),
+        _check_log(state, config, behind_bytes),
+        _check_verified(state),
+    ]
+
+
+def _check_base(state: ArchiveState, config: BackupConfig) -> Finding:
+    if not state.backups:
+        fix = "start `headrace up`, and see its log lines `base_backup_failed`"
+        return Finding("backup", "fail", "no complete base backup", fix)
+    newest = state.backups[-1]
+    age = datetime.now(UTC) - newest.base.ended_at
+    text = f"newest base backup {newest.base.id}, {_hours(age)} old"
+    if newest.fault:
+        return Finding("backup", "fail", newest.fault, "run `headrace backup`")
+    if age.total_seconds() > 2 * config.base_every_s:
+        return Finding("backup", "fail", text, "see log lines `base_backup_failed`")
+    return Finding("backup", "ok", text)
+
+
+def _check_log(state: ArchiveState, config: BackupConfig, behind_bytes: int | None) -> Finding:
+    if behind_bytes is None:
+        fix = "run `headrace up` with backup.url, and see its log lines `log_not_archived`"
+        return Finding("backup log", "fail", "nothing archives the log", fix)
+    untils = [one.until for one in state.backups if one.until is not None]
+    age = datetime.now(UTC) - max(untils) if untils else timedelta(0)
+    text = f"newest archived log {age.total_seconds():.0f} s old, {_mib(behind_bytes)} not archived"
+    if behind_bytes and age.total_seconds() > max(BEHIND_S_MIN, 5 * config.every_s):
+        fix = "see log lines `log_not_archived` of `headrace up`; free or mount the archive's disk"
+        return Finding("backup log", "fail", text, fix)
+    return Finding("backup log", "ok", text)
+
+
+def _check_verified(state: ArchiveState) -> Finding:
+    fix = "run `headrace backup verify`, from cron each month"
+    if state.verified is None:
+        return Finding("backup verify", "warn", "no restore was rehearsed", fix)
+    age = datetime.now(UTC) - state.verified.at
+    text = f"last rehearsal {_hours(age)} ago, {pluralize(state.verified.rows, 'row')}"
+    if age > VERIFIED_AGE_MAX:
+        return Finding("backup verify", "warn", text, fix)
+    return Finding("backup verify", "ok", text)
+
+
+def _hours(age: timedelta) -> str:
+    return f"{age.total_seconds() / 3600:.1f} h"
+
+
+COMMANDS: Final[list[Any]] = [backup, restore_backup, standby, promote_folder]

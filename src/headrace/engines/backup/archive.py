@@ -1,0 +1,351 @@
+"""The archive: a folder or bucket with base backups and the write-ahead log since each.
+
+    archive.json                   the holder: the data folder that may write, with its generation
+    base/<id>/000000 ...           a base backup: pieces of one tar, each compressed
+    base/<id>/secret, token        the keys of the data folder
+    base/<id>/backup.json          written last: a backup without it does not count
+    base/<id>/verified.json        the last successful `headrace backup verify`
+    log/<generation>/<segment>/    parts of a segment by offset, or `full`
+
+A generation is the history of one primary. A promotion replaces the holder by compare-and-set and
+begins the next generation. The former holder reads `archive.json` before each write and at its
+start, finds another holder, and stops. Within a generation each start of the holder has a session
+of its own, so that two copies of one data folder never both write.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from headrace.engines.backup.wal import damaged, segment_start
+from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, StoreMismatch
+from headrace.engines.endpoints import masked_url
+from headrace.engines.mount_guard import StoreRecord
+from headrace.kernel.config import parse_duration_s, parse_size_bytes, parse_url, setting
+from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
+
+HOLDER_KEY: Final = "archive.json"
+KEY_FILES: Final = ("secret", "token")
+STORE_RECORD: Final = "backup-store"
+"""In the data folder: the id of the archive's folder (`engines.mount_guard`)."""
+_IN_PROGRESS_MAX: Final = timedelta(days=1)
+Stored = TypeVar("Stored")
+
+
+class BackupNotConfigured(InvalidInput):
+    """`backup.url` is not set."""
+
+    code = "backup.not_configured"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "backup.url is not set: set HEADRACE_BACKUP_URL to file:///folder on another disk or to"
+            " s3://bucket/prefix"
+        )
+
+
+class ArchiveMissing(NotFound):
+    """The backup URL has no archive, or no complete base backup yet."""
+
+    code = "backup.none"
+
+
+class ArchiveDown(Unavailable):
+    """The folder of the archive is missing or not mounted."""
+
+    code = "backup.unavailable"
+
+
+class ArchiveTaken(Conflict):
+    """The archive belongs to another data folder or database."""
+
+    code = "backup.taken"
+
+
+class Fenced(Conflict):
+    """Another data folder was promoted, so this one may no longer run as the primary."""
+
+    code = "backup.fenced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupConfig:
+    """Section `backup`."""
+
+    url: str | None = setting(
+        None,
+        "URL of the archive of the embedded PostgreSQL: file:///folder or s3://bucket/prefix;"
+        " unset: no backups.",
+        parse_url("file", "s3"),
+        secret=True,
+    )
+    every_s: float = setting(
+        "5s",
+        "Pause between writes of new log to the archive: the commits that a lost disk can lose.",
+        parse_duration_s,
+    )
+    base_every_s: float = setting(
+        "1d", "Age of the newest base backup at which the next is taken.", parse_duration_s
+    )
+    keep_s: float = setting(
+        "7d", "How far back a restore can go; older backups are deleted.", parse_duration_s
+    )
+    log_kept_max_bytes: int = setting(
+        "4GiB",
+        "Most log that PostgreSQL keeps on its disk while the archive is unavailable; beyond it the"
+        " archive has a gap and a new base backup is taken.",
+        parse_size_bytes,
+    )
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The data folder that may write."""
+
+    archive_id: str
+    generation: int
+    folder_id: str
+    session: str
+    host: str
+    folder: str
+    since: datetime
+    system: str = ""
+    """PostgreSQL's system identifier; empty until the holder has started."""
+    timeline: int = 0
+    """The timeline of the generation; 0 until the holder has started."""
+
+
+class Base(msgspec.Struct, frozen=True):
+    """A complete base backup."""
+
+    id: str
+    generation: int
+    timeline: int
+    system: str
+    start: int
+    """The position from which a restore needs the log."""
+    end: int
+    """The position from which the backup is consistent."""
+    began_at: datetime
+    ended_at: datetime
+    version: str
+    migrations: int
+    size_bytes: int
+    stored_bytes: int
+    pieces: tuple[str, ...]
+    """The sha256 of each stored piece."""
+    keys: tuple[str, ...] = ()
+
+    def piece(self, index: int) -> str:
+        """The key of a piece."""
+        return f"base/{self.id}/{index:06d}"
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """A successful rehearsal of a restore."""
+
+    base: str
+    at: datetime
+    took_s: float
+    tables: int
+    rows: int
+    restored_to: datetime | None
+
+
+class Archive:
+    """The archive at `config.url`.
+
+    With `folder`, the data folder of a primary, a missing archive folder is created at first use,
+    and later refused (see `mount_guard`). Readers pass none and never create a folder.
+    """
+
+    def __init__(self, config: BackupConfig, folder: Path | None = None) -> None:
+        if config.url is None:
+            raise BackupNotConfigured
+        self.name = masked_url(config.url)
+        parts = urlsplit(config.url)
+        self.place = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        record = None if folder is None else StoreRecord(folder / STORE_RECORD)
+        if self.place is not None:
+            if record is None and not self.place.is_dir():
+                raise ArchiveMissing(
+                    f"{self.name} has no archive: check backup.url, mount its disk"
+                )
+            if record is not None and not record.file.exists() and self.place.parent.is_dir():
+                # The archive has every row and key of the site.
+                self.place.mkdir(mode=0o700, exist_ok=True)
+        self._store = Blobs(config.url, BlobsConfig(), record=record)
+        self._holder: tuple[Holder, str] | None = None
+
+    async def close(self) -> None:
+        """Wait for open writes."""
+        await self._store.close()
+
+    async def holder(self) -> Holder | None:
+        """The current holder, None for an empty archive. Raises: Unavailable, BackupDamaged."""
+        known = self._holder
+        try:
+            found = await self._store.read(HOLDER_KEY, unless=known[1] if known else None)
+        except StoreMismatch as error:
+            raise ArchiveDown(
+                f"the archive {self.name} is not the one in use ({error.fault}): mount its disk",
+                retry_after_s=5,
+            ) from error
+        except BlobMissing:
+            self._holder = None
+            return None
+        if found is not None:
+            self._holder = _decoded(HOLDER_KEY, found[0], Holder), found[1]
+        return self._holder[0] if self._holder else None
+
+    async def claim(self, holder: Holder) -> None:
+        """Replace the holder that `holder()` returned last. Raises: BlobChanged, Unavailable."""
+        etag = self._holder[1] if self._holder else None
+        await self._store.put_if(HOLDER_KEY, msgspec.json.encode(holder), etag=etag)
+        self._holder = None
+        await self.holder()
+
+    async def require_session(self, session: str) -> None:
+        """Require that this process still is the holder. Raises: Fenced, Unavailable."""
+        found = await self.holder()
+        if found is None:
+            raise ArchiveDown(
+                f"{self.name} has no {HOLDER_KEY} any more: restore it", retry_after_s=5
+            )
+        if found.session != session:
+            raise fenced_by(found)
+
+    async def bases(self) -> list[Base]:
+        """Complete base backups, oldest first. Raises: BackupDamaged, Unavailable."""
+        keys = [info.key async for info in self._store.list("base")]
+        found = [await self._read(key, Base) for key in keys if key.endswith("/backup.json")]
+        return sorted(found, key=lambda base: base.ended_at)
+
+    async def put_piece(self, base_id: str, index: int, data: bytes) -> None:
+        """Store a piece of a base backup."""
+        await self._store.put(f"base/{base_id}/{index:06d}", data)
+
+    async def put_key(self, base_id: str, name: str, data: bytes) -> None:
+        """Store a file with a key beside a base backup."""
+        await self._store.put(f"base/{base_id}/{name}", data)
+
+    async def get(self, key: str) -> bytes:
+        """The bytes of an object. Raises: BackupDamaged if it is missing."""
+        try:
+            return await self._store.get(key)
+        except BlobMissing as error:
+            raise damaged(key, "it is missing") from error
+
+    async def complete(self, base: Base) -> None:
+        """Make a base backup count."""
+        await self._store.put(f"base/{base.id}/backup.json", msgspec.json.encode(base))
+
+    async def put_verified(self, verified: Verified) -> None:
+        """Record a successful rehearsal."""
+        await self._store.put(f"base/{verified.base}/verified.json", msgspec.json.encode(verified))
+
+    async def verified(self) -> list[Verified]:
+        """The recorded rehearsals, oldest first."""
+        keys = [info.key async for info in self._store.list("base")]
+        found = [await self._read(key, Verified) for key in keys if key.endswith("/verified.json")]
+        return sorted(found, key=lambda verified: verified.at)
+
+    async def segments(self, generation: int) -> dict[str, list[str]]:
+        """Stored parts of each segment of a generation, both in order of position."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        async for info in self._store.list(f"log/{generation:06d}"):
+            _, _, segment, part = info.key.split("/")
+            found[segment].append(part)
+        return {name: sorted(found[name]) for name in sorted(found)}
+
+    async def parts(self, generation: int, segment: str) -> list[str]:
+        """Stored parts of one segment, in order."""
+        infos = self._store.list(f"log/{generation:06d}/{segment}")
+        return sorted([info.key.rpartition("/")[2] async for info in infos])
+
+    async def get_part(self, generation: int, segment: str, part: str) -> tuple[str, bytes]:
+        """Key and stored bytes of a part. Raises: BackupDamaged if it is missing."""
+        key = part_key(generation, segment, part)
+        return key, await self.get(key)
+
+    async def put_part(self, generation: int, segment: str, part: str, stored: bytes) -> None:
+        """Store a part."""
+        await self._store.put(part_key(generation, segment, part), stored)
+
+    async def drop_parts(self, generation: int, segment: str, parts: Iterable[str]) -> None:
+        """Delete parts whose bytes another part has."""
+        for part in parts:
+            await self._store.delete(part_key(generation, segment, part))
+
+    async def prune(self, oldest_needed: datetime) -> list[str]:
+        """Delete what no restore to `oldest_needed` or later needs; return the ids of backups.
+
+        The newest base backup always stays.
+        """
+        bases = await self.bases()
+        if not bases:
+            return []
+        older = [base for base in bases if base.ended_at <= oldest_needed]
+        first = older[-1] if older else bases[0]
+        kept = [base for base in bases if base.ended_at >= first.ended_at]
+        complete = {base.id for base in bases}
+        deleted = [base.id for base in bases if base not in kept]
+        # A backup may be in progress, whose pieces have no `backup.json` yet.
+        abandoned = min(kept[0].id, base_id_at(datetime.now(UTC) - _IN_PROGRESS_MAX))
+        for base_id in await self._base_ids():
+            if base_id in deleted or (base_id not in complete and base_id < abandoned):
+                await self._store.delete(f"base/{base_id}/backup.json")
+                await self._store.clear(f"base/{base_id}")
+        async for key, generation, start in self._log_keys():
+            needed = [base.start for base in kept if base.generation == generation]
+            if not needed and generation >= kept[-1].generation:
+                continue
+            if not needed or start < min(needed):
+                await self._store.delete(key)
+        return deleted
+
+    async def _base_ids(self) -> list[str]:
+        return sorted({info.key.split("/")[1] async for info in self._store.list("base")})
+
+    async def _log_keys(self) -> AsyncIterator[tuple[str, int, int]]:
+        found = [info.key async for info in self._store.list("log")]
+        for key in found:
+            _, generation, segment, _ = key.split("/")
+            # The segment of the first needed position begins before it.
+            yield key, int(generation), segment_start(segment)
+
+    async def _read(self, key: str, kind: type[Stored]) -> Stored:
+        return _decoded(key, await self.get(key), kind)
+
+
+def part_key(generation: int, segment: str, part: str) -> str:
+    """The key of a part."""
+    return f"log/{generation:06d}/{segment}/{part}"
+
+
+def base_id_at(moment: datetime) -> str:
+    """The id of a base backup that begins at `moment`; ids are in order of time."""
+    return f"{moment.astimezone(UTC):%Y%m%dT%H%M%S}Z"
+
+
+def fenced_by(holder: Holder) -> Fenced:
+    """The error for a former holder."""
+    return Fenced(
+        f"the archive is now written by data folder {holder.folder} on {holder.host} (generation"
+        f" {holder.generation}, since {holder.since:%Y-%m-%d %H:%M:%S} UTC): this one must not run"
+        " as a second primary; follow the new one with `headrace standby --data NEW`"
+    )
+
+
+def _decoded(key: str, data: bytes, kind: type[Stored]) -> Stored:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise damaged(key, str(error)) from error

@@ -1,0 +1,138 @@
+"""What an archive can restore, how far it is behind its primary, and the rehearsal of a restore."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.engines.backup.archive import Archive, Base, Holder, Verified
+from headrace.engines.backup.base_backup import count_migrations
+from headrace.engines.backup.restore import plan_of, restore
+from headrace.engines.backup.wal import BackupDamaged
+from headrace.engines.embedded.data_folder import is_locked
+from headrace.engines.embedded.servers import PostgresServer
+from headrace.engines.embedded.settings import endpoints_of, read_machine
+from headrace.engines.postgres import Postgres, PostgresConfig, Tx
+from headrace.engines.sql import load_queries
+
+COUNT_S: Final = 3600.0
+SQL: Final = load_queries("headrace.engines")
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """A base backup and the time up to which the log after it is archived."""
+
+    base: Base
+    until: datetime | None
+    """None if it cannot be restored; `fault` has the reason."""
+    fault: str
+    verified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveState:
+    """The holder of an archive and its backups, oldest first."""
+
+    holder: Holder | None
+    backups: list[Restorable]
+    verified: Verified | None
+
+
+async def read_state(archive: Archive) -> ArchiveState:
+    """The state of the archive. Raises: Unavailable, BackupDamaged."""
+    verified = await archive.verified()
+    by_base = {one.base: one.at for one in verified}
+    backups = []
+    stored: dict[int, dict[str, list[str]]] = {}
+    for base in await archive.bases():
+        if base.generation not in stored:
+            stored[base.generation] = await archive.segments(base.generation)
+        try:
+            plan, _ = await plan_of(archive, base, stored[base.generation])
+            until: datetime | None = plan.until
+            fault = ""
+        except BackupDamaged as error:
+            until, fault = None, error.text
+        backups.append(Restorable(base, until, fault, by_base.get(base.id)))
+    return ArchiveState(await archive.holder(), backups, verified[-1] if verified else None)
+
+
+async def log_behind(postgres: Postgres) -> int | None:
+    """Bytes of flushed log that are not archived; None if nothing archives."""
+    state: Any = await postgres.one(SQL.log_state)
+    if state["wal_status"] in (None, "lost"):
+        return None
+    return max(0, int(state["flushed"] - state["kept_from"]))
+
+
+async def release_log(postgres: Postgres) -> None:
+    """Keep no log for an archive any more: `backup.url` is not set."""
+    await postgres.value(SQL.drop_archive_slot)
+
+
+async def verify(
+    archive: Archive, data_folder: Path, *, postgres_bin: str | None = None
+) -> Verified:
+    """Restore the newest state into a scratch folder, count all rows, and record the success.
+
+    The folder is beside `data_folder` and removed at the end; folders of killed runs as well.
+    Raises: as `restore`.
+    """
+    began_s = time.monotonic()
+    for left in data_folder.parent.glob(f"{data_folder.name}.verify-*"):
+        if not is_locked(left):
+            await asyncio.to_thread(shutil.rmtree, left)
+    scratch = data_folder.with_name(f"{data_folder.name}.verify-{secrets.token_hex(4)}")
+    try:
+        restored = await restore(archive, scratch, to=None, postgres_bin=postgres_bin)
+        base = next(one for one in await archive.bases() if one.id == restored.base)
+        tables, rows = await _count(scratch, base, postgres_bin)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    verified = Verified(
+        base=restored.base,
+        at=datetime.now(UTC),
+        took_s=round(time.monotonic() - began_s, 1),
+        tables=tables,
+        rows=rows,
+        restored_to=restored.committed_at,
+    )
+    await archive.put_verified(verified)
+    return verified
+
+
+async def _count(folder: Path, base: Base, postgres_bin: str | None) -> tuple[int, int]:
+    """Start the restored server; return its tables and their rows. Raises: BackupDamaged."""
+    server = PostgresServer(
+        folder, read_machine(), durable=True, extra={}, bin_setting=postgres_bin
+    )
+    postgres = Postgres(endpoints_of(folder).postgres_url, PostgresConfig())
+    try:
+        await server.start()
+        migrations = await count_migrations(postgres)
+        if migrations < base.migrations:
+            raise BackupDamaged(
+                f"the restored schema has {migrations} migrations, the backup had {base.migrations}"
+            )
+        async with postgres.session() as session:
+            await session.allow_long_statements(COUNT_S)
+            tables = await session.all(SQL.schema_tables)
+            # Reading every row also verifies the checksum of every page.
+            rows = [await _rows_of(session, table[0]) for table in tables]
+        return len(rows), sum(rows)
+    finally:
+        await postgres.close()
+        await server.stop(asyncio.Event())
+
+
+async def _rows_of(session: Tx, table: str) -> int:
+    # The name is quoted by the server.
+    statement = f"SELECT count(*) FROM {table}"  # noqa: S608
+    return int(await session.connection.fetchval(statement, timeout=COUNT_S))
