@@ -283,7 +283,7 @@ def _range_us(load: Load) -> float:
     memory_us = _cost("range of 256 KiB from memory", "CPU")
     tls_us = _cost("range of 256 KiB over HTTPS", "CPU") - memory_us if load.is_tls else 0.0
     more_us = sum(
-        share * ((_cost(f"range of 256 KiB {kind}", "CPU") or memory_us) - memory_us)
+        share * (_cost(f"range of 256 KiB {kind}", "CPU") - memory_us)
         for kind, share in load.media_shares.items()
     )
     return tls_us + memory_us + more_us

@@ -344,7 +344,7 @@ class JobsConfig:
     events_kept_s: float = setting(
         "30d", "How long events of workflows and results of groups are kept.", parse_duration_s
     )
-    lanes_per_claim: int = setting("200", "Lanes that one claim visits at most.", parse_count)
+    lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
     lane_quantum: int = setting(
         "10", "Jobs that a lane of weight 1 gives in one claim at most.", parse_count
     )
