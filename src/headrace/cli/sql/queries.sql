@@ -7,7 +7,7 @@ SELECT
     current_setting('full_page_writes') AS full_page_writes,
     current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('synchronous_standby_names') AS standbys,
-    (SELECT count(*) FROM pg_stat_replication) AS replicas,
+    (SELECT count(*) FROM pg_stat_replication WHERE state <> 'backup') AS replicas,
     t.setting AS statement_timeout_ms,
     t.source AS statement_timeout_source,
     quote_ident(current_user) AS role,

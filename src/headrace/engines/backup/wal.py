@@ -134,10 +134,15 @@ def decode_part(key: str, stored: bytes) -> Part:
 
 def damaged(key: str, fault: str) -> BackupDamaged:
     """The error for a stored object that cannot be used."""
-    return BackupDamaged(
-        f"object {key!r} of the backup is damaged ({fault}): restore to a time before it, or take a"
-        " new base backup with `headrace backup`"
-    )
+    if key.startswith("base/"):
+        base = "/".join(key.split("/")[:2])
+        fix = (
+            f"move {base} out of the archive and restore again, since an older base backup and the"
+            " log after it restore the same state; take a new one with `headrace backup`"
+        )
+    else:
+        fix = "restore to a time before it, or take a new base backup with `headrace backup`"
+    return BackupDamaged(f"object {key!r} of the backup is damaged ({fault}): {fix}")
 
 
 def read_segment(folder: Path, name: str, start: int, end: int) -> bytes:
