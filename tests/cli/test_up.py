@@ -16,6 +16,7 @@ from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.cli import up
+from headrace.cli.backup import ArchiveKeeper
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.views.durability_wait import durability_of
 
@@ -156,6 +157,14 @@ async def test_an_extra_setting_reaches_the_embedded_valkey(tmp_path):
     finally:
         await valkey.close()
         await engines.stop()
+
+
+async def test_a_damaged_archive_does_not_stop_the_start(tmp_path):
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "archive.json").write_text("{")
+    flags = {"data.folder": str(tmp_path / "data"), "backup.url": archive.as_uri()}
+    await ArchiveKeeper(Headrace(flags=flags)).check_start()
 
 
 def test_the_banner_shows_https_beside_the_plain_listener():

@@ -49,6 +49,7 @@ from headrace.engines.backup.state import (
     release_log,
     verify,
 )
+from headrace.engines.backup.wal import BackupDamaged
 from headrace.engines.embedded.data_folder import is_locked, require_owner, require_recovered
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel import metrics
@@ -132,7 +133,7 @@ class ArchiveKeeper:
         except Fenced as error:
             note_fenced(folder, error)
             raise
-        except (Unavailable, OSError) as error:
+        except (Unavailable, BackupDamaged, OSError) as error:
             # Backups must not stop the site; the archiver tries again.
             log.warning("archive_unavailable", error=str(error))
 

@@ -140,6 +140,8 @@ def damaged(key: str, fault: str) -> BackupDamaged:
             f"move {base} out of the archive and restore again, since an older base backup and the"
             " log after it restore the same state; take a new one with `headrace backup`"
         )
+    elif key == "archive.json":
+        fix = "restore this file from a copy, or set backup.url to a new folder for a new archive"
     else:
         fix = "restore to a time before it, or take a new base backup with `headrace backup`"
     return BackupDamaged(f"object {key!r} of the backup is damaged ({fault}): {fix}")
