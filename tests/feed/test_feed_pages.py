@@ -19,6 +19,7 @@ from headrace.feed.errors import (
     RankingFailed,
     RankingUnknown,
 )
+from headrace.feed.model import PAGE_MAX
 from headrace.feed.worker import Sweeper
 from headrace.kernel.signing import CursorInvalid
 
@@ -81,7 +82,6 @@ async def test_pages_of_rare_kinds_continue_until_the_end(feed, make_feed, monke
     assert (await feed.page(7, kinds=["video"])).is_slow
     assert await walk(videos, 2) == expected
     assert [p.id for p in (await feed.pages.author_posts(1, kinds=["video"])).posts] == ["p899"]
-    assert (await feed.pages.unread(7, kinds=["video"])).count == 3
     assert await feed.delete(["p0", "p899"]) == 2
     assert await walk(videos, 2) == [("p500", "video")]
     for wrong in ("", "Video", "a b", "x" * 17, ["a"] * 17, [], [1], ["a", ""], "a\0"):
@@ -90,6 +90,25 @@ async def test_pages_of_rare_kinds_continue_until_the_end(feed, make_feed, monke
         if isinstance(wrong, str):
             with pytest.raises(InvalidPost):
                 await feed.post(1, "new", kind=wrong)
+
+
+async def test_unread_of_rare_kinds_counts_to_the_limit_of_the_scan(feed, monkeypatch):
+    await feed.follow(7, [1])
+    await feed.posts.add(
+        [
+            NewPost(author=1, id=f"p{n}", at=NOON - n * timedelta(minutes=1), kind=kind)
+            for n, kind in enumerate(["video", *["text"] * 298, "video"])
+        ]
+    )
+
+    async def unread():
+        found = await feed.pages.unread(7, kinds=["video"])
+        return found.count, found.has_more
+
+    await feed.index.rebuild_now()
+    assert await unread() == (2, False)
+    monkeypatch.setattr(merge, "SCANNED_MAX", PAGE_MAX)
+    assert await unread() == (1, True)
 
 
 async def test_the_index_equals_postgres_with_kinds_after_a_rebuild(feed):
