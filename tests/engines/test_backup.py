@@ -161,7 +161,9 @@ async def test_a_restore_has_the_rows_of_its_time_and_the_newest_has_all(primary
         await restore(primary.archive, tmp_path / "now", to=None)
 
 
-async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, tmp_path):
+async def test_damage_in_the_archive_is_named_and_an_older_base_restores_all(primary, tmp_path):
+    await primary.keep(99)
+    older = await primary.base()
     base = await primary.base()
     await primary.keep(100)
     verified = await verify(primary.archive, tmp_path / "data")
@@ -177,6 +179,13 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
     piece.write_bytes(whole[:-1])
     with pytest.raises(BackupDamaged, match=f"{base.piece(0)}.*{len(whole) - 1} bytes"):
         await verify(archive, tmp_path / "data")
+    shown = {one.base.id: one for one in (await read_state(archive)).backups}
+    assert (shown[base.id].until, base.piece(0) in shown[base.id].fault) == (None, True)
+    assert shown[older.id].until is not None
+    restored = await restore(archive, tmp_path / "restored", to=None)
+    assert (restored.base, list(restored.unused)) == (older.id, [base.id])
+    assert (await rows_in(tmp_path / "restored"))[-2:] == [99, 100]
+    shutil.rmtree(tmp_path / "restored")
     piece.write_bytes(whole)
     newest = max((copy / "log" / "000001").glob("*/*"), key=lambda path: path.parts[-2:])
     newest.write_bytes(newest.read_bytes()[:-5])
@@ -187,6 +196,8 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
     shutil.rmtree(copy / "log" / "000001" / segment_name(1, base.start))
     with pytest.raises(BackupDamaged, match="is missing"):
         await verify(archive, tmp_path / "data")
+    with pytest.raises(BackupDamaged, match="is missing"):
+        await restore(archive, tmp_path / "failed", to=None)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
     await archive.close()
 
@@ -251,8 +262,8 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         running = asyncio.create_task(Standby(archive, folder, primary.config).run(asyncio.Event()))
         await wait_true(lambda: replays(folder, 51), what="the standby has row 51")
         await primary.keep(52)
-        holder = await promote(Archive(primary.config), folder)
-        assert holder.generation == 2
+        holder, is_new = await promote(Archive(primary.config), folder)
+        assert (holder.generation, is_new) == (2, True)
         assert await running is True
         with pytest.raises(Fenced, match=str(folder)):
             await primary.keep(53)
@@ -271,6 +282,9 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         async with primary_in(tmp_path / "both", tmp_path / "archive") as copy:
             with pytest.raises(ArchiveTaken, match="headrace promote"):
                 await copy.keep(61)
+        for again, generation, is_new in [(False, 3, True), (False, 3, False), (True, 4, True)]:
+            found = await promote(archive, tmp_path / "both", again=again)
+            assert (found[0].generation, found[1]) == (generation, is_new)
     assert await rows_in(tmp_path / "both") == [*range(1, 53), 60, 61]
     await archive.close()
 
@@ -314,6 +328,8 @@ async def test_a_standby_refuses_a_second_promotion(tmp_path):
         for name in ("one", "two"):
             await make_standby(archive, tmp_path / name)
         await promote(archive, tmp_path / "one")
+        held, is_new = await promote(archive, tmp_path / "one")
+        assert (held.generation, is_new) == (2, False)
         with pytest.raises(StandbyLeft, match=str(tmp_path / "one")):
             await promote(archive, tmp_path / "two")
         with pytest.raises(StandbyLeft):

@@ -25,7 +25,8 @@ from headrace.engines.backup.archiver import (
     require_holder,
     write_identity,
 )
-from headrace.engines.backup.restore import extend_segment
+from headrace.engines.backup.restore import OutsideArchive, extend_segment, plan_restore
+from headrace.engines.backup.state import read_state
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,
@@ -188,9 +189,25 @@ async def test_what_no_restore_needs_is_deleted(archive, tmp_path):
     assert (len(await archive.segments(1)), len(await archive.segments(2))) == (0, 1)
 
 
-async def test_a_damaged_record_is_reported_by_name(archive, tmp_path):
-    base = await put_base(archive, 1)
-    path = tmp_path / "archive" / "base" / base.id / "backup.json"
-    path.write_bytes(msgspec.json.encode(base)[:40])
-    with pytest.raises(BackupDamaged, match=base.id):
-        await archive.bases()
+async def test_a_damaged_record_is_reported_by_name_and_hides_no_other_base(archive, tmp_path):
+    older, base = await put_base(archive, 2), await put_base(archive, 1)
+    for one in (base, older):
+        path = tmp_path / "archive" / "base" / one.id / "backup.json"
+        path.write_bytes(msgspec.json.encode(one)[:40])
+        state = await read_state(archive)
+        assert one.id in state.unreadable[one.id]
+        assert len(state.backups) == 2 - len(state.unreadable)
+    with pytest.raises(BackupDamaged, match=f"{older.id}.*{base.id}"):
+        await plan_restore(archive, None)
+
+
+async def test_a_restore_never_leaves_out_a_newer_generation_without_saying_so(archive, tmp_path):
+    stored = encode_part(FIRST, b"x" * 10, NOW)
+    base = await put_base(archive, 7)
+    await archive.put_part(1, segment_name(1, base.start), FULL, stored)
+    assert (await plan_restore(archive, None)).base.id == base.id
+    newer = await put_base(archive, 6, generation=2)
+    (tmp_path / "archive" / "base" / newer.id / "backup.json").write_bytes(b"{")
+    with pytest.raises(OutsideArchive, match=r"newest generation.*--to 2026-11-01T12:00"):
+        await plan_restore(archive, None)
+    assert (await plan_restore(archive, NOW)).unused.keys() == {newer.id}

@@ -235,7 +235,7 @@ def list_backups(line: CommandLine) -> None:
     rows = [
         (
             one.base.id,
-            one.base.generation,
+            str(one.base.generation),
             f"{one.base.ended_at:%Y-%m-%d %H:%M:%S}",
             f"{one.until:%Y-%m-%d %H:%M:%S}" if one.until else "damaged",
             _mib(one.base.stored_bytes),
@@ -243,11 +243,14 @@ def list_backups(line: CommandLine) -> None:
         )
         for one in state.backups
     ]
+    rows += [(one, "", "", "damaged", "", "") for one in state.unreadable]
+    rows.sort()
     head = ("backup", "generation", "restorable from (UTC)", "to (UTC)", "stored", "verified")
     lines = [table(head, rows) if rows else "no complete base backup yet"]
     if state.holder is not None:
         lines.append(f"written by {state.holder.folder} on {state.holder.host}")
-    lines += [one.fault for one in state.backups if one.fault]
+    lines += [f"{one.base.id}: {one.fault}" for one in state.backups if one.fault]
+    lines += [f"{one}: {fault}" for one, fault in state.unreadable.items()]
     line.show(state, "\n".join(lines))
 
 
@@ -257,7 +260,7 @@ def verify_backup(line: CommandLine) -> None:
     """Rehearse a restore of the newest state in a scratch folder, and remove it.
 
     Verifies every file and every archived byte, starts the server, and reads every row. The folder
-    is beside the data folder and needs space for the whole database.
+    is beside the data folder and needs space for the whole database. `backup ls` shows the result.
     """
 
     async def work(app: App, archive: Archive) -> Verified:
@@ -282,15 +285,17 @@ def verify_backup(line: CommandLine) -> None:
 def restore_backup(line: CommandLine, *, to: datetime | None) -> None:
     """Restore from backup.url into the new folder --data FOLDER, up to a point in time.
 
-    The restored folder does not write to the archive until `headrace promote --data FOLDER`.
+    If the newest base backup is damaged, an older one and the log after it are used. The restored
+    folder does not write to the archive until `headrace promote --data FOLDER`.
     """
 
     async def work(app: App, archive: Archive) -> Restored:
         return await restore(archive, app.data_folder, to=to, postgres_bin=postgres_bin_of(app))
 
     found = _run_on_archive(line, work)
+    unused = "".join(f"{one} was not used: {found.unused[one]}\n" for one in sorted(found.unused))
     text = (
-        f"restored {found.folder} from base backup {found.base}, last commit"
+        f"{unused}restored {found.folder} from base backup {found.base}, last commit"
         f" {found.committed_at or 'before the end of that backup'}\n{NOT_INCLUDED}\n"
         "To look at it, run `headrace up --engines-only` with --data. To replace the former"
         " primary, run `headrace promote` with --data, then `headrace up`."
@@ -344,30 +349,37 @@ def standby(line: CommandLine, application: str | None) -> None:
 
 
 @click.command("promote", short_help="Make this data folder the primary of the archive.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Begin one more generation, with an older copy of the primary's own data folder.",
+)
 @click.pass_obj
-def promote_folder(line: CommandLine) -> None:
+def promote_folder(line: CommandLine, *, again: bool) -> None:
     """Make a standby, or a restored folder, the primary of backup.url.
 
-    The former primary stops at its next write to the archive, within backup.every, and refuses to
-    start again. Without access to the archive it cannot notice: stop it yourself if you can.
+    A second call changes nothing and reports the generation. The former primary stops at its next
+    write to the archive, within backup.every, and refuses to start again. Without access to the
+    archive it cannot notice: stop it yourself if you can.
     """
 
     async def work(app: App, archive: Archive) -> dict[str, Any]:
         folder = app.data_folder
         was_standby = is_standby(folder)
-        holder = await promote(archive, folder)
-        runs = was_standby and await _has_ended_recovery(app)
+        holder, is_new = await promote(archive, folder, again=again)
+        runs = await _has_ended_recovery(app) if was_standby else is_locked(folder)
         return {
             "data_folder": str(folder),
             "generation": holder.generation,
+            "already": not is_new,
             "next": "" if runs else f"headrace {'standby' if was_standby else 'up'}",
         }
 
     answer = _run_on_archive(line, work)
-    rest = (
-        f"start it with `{answer['next']}`" if answer["next"] else "it continues as `headrace up`"
-    )
-    line.show(answer, f"{answer['data_folder']} is the primary now; {rest}")
+    since = "is the primary already" if answer["already"] else "is the primary now"
+    rest = f"start it with `{answer['next']}`" if answer["next"] else "it runs as `headrace up`"
+    text = f"{answer['data_folder']} {since}, generation {answer['generation']}; {rest}"
+    line.show(answer, text)
 
 
 async def _has_ended_recovery(app: App) -> bool:

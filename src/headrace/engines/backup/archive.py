@@ -4,7 +4,7 @@
     base/<id>/000000 ...           a base backup: pieces of one tar, each compressed
     base/<id>/secret, token        the keys of the data folder
     base/<id>/backup.json          written last: a backup without it does not count
-    base/<id>/verified.json        the last successful `headrace backup verify`
+    base/<id>/verified.json        the result of the last `headrace backup verify`
     log/<generation>/<segment>/    parts of a segment by offset, or `full`
 
 A generation is the history of one primary. A promotion replaces the holder by compare-and-set and
@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from headrace.engines.backup.wal import damaged, segment_start
+from headrace.engines.backup.wal import BackupDamaged, damaged, segment_start
 from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, StoreMismatch
 from headrace.engines.endpoints import masked_url
 from headrace.engines.mount_guard import StoreRecord
@@ -149,14 +149,16 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """A successful rehearsal of a restore."""
+    """The result of a rehearsal of a restore."""
 
     base: str
     at: datetime
     took_s: float
-    tables: int
-    rows: int
-    restored_to: datetime | None
+    tables: int = 0
+    rows: int = 0
+    restored_to: datetime | None = None
+    fault: str = ""
+    """Why it failed; empty after a success."""
 
 
 class Archive:
@@ -223,10 +225,13 @@ class Archive:
             raise fenced_by(found)
 
     async def bases(self) -> list[Base]:
-        """Complete base backups, oldest first. Raises: BackupDamaged, Unavailable."""
-        keys = [info.key async for info in self._store.list("base")]
-        found = [await self._read(key, Base) for key in keys if key.endswith("/backup.json")]
-        return sorted(found, key=lambda base: base.ended_at)
+        """Complete base backups with a readable record, oldest first. Raises: Unavailable."""
+        return (await self.bases_and_faults())[0]
+
+    async def bases_and_faults(self) -> tuple[list[Base], dict[str, str]]:
+        """As `bases`, and the fault of each damaged record by id. Raises: Unavailable."""
+        found, faults = await self._records("backup.json", Base)
+        return sorted(found, key=lambda base: base.ended_at), faults
 
     async def put_piece(self, base_id: str, index: int, data: bytes) -> None:
         """Store a piece of a base backup."""
@@ -248,13 +253,12 @@ class Archive:
         await self._store.put(f"base/{base.id}/backup.json", msgspec.json.encode(base))
 
     async def put_verified(self, verified: Verified) -> None:
-        """Record a successful rehearsal."""
+        """Record the result of a rehearsal."""
         await self._store.put(f"base/{verified.base}/verified.json", msgspec.json.encode(verified))
 
     async def verified(self) -> list[Verified]:
-        """The recorded rehearsals, oldest first."""
-        keys = [info.key async for info in self._store.list("base")]
-        found = [await self._read(key, Verified) for key in keys if key.endswith("/verified.json")]
+        """The recorded rehearsals, oldest first; a damaged record counts as none."""
+        found, _ = await self._records("verified.json", Verified)
         return sorted(found, key=lambda verified: verified.at)
 
     async def segments(self, generation: int) -> dict[str, list[str]]:
@@ -264,6 +268,11 @@ class Archive:
             _, _, segment, part = info.key.split("/")
             found[segment].append(part)
         return {name: sorted(found[name]) for name in sorted(found)}
+
+    async def has_log_after(self, generation: int) -> bool:
+        """Whether a later generation has log."""
+        generations = [int(info.key.split("/")[1]) async for info in self._store.list("log")]
+        return max(generations, default=0) > generation
 
     async def parts(self, generation: int, segment: str) -> list[str]:
         """Stored parts of one segment, in order."""
@@ -321,8 +330,20 @@ class Archive:
             # The segment of the first needed position begins before it.
             yield key, int(generation), segment_start(segment)
 
-    async def _read(self, key: str, kind: type[Stored]) -> Stored:
-        return _decoded(key, await self.get(key), kind)
+    async def _records(self, name: str, kind: type[Stored]) -> tuple[list[Stored], dict[str, str]]:
+        """The records `name` of all base backups, and the fault of each damaged one by id."""
+        found: list[Stored] = []
+        faults: dict[str, str] = {}
+        for key in [info.key async for info in self._store.list("base")]:
+            if not key.endswith(f"/{name}"):
+                continue
+            try:
+                found.append(_decoded(key, await self._store.get(key), kind))
+            except BlobMissing:
+                continue  # deleted since it was listed
+            except BackupDamaged as error:
+                faults[error.base_id] = error.text
+        return found, faults
 
 
 def part_key(generation: int, segment: str, part: str) -> str:

@@ -285,8 +285,8 @@ class Archiver:
     def _diverged(self, fact: str) -> ArchiveTaken:
         return ArchiveTaken(
             f"the archive {self.archive.name} is ahead of the database in {self._folder} ({fact}):"
-            " this is an old copy; use the newer data folder, or run `headrace promote` to begin a"
-            " new generation with this one"
+            " this is an old copy; use the newer data folder, or run `headrace promote --again` to"
+            " begin a new generation with this one"
         )
 
     async def _begin_after_gap(self) -> Any:
