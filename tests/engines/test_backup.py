@@ -41,7 +41,7 @@ class Primary:
         self.engines = EmbeddedEngines(
             folder, durable=False, extra={"max_slot_wal_keep_size": "64MB"}
         )
-        self.archive = Archive(self.config, folder)
+        self.archive = Archive(self.config, folder, writes=True)
         self.url = ""
 
     async def start(self):
@@ -171,7 +171,7 @@ async def test_damage_in_the_archive_is_named_and_an_older_base_restores_all(pri
     assert list(tmp_path.iterdir()) == [], "the scratch folder is removed"
     copy = tmp_path / "copy"
     shutil.copytree(primary.archive_folder, copy)
-    archive = Archive(BackupConfig(url=copy.as_uri()))
+    archive = Archive(BackupConfig(url=copy.as_uri()), tmp_path / "reader")
     assert (await read_state(archive)).backups[-1].verified_at == verified.at
 
     piece = copy / base.piece(0)
@@ -245,7 +245,7 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         await primary.base()
         await primary.keep(1)
         folder = tmp_path / "standby"
-        archive = Archive(primary.config)
+        archive = Archive(primary.config, tmp_path / "reader")
         await make_standby(archive, folder)
         with pytest.raises(FolderUnusable, match="headrace standby"):
             await EmbeddedEngines(folder).start()
@@ -262,7 +262,7 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         running = asyncio.create_task(Standby(archive, folder, primary.config).run(asyncio.Event()))
         await wait_true(lambda: replays(folder, 51), what="the standby has row 51")
         await primary.keep(52)
-        holder, is_new = await promote(Archive(primary.config), folder)
+        holder, is_new = await promote(archive, folder)
         assert (holder.generation, is_new) == (2, True)
         assert await running is True
         with pytest.raises(Fenced, match=str(folder)):
@@ -324,7 +324,7 @@ async def test_a_truncated_newest_part_is_written_again_and_an_older_copy_is_ref
 async def test_a_standby_refuses_a_second_promotion(tmp_path):
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
         await primary.base()
-        archive = Archive(primary.config)
+        archive = Archive(primary.config, tmp_path / "reader")
         for name in ("one", "two"):
             await make_standby(archive, tmp_path / name)
         await promote(archive, tmp_path / "one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from datetime import UTC, datetime, timedelta
 
@@ -10,14 +11,13 @@ import pytest
 
 from headrace.engines.backup.archive import (
     Archive,
-    ArchiveDown,
-    ArchiveMissing,
     ArchiveTaken,
     BackupConfig,
     Base,
     Fenced,
     base_id_at,
 )
+from headrace.engines.backup.archive_store import ArchiveDown, ArchiveMissing, fault_and_fix
 from headrace.engines.backup.archiver import (
     Identity,
     new_holder,
@@ -38,7 +38,7 @@ from headrace.engines.backup.wal import (
     segment_start,
     unbroken,
 )
-from headrace.engines.blobs import BlobChanged
+from headrace.engines.blobs import BlobChanged, BlobsDown
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 NAME = segment_name(1, 3 * SEGMENT_BYTES)
@@ -48,7 +48,7 @@ FIRST = segment_start(NAME)
 @pytest.fixture
 async def archive(tmp_path):
     config = BackupConfig(url=(tmp_path / "archive").as_uri())
-    archive = Archive(config, tmp_path / "data")
+    archive = Archive(config, tmp_path / "data", writes=True)
     yield archive
     await archive.close()
 
@@ -120,7 +120,7 @@ async def test_one_folder_holds_the_archive_and_a_copy_or_former_holder_is_refus
     require_holder(own, read_identity(first), archive)
     with pytest.raises(ArchiveTaken, match=str(first)):
         require_holder(own, read_identity(second), archive)
-    other = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()))
+    other = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()), tmp_path / "other")
     held = await other.holder()
     await other.claim(new_holder(held, second, generation=2))
     with pytest.raises(Fenced, match=f"{second}.*generation 2"):
@@ -142,8 +142,36 @@ async def test_an_archive_folder_that_disappears_is_never_created_again(archive,
     with pytest.raises(ArchiveDown, match="mount its disk"):
         await archive.holder()
     assert not (tmp_path / "archive").exists()
-    with pytest.raises(ArchiveMissing, match="mount its disk"):
-        Archive(BackupConfig(url=(tmp_path / "archive").as_uri()))
+    # A data folder that never used it cannot know that there was one.
+    for folder, error in (("data", ArchiveDown), ("other", ArchiveMissing)):
+        reader = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()), tmp_path / folder)
+        with pytest.raises(error, match="mount its disk"):
+            await read_state(reader)
+        await reader.close()
+    assert not (tmp_path / "archive").exists()
+    # Another archive may be begun with the same data folder.
+    fresh = Archive(BackupConfig(url=(tmp_path / "new").as_uri()), tmp_path / "data", writes=True)
+    await fresh.claim(new_holder(None, tmp_path / "first", generation=1))
+    with pytest.raises(ArchiveMissing):
+        await plan_restore(fresh, None)
+    await fresh.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "fault", "fix"),
+    [
+        (errno.ENOSPC, "no space left", "shorten backup.keep"),
+        (errno.EROFS, "mounted read-only", "mount it writable"),
+        (errno.EACCES, "permission denied", "chown"),
+        (None, "EndOfFile", "credentials"),
+    ],
+)
+async def test_a_write_that_fails_is_named_in_plain_words(number, fault, fix):
+    down = BlobsDown("the object store failed")
+    down.reason = "EndOfFile"
+    down.__cause__ = OSError(number, "text") if number else RuntimeError()
+    found = fault_and_fix(down, "file:///archive")
+    assert (fault in found[0], fix in found[1]) == (True, True)
 
 
 async def put_base(archive, days_ago, generation=1):

@@ -324,7 +324,7 @@ async def test_an_archive_of_backups_in_a_bucket_has_one_holder_and_returns_its_
 ):
     """The same code as for a folder, except for conditional puts and lists."""
     config = BackupConfig(url=f"{s3_server[1]}/backup-{tmp_path.name}")
-    one, two = Archive(config, tmp_path / "one"), Archive(config)
+    one, two = (Archive(config, tmp_path / name) for name in ("one", "two"))
     assert await one.holder() is None
     own = new_holder(None, tmp_path / "one", generation=1)
     await one.claim(own)

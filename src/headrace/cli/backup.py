@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import click
 
 from headrace.cli.app_context import App, CommandLine
-from headrace.cli.doctor_engines import Finding
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, run_role, write_metrics
 from headrace.cli.supervisor import announce_ready
-from headrace.engines import Engines
 from headrace.engines.backup.archive import (
     Archive,
-    ArchiveMissing,
     BackupConfig,
     BackupNotConfigured,
     Base,
     Fenced,
     Verified,
 )
+from headrace.engines.backup.archive_store import ArchiveMissing
 from headrace.engines.backup.archiver import (
     Archiver,
     note_fenced,
@@ -43,8 +41,6 @@ from headrace.engines.backup.standby import (
     promote,
 )
 from headrace.engines.backup.state import (
-    ArchiveState,
-    log_behind,
     read_state,
     release_log,
     verify,
@@ -126,7 +122,7 @@ class ArchiveKeeper:
         require_not_fenced(folder)
         if not self._is_on:
             return
-        self._archive = Archive(self._config, folder)
+        self._archive = Archive(self._config, folder, writes=True)
         try:
             holder = await self._archive.holder()
             require_holder(holder, read_identity(folder), self._archive)
@@ -205,7 +201,7 @@ def backup(context: click.Context) -> None:
     async def work(app: App) -> Base:
         config = backup_config(app)
         postgres = app.engines.postgres
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             holder = await archive.holder()
             require_holder(holder, read_identity(app.data_folder), archive)
             if holder is None:
@@ -221,7 +217,7 @@ def backup(context: click.Context) -> None:
 
     base = line.run_app(work, checked=False)
     text = (
-        f"base backup {base.id}: {_mib(base.stored_bytes)} stored of {_mib(base.size_bytes)}\n"
+        f"base backup {base.id}: {mib(base.stored_bytes)} stored of {mib(base.size_bytes)}\n"
         f"{NOT_INCLUDED}"
     )
     line.show(base, text)
@@ -238,7 +234,7 @@ def list_backups(line: CommandLine) -> None:
             str(one.base.generation),
             f"{one.base.ended_at:%Y-%m-%d %H:%M:%S}",
             f"{one.until:%Y-%m-%d %H:%M:%S}" if one.until else "damaged",
-            _mib(one.base.stored_bytes),
+            mib(one.base.stored_bytes),
             f"{one.verified_at:%Y-%m-%d %H:%M}" if one.verified_at else "never",
         )
         for one in state.backups
@@ -318,7 +314,7 @@ def standby(line: CommandLine, application: str | None) -> None:
     promoted = []
 
     async def body(app: App, stop: asyncio.Event) -> None:
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             folder = app.data_folder
             require_not_fenced(folder)
             if not is_standby(folder):
@@ -407,90 +403,24 @@ def _run_on_archive(
     config = backup_config(app)
 
     async def in_loop() -> Answer:
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             return await work(app, archive)
 
     return asyncio.run(in_loop())
 
 
-class _opened:  # noqa: N801 - used as a function
-    """An archive for reading, closed after the block."""
-
-    def __init__(self, config: BackupConfig) -> None:
-        self._archive = Archive(config)
-
-    async def __aenter__(self) -> Archive:
-        return self._archive
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._archive.close()
+@asynccontextmanager
+async def opened(app: App, config: BackupConfig) -> AsyncIterator[Archive]:
+    """The archive of an existing site, closed after the block."""
+    archive = Archive(config, app.data_folder)
+    try:
+        yield archive
+    finally:
+        await archive.close()
 
 
-def _mib(size_bytes: int) -> str:
+def mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"
-
-
-async def check_backup(app: App, engines: Engines) -> list[Finding]:
-    """Check the age of the newest base backup, of the archived log, and of the last rehearsal."""
-    config = app.config.section(BackupConfig)
-    if app.configured_urls().postgres_url:
-        if config.url is None:
-            return []
-        text = "backup.url has no effect, because postgres.url is set"
-        return [Finding("backup", "warn", text, "unset it; back that server up with its own tool")]
-    if config.url is None:
-        fix = "set backup.url (HEADRACE_BACKUP_URL) to another disk or a bucket: docs/backup.md"
-        return [Finding("backup", "warn", "no backups: backup.url is not set", fix)]
-    async with _opened(config) as archive:
-        state = await read_state(archive)
-    behind_bytes = await log_behind(engines.postgres)
-    return [
-        _check_base(state, config),
-        _check_log(state, config, behind_bytes),
-        _check_verified(state),
-    ]
-
-
-def _check_base(state: ArchiveState, config: BackupConfig) -> Finding:
-    if not state.backups:
-        fix = "start `headrace up`, and see its log lines `base_backup_failed`"
-        return Finding("backup", "fail", "no complete base backup", fix)
-    newest = state.backups[-1]
-    age = datetime.now(UTC) - newest.base.ended_at
-    text = f"newest base backup {newest.base.id}, {_hours(age)} old"
-    if newest.fault:
-        return Finding("backup", "fail", newest.fault, "run `headrace backup`")
-    if age.total_seconds() > 2 * config.base_every_s:
-        return Finding("backup", "fail", text, "see log lines `base_backup_failed`")
-    return Finding("backup", "ok", text)
-
-
-def _check_log(state: ArchiveState, config: BackupConfig, behind_bytes: int | None) -> Finding:
-    if behind_bytes is None:
-        fix = "run `headrace up` with backup.url, and see its log lines `log_not_archived`"
-        return Finding("backup log", "fail", "nothing archives the log", fix)
-    untils = [one.until for one in state.backups if one.until is not None]
-    age = datetime.now(UTC) - max(untils) if untils else timedelta(0)
-    text = f"newest archived log {age.total_seconds():.0f} s old, {_mib(behind_bytes)} not archived"
-    if behind_bytes and age.total_seconds() > max(BEHIND_S_MIN, 5 * config.every_s):
-        fix = "see log lines `log_not_archived` of `headrace up`; free or mount the archive's disk"
-        return Finding("backup log", "fail", text, fix)
-    return Finding("backup log", "ok", text)
-
-
-def _check_verified(state: ArchiveState) -> Finding:
-    fix = "run `headrace backup verify`, from cron each month"
-    if state.verified is None:
-        return Finding("backup verify", "warn", "no restore was rehearsed", fix)
-    age = datetime.now(UTC) - state.verified.at
-    text = f"last rehearsal {_hours(age)} ago, {pluralize(state.verified.rows, 'row')}"
-    if age > VERIFIED_AGE_MAX:
-        return Finding("backup verify", "warn", text, fix)
-    return Finding("backup verify", "ok", text)
-
-
-def _hours(age: timedelta) -> str:
-    return f"{age.total_seconds() / 3600:.1f} h"
 
 
 COMMANDS: Final[list[Any]] = [backup, restore_backup, standby, promote_folder]

@@ -62,6 +62,8 @@ class BlobsDown(Unavailable):
     """The object store does not respond or refuses to store."""
 
     code = "blobs.unavailable"
+    reason = ""
+    """The cause in a few words, such as `403 AccessDenied`."""
 
 
 class StoreMismatch(BlobsDown):
@@ -486,9 +488,12 @@ def _unusable(folder: Path, error: OSError) -> BlobsDown:
 def _down(key: str, error: Exception) -> BlobsDown:
     text = str(error)
     status, code = _STATUS.search(text), _S3_CODE.search(text)
-    reason = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
-    return BlobsDown(
+    reason = " ".join(found[1] for found in (status, code) if found)
+    reason = reason or getattr(error, "strerror", None) or type(error).__name__
+    down = BlobsDown(
         f"the object store failed for {key!r} ({reason}): check its disk, address and credentials"
         " with `headrace doctor`",
         retry_after_s=5,
     )
+    down.reason = reason
+    return down

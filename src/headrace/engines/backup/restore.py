@@ -22,10 +22,10 @@ from typing import Any, Final
 from headrace.engines.backup.archive import (
     KEY_FILES,
     Archive,
-    ArchiveMissing,
     Base,
     base_id_at,
 )
+from headrace.engines.backup.archive_store import ArchiveMissing
 from headrace.engines.backup.base_backup import fetch_base
 from headrace.engines.backup.wal import (
     FULL,

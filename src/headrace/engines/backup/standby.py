@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.backup.archive import Archive, ArchiveMissing, BackupConfig, Base, Holder
+from headrace.engines.backup.archive import Archive, BackupConfig, Base, Holder
+from headrace.engines.backup.archive_store import ArchiveMissing
 from headrace.engines.backup.archiver import (
     Identity,
     new_holder,
@@ -170,7 +171,7 @@ async def promote(archive: Archive, folder: Path, *, again: bool = False) -> tup
         write_identity(folder, Identity(held.folder_id, held.archive_id))
         return held, False
     if is_standby(folder):
-        _require_generation(held, _source_of(folder))
+        require_generation(held, source_of(folder))
     elif (folder / RECOVERING_FILE).exists():
         raise FolderUnusable(f"data folder {folder}: its restore did not end, so restore again")
     elif is_locked(folder):
@@ -197,7 +198,7 @@ class Standby:
         self._folder = folder
         self._every_s = config.every_s
         self._spool = folder / "postgres" / SPOOL
-        self._source = _source_of(folder)
+        self._source = source_of(folder)
         self._position = 0
         self._data = bytearray()
         """The fetched bytes of the current segment."""
@@ -326,7 +327,7 @@ class Standby:
                     await self._end_recovery(held)
                     return
                 if held is not None:
-                    _require_generation(held, self._source)
+                    require_generation(held, self._source)
             except (Unavailable, OSError) as error:
                 often.warning("archive_not_read", error=str(error))
             await asyncio.sleep(min(self._every_s, 1.0))
@@ -373,13 +374,15 @@ async def _first_of(tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     return first
 
 
-def _source_of(folder: Path) -> Source:
+def source_of(folder: Path) -> Source:
+    """What the standby in `folder` follows. Raises: FolderUnusable."""
     if not is_standby(folder):
         raise FolderUnusable(f"data folder {folder} is no standby: choose a new folder with --data")
     return msgspec.json.decode((folder / RECOVERING_FILE).read_bytes(), type=Source)
 
 
-def _require_generation(held: Holder, source: Source) -> None:
+def require_generation(held: Holder, source: Source) -> None:
+    """Require that the archive still has the generation of `source`. Raises: StandbyLeft."""
     if held.generation != source.generation:
         raise StandbyLeft(
             f"the archive is at generation {held.generation}, written by {held.folder} on"

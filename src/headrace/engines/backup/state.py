@@ -14,7 +14,7 @@ from typing import Any, Final
 from headrace.engines.backup.archive import Archive, Base, Holder, Verified
 from headrace.engines.backup.base_backup import count_migrations
 from headrace.engines.backup.restore import plan_of, plan_restore, restore_plan
-from headrace.engines.backup.wal import BackupDamaged
+from headrace.engines.backup.wal import BackupDamaged, decode_part
 from headrace.engines.embedded.data_folder import is_locked
 from headrace.engines.embedded.servers import PostgresServer
 from headrace.engines.embedded.settings import endpoints_of, read_machine
@@ -71,6 +71,19 @@ async def read_state(archive: Archive) -> ArchiveState:
         backups.append(Restorable(base, until, fault, at))
     newest = verified[-1] if verified else None
     return ArchiveState(await archive.holder(), backups, newest, unreadable)
+
+
+async def newest_log(archive: Archive, generation: int) -> tuple[int, datetime] | None:
+    """The end of the archived log, and until when it has every commit; None if it is damaged."""
+    stored = await archive.segments(generation)
+    if not stored:
+        return None
+    name, parts = list(stored.items())[-1]
+    try:
+        part = decode_part(*await archive.get_part(generation, name, parts[-1]))
+    except BackupDamaged:
+        return None
+    return part.end, part.head.read_at
 
 
 async def log_behind(postgres: Postgres) -> int | None:
