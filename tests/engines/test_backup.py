@@ -204,6 +204,11 @@ async def test_damage_in_the_archive_is_named_and_an_older_base_restores_all(pri
 
 async def test_commits_continue_while_the_archive_is_away_and_a_gap_is_never_hidden(tmp_path):
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
+        (tmp_path / "data" / "token").mkdir()
+        with pytest.raises(IsADirectoryError):
+            await primary.base()
+        assert not list((tmp_path / "archive" / "base").glob("*/*")), "no piece is left"
+        (tmp_path / "data" / "token").rmdir()
         await primary.base()
         await primary.keep(1)
         shutil.move(tmp_path / "archive", tmp_path / "unmounted")

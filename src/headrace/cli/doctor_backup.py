@@ -128,7 +128,9 @@ def _check_base(state: ArchiveState, config: BackupConfig) -> Finding:
             f"no complete base backup of generation {generation}, begun {age_s:.0f} s ago: its"
             " commits cannot be restored yet"
         )
-        return Finding("backup", "warn" if age_s < FIRST_BASE_S else "fail", text, fix)
+        if age_s < FIRST_BASE_S:
+            return Finding("backup", "warn", text, f"wait a minute for it; else {fix}")
+        return Finding("backup", "fail", text, fix)
     unreadable = [fault for one, fault in state.unreadable.items() if one > newest.base.id]
     if newest.fault or unreadable:
         text = newest.fault or unreadable[-1]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +32,7 @@ from headrace.engines.backup.wal import BackupDamaged, damaged, segment_start
 from headrace.engines.blobs import BlobMissing
 from headrace.engines.mount_guard import StoreRecord
 from headrace.kernel.config import parse_duration_s, parse_size_bytes, parse_url, setting
-from headrace.kernel.errors import Conflict, InvalidInput
+from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
 
 HOLDER_KEY: Final = "archive.json"
 KEY_FILES: Final = ("secret", "token")
@@ -214,6 +215,19 @@ class Archive:
         found, faults = await self._records("backup.json", Base)
         return sorted(found, key=lambda base: base.ended_at), faults
 
+    @asynccontextmanager
+    async def new_base(self, base_id: str) -> AsyncIterator[None]:
+        """Remove what the block stored of a base backup if it fails.
+
+        Attempts that are repeated each minute would fill the archive with their pieces.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(HeadraceError, OSError):
+                await self._delete_base(base_id)
+            raise
+
     async def put_piece(self, base_id: str, index: int, data: bytes) -> None:
         """Store a piece of a base backup."""
         await self.store.put(f"base/{base_id}/{index:06d}", data)
@@ -291,8 +305,7 @@ class Archive:
         abandoned = min(kept[0].id, base_id_at(datetime.now(UTC) - _IN_PROGRESS_MAX))
         for base_id in await self._base_ids():
             if base_id in deleted or (base_id not in complete and base_id < abandoned):
-                await self.store.delete(f"base/{base_id}/backup.json")
-                await self.store.clear(f"base/{base_id}")
+                await self._delete_base(base_id)
         async for key, generation, start in self._log_keys():
             needed = [base.start for base in kept if base.generation == generation]
             if not needed and generation >= kept[-1].generation:
@@ -300,6 +313,11 @@ class Archive:
             if not needed or start < min(needed):
                 await self.store.delete(key)
         return deleted
+
+    async def _delete_base(self, base_id: str) -> None:
+        # Without its record it does not count.
+        await self.store.delete(f"base/{base_id}/backup.json")
+        await self.store.clear(f"base/{base_id}")
 
     async def _base_ids(self) -> list[str]:
         return sorted({info.key.split("/")[1] async for info in self.store.list("base")})

@@ -92,7 +92,7 @@ def fault_and_fix(error: BlobsDown, name: str) -> tuple[str, str]:
         return _FAULTS[number]
     if number in _RIGHTS:
         uid = os.geteuid()
-        fix = f"run as the owner of its files, or give them to this user with `chown -R {uid}`"
+        fix = f"run as the owner of its files, or give it to this user: `chown -R {uid} FOLDER`"
         return f"cannot be used by uid {uid} (permission denied)", fix
     if error.reason.startswith(("401", "403")):
         fix = f"they need the rights to get, put, delete and list below {name}"

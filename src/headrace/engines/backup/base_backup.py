@@ -69,38 +69,39 @@ async def take_base(
     """
     began_at = datetime.now(UTC)
     base_id = f"{base_id_at(began_at)}-{secrets.token_hex(2)}"
-    before: Any = await postgres.one(SQL.log_state)
-    if before["wal_status"] is None:
-        raise BackupFailed("nothing archives the log: run `headrace up` with backup.url set")
-    program = await program_beside(postgres_bin, "pg_basebackup")
-    pieces, size_bytes, stored_bytes = await _store_tar(archive, base_id, folder, program)
-    keys = []
-    for name in KEY_FILES:
-        if (folder / name).exists():
-            await archive.put_key(base_id, name, (folder / name).read_bytes())
-            keys.append(name)
-    migrations = await count_migrations(postgres)
-    after: Any = await postgres.one(SQL.log_state)
-    await _wait_archived(postgres, after["flushed"])
-    await archive.require_session(holder.session)
-    base = Base(
-        id=base_id,
-        generation=holder.generation,
-        timeline=after["timeline"],
-        system=after["system"],
-        # The checkpoint of the backup is later than this position.
-        start=segment_floor(before["flushed"]),
-        end=after["flushed"],
-        began_at=began_at,
-        ended_at=after["read_at"],
-        version=version,
-        migrations=migrations,
-        size_bytes=size_bytes,
-        stored_bytes=stored_bytes,
-        pieces=tuple(pieces),
-        keys=tuple(keys),
-    )
-    await archive.complete(base)
+    async with archive.new_base(base_id):
+        before: Any = await postgres.one(SQL.log_state)
+        if before["wal_status"] is None:
+            raise BackupFailed("nothing archives the log: run `headrace up` with backup.url set")
+        program = await program_beside(postgres_bin, "pg_basebackup")
+        pieces, size_bytes, stored_bytes = await _store_tar(archive, base_id, folder, program)
+        keys = []
+        for name in KEY_FILES:
+            if (folder / name).exists():
+                await archive.put_key(base_id, name, (folder / name).read_bytes())
+                keys.append(name)
+        migrations = await count_migrations(postgres)
+        after: Any = await postgres.one(SQL.log_state)
+        await _wait_archived(postgres, after["flushed"])
+        await archive.require_session(holder.session)
+        base = Base(
+            id=base_id,
+            generation=holder.generation,
+            timeline=after["timeline"],
+            system=after["system"],
+            # The checkpoint of the backup is later than this position.
+            start=segment_floor(before["flushed"]),
+            end=after["flushed"],
+            began_at=began_at,
+            ended_at=after["read_at"],
+            version=version,
+            migrations=migrations,
+            size_bytes=size_bytes,
+            stored_bytes=stored_bytes,
+            pieces=tuple(pieces),
+            keys=tuple(keys),
+        )
+        await archive.complete(base)
     return base
 
 
