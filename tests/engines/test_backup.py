@@ -240,6 +240,19 @@ async def test_commits_continue_while_the_archive_is_away_and_a_gap_is_never_hid
         await restore(primary.archive, tmp_path / "again", to=None)
         assert await rows_in(tmp_path / "again") == [1, 2, 3, *[4] * 8, 5]
 
+        # The next start frees the archive though no base backup is due.
+        left = tmp_path / "archive" / "base" / "20200101T000000Z"
+        await primary.archive.put_piece(left.name, 0, b"of a backup that was killed")
+        stop.clear()
+        running = asyncio.create_task(primary.archiver.run(stop, version="1"))
+        await wait_true(lambda: is_absent(left), what="it is deleted")
+        stop.set()
+        await running
+
+
+async def is_absent(path):
+    return not path.exists()
+
 
 async def has_bases(archive, count):
     return len(await archive.bases()) == count

@@ -105,6 +105,8 @@ def test_a_promoted_standby_continues_as_the_site_and_the_former_primary_stops(b
         jobs = [site.add(f"job {number}") for number in range(20)]
         wait_until(site.is_archived, what="the log is archived")
         assert site.run("promote")["already"], "the primary stays as it is"
+        [found] = [f for f in site.run("doctor", "--data", "second") if f["subject"] == "standby"]
+        assert (found["state"], ": 0.0 MiB to replay" in found["text"]) == ("ok", True)
         assert site.run("promote", "--data", "second")["next"] == "headrace standby"
         assert standby.wait_exit() == -9, "killed between the promotion and its last step"
         standby = HeadraceProcess(arguments, folder=site.folder, env=site.env)

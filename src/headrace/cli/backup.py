@@ -354,7 +354,7 @@ def standby(line: CommandLine, application: str | None) -> None:
 def promote_folder(line: CommandLine, *, again: bool) -> None:
     """Make a standby, or a restored folder, the primary of backup.url.
 
-    A second call changes nothing and reports the generation. The former primary stops at its next
+    A second call has no effect and reports the generation. The former primary stops at its next
     write to the archive, within backup.every, and refuses to start again. Without access to the
     archive it cannot notice: stop it yourself if you can.
     """
@@ -420,6 +420,7 @@ async def opened(app: App, config: BackupConfig) -> AsyncIterator[Archive]:
 
 
 def mib(size_bytes: int) -> str:
+    """A size for a report, such as `4.8 MiB`."""
     return f"{size_bytes / 2**20:,.1f} MiB"
 
 
