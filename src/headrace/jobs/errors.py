@@ -358,14 +358,26 @@ class NotDeclared(Unavailable):
 
 
 class AgentRuns(Conflict):
-    """An agent of this host name runs on this machine."""
+    """Another agent of this host name runs, on this machine or elsewhere."""
 
     code = "jobs.agent_runs"
 
-    def __init__(self, name: str, pid: int) -> None:
+    def __init__(self, name: str, where: str) -> None:
         super().__init__(
-            f"an agent of host {name!r} runs already, as process {pid}: end it, or start this one"
+            f"an agent of host {name!r} runs already, {where}: end it, or start this one"
             " under another name with --name"
+        )
+
+
+class HostNameHeld(Unavailable):
+    """The host name has a lease, of an agent that may have died; it expires unless renewed."""
+
+    code = "jobs.host_name_held"
+
+    def __init__(self, name: str, left_s: float) -> None:
+        super().__init__(
+            f"an agent of host {name!r} from another data folder or machine holds this name for"
+            f" {left_s:.0f} s more: this agent waits, and ends if that lease is renewed"
         )
 
 
