@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from headrace.kernel.errors import FieldProblem, InvalidInput, did_you_mean
 
@@ -165,6 +165,45 @@ _WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redi
 """Schemes whose URLs need a host or a bucket; PostgreSQL and Unix sockets have none."""
 
 
+_VALKEY: Final = ("db", "password", "username")
+_VALKEY_TLS: Final = tuple(
+    f"ssl_{name}" for name in ("ca_certs", "cert_reqs", "certfile", "check_hostname", "keyfile")
+)
+_SENTINEL: Final = ("sentinel", "sentinel_password", "sentinel_username")
+_POSTGRES: Final = (
+    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options"),
+    *("passfile", "password", "port", "service", "servicefile", "ssl_max_protocol_version"),
+    *("ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation"),
+    *("sslpassword", "sslrootcert", "target_session_attrs", "user"),
+)
+PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("postgresql", "postgres"), _POSTGRES),
+    **dict.fromkeys(("valkey", "redis"), (*_VALKEY, *_SENTINEL)),
+    **dict.fromkeys(("valkeys", "rediss"), (*_VALKEY, *_SENTINEL, *_VALKEY_TLS)),
+    "unix": _VALKEY,
+    "s3": (),
+    "file": (),
+}
+"""Parameters that a URL of an engine may have; other settings of PostgreSQL are in `options`."""
+
+
+def require_known_parameters(url: str) -> None:
+    """Raises: ValueError for a parameter without effect in a URL of an engine."""
+    known = PARAMETERS.get(url.partition(":")[0])
+    query = url.partition("?")[2].partition("#")[0]
+    if known is None or not query:
+        return
+    if "@" in query:
+        raise ValueError("a URL whose `?` and `@` in a password are written as %3F and %40")
+    for pair in query.split("&"):
+        name, equals, _ = pair.partition("=")
+        if unquote(name) not in known:
+            instead = f"; known are {', '.join(known)}" if known else "; none is known"
+            raise ValueError(f"a URL without the unknown parameter {name[:40]!r}{instead}")
+        if not equals:
+            raise ValueError(f"a URL with a value for its parameter: {name}=VALUE")
+
+
 def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
     """A parser of URLs with one of `schemes`; `takes_user` permits a user and password."""
 
@@ -172,6 +211,7 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
         parts = urlsplit(text.strip())
         if parts.scheme not in schemes:
             raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
+        require_known_parameters(text.strip())
         if "," not in parts.netloc:  # PostgreSQL accepts several hosts, each with its port
             try:
                 _ = parts.port
