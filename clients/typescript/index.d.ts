@@ -275,7 +275,7 @@ export declare class Headrace {
   listFetchCustomers(options?: RequestOptions): Promise<CustomersAnswer>;
 
   /** Pairs of photos that look alike: `distance` of their hashes' 64 bits differ, at most 7. `across`: only pairs of two customers (true) or of one (false). `reviewed`: the pairs that a moderator has marked, instead of the others. */
-  listFetchDuplicates(parameters?: { customer?: string | null; across?: boolean | null; reviewed?: boolean; before?: number | null; limit?: number }, options?: RequestOptions): Promise<DuplicatesAnswer>;
+  listFetchDuplicates(parameters?: { customer?: string | null; across?: boolean | null; reviewed?: boolean; cursor?: number | null; limit?: number }, options?: RequestOptions): Promise<DuplicatesAnswer>;
 
   /** Speed, timeout class, requests and outcomes per host and customer. */
   listFetchHosts(parameters?: { customer?: string | null; after_host?: string; after_customer?: string; limit?: number }, options?: RequestOptions): Promise<HostsAnswer>;
@@ -344,7 +344,7 @@ export declare class Headrace {
   listMutes(parameters: { viewer: string | number; limit?: number; cursor?: string | null }, options?: RequestOptions): Promise<People>;
 
   /** The newest results, for people; pollers need the order of commits of `/v1/fetch/results`. */
-  listNewestFetchResults(parameters?: { before?: number | null; limit?: number; customer?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
+  listNewestFetchResults(parameters?: { cursor?: number | null; limit?: number; customer?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
 
   /** List every error code of this server. */
   listProblems(options?: RequestOptions): Promise<Array<ErrorKind>>;
@@ -621,7 +621,7 @@ export type Disk = { id: string; path: string; size_bytes: number; frames: numbe
 
 export type DiskToAdd = { path: string; size_bytes: number };
 
-export type DuplicatesAnswer = { duplicates: Array<NearDuplicate>; next_before: number | null };
+export type DuplicatesAnswer = { duplicates: Array<NearDuplicate>; next_cursor: string | null };
 
 export type EntryNode = { name: string; address: string; dc: string; state: string; is_alive: boolean; weight: number };
 
@@ -731,7 +731,7 @@ export type NewPost = { author: number | string; id: string; at?: string | null;
 
 export type NewSecret = { customer: string; secret: string; old_until: string };
 
-export type NewestResultsAnswer = { results: Array<Result>; next_before: number | null };
+export type NewestResultsAnswer = { results: Array<Result>; next_cursor: string | null };
 
 export type NodeInfo = { name: string; address: string; dc: string; weight: number; state: string; is_alive: boolean; share: number; started_at: string | null };
 

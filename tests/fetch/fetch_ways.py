@@ -81,9 +81,9 @@ VERBS = {
         "results [--after {after}] [--limit {limit}]",
     ),
     "newest_results": Verb(
-        lambda f, limit, before=None: f.items.newest_results(before=before, results_max=limit),
+        lambda f, limit, cursor=None: f.items.newest_results(cursor=cursor, results_max=limit),
         "GET results/newest >results",
-        "results --newest --limit {limit} [--before {before}]",
+        "results --newest --limit {limit} [--cursor {cursor}]",
     ),
     "why": Verb(lambda f, url: f.links.why(url), "GET why", "why {url}"),
     "hosts": Verb(

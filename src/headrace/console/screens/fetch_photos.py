@@ -48,7 +48,7 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
     before = context.query.number("before", 0) or None
     found = await attempt(
         context.fetch.items.newest_results,
-        before=before,
+        cursor=before,
         results_max=RESULTS_LOOKED_AT + 1,
         customer=customer or None,
     )

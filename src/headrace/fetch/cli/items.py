@@ -66,7 +66,7 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.option("--customer", help="Only this customer.")
 @click.option("--newest", is_flag=True, help="Newest first, not in the order of commits.")
-@click.option("--before", type=click.IntRange(1), help="With --newest: results before this number.")
+@click.option("--cursor", type=click.IntRange(1), help="With --newest: results below this number.")
 @click.pass_obj
 def list_results(
     terminal: Terminal,
@@ -75,17 +75,17 @@ def list_results(
     limit: int,
     customer: str | None,
     newest: bool,
-    before: int | None,
+    cursor: int | None,
 ) -> None:
     """List published, edited and unpublished items; page with --after the last number."""
 
-    if (newest and after) or (before is not None and not newest):
-        raise click.UsageError("--before goes with --newest, and --after without it")
+    if (newest and after) or (cursor is not None and not newest):
+        raise click.UsageError("--cursor goes with --newest, and --after without it")
 
     async def load(fetch: Fetch) -> list[Result]:
         if newest:
             return await fetch.items.newest_results(
-                before=before, results_max=limit, customer=customer
+                cursor=cursor, results_max=limit, customer=customer
             )
         return await fetch.items.results(after=after, results_max=limit, customer=customer)
 
@@ -95,6 +95,8 @@ def list_results(
         f"  version {one.version}, {pluralize(len(one.photos), 'photo')}"
         for one in found
     ]
+    if newest and len(found) == limit:
+        lines.append(f"more: --cursor {found[-1].seq}")
     terminal.show(found, "\n".join(lines) or "no results")
 
 

@@ -53,7 +53,7 @@ def duplicates_group() -> None:
     "--across/--within", default=None, help="Only pairs of two customers, or of one customer."
 )
 @click.option("--reviewed", is_flag=True, help="Reviewed pairs instead of open ones.")
-@click.option("--before", type=click.IntRange(1), help="Pairs before this number.")
+@click.option("--cursor", type=click.IntRange(1), help="The next page: pairs below this number.")
 @LIMIT
 def list_duplicates(
     terminal: Terminal,
@@ -61,20 +61,22 @@ def list_duplicates(
     customer: str | None,
     across: bool | None,
     reviewed: bool,
-    before: int | None,
+    cursor: int | None,
     limit: int,
 ) -> None:
     """List pairs of photos that look alike, newest first; nothing is ever merged."""
     found = terminal.run(
         Fetch,
         lambda fetch: fetch.duplicates.list(
-            customer, across=across, reviewed=reviewed, before=before, rows_max=limit
+            customer, across=across, reviewed=reviewed, cursor=cursor, rows_max=limit
         ),
     )
     lines = []
     for pair in found:
         lines.append(f"{pair.id:>8}  {pair.distance} of 64 bits differ")
         lines += [f"          {_photo(photo)}" for photo in pair.photos]
+    if len(found) == limit:
+        lines.append(f"more: --cursor {found[-1].id}")
     terminal.show(
         found,
         "\n".join(lines)

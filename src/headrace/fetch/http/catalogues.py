@@ -308,23 +308,23 @@ async def list_fetch_results(
 
 
 class NewestResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of results, newest first; continue with `before` = `next_before`, null at the end."""
+    """A page of results, newest first; continue with `cursor` = `next_cursor`, null at the end."""
 
     results: list[Result]
-    next_before: int | None
+    next_cursor: str | None
 
 
 @get("/v1/fetch/results/newest", opt=READ)
 async def list_newest_fetch_results(
     fetch: NamedDependency[Fetch],
-    before: Annotated[int | None, QueryParameter(ge=1)] = None,
+    cursor: Annotated[int | None, QueryParameter(ge=1)] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     customer: FromQuery[str | None] = None,
 ) -> NewestResultsAnswer:
     """The newest results, for people; pollers need the order of commits of `/v1/fetch/results`."""
-    found = await fetch.items.newest_results(before=before, results_max=limit, customer=customer)
-    following = found[-1].seq if len(found) == limit else None
-    return NewestResultsAnswer(results=found, next_before=following)
+    found = await fetch.items.newest_results(cursor=cursor, results_max=limit, customer=customer)
+    following = str(found[-1].seq) if len(found) == limit else None
+    return NewestResultsAnswer(results=found, next_cursor=following)
 
 
 class HostsAnswer(msgspec.Struct, frozen=True, kw_only=True):

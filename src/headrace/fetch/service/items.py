@@ -113,9 +113,9 @@ class Items:
         return [store.results.result_of(row) for row in rows]
 
     async def newest_results(
-        self, *, before: int | None = None, results_max: int = 100, customer: str | None = None
+        self, *, cursor: int | None = None, results_max: int = 100, customer: str | None = None
     ) -> list[Result]:
-        """The newest results before number `before`, newest first; for people, not for pollers.
+        """The results with numbers below `cursor`, newest first; for people, not for pollers.
 
         Raises: CustomerUnknown.
         """
@@ -123,7 +123,7 @@ class Items:
             await store.runs.get_customer(self._postgres, customer)
         rows = await self._postgres.reads.all(
             SQL.results_before,
-            before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
+            before=BIGINT_MAX if cursor is None else min(max(0, cursor), BIGINT_MAX),
             rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
             customer=customer,
         )
