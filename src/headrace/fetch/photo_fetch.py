@@ -353,7 +353,7 @@ class PhotoFetcher:
     ) -> Fetched | Requeue:
         """Fetch `url`, whose link row is `link`. Raises: Unavailable, for our own engines only."""
         await self._blob_writer.breaker.require_up()
-        self._quota.refresh_soon()
+        await self._quota.refresh()
         here = self._classes.of_queue(job.queue)
         host = host_of(url)
         known = await self._host_stats.get(customer, host)
