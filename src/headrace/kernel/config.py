@@ -198,8 +198,12 @@ def require_known_parameters(url: str) -> None:
     for pair in query.split("&"):
         name, equals, _ = pair.partition("=")
         if unquote(name) not in known:
-            instead = f"; known are {', '.join(known)}" if known else "; none is known"
-            raise ValueError(f"a URL without the unknown parameter {name[:40]!r}{instead}")
+            instead = (
+                f"known are {', '.join(known)}"
+                if known
+                else "none is known; for S3 set variables such as AWS_REGION"
+            )
+            raise ValueError(f"a URL without the unknown parameter {name[:40]!r}; {instead}")
         if not equals:
             raise ValueError(f"a URL with a value for its parameter: {name}=VALUE")
 
