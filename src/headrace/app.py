@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.jobs.workflow import Workflow
     from headrace.media import Media
     from headrace.views import Views
+    from headrace.web.history import HistoryReader
     from headrace.web.sessions import Audit
     from headrace.web.tokens import Tokens
 
@@ -327,6 +328,13 @@ class Headrace:
         kept_s = self.config.section(WebConfig).audit_kept_s
         return Audit(self.engines.postgres, kept_s=kept_s)
 
+    @cached_property
+    def history(self) -> HistoryReader:
+        """What every room did by minute: `await app.history.read(["views_hits"])`."""
+        from headrace.web.history import HistoryReader
+
+        return HistoryReader(self.engines.postgres)
+
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
@@ -431,6 +439,7 @@ class Headrace:
         if (fetch := self.installed_fetch()) is not None:
             found["fetch"] = fetch
         found["media"] = self.media
+        found["history"] = self.history
         if find_spec("litestar"):
             found["tokens"] = self.tokens
             found["audit"] = self.audit

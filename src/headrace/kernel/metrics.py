@@ -75,6 +75,18 @@ def _declare(name: str, labels: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     return tuple(labels)
 
 
+START_METRIC: Final = "process_start_time_seconds"
+_started: Final = gauge(
+    START_METRIC, "When the process started, in seconds since 1970.", version=()
+)
+
+
+def note_start(version: str) -> None:
+    """Record that this process starts now, as `version` of Headrace."""
+    allow_values(START_METRIC, version=(version,))
+    bound(_started, START_METRIC, version=version).set(time.time())
+
+
 def bound(metric: Any, name: str, **labels: str) -> Any:
     """The child of `metric` for `labels`; an undeclared value becomes `other`."""
     allowed = _ALLOWED[name]
