@@ -175,6 +175,9 @@ export declare class Headrace {
   /** Report that the process is alive, without checking any engine. */
   getHealth(options?: RequestOptions): Promise<Health>;
 
+  /** Show series, separated by commas, in the last hour or up to 30 days. `by` is `key`, `host` or `center`: a line per label value (percentiles for times), host or data center. Steps are 60 s up to 2 hours, 120 s up to 8 hours, 600 s up to 48 hours, then an hour. */
+  getHistory(parameters: { series: string; from?: string | null; to?: string | null; by?: string }, options?: RequestOptions): Promise<History>;
+
   /** Return the name, version and links of the API. */
   getIndex(options?: RequestOptions): Promise<Index>;
 
@@ -188,7 +191,7 @@ export declare class Headrace {
   getLimiter(parameters: { limiter: string | number }, options?: RequestOptions): Promise<Limiter>;
 
   /** Marks of an item that overlap a span, oldest first; by default the last 30 days. */
-  getMarks(parameters: { id: string | number; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<Mark>>;
+  getMarks(parameters: { id: string | number; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<views_model_Mark>>;
 
   /** One node of the cluster. */
   getMediaNode(parameters: { node: string | number }, options?: RequestOptions): Promise<NodeInfo>;
@@ -313,6 +316,9 @@ export declare class Headrace {
   /** Items that a `before_publish` handler holds back, with the reasons. */
   listHeldFetchItems(parameters?: { customer?: string | null; after_customer?: string; after_item?: string; limit?: number }, options?: RequestOptions): Promise<HeldAnswer>;
 
+  /** List starts of roles, changes of their versions and outages of engines, oldest first. */
+  listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_history_Mark>>;
+
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
   listHottestMedia(parameters?: { limit?: number }, options?: RequestOptions): Promise<Array<HotObject>>;
 
@@ -359,7 +365,7 @@ export declare class Headrace {
   listQueues(options?: RequestOptions): Promise<Array<QueueStatus>>;
 
   /** Mark a span of an item's time; by default it begins now and has no end. Safe to repeat. */
-  markItem(parameters: { id: string | number; body: NewMark }, options?: RequestOptions): Promise<Mark>;
+  markItem(parameters: { id: string | number; body: NewMark }, options?: RequestOptions): Promise<views_model_Mark>;
 
   /** The viewer does not see the author's posts; the author is not notified. */
   mute(parameters: { viewer: string | number; author: string | number }, options?: RequestOptions): Promise<Changed>;
@@ -577,6 +583,8 @@ export type AuditLine = { id: number; at: string; actor: string; address: string
 
 export type BringAnswer = { customer: string; job: number };
 
+export type Buckets = { bounds_s: Array<number>; counts: Array<Array<number> | null> };
+
 export type BulkRequest = { action: string; filter: JobFilter; dry_run?: boolean; cursor?: string | null };
 
 export type BulkResponse = { action: string; dry_run: boolean; matched: number; changed: number; skipped: number; more: boolean; next_cursor: string | null };
@@ -664,6 +672,10 @@ export type HeldAnswer = { items: Array<HeldItem> };
 
 export type HeldItem = { customer: string; id: string; version: number; reason: string; held_at: string; fields: Record<string, unknown>; photos: Array<ItemPhoto> };
 
+export type History = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; series: Array<SeriesHistory> };
+
+export type HistoryLine = { label: string; values: Array<number | null> };
+
 export type Host = { host: string; customer: string; starts_in: string; needs: Record<string, number>; mean_s: number | null; requests: number; photos_by_outcome: Record<string, number>; first_seen_at: string; last_seen_at: string; paused_until: string | null; crawl_delay_s: number | null };
 
 export type HostSlot = { queue?: string | null; pid?: number; busy_s?: number };
@@ -710,8 +722,6 @@ export type Load = { name: string; dc: string; is_up: boolean; share_before: num
 export type Mapping = { id: string | Array<string>; name?: string | Array<string> | null; price?: string | Array<string> | null; category?: string | Array<string> | null; url?: string | Array<string> | null; photos?: string | Array<string>; fields?: Record<string, string | Array<string>>; others?: "keep" | "drop"; rows?: string | null; format?: string | null; encoding?: string | null; delimiter?: string | null };
 
 export type MappingsAnswer = { mappings: Array<NamedMapping> };
-
-export type Mark = { name: string; from_at: string; to_at?: string | null };
 
 export type Marker = { position?: string | null; post?: string | null; at?: string | null; set_at?: string | null };
 
@@ -821,6 +831,8 @@ export type SentAnswer = { runs: Array<Run> };
 
 export type SentItem = { customer: string; item: string; photos?: Array<string>; fields?: Record<string, string | number | boolean | null> | null; gone?: boolean };
 
+export type SeriesHistory = { series: string; kind: string; unit: string; lines: Array<HistoryLine>; buckets?: Buckets | null };
+
 export type SeriesPoint = { start_at: string; human?: number; bot?: number; owner?: number; staff?: number; counters?: Record<string, number> };
 
 export type ShardLag = { shard: number; through: string; pending: number; oldest_s: number; flusher: string | null };
@@ -910,4 +922,8 @@ export type media_http_cluster_Change = { lost?: Array<string>; drained?: Array<
 
 export type media_service_nodes_Verified = { blocks: number; right: number; wrong: number; unread: number };
 
+export type views_model_Mark = { name: string; from_at: string; to_at?: string | null };
+
 export type views_model_Verified = { entities: number; views: number; differences: Array<Difference> };
+
+export type web_history_Mark = { at: string; kind: string; text: string; until_at?: string | null };
