@@ -134,11 +134,13 @@ def parse_series(text: str) -> dict[tuple[str, str], float]:
 
 
 if TYPE_CHECKING:
+    from headrace.console.history import Boards
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs
     from headrace.media import Media
     from headrace.views import Views
+    from headrace.web.history import HistoryReader
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
@@ -203,6 +205,8 @@ class ViewContext:
     caller: Caller
     now_at: datetime
     rates: Rates
+    history: HistoryReader
+    boards: Boards
     house: Application
     media_origin: str = ""
     origin: str = ""
@@ -332,6 +336,11 @@ class Line:
     values: Sequence[float | None]
     tone: str = ""
 
+    @property
+    def latest(self) -> float | None:
+        """The last known value."""
+        return next((value for value in reversed(self.values) if value is not None), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
@@ -341,7 +350,15 @@ class Chart:
     lines: Sequence[Line]
     unit: str = ""
     kind: str = "line"
+    """line, bars, stack: lines on each other, or heat: a column of counts for each x."""
     labels: Sequence[str] = ()
+    step_s: int = 0
+    """Length of what an x stands for; 0 for single points."""
+    brush: str = ""
+    """The list that a selected time opens, as path and name, `/fetch/photos|photos`."""
+    bounds_s: Sequence[float] = ()
+    """Upper bounds of the counts of a heat map; the last count is over all of them."""
+    counts: Sequence[Sequence[float] | None] = ()
 
     def document(self) -> dict[str, Any]:
         """The data that the page's script draws."""
@@ -350,6 +367,8 @@ class Chart:
             "unit": self.unit,
             "kind": self.kind,
             "labels": list(self.labels),
+            "step": self.step_s,
+            **({"bounds": list(self.bounds_s), "counts": list(self.counts)} if self.counts else {}),
             "lines": [
                 {"label": line.label, "tone": line.tone, "values": list(line.values)}
                 for line in self.lines

@@ -139,6 +139,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     step_s: int
     is_recorded: list[bool]
     """Whether any host recorded the step."""
+    hosts: list[str]
+    centers: list[str]
+    """Data centers of the hosts, if they are set."""
     series: list[SeriesHistory]
 
 
@@ -219,6 +222,8 @@ class HistoryReader:
             to_at=span.to_at,
             step_s=span.step_s,
             is_recorded=[seconds > 0 for seconds in table.recorded_s()],
+            hosts=sorted(table.hosts),
+            centers=sorted(table.centers - {""}),
             series=[table.series(SERIES[name], is_by_part=by != "key") for name in names],
         )
 
@@ -240,12 +245,16 @@ class HistoryReader:
             "from_at": span.from_at,
             "to_at": span.to_at,
             "step_s": float(span.step_s),
-            "by": by,
         }
         table = _Table(span)
         for row in await self._postgres.all(SQL.recorded_seconds, **given):
-            table.seconds[row["part"]][span.index(row["at"])] = row["seconds"]
-        for row in await self._postgres.all(SQL.read_history, series=names, **given):
+            steps = table.seconds["" if by == "key" else row[by]]
+            index = span.index(row["at"])
+            # Hosts record at the same time, so the one that recorded most stands for all.
+            steps[index] = max(steps[index], row["seconds"])
+            table.hosts.add(row["host"])
+            table.centers.add(row["center"])
+        for row in await self._postgres.all(SQL.read_history, series=names, by=by, **given):
             table.values[row["series"]][row["part"]][row["key"]][span.index(row["at"])] = row[
                 "value"
             ]
@@ -265,6 +274,8 @@ class _Table:
             return [0.0] * span.steps
 
         self._span = span
+        self.hosts: set[str] = set()
+        self.centers: set[str] = set()
         self.seconds: defaultdict[str, Steps] = defaultdict(steps)
         """Recorded time of each step by part."""
         self.values: defaultdict[str, defaultdict[str, defaultdict[str, Steps]]] = defaultdict(

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
+from headrace.console.history import board_of
 from headrace.console.views import (
     NO_DATA,
     PanelData,
@@ -34,6 +35,7 @@ async def view_viewer(context: ViewContext) -> dict[str, Any]:
     rank = context.query.choice("rank", rankings, "")
     if not viewer:
         return {
+            "history": await board_of(context, "feed"),
             "viewer": viewer,
             "board": board,
             "kinds": kinds,

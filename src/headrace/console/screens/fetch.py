@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
+from headrace.console.history import board_of
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
     view_deliveries,
@@ -107,9 +108,13 @@ async def view_runs(context: ViewContext) -> dict[str, Any]:
     """The newest runs, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
-    found = await attempt(context.fetch.runs.newest, customer or None, runs_max=RUNS_SHOWN)
+    history, found = await asyncio.gather(
+        board_of(context, "fetch"),
+        attempt(context.fetch.runs.newest, customer or None, runs_max=RUNS_SHOWN),
+    )
     wanted = GROUPS.get(group, frozenset(RunState))
     return {
+        "history": history,
         "runs": found.map(lambda runs: [line_of(run) for run in runs if run.state in wanted]),
         "customer": customer,
         "group": group,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from headrace.console.history import board_of
 from headrace.console.views import Chart, Line, ViewContext, attempt
 from headrace.jobs import Jobs
 from headrace.jobs.fleet.state import (
@@ -76,9 +77,12 @@ async def view_fleet(context: ViewContext) -> dict[str, Any]:
     q = context.query.text("q").strip()
     state = context.query.choice("state", QUEUE_STATES, "")
     sort = context.query.choice("sort", SORTS, "load")
-    queues, load = await asyncio.gather(jobs.queues.all(), jobs.fleet.load())
+    history, queues, load = await asyncio.gather(
+        board_of(context, "jobs"), jobs.queues.all(), jobs.fleet.load()
+    )
     rows = rows_of(queues, load)
     return {
+        "history": history,
         "rows": sorted(
             (row for row in rows if q.lower() in row.status.queue.lower() and _fits(row, state)),
             key=lambda row: _key(row, sort),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from prometheus_client.utils import floatToGoString
 
+from headrace.console.history import board_of
 from headrace.console.screens.media_actions import ACTIONS
 from headrace.console.views import (
     PanelData,
@@ -29,12 +30,19 @@ HOTTEST_MAX: Final = 10
 async def view_node(context: ViewContext) -> dict[str, Any]:
     """Metrics, disks and hottest objects of this machine's node."""
     media = context.media
-    figures, disks, hottest = await asyncio.gather(
+    history, figures, disks, hottest = await asyncio.gather(
+        board_of(context, "media"),
         read_figures(context.rates),
         attempt(media.disks.list) if media.config.disks else no_data(),
         attempt(media.hottest.list, objects_max=HOTTEST_MAX),
     )
-    return {"config": media.config, "figures": figures, "disks": disks, "hottest": hottest}
+    return {
+        "history": history,
+        "config": media.config,
+        "figures": figures,
+        "disks": disks,
+        "hottest": hottest,
+    }
 
 
 async def view_cluster(context: ViewContext) -> dict[str, Any]:

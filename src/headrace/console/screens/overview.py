@@ -18,10 +18,11 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
+from headrace.console.history import board_of
 from headrace.console.screens import health
 from headrace.console.screens.health import Issue
-from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
-from headrace.jobs.fleet.state import FleetLoad, FleetState
+from headrace.console.views import PanelData, Rates, Room, Screen, ViewContext, attempt
+from headrace.jobs.fleet.state import FleetState
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.http import checks_of
@@ -171,8 +172,6 @@ def _bytes(rates: Rates, per_s: float | None) -> str:
     return _rate(rates, None) if per_s is None else f"{format_bytes(per_s)}/s"
 
 
-MINUTE_S: Final = 60
-MINUTES: Final = 60
 RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
@@ -181,7 +180,8 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
     jobs, views, feed = context.jobs, context.views, context.feed
     fetch = context.installed_fetch
-    engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
+    history, engines, loaded, runs, _ = await asyncio.gather(
+        board_of(context, "overview"),
         _engines(context),
         asyncio.gather(
             _seen(context, "jobs:read", jobs.queues.all),
@@ -195,6 +195,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         _runs(context, fetch),
         context.rates.read(),
     )
+    queues, fleet, load, failures, crons, lag, shards = loaded
     rates = context.rates
     issues = [
         *health.engine_issues(engines),
@@ -230,11 +231,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
         "engines": engines,
-        "load": load,
-        "ended": _chart(
-            context, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))
-        ),
-        "waits": _chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
+        "history": history,
     }
 
 
@@ -272,31 +269,6 @@ async def _seen(
     if not context.may(scope):
         return PanelData(error=f"your token lacks the scope {scope}", is_hidden=True)
     return await attempt(call)
-
-
-def _chart(
-    context: ViewContext,
-    load: PanelData[FleetLoad],
-    unit: str,
-    lines: Sequence[tuple[str, str, str]],
-    *,
-    idle: int | None = 0,
-) -> Chart:
-    """The last hour by minute; minutes without a row have the value `idle`."""
-    # The current minute is incomplete and would look like a drop.
-    this = int(context.now_at.timestamp()) // MINUTE_S * MINUTE_S
-    xs = [this - MINUTE_S * back for back in range(MINUTES, 0, -1)]
-    if load.value is None:
-        return Chart(xs=[], lines=[Line(label, [], tone) for label, _, tone in lines], unit=unit)
-    found = {int(one.minute.timestamp()): one for one in load.value.minutes}
-    return Chart(
-        xs=xs,
-        lines=[
-            Line(label, [getattr(found[x], name) if x in found else idle for x in xs], tone)
-            for label, name, tone in lines
-        ],
-        unit=unit,
-    )
 
 
 LINES_SHOWN: Final = 100

@@ -10,6 +10,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
+from headrace.console.history import board_of
 from headrace.console.views import (
     Chart,
     Line,
@@ -84,13 +85,15 @@ async def view_top(context: ViewContext) -> dict[str, Any]:
     window = context.query.choice("window", tuple(WINDOWS), "24h")
     traffic = context.query.choice("class", CLASSES, Traffic.HUMAN)
     limit = context.query.choice("limit", LIMITS, LIMITS[0])
-    top, lag = await asyncio.gather(
+    history, top, lag = await asyncio.gather(
+        board_of(context, "views"),
         attempt(views.analytics.top, WINDOWS[window], int(limit), traffic=traffic),
         attempt(views.analytics.lag),
     )
     found = top.value or []
     totals = await attempt(views.totals, [entry.id for entry in found]) if found else PanelData([])
     return {
+        "history": history,
         "window": window,
         "windows": choices(WINDOWS),
         "traffic": traffic,

@@ -424,6 +424,20 @@ class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
     slot_s: float
 
 
+class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue in the step that begins at `at`; the queue '' is all others."""
+
+    at: datetime
+    queue: str
+    done: int
+    failed: int
+    cancelled: int
+    retried: int
+    lost: int
+    ready: int
+    """The highest count of waiting jobs."""
+
+
 class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
     """Failed or quarantined jobs of a queue in the last FAILURES_SPAN_S."""
 

@@ -33,17 +33,13 @@ SELECT * FROM headrace.read_history_v1(
     :is_hourly, :from_at, :to_at, :step_s, :series::text[], :by);
 
 -- name: recorded_seconds
--- Recorded time of each step and part, of the host that recorded most.
-SELECT at, part, max(seconds) AS seconds FROM (
-    SELECT date_bin(:step_s::float8 * interval '1 second', r.at, timestamptz 'epoch') AS at,
-           r.host, sum(r.seconds)::float8 AS seconds,
-           CASE :by::text WHEN 'host' THEN r.host WHEN 'center' THEN r.center ELSE '' END AS part
-    FROM (
-        SELECT m.at, m.host, m.center, m.seconds FROM headrace.history_minute m
-        WHERE NOT :is_hourly::boolean AND m.at >= :from_at AND m.at < :to_at
-        UNION ALL
-        SELECT h.at, h.host, h.center, h.seconds FROM headrace.history_hour h
-        WHERE :is_hourly::boolean AND h.at >= :from_at AND h.at < :to_at
-    ) r
-    GROUP BY 1, 2, 4
-) s GROUP BY 1, 2 ORDER BY 1, 2;
+-- Recorded time of each step and host.
+SELECT date_bin(:step_s::float8 * interval '1 second', r.at, timestamptz 'epoch') AS at,
+    r.host, r.center, sum(r.seconds)::float8 AS seconds
+FROM (
+    SELECT m.at, m.host, m.center, m.seconds FROM headrace.history_minute m
+    WHERE NOT :is_hourly::boolean AND m.at >= :from_at AND m.at < :to_at
+    UNION ALL
+    SELECT h.at, h.host, h.center, h.seconds FROM headrace.history_hour h
+    WHERE :is_hourly::boolean AND h.at >= :from_at AND h.at < :to_at
+) r GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
