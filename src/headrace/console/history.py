@@ -11,6 +11,7 @@ each until the next minute is recorded.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any, Final
 from headrace.console.model import QueryInvalid
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs.fleet.state import Decision, QueueStep
-from headrace.kernel.config import parse_moment
+from headrace.kernel.config import parse_duration_s, parse_moment
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import InvalidSpan, SeriesHistory, Span, span_of
 
@@ -378,7 +379,10 @@ class _Loader:
 def grouped(lines: Sequence[Line], spec: Spec) -> list[Line]:
     """Lines whose keys begin alike as one line, in the order of the groups."""
     if not spec.groups:
-        return [Line(one.label, one.values, spec.tones.get(one.label, "")) for one in lines]
+        return [
+            Line(one.label, one.values, spec.tones.get(one.label, ""))
+            for one in sorted(lines, key=_natural)
+        ]
     joined: dict[str, list[Line]] = {label: [] for label in spec.groups.values()}
     for one in lines:
         label = next((label for key, label in spec.groups.items() if one.label.startswith(key)), "")
@@ -424,6 +428,14 @@ def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
         text = f"{pluralize(len(changes), 'slot decision')}: {', '.join(texts[:4]) or 'no change'}"
         found.append(BoardMark(at=changes[0].at, kind="plan", text=text))
     return found
+
+
+def _natural(line: Line) -> tuple[float, str]:
+    """Sorts classes such as `500ms` and `30s` by their time, before all other labels."""
+    try:
+        return parse_duration_s(line.label), line.label
+    except ValueError:
+        return math.inf, line.label
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

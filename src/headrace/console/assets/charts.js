@@ -6,9 +6,11 @@ const headraceCharts = (() => {
   const drawn = new Map();
   const TONES = { bad: "--bad", warn: "--warn", good: "--good", muted: "--muted" };
   const MARKS = { start: "--muted", deploy: "--accent", plan: "--chart-3", alert: "--warn", outage: "--bad" };
+  const PERCENTILES = { p50: "--chart-1", p90: "--chart-6", p99: "--chart-2" };
+  const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
   const COLOURS = 8;
   const HEIGHT = 176;
-  const BOARD_HEIGHT = 140;
+  const BOARD_HEIGHT = 150;
   const NEAR_PX = 7;
 
   // Resolves light-dark(), which canvas does not support.
@@ -80,6 +82,7 @@ const headraceCharts = (() => {
   };
 
   const strokeOf = (line, index) => {
+    if (line.label in PERCENTILES) return colour(PERCENTILES[line.label]);
     const place = line.label.startsWith("other") ? "--muted" : `--chart-${(index % COLOURS) + 1}`;
     return colour(TONES[line.tone] || place);
   };
@@ -99,9 +102,9 @@ const headraceCharts = (() => {
     }
     if (data.kind === "stack") {
       one.points = { show: false };
-      one.width = 1;
+      one.width = 0;
       one.paths = uPlot.paths.stepped({ align: 1 });
-      one.fill = faded(stroke, 0.55);
+      one.fill = faded(stroke, 0.82);
     }
     return one;
   };
@@ -238,7 +241,10 @@ const headraceCharts = (() => {
   };
   const yAxis = (state, axis) => {
     const { data } = state;
-    if (data.kind !== "heat") return { ...axis, size: 58, values: (_, ticks) => ticks.map(written(data.unit)) };
+    if (data.kind !== "heat") {
+      const isSize = data.unit === "bytes/s";
+      return { ...axis, size: 58, values: (_, ticks) => ticks.map(isSize ? bytes : written(data.unit)), ...(isSize ? { incrs: BINARY } : {}) };
+    }
     const rows = data.bounds.length;
     const every = Math.max(1, Math.ceil(rows / 5));
     const splits = data.bounds.map((_, index) => index + 1).filter((row) => (rows - row) % every === 0);
