@@ -169,6 +169,9 @@ export declare class Headrace {
   /** Show hosts with their slots, the plan, the newest decisions and open alerts. */
   getFleet(options?: RequestOptions): Promise<FleetState>;
 
+  /** Show counts of the busiest queues in up to 800 steps; the queue '' is all others. */
+  getFleetHistory(parameters: { from: string; to: string; step_s?: number; queues?: number }, options?: RequestOptions): Promise<Array<QueueStep>>;
+
   /** Show counts of each queue in the last five minutes, and of all per minute of an hour. */
   getFleetLoad(options?: RequestOptions): Promise<FleetLoad>;
 
@@ -322,8 +325,8 @@ export declare class Headrace {
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
   listHottestMedia(parameters?: { limit?: number }, options?: RequestOptions): Promise<Array<HotObject>>;
 
-  /** List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs. Continue with `next_cursor` even after a short page: expensive searches are cut off. */
-  listJobs(parameters?: { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; cursor?: string | null; limit?: number }, options?: RequestOptions): Promise<JobsListed>;
+  /** List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs. `from` and `to` bound the time of the end; of unfinished jobs, when they are due. Continue with `next_cursor` even after a short page: expensive searches are cut off. */
+  listJobs(parameters?: { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; from?: string | null; to?: string | null; cursor?: string | null; limit?: number }, options?: RequestOptions): Promise<JobsListed>;
 
   /** List lanes by name; the next page is `after` the last name. */
   listLanes(parameters: { limiter: string | number; after?: string; limit?: number }, options?: RequestOptions): Promise<Array<Lane>>;
@@ -350,7 +353,7 @@ export declare class Headrace {
   listMutes(parameters: { viewer: string | number; limit?: number; cursor?: string | null }, options?: RequestOptions): Promise<People>;
 
   /** The newest results, for people; pollers need the order of commits of `/v1/fetch/results`. */
-  listNewestFetchResults(parameters?: { before?: number | null; limit?: number; customer?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
+  listNewestFetchResults(parameters?: { before?: number | null; limit?: number; customer?: string | null; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
 
   /** List every error code of this server. */
   listProblems(options?: RequestOptions): Promise<Array<ErrorKind>>;
@@ -672,7 +675,7 @@ export type HeldAnswer = { items: Array<HeldItem> };
 
 export type HeldItem = { customer: string; id: string; version: number; reason: string; held_at: string; fields: Record<string, unknown>; photos: Array<ItemPhoto> };
 
-export type History = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; series: Array<SeriesHistory> };
+export type History = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; hosts: Array<string>; centers: Array<string>; series: Array<SeriesHistory> };
 
 export type HistoryLine = { label: string; values: Array<number | null> };
 
@@ -694,7 +697,7 @@ export type JobAdded = { id: number };
 
 export type JobEdited = { payload?: unknown; priority?: number | null; at?: string | null; after_s?: number | null };
 
-export type JobFilter = { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; older_than_s?: number | null; ids?: Array<number> | null };
+export type JobFilter = { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; older_than_s?: number | null; from_at?: string | null; to_at?: string | null; ids?: Array<number> | null };
 
 export type JobProgress = { ratio: number; text: string; at: string };
 
@@ -789,6 +792,8 @@ export type QueueLoad = { done: number; failed: number; cancelled?: number; retr
 export type QueueMinute = { done: number; failed: number; cancelled?: number; retried: number; lost: number; calls: number; claimed: number; run_s: number; wait_s: number; wait_max_s: number; slot_s: number; ready?: number | null; scheduled?: number | null; running?: number | null; failed_kept?: number | null; oldest_s?: number | null; minute: string };
 
 export type QueueStatus = { queue: string; limiter: string; paused: boolean; importance: number; slots_min: number; slots_max: number; retries: number; batch: number; timeout_s: number; tag: string | null; keep_done_s: number | null; keep_result: boolean; needs_lane: boolean; aliases: Array<string>; decisions: Record<string, string | null>; overridden: Record<string, unknown>; ready: number; scheduled: number; leased: number; failed: number; oldest_ready_age_s: number | null; ready_is_capped: boolean; scheduled_is_capped: boolean; failed_is_capped: boolean; slots: number; is_known: boolean };
+
+export type QueueStep = { at: string; queue: string; done: number; failed: number; cancelled: number; retried: number; lost: number; ready: number };
 
 export type ReadUpTo = { position: string };
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from headrace.console.model import QueryInvalid
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs.fleet.state import Decision, QueueStep
-from headrace.kernel.config import parse_duration_s, parse_moment
+from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import InvalidSpan, SeriesHistory, Span, span_of
 
@@ -122,17 +122,16 @@ async def board_of(context: ViewContext, room: str) -> Board:
 
 def span_in(context: ViewContext) -> tuple[str, Span]:
     """The name of the range in the URL, if any, and its span. Raises: QueryInvalid."""
-    given = [context.query.text(name, most=40) for name in ("from", "to")]
+    from_at, to_at = context.query.moment("from"), context.query.moment("to")
     recorded_at = context.now_at - timedelta(seconds=RECORDED_AFTER_S)
-    if not any(given):
+    if from_at is None and to_at is None:
         range_ = context.query.choice("range", tuple(RANGES), "1h")
         this = recorded_at.replace(second=0, microsecond=0)
         return range_, span_of(this - timedelta(seconds=RANGES[range_]), this, now_at=this)
+    if from_at is None or to_at is None:
+        raise QueryInvalid("from and to: expected both, or neither")
     try:
-        from_at, to_at = (parse_moment(text) for text in given)
         return "", span_of(from_at, min(to_at, recorded_at), now_at=recorded_at)
-    except (ValueError, OverflowError) as error:
-        raise QueryInvalid(f"from and to: expected {error}") from None
     except InvalidSpan as error:
         raise QueryInvalid(error.text) from None
 

@@ -29,6 +29,7 @@ from urllib.parse import urlencode
 
 from headrace.console.actions import Action
 from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
+from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.metrics import merged_metrics
 from headrace.web.model import Application
@@ -182,6 +183,14 @@ class Query:
         if found not in allowed and found != default:
             raise QueryInvalid(f"{name}: expected one of {', '.join(allowed)}, got {found[:40]!r}")
         return found
+
+    def moment(self, name: str) -> datetime | None:
+        """A moment, in UTC if it has no offset. Raises: QueryInvalid."""
+        found = self.text(name, most=40).strip()
+        try:
+            return parse_moment(found) if found else None
+        except (ValueError, OverflowError) as error:
+            raise QueryInvalid(f"{name}: expected {error}, got {found!r}") from None
 
     def flag(self, name: str) -> bool:
         """Whether the parameter is given and not `0`."""

@@ -51,6 +51,8 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
         before=before,
         results_max=RESULTS_LOOKED_AT + 1,
         customer=customer or None,
+        from_at=context.query.moment("from"),
+        to_at=context.query.moment("to"),
     )
     tiles, more = None, None
     if found.value is not None:
@@ -70,6 +72,8 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
     return {
         "tiles": PanelData(tiles, found.error),
         "customer": customer,
+        "from_at": context.query.text("from"),
+        "to_at": context.query.text("to"),
         "show": show,
         "shows": choices(SHOWN),
         "more": more,

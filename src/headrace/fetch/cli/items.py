@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Final
 
 import click
 import msgspec
@@ -20,14 +21,21 @@ from headrace.fetch.cli.text import (
     host_line,
     step_line,
 )
-from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema, UrlRefused
+from headrace.fetch.errors import (
+    InvalidItems,
+    InvalidMapping,
+    InvalidSchema,
+    InvalidTime,
+    UrlRefused,
+)
 from headrace.fetch.mappings import NamedMapping, parse_mapping
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.fetch.study import WEEKS_MAX, csv_of_study
+from headrace.kernel.config import parse_moment
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
+from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, writing
 
 
 @click.group("item", cls=CommandGroup)
@@ -61,31 +69,38 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
     terminal.show(found, "\n".join(describe_run(run) for run in found))
 
 
+MOMENT: Final = Parsed(parse_moment, InvalidTime, name="moment")
+
+
 @click.command("results", short_help="List published results.")
 @click.option("--after", default=0, show_default=True, help="Results after this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.option("--customer", help="Only this customer.")
 @click.option("--newest", is_flag=True, help="Newest first, not in the order of commits.")
 @click.option("--before", type=click.IntRange(1), help="With --newest: results before this number.")
+@click.option("--from", "from_at", type=MOMENT, help="With --newest: published from then on.")
+@click.option("--to", "to_at", type=MOMENT, help="With --newest: published before then.")
 @click.pass_obj
 def list_results(
     terminal: Terminal,
+    /,
     *,
     after: int,
     limit: int,
     customer: str | None,
     newest: bool,
     before: int | None,
+    **span: datetime | None,
 ) -> None:
     """List published, edited and unpublished items; page with --after the last number."""
-
-    if (newest and after) or (before is not None and not newest):
-        raise click.UsageError("--before goes with --newest, and --after without it")
+    is_bounded = before is not None or any(span.values())
+    if (newest and after) or (is_bounded and not newest):
+        raise click.UsageError("--before, --from and --to go with --newest, and --after without it")
 
     async def load(fetch: Fetch) -> list[Result]:
         if newest:
             return await fetch.items.newest_results(
-                before=before, results_max=limit, customer=customer
+                before=before, results_max=limit, customer=customer, **span
             )
         return await fetch.items.results(after=after, results_max=limit, customer=customer)
 

@@ -19,7 +19,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_duration_s, parse_moment
 from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import (
     CommandGroup,
@@ -30,6 +30,7 @@ from headrace.kernel.terminal import (
     table,
 )
 
+TIME: Final = Parsed(parse_moment, InvalidFilter, name="moment")
 MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z"])
 PAYLOAD: Final = Parsed(parse_json, InvalidJob)
 
@@ -99,6 +100,8 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("--state", default=None, type=click.Choice(LISTED))
 @click.option("--lane", default=None, help="Only this lane.")
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
+@click.option("--from", "from_at", default=None, type=TIME, help="Ended, or due, from then on.")
+@click.option("--to", "to_at", default=None, type=TIME, help="Ended, or due, before then.")
 @click.option("--cursor", default=None, type=int, help="The next page: ids below this one.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
@@ -166,6 +169,8 @@ def remove(terminal: Terminal, job_id: int) -> None:
 @duration(
     "--older", "Minimum age since the end or the due time, such as 2h.", refusal=InvalidFilter
 )
+@click.option("--from", "from_at", default=None, type=TIME, help="Ended, or due, from then on.")
+@click.option("--to", "to_at", default=None, type=TIME, help="Ended, or due, before then.")
 @click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 def bulk(
