@@ -179,7 +179,7 @@ export declare class Headrace {
   getHealth(options?: RequestOptions): Promise<Health>;
 
   /** Show series, separated by commas, in the last hour or up to 30 days. `by` is `key`, `host` or `center`: a line per label value (percentiles for times), host or data center. Steps are 60 s up to 2 hours, 120 s up to 8 hours, 600 s up to 48 hours, then an hour. */
-  getHistory(parameters: { series: string; from?: string | null; to?: string | null; by?: string }, options?: RequestOptions): Promise<History>;
+  getHistory(parameters: { series: string; from?: string | null; to?: string | null; by?: string }, options?: RequestOptions): Promise<HistoryAnswer>;
 
   /** Return the name, version and links of the API. */
   getIndex(options?: RequestOptions): Promise<Index>;
@@ -675,7 +675,7 @@ export type HeldAnswer = { items: Array<HeldItem> };
 
 export type HeldItem = { customer: string; id: string; version: number; reason: string; held_at: string; fields: Record<string, unknown>; photos: Array<ItemPhoto> };
 
-export type History = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; hosts: Array<string>; centers: Array<string>; series: Array<SeriesHistory> };
+export type HistoryAnswer = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; hosts: Array<string>; centers: Array<string>; series: Array<SeriesHistory> };
 
 export type HistoryLine = { label: string; values: Array<number | null> };
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.jobs.workflow import Workflow
     from headrace.media import Media
     from headrace.views import Views
-    from headrace.web.history import HistoryReader
+    from headrace.web.history import History
     from headrace.web.sessions import Audit
     from headrace.web.tokens import Tokens
 
@@ -329,11 +329,11 @@ class Headrace:
         return Audit(self.engines.postgres, kept_s=kept_s)
 
     @cached_property
-    def history(self) -> HistoryReader:
+    def history(self) -> History:
         """What every room did by minute: `await app.history.read(["views_hits"])`."""
-        from headrace.web.history import HistoryReader
+        from headrace.web.history import History
 
-        return HistoryReader(self.engines.postgres)
+        return History(self.engines.postgres)
 
     def task(
         self, queue: str, **options: Unpack[TaskOptions]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from headrace.kernel.clock import VirtualClock
 from headrace.web.history import (
     MINUTES_KEPT_S,
     SERIES,
-    HistoryReader,
+    History,
     InvalidSpan,
     percentile_s,
     span_of,
@@ -89,7 +90,7 @@ class Host:
 
 @pytest.fixture
 def reader(postgres):
-    return HistoryReader(postgres)
+    return History(postgres)
 
 
 async def minutes_of(reader, series, **given):
@@ -281,6 +282,11 @@ async def test_hours_are_the_sums_of_their_minutes(tmp_path, postgres, reader):
     assert found.step_s == 3600
     assert all(value == pytest.approx(60, rel=0.01) for value in posts)
     assert max(connections) == 3
+
+
+def test_every_series_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    assert [name for name in SERIES if f"`{name}`" not in text] == []
 
 
 def test_a_snapshot_keeps_only_what_is_charted():

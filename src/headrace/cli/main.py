@@ -48,7 +48,7 @@ NAMES: Final = {
     "headrace.feed.cli": ("feed",),
     "headrace.fetch.cli": ("fetch",),
     "headrace.media.cli": ("media",),
-    "headrace.web.cli": ("tokens", "audit"),
+    "headrace.web.cli": ("tokens", "audit", "history"),
 }
 """Commands of each module, so a command line imports only the module that it needs."""
 

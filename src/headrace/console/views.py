@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from headrace.jobs import Jobs
     from headrace.media import Media
     from headrace.views import Views
-    from headrace.web.history import HistoryReader
+    from headrace.web.history import History
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
@@ -214,7 +214,7 @@ class ViewContext:
     caller: Caller
     now_at: datetime
     rates: Rates
-    history: HistoryReader
+    history: History
     boards: Boards
     house: Application
     media_origin: str = ""

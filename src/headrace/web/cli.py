@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import click
 import msgspec
 
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_duration_s, parse_moment
 from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table, visible
+from headrace.web.history import BY, History, HistoryAnswer, InvalidSpan
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
@@ -106,7 +107,34 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
     terminal.show(found, table(("id", "at", "who", "from", "outcome", "what"), rows))
 
 
-COMMANDS: Final[list[click.Command]] = [tokens, audit]
+MOMENT: Final = Parsed(parse_moment, InvalidSpan, name="moment")
+
+
+@click.command("history", short_help="Show what the rooms did over time.")
+@click.argument("series", nargs=-1, required=True, metavar="SERIES...")
+@click.option("--from", "from_at", default=None, type=MOMENT, help="First moment.")
+@click.option("--to", "to_at", default=None, type=MOMENT, help="End, not included.")
+@click.option("--by", default=BY[0], show_default=True, type=click.Choice(BY), help="The lines.")
+@click.pass_obj
+def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> None:
+    """Show SERIES, such as views_hits, in the last hour or up to 30 days.
+
+    Counts are per minute, times in seconds; docs/console.md lists the series.
+    """
+    found: HistoryAnswer = terminal.run(
+        History, lambda service: service.read(list(series), **given)
+    )
+    lines = {f"{one.series} {line.label}": line for one in found.series for line in one.lines}
+    rows = []
+    for n, is_recorded in enumerate(found.is_recorded):
+        at = found.from_at + n * timedelta(seconds=found.step_s)
+        values = [line.values[n] for line in lines.values()]
+        if is_recorded:
+            rows.append((f"{at:%m-%d %H:%M}", *("" if v is None else f"{v:g}" for v in values)))
+    terminal.show(found, table(("at", *lines), rows))
+
+
+COMMANDS: Final[list[click.Command]] = [tokens, audit, history]
 
 
 def _state(token: Token) -> str:

@@ -131,7 +131,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     until_at: datetime | None = None
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Series over time, in equal steps from `from_at` on."""
 
     from_at: datetime
@@ -186,7 +186,7 @@ def span_of(from_at: datetime | None, to_at: datetime | None, *, now_at: datetim
     return Span(datetime.fromtimestamp(first, UTC), datetime.fromtimestamp(last, UTC), step_s)
 
 
-class HistoryReader:
+class History:
     """Reads the history of all hosts."""
 
     def __init__(self, postgres: Postgres) -> None:
@@ -199,7 +199,7 @@ class HistoryReader:
         from_at: datetime | None = None,
         to_at: datetime | None = None,
         by: str = "key",
-    ) -> History:
+    ) -> HistoryAnswer:
         """Up to 20 series in a span of up to 30 days, by default the last hour.
 
         `by="host"` and `by="center"` return a line per host or data center: the sum over the keys,
@@ -217,7 +217,7 @@ class HistoryReader:
             raise InvalidSpan(f"by: expected one of {', '.join(BY)}, got {by[:40]!r}")
         span = span_of(from_at, to_at, now_at=datetime.now(UTC))
         table = await self._table(span, names, by)
-        return History(
+        return HistoryAnswer(
             from_at=span.from_at,
             to_at=span.to_at,
             step_s=span.step_s,

@@ -20,7 +20,7 @@ from headrace.kernel.errors import HeadraceError, error_table, kind_of
 from headrace.kernel.metrics import merged_metrics
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.routes import PAGE_ROWS_MAX, routes_in
-from headrace.web.history import History, HistoryReader, InvalidSpan, Mark
+from headrace.web.history import History, HistoryAnswer, InvalidSpan, Mark
 from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
 from headrace.web.sessions import Audit, AuditLine
@@ -162,12 +162,12 @@ async def list_audit(
 
 @get("/v1/history", opt={"scope": "metrics:read"}, tags=["about"])
 async def get_history(
-    history: NamedDependency[HistoryReader],
+    history: NamedDependency[History],
     series: FromQuery[str],
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,
     to_at: Annotated[str | None, QueryParameter(name="to")] = None,
     by: FromQuery[str] = "key",
-) -> History:
+) -> HistoryAnswer:
     """Show series, separated by commas, in the last hour or up to 30 days.
 
     `by` is `key`, `host` or `center`: a line per label value (percentiles for times), host or data
@@ -179,7 +179,7 @@ async def get_history(
 
 @get("/v1/history/marks", opt={"scope": "metrics:read"}, tags=["about"])
 async def list_history_marks(
-    history: NamedDependency[HistoryReader],
+    history: NamedDependency[History],
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,
     to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[Mark]:

@@ -37,7 +37,7 @@ from headrace.web.auth import Callers, ScopeGuard
 from headrace.web.bodies import BodyGuard, JsonBody, require_json
 from headrace.web.fast_path import FastRoutes
 from headrace.web.guard import Guard, PageRoutes, restore_slashes
-from headrace.web.history import HistoryReader
+from headrace.web.history import History
 from headrace.web.limits import Quotas
 from headrace.web.model import (
     Application,
@@ -287,7 +287,7 @@ def _assemble(
 ) -> Litestar:
     config = app.config.section(WebConfig)
     audit = Audit(app.engines.postgres, kept_s=config.audit_kept_s)
-    history = HistoryReader(app.engines.postgres)
+    history = History(app.engines.postgres)
     services = {"audit": audit, "history": history, **app.services(), "about": http.About(app)}
     keys = IdempotencyKeys(app.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(

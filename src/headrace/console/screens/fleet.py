@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from headrace.console.history import board_of
 from headrace.console.views import Chart, Line, ViewContext, attempt
@@ -194,13 +195,15 @@ async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> t
     span = {"from_at": now_at - timedelta(seconds=span_s + 60), "to_at": now_at}
     if span_s < HOURLY_S:
         minutes = await jobs.queues.minutes(queue, **span)
-        return _charts({int(one.minute.timestamp()): one for one in minutes}, now_at, 60, span_s)
+        by_minute = {int(one.minute.timestamp()): one for one in minutes}
+        return _charts(by_minute, queue, now_at, step_s=60, span_s=span_s)
     hours = await jobs.queues.hours(queue, **span)
-    return _charts({int(one.hour.timestamp()): one for one in hours}, now_at, 3_600, span_s)
+    by_hour = {int(one.hour.timestamp()): one for one in hours}
+    return _charts(by_hour, queue, now_at, step_s=3_600, span_s=span_s)
 
 
 def _charts(
-    found: Mapping[int, QueueSpan], now_at: datetime, step_s: int, span_s: int
+    found: Mapping[int, QueueSpan], queue: str, now_at: datetime, *, step_s: int, span_s: int
 ) -> tuple[Chart, ...]:
     """Charts of finished jobs, backlog, times and slots; spans without work have no times."""
     # The current span is incomplete and would look like a drop.
@@ -244,8 +247,17 @@ def _charts(
         line("busy", lambda row: round(row.run_s / step_s, 2), "good"),
     ]
     jobs_unit = "jobs/min" if step_s == 60 else "jobs/h"
-    units = ((jobs_unit, ended), ("jobs", backlog), ("s", times), ("slots", slots))
-    return tuple(Chart(xs=xs, unit=unit, lines=lines) for unit, lines in units)
+    failed = f"/jobs/jobs?{urlencode({'state': 'failed', 'queue': queue})}|failed jobs"
+    charts = (
+        (jobs_unit, ended, "stack", failed),
+        ("jobs", backlog, "line", ""),
+        ("s", times, "line", ""),
+        ("slots", slots, "line", ""),
+    )
+    return tuple(
+        Chart(xs=xs, unit=unit, lines=lines, kind=kind, step_s=step_s, brush=brush)
+        for unit, lines, kind, brush in charts
+    )
 
 
 DECISIONS_SHOWN: Final = 100
