@@ -4,7 +4,7 @@ A board is the charts of one page with a common time axis. Its range is in the U
 `from` and `to` after a selection. `by=host` and `by=center` draw a line per host or data center.
 Marks are starts of roles, outages of engines, alerts and changes of the slot plan.
 
-A board changes once a minute, and the sampler asks for it every few seconds, so the console keeps
+A board changes once a minute, and the sampler renders it every few seconds, so the console keeps
 each until the next minute is recorded.
 """
 

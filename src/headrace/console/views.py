@@ -362,7 +362,7 @@ class Chart:
     """line, bars, stack: lines on each other, or heat: a column of counts for each x."""
     labels: Sequence[str] = ()
     step_s: int = 0
-    """Length of what an x stands for; 0 for single points."""
+    """Length of the step that begins at an x; 0 for single points."""
     brush: str = ""
     """The list that a selected time opens, as path and name, `/fetch/photos|photos`."""
     bounds_s: Sequence[float] = ()

@@ -250,7 +250,7 @@ class History:
         for row in await self._postgres.all(SQL.recorded_seconds, **given):
             steps = table.seconds["" if by == "key" else row[by]]
             index = span.index(row["at"])
-            # Hosts record at the same time, so the one that recorded most stands for all.
+            # Hosts record at the same time, so the one that recorded most is used.
             steps[index] = max(steps[index], row["seconds"])
             table.hosts.add(row["host"])
             table.centers.add(row["center"])

@@ -162,6 +162,7 @@ async def list_audit(
 
 @get("/v1/history", opt={"scope": "metrics:read"}, tags=["about"])
 async def get_history(
+    *,
     history: NamedDependency[History],
     series: FromQuery[str],
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,

@@ -62,6 +62,7 @@ async def get_fleet_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
 
 @get("/v1/fleet/history", opt=READ)
 async def get_fleet_history(
+    *,
     jobs: NamedDependency[Jobs],
     from_at: Annotated[str, QueryParameter(name="from")],
     to_at: Annotated[str, QueryParameter(name="to")],
