@@ -21,7 +21,7 @@ from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel import spans
 from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, http_origin, load_config
 from headrace.kernel.errors import Conflict, require_extra
-from headrace.kernel.signing import load_or_create_secret
+from headrace.kernel.signing import CURSOR_USE, derive_key, load_or_create_secret
 from headrace.web.history import History
 from headrace.web.model import WebConfig
 
@@ -256,7 +256,6 @@ class Headrace:
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
         from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
-        from headrace.kernel.signing import derive_key
 
         config = self.config.section(FetchConfig)
         origin = http_origin(self.config.section(WebConfig).listen)
@@ -283,7 +282,6 @@ class Headrace:
     def feed(self) -> Feed:
         """The feed room: `await app.feed.page(7)`."""
         from headrace.feed import Feed, FeedConfig
-        from headrace.kernel.signing import CURSOR_USE, derive_key
 
         config = self.config.section(FeedConfig)
         feed = Feed(
