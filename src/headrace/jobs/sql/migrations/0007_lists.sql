@@ -3,11 +3,11 @@
 -- Matching jobs below the id p_before, at most p_jobs_max per table, unsorted. NULL: any queue,
 -- lane, error text, age or time. Age and time are of the end, or of when the job was due. Work is
 -- bounded: at most p_window rows of a table are read. If that ended the search, a row without a
--- state holds the id that it reached. job_ready and lane_job have no index by queue and id, which every
--- enqueue would pay for: a queue of at most p_window waiting jobs is read and sorted, a longer one
--- is found by id among the jobs of all queues. Statements are planned on each call, since a plan
--- cached on an empty table reads a full one whole; the row comparison leaves one index order,
--- however wrong the statistics are.
+-- state holds the id that it reached. job_ready and lane_job have no index by queue and id, which
+-- every enqueue would pay for: a queue of at most p_window waiting jobs is read and sorted, a
+-- longer one is found by id among the jobs of all queues. Statements are planned on each call,
+-- since a plan cached on an empty table reads a full one whole; the row comparison leaves one
+-- index order, however wrong the statistics are.
 CREATE FUNCTION headrace.list_jobs_v1(
     p_queue integer, p_states text[], p_lane text, p_error text, p_older_than_s double precision,
     p_ids bigint[], p_before bigint, p_jobs_max integer, p_window integer,
