@@ -186,11 +186,11 @@ class Query:
 
     def moment(self, name: str) -> datetime | None:
         """A moment, in UTC if it has no offset. Raises: QueryInvalid."""
-        found = self.text(name, most=40).strip()
+        found = self.text(name).strip()
         try:
             return parse_moment(found) if found else None
         except (ValueError, OverflowError) as error:
-            raise QueryInvalid(f"{name}: expected {error}, got {found!r}") from None
+            raise QueryInvalid(f"{name}: expected {error}, got {found[:40]!r}") from None
 
     def flag(self, name: str) -> bool:
         """Whether the parameter is given and not `0`."""
