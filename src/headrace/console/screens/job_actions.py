@@ -88,18 +88,9 @@ def _filter(values: dict[str, Any]) -> JobFilter:
     return JobFilter(**{**given, **moments})
 
 
-def _moment_text(text: str) -> str:
-    """A moment as the API accepts it; a text that is none stays, and the form refuses it."""
-    try:
-        return parse_moment(text).isoformat()
-    except ValueError:
-        return text
-
-
 def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Action:
     def body(values: dict[str, Any]) -> dict[str, Any]:
         given = {name: values.get(name) for name in FILTER}
-        given |= {name: _moment_text(values.get(name) or "") for name in MOMENTS}
         return {"action": action, "filter": {k: v for k, v in given.items() if v}}
 
     return Action(
@@ -111,7 +102,7 @@ def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Acti
         http="POST /v1/jobs/bulk",
         body=body,
         fields=tuple(
-            Field(name, label, required=False)
+            Field(name, label, kind="moment" if name in MOMENTS else "text", required=False)
             for name, label in (
                 ("queue", "Queue"),
                 ("state", "State"),
