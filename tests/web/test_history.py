@@ -352,3 +352,14 @@ async def test_a_recorder_runs_and_ends(tmp_path, postgres, reader):
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await host.recorder.close()
+
+
+async def test_a_clock_that_jitters_makes_no_further_row(tmp_path, postgres):
+    host = Host(tmp_path, postgres)
+    await host.recorder.step()
+    # Readings 0.3 s before and after the minute's end.
+    for seconds in (10,) * 5 + (9.7, 10.3, 10, 10, 10, 10, 10.3, 9.7) + (10,) * 5:
+        host.clock.advance(seconds)
+        await host.recorder.step()
+    count = query("SELECT count(*) FROM headrace.history_minute")
+    assert await postgres.value(count) == 3

@@ -48,6 +48,8 @@ from headrace.web.history import (
 )
 
 READ_EVERY_S: Final = 10.0
+EARLY_S: Final = 2.0
+"""A reading so early before a minute's end ends it: clocks are read over the network."""
 CHECK_S: Final = 2.0
 """Longest wait for an engine."""
 CLOSE_S: Final = 1.0
@@ -68,6 +70,8 @@ class Minute:
     began_s: float
     """Monotonic, as the next."""
     ended_s: float
+    until_s: float
+    """When it ends by the clock."""
     sums: defaultdict[Key, float] = field(default_factory=lambda: defaultdict(float))
     peaks: dict[Key, float] = field(default_factory=dict)
     writer: int = field(default_factory=lambda: random.getrandbits(62))
@@ -184,7 +188,7 @@ class Recorder:
             return
         await self._read()
         minute = self._minute
-        if minute is not None and self._begin_of(minute.began_s) < self._begin_of(minute.ended_s):
+        if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
             self._end_minute()
         await self._write()
 
@@ -230,7 +234,7 @@ class Recorder:
         )
         at_s = self._clock.monotonic_s()
         if self._minute is None:
-            self._minute = Minute(at_s, at_s)
+            self._minute = self._new_minute(at_s)
         minute = self._minute
         minute.ended_s = at_s
         for name, snapshot in found.items():
@@ -277,7 +281,12 @@ class Recorder:
         minute = self._minute
         if minute is not None and minute.ended_s > minute.began_s:
             self._waiting.append(minute)
-            self._minute = Minute(minute.ended_s, minute.ended_s)
+            self._minute = self._new_minute(minute.ended_s)
+
+    def _new_minute(self, at_s: float) -> Minute:
+        """A minute from `at_s` on. One that is nearly over belongs to the next."""
+        left_s = MINUTE_S - (at_s - self._clock.monotonic_s() + self._now_s()) % MINUTE_S
+        return Minute(at_s, at_s, at_s + left_s + (MINUTE_S if left_s < READ_EVERY_S / 2 else 0))
 
     async def _write(self) -> None:
         """Write the minutes that wait, oldest first. Raises: PostgresDown."""
