@@ -284,6 +284,17 @@ async def test_hours_are_the_sums_of_their_minutes(tmp_path, postgres, reader):
     assert max(connections) == 3
 
 
+@pytest.mark.parametrize("by", ["key", "host"])
+async def test_a_history_without_rows_has_gaps(reader, by):
+    names = list(SERIES)
+    for some in (names[:20], names[20:]):
+        found = await reader.read(some, by=by)
+        assert not any(found.is_recorded)
+        for one in found.series:
+            assert all(line.values == [None] * len(found.is_recorded) for line in one.lines)
+    assert await reader.marks() == []
+
+
 def test_every_series_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
     assert [name for name in SERIES if f"`{name}`" not in text] == []

@@ -289,17 +289,17 @@ class _Table:
 
     def series(self, series: Series, *, is_by_part: bool) -> SeriesHistory:
         """One series, with a line per key or per part."""
-        parts = self.values[series.name]
+        parts, steps = self.values[series.name], self._span.steps
         lines: dict[str, list[float | None]]
         buckets = None
         if series.kind == "time":
             if is_by_part:
                 lines = {
-                    part: _percentiles(*_buckets(parts[part]), PERCENTILES["p99"])
+                    part: _percentiles(*_buckets(parts[part], steps), PERCENTILES["p99"])
                     for part in sorted(parts)
                 }
             else:
-                bounds_s, counts = _buckets(parts[""])
+                bounds_s, counts = _buckets(parts[""], steps)
                 lines = {
                     label: _percentiles(bounds_s, counts, share)
                     for label, share in PERCENTILES.items()
@@ -333,15 +333,13 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _buckets(keys: Mapping[str, Steps]) -> tuple[list[float], list[list[float]]]:
+def _buckets(keys: Mapping[str, Steps], steps_count: int) -> tuple[list[float], list[list[float]]]:
     """The bounds of a histogram, and its counts by step; the last counts are over all bounds."""
-    columns = sorted((float(bound), steps) for bound, steps in keys.items())
-    bounds_s = [bound for bound, _ in columns if math.isfinite(bound)]
-    over = [steps for bound, steps in columns if not math.isfinite(bound)]
-    within = [steps for bound, steps in columns if math.isfinite(bound)]
-    length = len(columns[0][1]) if columns else 0
-    counts = [[steps[n] for steps in within] for n in range(length)]
-    return bounds_s, [[*row, over[0][n] if over else 0.0] for n, row in enumerate(counts)]
+    by_bound = {float(bound): steps for bound, steps in keys.items()}
+    over = by_bound.pop(math.inf, [0.0] * steps_count)
+    bounds_s = sorted(by_bound)
+    counts = [[by_bound[bound][n] for bound in bounds_s] for n in range(steps_count)]
+    return bounds_s, [[*row, over[n]] for n, row in enumerate(counts)]
 
 
 def _percentiles(
