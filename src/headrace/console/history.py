@@ -24,7 +24,7 @@ from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs.fleet.state import Decision, QueueStep
 from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import InvalidSpan, SeriesHistory, Span, span_of
+from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
 
 RANGES: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
 RECORDED_AFTER_S: Final = 15
@@ -355,7 +355,8 @@ class _Loader:
                 bounds_s=found.buckets.bounds_s,
                 counts=found.buckets.counts,
             )
-        lines = [Line(one.label, one.values) for one in found.lines]
+        whole = "highest" if found.kind == "peak" else "total"
+        lines = [Line(whole if one.label == ALL else one.label, one.values) for one in found.lines]
         if self._by == "key":
             lines = grouped(lines, spec)
         if found.kind == "time" and self._by == "key":

@@ -27,7 +27,7 @@ const headraceCharts = (() => {
   };
   const faded = (text, share) => text.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
 
-  const digits = (value) => (Number.isInteger(value) ? String(value) : value.toFixed(Math.abs(value) < 10 ? 2 : 1).replace(/0$/, ""));
+  const digits = (value) => String(Number(value.toFixed(Math.abs(value) < 10 ? 2 : 1)));
   const short = (value) => {
     const size = Math.abs(value);
     if (size >= 1e9) return `${digits(value / 1e9)}G`;
