@@ -331,6 +331,9 @@ export declare class Headrace {
   /** All nodes, each probed now, with the weight that an entry gives it; 0: no new clients. */
   listMediaEntry(options?: RequestOptions): Promise<Array<EntryNode>>;
 
+  /** The subfolders and objects directly in the folder `prefix`, by name, at most `limit`. The next page is behind the name `next_after`. */
+  listMediaFolder(parameters?: { prefix?: string; after?: string; limit?: number }, options?: RequestOptions): Promise<MediaFolder>;
+
   /** All nodes of the cluster by name, with address, data center, weight, state and share. */
   listMediaNodes(options?: RequestOptions): Promise<Array<NodeInfo>>;
 
@@ -714,6 +717,8 @@ export type MappingsAnswer = { mappings: Array<NamedMapping> };
 export type Mark = { name: string; from_at: string; to_at?: string | null };
 
 export type Marker = { position?: string | null; post?: string | null; at?: string | null; set_at?: string | null };
+
+export type MediaFolder = { prefix: string; folders: Array<string>; objects: Array<MediaObject>; next_after: string | null };
 
 export type MediaObject = { key: string; size_bytes: number; etag: string; modified_at: string; content_type: string; url: string };
 

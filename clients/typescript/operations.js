@@ -102,6 +102,7 @@ export const operations = {
   listLimiters: ["GET", "/v1/limiters", [], ""],
   listMediaDisks: ["GET", "/v1/media/disks", [], ""],
   listMediaEntry: ["GET", "/v1/media/entry", [], ""],
+  listMediaFolder: ["GET", "/v1/media/folders", ["prefix", "after", "limit"], ""],
   listMediaNodes: ["GET", "/v1/media/nodes", [], ""],
   listMediaObjects: ["GET", "/v1/media/objects", ["prefix", "limit"], ""],
   listMediaTraces: ["GET", "/v1/media/traces", [], ""],

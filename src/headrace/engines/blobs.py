@@ -13,11 +13,10 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -29,6 +28,14 @@ from obstore.store import LocalStore, from_url
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
 from headrace.engines.mount_guard import MountGuard, StoreRecord
+from headrace.engines.stored_files import (
+    EPOCH,
+    Child,
+    children_of,
+    file_etag,
+    is_plain_file,
+    name_of,
+)
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
@@ -37,7 +44,6 @@ from headrace.kernel.single_flight import SingleFlight
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _NO_OTHER: Final = re.compile(r"<Code>NoSuch(Bucket|Upload)</Code>")
 """Something else than the object is missing."""
@@ -313,6 +319,28 @@ class Blobs:
                 if self._is_object(info.key):
                     yield info
 
+    async def children(self, prefix: str, *, after: str = "", children_max: int) -> Sequence[Child]:
+        """Direct children of the folder `prefix` with names behind `after`, by name.
+
+        A bucket is asked for all of them. Raises: InvalidBlobKey, BlobsDown.
+        """
+        if prefix:
+            require_key(prefix)
+        async with self._use(prefix):
+            self.require_mounted()
+            if self.folder is not None:
+                found = partial(children_of, self.folder, prefix, after=after)
+                return await asyncio.to_thread(
+                    found, children_max=children_max, is_name=_SEGMENT.fullmatch
+                )
+            listed: Any = await obstore.list_with_delimiter_async(self._store, prefix or None)
+        children = [Child(name_of(path), None) for path in listed["common_prefixes"]]
+        for meta in listed["objects"]:
+            info = self._info(name_of(meta["path"]), meta)
+            children.append(Child(info.key, info.size_bytes, info.modified_at, info.etag))
+        behind = (one for one in children if one.name > after and _SEGMENT.fullmatch(one.name))
+        return sorted(behind, key=lambda one: one.name)[:children_max]
+
     def _require_plain(self, key: str) -> None:
         """Raises: InvalidBlobKey; FileNotFoundError for a missing file, a link or a device."""
         require_key(key)
@@ -420,7 +448,7 @@ class Blobs:
         modified_at = meta["last_modified"]
         etag = str(meta["e_tag"] or "").strip('"')
         if self.folder is not None:
-            etag = file_etag((modified_at - _EPOCH) // timedelta(microseconds=1), meta["size"])
+            etag = file_etag((modified_at - EPOCH) // timedelta(microseconds=1), meta["size"])
         return BlobInfo(key, meta["size"], etag, modified_at)
 
     def _is_object(self, key: str) -> bool:
@@ -445,22 +473,6 @@ def _allow(limit: asyncio.Timeout, size_bytes: int) -> None:
     """Extend the timeout of an operation by the size of its data."""
     if (when := limit.when()) is not None:
         limit.reschedule(when + size_bytes / MIB)
-
-
-def is_plain_file(folder: Path, key: str) -> bool:
-    """Whether `key` is a regular file in real folders; a link could lead out of the store."""
-    path = folder
-    steps = key.split("/")
-    for step in steps[:-1]:
-        path /= step
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            return False
-    return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
-
-
-def file_etag(modified_us: int, size_bytes: int) -> str:
-    """The etag of a file; without the inode, so that copies on other hosts have the same one."""
-    return f"{modified_us:x}-{size_bytes:x}"
 
 
 def _open_lock(folder: Path, check: Check | None) -> BinaryIO:

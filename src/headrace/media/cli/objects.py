@@ -41,6 +41,32 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     terminal.show(found, "\n".join(lines) or "no objects")
 
 
+@media.command("folder", short_help="List one folder.")
+@click.argument("prefix", default="")
+@click.option("--after", default="", help="Name after which the page begins.")
+@click.option(
+    "--max",
+    "entries_max",
+    default=100,
+    type=click.IntRange(1, LIST_OBJECTS_MAX),
+    show_default=True,
+    help="The most to list.",
+)
+def list_folder(terminal: Terminal, prefix: str, after: str, entries_max: int) -> None:
+    """List the subfolders and objects directly in the folder PREFIX, by name."""
+    found = terminal.run(
+        Media, lambda media: media.objects.folder(prefix, after=after, entries_max=entries_max)
+    )
+    lines = [f"{'folder':>12}  {'':19}  {one}/" for one in found.folders]
+    lines += [
+        f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}"
+        for item in found.objects
+    ]
+    if found.next_after is not None:
+        lines.append(f"more: --after {found.next_after}")
+    terminal.show(found, "\n".join(lines) or "no objects")
+
+
 @media.command("info", short_help="Show one object.")
 @click.argument("key")
 def show_info(terminal: Terminal, key: str) -> None:
