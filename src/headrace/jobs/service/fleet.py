@@ -85,7 +85,7 @@ class Fleet:
         )
 
     async def failures(self) -> list[QueueFailures]:
-        """Failed and quarantined jobs of the last hour by queue, from the newest 1,000."""
+        """Failed and quarantined jobs of the last hour by queue and cause, of the newest 1,000."""
         return await store.fleet.recent_failures(
             self._postgres, span_s=FAILURES_SPAN_S, jobs_max=FAILURES_COUNTED_MAX
         )

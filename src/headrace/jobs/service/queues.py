@@ -205,6 +205,13 @@ class Queues:
         [found] = await store.queues.queue_statuses(self._postgres, name, count_max=COUNT_MAX)
         return found
 
+    async def find_names(self, part: str, *, rows_max: int = 10) -> list[tuple[str, str]]:
+        """Queues, crons and limiters whose name contains `part`, each with its kind."""
+        if not is_storable(part):
+            return []
+        rows = await self._postgres.all(SQL.names_like, part=part, rows_max=rows_max)
+        return [(row["kind"], row["name"]) for row in rows]
+
     async def minutes(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[QueueMinute]:

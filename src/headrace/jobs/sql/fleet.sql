@@ -185,16 +185,19 @@ WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 m
 GROUP BY m.minute ORDER BY m.minute;
 
 -- name: recent_failures
--- Failed and quarantined jobs of the last :span_s seconds by queue and state, from the newest
--- :jobs_max.
-SELECT q.name AS queue, f.state, count(*)::bigint AS jobs, max(f.ended_at) AS last_at,
+-- Failed and quarantined jobs of the last :span_s seconds by queue, state and cause, from the
+-- newest :jobs_max. The cause is the beginning of the error up to a colon, number or line break.
+SELECT q.name AS queue, f.state, f.cause, count(*)::bigint AS jobs,
+    min(f.ended_at) AS first_at, max(f.ended_at) AS last_at,
     (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
 FROM (
-    SELECT queue, state, ended_at, left(error, 200) AS error FROM headrace.job_failed
+    SELECT queue, state, ended_at, left(error, 200) AS error,
+        rtrim(substring(left(error, 60) FROM '^[^:0-9\r\n]*')) AS cause
+    FROM headrace.job_failed
     WHERE ended_at > now() - :span_s::double precision * interval '1 s' AND state <> 'cancelled'
     ORDER BY ended_at DESC LIMIT :jobs_max
 ) f JOIN headrace.queue q ON q.id = f.queue
-GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
+GROUP BY q.name, f.state, f.cause ORDER BY jobs DESC, q.name, f.cause;
 
 -- name: fold_counts
 -- Fold up to :rows_max rows of counts into minutes and totals. Return how many.
