@@ -43,6 +43,7 @@ SEEDS = (
 TEXTS = {
     "/": "Live state",
     "/audit": "Every action attempted",
+    "/search": "Screens, and things of all rooms",
     "/jobs": "thumbs",
     "/jobs/hosts": "Slots by host",
     "/jobs/decisions": "Slot decisions",
@@ -74,7 +75,7 @@ TEXTS = {
     "/feed/why": "has muted",
     "/feed/index": "Newest post",
     "/media": "local mode",
-    "/media/objects": TRACK,
+    "/media/objects": TRACK.rpartition("/")[2],
     "/media/object": "audio/",
     "/media/cluster": "No cluster",
     "/media/traces": "No active traces",

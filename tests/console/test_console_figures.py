@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headrace.console.screens.fetch import TONES, WORDS
-from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
+from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import PanelData, Rates, parse_series
 from headrace.fetch.model import RunState
@@ -84,5 +84,3 @@ def test_only_images_audio_and_video_have_previews():
     kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
     assert kinds == ["image", "", "audio", "", ""]
     assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]
-    assert folders_of("a", ["a/x", "a/b/1", "a/b/2", "a/c/d/3"]) == [("b", "a/b"), ("c", "a/c")]
-    assert folders_of("", ["x", "t/1"]) == [("t", "t")]

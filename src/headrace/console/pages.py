@@ -88,6 +88,7 @@ class PageRenderer:
             caller=caller,
             now_at=datetime.now(UTC),
             rates=self._rates,
+            rooms=self.rooms,
             media_origin=self.media_origin,
             house=self.house,
         )

@@ -16,6 +16,7 @@ and counts from 0. The first reading gives no rates.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections import deque
@@ -30,7 +31,7 @@ from urllib.parse import urlencode
 from headrace.console.actions import Action
 from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.metrics import merged_metrics
+from headrace.kernel.metrics import fresh_snapshots, merged_metrics
 from headrace.web.model import Application
 from headrace.web.tokens import Caller
 
@@ -44,6 +45,9 @@ LEAST_S: Final = 3.0
 """Roles write metrics every two seconds; a shorter span would be noise."""
 GONE_S_MAX: Final = 3_600.0
 """A role that wrote nothing for longer is assumed to be stopped on purpose."""
+RECENT_S: Final = 600.0
+"""Time span of `Rates.grown` and `Rates.restarts`."""
+MARK_EVERY_S: Final = 60.0
 _ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
@@ -58,6 +62,9 @@ class Rates:
         self._history: dict[str, deque[tuple[float, float | None]]] = {}
         self._reading = asyncio.Lock()
         self._roles: dict[str, float] = {}
+        self._marks: deque[tuple[float, Series]] = deque()
+        self._processes: dict[str, float] | None = None
+        self._kept: dict[str, tuple[float, Any]] = {}
 
     async def read(self) -> None:
         """Take a reading in a thread, unless the last one is recent."""
@@ -65,14 +72,44 @@ class Rates:
             now_s = time.monotonic()
             if self._readings and now_s - self._readings[-1][0] < READ_EVERY_S:
                 return
-            text = await asyncio.to_thread(merged_metrics, self._folder, "api")
+            text, processes = await asyncio.to_thread(self._read_folder)
+            self.note_processes(now_s, processes)
             self.add(now_s, parse_series(text.decode()))
+
+    def _read_folder(self) -> tuple[bytes, set[str]]:
+        return merged_metrics(self._folder, "api"), fresh_snapshots(self._folder)
+
+    def note_processes(self, at_s: float, processes: set[str]) -> None:
+        """Note the processes that write metrics, named `<role>-<pid>`."""
+        if self._processes is None:
+            self._processes = dict.fromkeys(processes, -math.inf)
+        for process in processes:
+            self._processes.setdefault(process, at_s)
+
+    async def kept(self, name: str, for_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
+        """What `call` returned, at most `for_s` ago; for reads that are too slow for each page."""
+        known = self._kept.get(name)
+        if known is None or time.monotonic() - known[0] > for_s:
+            known = self._kept[name] = time.monotonic(), await call()
+        return known[1]
+
+    def restarts(self, role: str) -> int:
+        """Processes of `role` that started in the last RECENT_S, as far as they were observed."""
+        since_s = (self._readings[-1][0] if self._readings else 0.0) - RECENT_S
+        return sum(
+            at_s >= since_s and process.rpartition("-")[0] == role
+            for process, at_s in (self._processes or {}).items()
+        )
 
     def add(self, at_s: float, series: Series) -> None:
         """Add a reading taken at `at_s` and drop readings that are too old."""
         while self._readings and at_s - self._readings[0][0] > GAP_S_MAX:
             self._readings.popleft()
         self._readings.append((at_s, series))
+        if not self._marks or at_s - self._marks[-1][0] >= MARK_EVERY_S:
+            self._marks.append((at_s, series))
+        while self._marks[0][0] < at_s - RECENT_S:
+            self._marks.popleft()
         found = {match[1] for _, labels in series if (match := _ROLE.search(labels))}
         self._roles.update(dict.fromkeys(found, at_s))
         while len(self._readings) > 2 and at_s - self._readings[1][0] >= SPAN_S:
@@ -90,16 +127,14 @@ class Rates:
 
     def rate_per_s(self, name: str, *labels: str) -> float | None:
         """Growth per second of counter `name` over series with all `labels`; None if unknown."""
-        grown: list[float] = []
-        for (_, before), (_, now) in pairwise(self._readings):
-            for key in now.keys() & before.keys():
-                if key[0] == name and all(one in key[1] for one in labels):
-                    # A counter that fell was reset to 0.
-                    by = now[key] - before[key]
-                    grown.append(by if by >= 0 else now[key])
+        grown = _growth(self._readings, name, labels)
         if not grown or self.is_measuring:
             return None
         return sum(grown) / (self._readings[-1][0] - self._readings[0][0])
+
+    def grown(self, name: str, *labels: str) -> float:
+        """Growth of counter `name` in the last RECENT_S, as far as it was observed."""
+        return sum(_growth([*self._marks, *list(self._readings)[-1:]], name, labels))
 
     def note(self, name: str, per_s: float | None) -> list[float | None]:
         """Record a rate under `name` once per reading; return the history, with None for gaps."""
@@ -126,6 +161,19 @@ class Rates:
             for (series, given), value in (self._readings[-1][1] if self._readings else {}).items()
             if series == name and all(one in given for one in labels)
         ]
+
+
+def _growth(
+    readings: Iterable[tuple[float, Series]], name: str, labels: Sequence[str]
+) -> list[float]:
+    grown = []
+    for (_, before), (_, now) in pairwise(readings):
+        for key in now.keys() & before.keys():
+            if key[0] == name and all(one in key[1] for one in labels):
+                # A counter that fell was reset to 0.
+                by = now[key] - before[key]
+                grown.append(by if by >= 0 else now[key])
+    return grown
 
 
 def parse_series(text: str) -> dict[tuple[str, str], float]:
@@ -204,6 +252,8 @@ class ViewContext:
     now_at: datetime
     rates: Rates
     house: Application
+    rooms: Sequence[Room] = ()
+    """All rooms, in menu order."""
     media_origin: str = ""
     origin: str = ""
     """Scheme and host of the console, in an action."""

@@ -37,6 +37,7 @@ WINDOWS: Final[dict[str, float]] = {
     "7d": 7 * 86_400.0,
     "31d": 31 * 86_400.0,
 }
+EXAMPLES_MAX: Final = 12
 LIMITS: Final = ("20", "50", "100")
 SPANS: Final[dict[str, tuple[str, timedelta]]] = {
     "2d": ("hour", timedelta(days=2)),
@@ -110,7 +111,8 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
     views, entity = context.views, context.query.text("id", most=128).strip()
     span = context.query.choice("span", tuple(SPANS), "7d")
     if not entity:
-        return {"entity": entity, "span": span, "spans": choices(SPANS)}
+        examples = await entity_examples(context)
+        return {"entity": entity, "span": span, "spans": choices(SPANS), "examples": examples}
     by, length = SPANS[span]
     from_at = context.now_at - length
     total, series, viewers, marks, together = await asyncio.gather(
@@ -139,6 +141,16 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
         "viewers": PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
         "reads": await _reads(context),
     }
+
+
+async def entity_examples(context: ViewContext) -> list[str]:
+    """Ids to start from: the most viewed of 31 days, then any."""
+    analytics = context.views.analytics
+    top = await attempt(analytics.top, WINDOWS["31d"], EXAMPLES_MAX)
+    ids = [entry.id for entry in top.value or ()]
+    if len(ids) < EXAMPLES_MAX:
+        ids += (await attempt(analytics.find, "", rows_max=EXAMPLES_MAX)).value or []
+    return list(dict.fromkeys(ids))[:EXAMPLES_MAX]
 
 
 async def view_lag(context: ViewContext) -> dict[str, Any]:
