@@ -302,7 +302,8 @@ def test_many_alerts_are_summarized():
 @pytest.mark.parametrize(
     ("ready", "leased", "load", "done_per_s", "state"),
     [
-        (0, 0, 1.31, 5.0, "idle"),
+        (0, 0, 0.0, 0.0, "idle"),
+        (0, 0, 0.88, 5.0, "caught up"),
         (9, 2, 1.31, 5.0, "behind"),
         (9, 0, None, 0.0, "waiting"),
         (9, 0, 0.5, 5.0, "running"),
@@ -319,6 +320,7 @@ def test_queue_states(ready, leased, load, done_per_s, state):
         wait_s=None,
         wait_max_s=None,
         done_per_s=done_per_s,
+        has_run=done_per_s > 0,
     )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")

@@ -35,6 +35,8 @@ class QueueRow:
     wait_s: float | None = None
     wait_max_s: float | None = None
     done_per_s: float = 0.0
+    has_run: bool = False
+    """Whether jobs ran in the span of the load figure."""
     is_floating: bool = False
     """Only floating slots ran its jobs, so it has no load figure."""
 
@@ -45,12 +47,14 @@ class QueueRow:
         if queue.paused:
             return "paused"
         if not queue.is_known:
-            return "for people" if queue.decisions else "no code"
+            return "for people" if queue.decisions else "no worker"
         if self.is_behind:
             return "behind"
         if queue.leased or (queue.ready and self.done_per_s):
             return "running"
-        return "waiting" if queue.ready else "idle"
+        if queue.ready:
+            return "waiting"
+        return "caught up" if self.has_run else "idle"
 
     @property
     def is_behind(self) -> bool:
@@ -65,8 +69,8 @@ class QueueRow:
     @property
     def tone(self) -> str:
         """Tone of the state."""
-        no_code = "warn" if self.status.ready else ""
-        tones = {"paused": "warn", "no code": no_code, "behind": "bad", "running": "good"}
+        no_worker = "warn" if self.status.ready else ""
+        tones = {"paused": "warn", "no worker": no_worker, "behind": "bad", "running": "good"}
         return tones.get(self.state, "")
 
 
@@ -114,6 +118,7 @@ def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> Queu
         wait_s=did.wait_mean_s,
         wait_max_s=None if did.wait_mean_s is None else did.wait_max_s,
         done_per_s=did.done / span_s,
+        has_run=did.run_s > 0 or did.calls > 0 or did.done > 0,
         is_floating=did.calls > 0 and not did.slot_s,
     )
 
