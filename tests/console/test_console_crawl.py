@@ -175,6 +175,23 @@ def test_pages_show_what_the_api_returns(crawl, stack):
     assert "\n".join(crawl.faults) == ""
 
 
+def test_a_failed_job_is_two_presses_from_the_overview(crawl, stack):
+    stack.wait("/v1/jobs?queue=broken&state=failed", lambda page: len(page["jobs"]) >= len(CORPUS))
+    overview = crawl.open("/console")
+    causes = [url for url in overview.links if "/jobs/jobs?queue=broken&state=failed" in url]
+    assert causes
+    assert any("/do/jobs.bulk_retry?queue=broken" in url for url in overview.links)
+    matching = crawl.open(causes[0])
+    job = next(url for url in matching.links if re.fullmatch(r"/console/jobs/jobs/\d+", url))
+    assert any(f"/do/jobs.retry_job?job={job.rpartition('/')[2]}" in url for url in matching.links)
+    page = crawl.open(job)
+    assert "ValueError" in page.text
+    assert any("/do/jobs.retry_job" in url for url in page.links)
+    assert "Publish held item" in crawl.open("/console/do/fetch-release").text
+    for text in ("queue broken: ", "held items: ", "photos of bike-shop: 2 photos of "):
+        assert text in " ".join(overview.text.split())
+
+
 def test_a_feed_is_paged_to_its_end(crawl, stack):
     posts = stack.call("GET", "/v1/feed/viewers/anna?limit=200")["posts"]
     url, seen = "/console/feed?viewer=anna", []
