@@ -100,6 +100,11 @@ VERBS = {
     "ls": Verb(
         lambda m, prefix="": m.objects.ls(prefix), "GET objects", lambda prefix="": ["ls", prefix]
     ),
+    "folder": Verb(
+        lambda m, prefix="", after="": m.objects.folder(prefix, after=after),
+        "GET folders",
+        lambda prefix="", after="": ["folder", prefix, "--after", after],
+    ),
     "rm": Verb(lambda m, key: m.objects.rm(key), "DELETE objects/{key}", lambda key: ["rm", key]),
     "purge": Verb(purge, "POST purge", purge_words),
     "warm": Verb(lambda m, keys: m.warming.warm(keys), "POST warm", lambda keys: ["warm", *keys]),
