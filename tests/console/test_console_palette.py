@@ -1,4 +1,4 @@
-"""The command palette and the search page: what they find, for whom, and by which keys."""
+"""The command palette and the search page: what they find with which scopes, and by which keys."""
 
 from __future__ import annotations
 

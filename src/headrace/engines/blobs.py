@@ -25,17 +25,10 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import LocalStore, from_url
 
+from headrace.engines import stored_files
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
 from headrace.engines.mount_guard import MountGuard, StoreRecord
-from headrace.engines.stored_files import (
-    EPOCH,
-    Child,
-    children_of,
-    file_etag,
-    is_plain_file,
-    name_of,
-)
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
@@ -319,27 +312,26 @@ class Blobs:
                 if self._is_object(info.key):
                     yield info
 
-    async def children(self, prefix: str, *, after: str = "", children_max: int) -> Sequence[Child]:
+    async def children(
+        self, prefix: str, *, after: str = "", children_max: int
+    ) -> Sequence[stored_files.Child]:
         """Direct children of the folder `prefix` with names behind `after`, by name.
 
-        A bucket is asked for all of them. Raises: InvalidBlobKey, BlobsDown.
+        A bucket lists all of them for each page. Raises: InvalidBlobKey, BlobsDown.
         """
         if prefix:
             require_key(prefix)
         async with self._use(prefix):
             self.require_mounted()
             if self.folder is not None:
-                found = partial(children_of, self.folder, prefix, after=after)
+                found = partial(stored_files.children_of, self.folder, prefix, after=after)
                 return await asyncio.to_thread(
                     found, children_max=children_max, is_name=_SEGMENT.fullmatch
                 )
             listed: Any = await obstore.list_with_delimiter_async(self._store, prefix or None)
-        children = [Child(name_of(path), None) for path in listed["common_prefixes"]]
-        for meta in listed["objects"]:
-            info = self._info(name_of(meta["path"]), meta)
-            children.append(Child(info.key, info.size_bytes, info.modified_at, info.etag))
-        behind = (one for one in children if one.name > after and _SEGMENT.fullmatch(one.name))
-        return sorted(behind, key=lambda one: one.name)[:children_max]
+        return stored_files.children_in(
+            listed, after=after, children_max=children_max, is_name=_SEGMENT.fullmatch
+        )
 
     def _require_plain(self, key: str) -> None:
         """Raises: InvalidBlobKey; FileNotFoundError for a missing file, a link or a device."""
@@ -347,7 +339,7 @@ class Blobs:
         if self.folder is None:
             return
         try:
-            is_plain = is_plain_file(self.folder, key)
+            is_plain = stored_files.is_plain_file(self.folder, key)
         except (FileNotFoundError, NotADirectoryError):
             is_plain = False
         if not is_plain:
@@ -448,7 +440,9 @@ class Blobs:
         modified_at = meta["last_modified"]
         etag = str(meta["e_tag"] or "").strip('"')
         if self.folder is not None:
-            etag = file_etag((modified_at - EPOCH) // timedelta(microseconds=1), meta["size"])
+            etag = stored_files.file_etag(
+                (modified_at - stored_files.EPOCH) // timedelta(microseconds=1), meta["size"]
+            )
         return BlobInfo(key, meta["size"], etag, modified_at)
 
     def _is_object(self, key: str) -> bool:

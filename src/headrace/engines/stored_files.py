@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,11 +25,6 @@ class Child(NamedTuple):
     """None: a subfolder."""
     modified_at: datetime = EPOCH
     etag: str = ""
-
-
-def name_of(path: str) -> str:
-    """The last part of the path of an object or folder."""
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def is_plain_file(folder: Path, key: str) -> bool:
@@ -74,6 +69,28 @@ def children_of(
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [child for one in first if (child := _child(*one)) is not None]
+
+
+def children_in(
+    listed: Mapping[str, Any], *, after: str, children_max: int, is_name: Callable[[str], object]
+) -> list[Child]:
+    """The same of a bucket, from the answer to a list request with a delimiter."""
+    children = [Child(_name_of(path), None) for path in listed["common_prefixes"]]
+    children += [
+        Child(
+            _name_of(meta["path"]),
+            meta["size"],
+            meta["last_modified"],
+            str(meta["e_tag"] or "").strip('"'),
+        )
+        for meta in listed["objects"]
+    ]
+    behind = (one for one in children if one.name > after and is_name(one.name))
+    return sorted(behind, key=lambda one: one.name)[:children_max]
+
+
+def _name_of(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _child(name: str, is_folder: bool, path: str) -> Child | None:  # noqa: FBT001 - a tuple's part

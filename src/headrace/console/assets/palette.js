@@ -15,12 +15,12 @@
   let found = [];
   let at = 0;
   let waiting = null;
-  let asked = null;
+  let pending = null;
 
   const words = () => input.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
   // Buttons of actions, each once. A row's button names its row.
   const actions = () => {
-    const wanted = words();
+    const needed = words();
     const seen = new Map();
     for (const link of document.querySelectorAll("#main a.button[hx-get]")) {
       const href = link.getAttribute("href");
@@ -28,7 +28,7 @@
       const name = row?.querySelector("th, a[href]")?.textContent.trim().replace(/\s+/g, " ") || "";
       const label = link.getAttribute("aria-label") || link.textContent.trim();
       const whole = `${label} ${name}`.toLowerCase();
-      if (!seen.has(href) && wanted.every((word) => whole.includes(word))) seen.set(href, { kind: "action", label, hint: name, href, isAction: true });
+      if (!seen.has(href) && needed.every((word) => whole.includes(word))) seen.set(href, { kind: "action", label, hint: name, href, isAction: true });
     }
     return [...seen.values()].slice(0, ACTIONS_MAX);
   };
@@ -65,9 +65,9 @@
     choose(0);
   };
   const ask = async () => {
-    asked?.abort();
+    pending?.abort();
     const own = new AbortController();
-    asked = own;
+    pending = own;
     try {
       const query = new URLSearchParams({ q: input.value.trim() });
       const answer = await fetch(`/console/palette?${query}`, { headers: { accept: "application/json" }, signal: own.signal });
@@ -128,7 +128,7 @@
   });
   dialog.addEventListener("close", () => {
     clearTimeout(waiting);
-    asked?.abort();
+    pending?.abort();
   });
   const isMac = /mac|iphone|ipad/i.test(navigator.platform);
   if (isMac) document.querySelectorAll("[data-palette] kbd").forEach((key) => (key.textContent = "⌘K"));

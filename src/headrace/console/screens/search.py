@@ -1,6 +1,6 @@
 """The search of the command palette: screens, and things of all rooms by name or id.
 
-Each room is asked for a few things whose name begins with the text, within SOURCE_S. A room that
+Each room returns a few things whose name begins with the text, within SOURCE_S. A room that
 the caller may not read, or that does not answer, has no matches.
 """
 
@@ -62,7 +62,7 @@ async def _within(context: ViewContext, find: Find, text: str) -> list[Match]:
     try:
         async with asyncio.timeout(SOURCE_S):
             async for match in find(context, text):
-                found.append(match)  # noqa: PERF401 - keeps what came before a failure
+                found.append(match)  # noqa: PERF401 - keeps the matches before a failure
     except (HeadraceError, TimeoutError):
         pass
     return found
