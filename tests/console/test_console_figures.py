@@ -104,8 +104,16 @@ def test_growth_and_restarts_are_those_of_ten_minutes():
         rates.note_processes(at_s, {process, "media-2"})
     assert (rates.restarts("agent"), rates.restarts("media")) == (2, 0)
     roles, slots = death_issues(rates)
-    assert (roles.tone, roles.text) == ("warn", "started 2 times in the last 10 min")
+    assert (roles.tone, roles.text) == ("warn", "started again 2 times in the last 10 min")
     assert slots.text == "9 slots died in the last 10 min"
+    first = Rates(None)
+    for at_s, text in (
+        (0.0, 'up{role="agent"} 1\n'),
+        (2.0, f"{died} 1.0\n"),
+        (4.0, f"{died} 3.0\n"),
+    ):
+        first.add(at_s, parse_series(text))
+    assert first.grown("agent_slots_ended_total") == 3, "the series begins with the first death"
 
 
 def test_troubles_of_the_rooms_are_issues_with_remedies():

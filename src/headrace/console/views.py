@@ -48,6 +48,15 @@ GONE_S_MAX: Final = 3_600.0
 RECENT_S: Final = 600.0
 """Time span of `Rates.grown` and `Rates.restarts`."""
 MARK_EVERY_S: Final = 60.0
+WATCHED: Final = frozenset(
+    {
+        "agent_slots_ended_total",
+        "media_child_deaths_total",
+        "media_cuts_total",
+        "media_requests_total",
+    }
+)
+"""The counters of `Rates.grown`."""
 _ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
@@ -62,7 +71,8 @@ class Rates:
         self._history: dict[str, deque[tuple[float, float | None]]] = {}
         self._reading = asyncio.Lock()
         self._roles: dict[str, float] = {}
-        self._marks: deque[tuple[float, Series]] = deque()
+        self._marks: deque[tuple[float, Series, frozenset[str]]] = deque()
+        """Readings of WATCHED with the roles that wrote them; the last one is the newest."""
         self._processes: dict[str, float] | None = None
         self._kept: dict[str, tuple[float, Any]] = {}
 
@@ -106,11 +116,13 @@ class Rates:
         while self._readings and at_s - self._readings[0][0] > GAP_S_MAX:
             self._readings.popleft()
         self._readings.append((at_s, series))
-        if not self._marks or at_s - self._marks[-1][0] >= MARK_EVERY_S:
-            self._marks.append((at_s, series))
+        found = {match[1] for _, labels in series if (match := _ROLE.search(labels))}
+        if len(self._marks) > 1 and at_s - self._marks[-2][0] < MARK_EVERY_S:
+            self._marks.pop()
+        watched = {key: value for key, value in series.items() if key[0] in WATCHED}
+        self._marks.append((at_s, watched, frozenset(found)))
         while self._marks[0][0] < at_s - RECENT_S:
             self._marks.popleft()
-        found = {match[1] for _, labels in series if (match := _ROLE.search(labels))}
         self._roles.update(dict.fromkeys(found, at_s))
         while len(self._readings) > 2 and at_s - self._readings[1][0] >= SPAN_S:
             self._readings.popleft()
@@ -127,14 +139,31 @@ class Rates:
 
     def rate_per_s(self, name: str, *labels: str) -> float | None:
         """Growth per second of counter `name` over series with all `labels`; None if unknown."""
-        grown = _growth(self._readings, name, labels)
+        grown: list[float] = []
+        for (_, before), (_, now) in pairwise(self._readings):
+            for key in now.keys() & before.keys():
+                if key[0] == name and all(one in key[1] for one in labels):
+                    # A counter that fell was reset to 0.
+                    by = now[key] - before[key]
+                    grown.append(by if by >= 0 else now[key])
         if not grown or self.is_measuring:
             return None
         return sum(grown) / (self._readings[-1][0] - self._readings[0][0])
 
     def grown(self, name: str, *labels: str) -> float:
-        """Growth of counter `name` in the last RECENT_S, as far as it was observed."""
-        return sum(_growth([*self._marks, *list(self._readings)[-1:]], name, labels))
+        """Growth of a counter of WATCHED in the last RECENT_S, as far as it was observed.
+
+        A series that a known role starts to write began at 0.
+        """
+        grown = 0.0
+        for (_, before, roles), (_, now, _) in pairwise(self._marks):
+            for key, value in now.items():
+                if key[0] == name and all(one in key[1] for one in labels):
+                    role = _ROLE.search(key[1])
+                    is_known = role is not None and role[1] in roles
+                    by = value - before.get(key, 0.0 if is_known else value)
+                    grown += by if by >= 0 else value
+        return grown
 
     def note(self, name: str, per_s: float | None) -> list[float | None]:
         """Record a rate under `name` once per reading; return the history, with None for gaps."""
@@ -161,19 +190,6 @@ class Rates:
             for (series, given), value in (self._readings[-1][1] if self._readings else {}).items()
             if series == name and all(one in given for one in labels)
         ]
-
-
-def _growth(
-    readings: Iterable[tuple[float, Series]], name: str, labels: Sequence[str]
-) -> list[float]:
-    grown = []
-    for (_, before), (_, now) in pairwise(readings):
-        for key in now.keys() & before.keys():
-            if key[0] == name and all(one in key[1] for one in labels):
-                # A counter that fell was reset to 0.
-                by = now[key] - before[key]
-                grown.append(by if by >= 0 else now[key])
-    return grown
 
 
 def parse_series(text: str) -> dict[tuple[str, str], float]:

@@ -94,16 +94,19 @@ def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
 
 
 def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) -> Iterator[Issue]:
-    """Data sources that cannot be read, each with its page."""
+    """Data sources that cannot be read, one issue for each error."""
+    places: dict[str, list[tuple[str, str]]] = {}
     for subject, (place, found) in sources.items():
         if found is not None and found.error is not None and not found.is_hidden:
-            yield Issue(
-                tone="bad",
-                subject=f"{subject}: no data",
-                href=PREFIX + place,
-                text=found.error,
-                fix="The page retries automatically. Run `headrace doctor` to find the cause.",
-            )
+            places.setdefault(found.error, []).append((subject, place))
+    for error, failed in places.items():
+        yield Issue(
+            tone="bad",
+            subject=f"{', '.join(subject for subject, _ in failed)}: no data",
+            href=PREFIX + failed[0][1],
+            text=error,
+            fix="The page retries automatically. Run `headrace doctor` to find the cause.",
+        )
 
 
 def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Issue]:
@@ -253,7 +256,8 @@ def death_issues(rates: Rates) -> Iterator[Issue]:
                 subject=f"role {role} on this machine",
                 href=PREFIX + place,
                 text=("keeps dying: " if starts >= DYING_FROM else "")
-                + f"started {pluralize(starts, 'time')} in the last {format_duration(RECENT_S)}",
+                + f"started again{f' {starts} times' if starts > 1 else ''} in the last"
+                f" {format_duration(RECENT_S)}",
                 fix="The log of `headrace up` has the exit code: `logs/up.log` in the data folder.",
             )
     slots = round(rates.grown("agent_slots_ended_total", 'how="died"'))

@@ -13,7 +13,7 @@ from headrace.kernel.terminal import pluralize
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
-MISSING_SHARE: Final = 0.01
+MISSING_SHARE: Final = 0.001
 MISSING_MIN: Final = 10
 """From this share and number of 404 answers on, objects of media are reported as missing."""
 BAD_RUNS: Final = ("refused", "abandoned")
