@@ -10,6 +10,7 @@
   const list = dialog.querySelector("[role=listbox]");
   const state = dialog.querySelector("[role=status]");
   const WAIT_MS = 120;
+  const SEARCHING = "searching…";
   const ACTIONS_MAX = 8;
   const PLACE = /^\/console(?:[/?#]|$)/;
   let found = [];
@@ -82,7 +83,7 @@
     if (document.querySelector("dialog[open]")) return;
     dialog.showModal();
     input.select();
-    show([], "searching…");
+    show([], SEARCHING);
     ask();
   };
   const go = (one) => {
@@ -115,11 +116,12 @@
   });
   input.addEventListener("input", () => {
     clearTimeout(waiting);
+    state.textContent = SEARCHING;
     waiting = setTimeout(ask, WAIT_MS);
   });
   input.form.addEventListener("submit", (event) => {
     // Enter before the answer to the last key: the search page shows the same matches.
-    const isCurrent = !state.textContent.endsWith("…");
+    const isCurrent = state.textContent !== SEARCHING;
     if (isCurrent && go(found[at])) event.preventDefault();
   });
   list.addEventListener("click", (event) => {
