@@ -16,6 +16,7 @@
   let found = [];
   let at = 0;
   let waiting = null;
+  let isEntered = false;
   let pending = null;
 
   const words = () => input.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
@@ -51,7 +52,9 @@
     }
   };
   const show = (matches, word) => {
-    found = [...actions(), ...matches];
+    const text = input.value.trim().toLowerCase();
+    const isSame = (one) => text && one.label.toLowerCase() === text;
+    found = [...matches.filter(isSame), ...actions(), ...matches.filter((one) => !isSame(one))];
     list.replaceChildren(
       ...found.map((one, index) => {
         const option = document.createElement("li");
@@ -64,6 +67,10 @@
     input.setAttribute("aria-expanded", String(found.length > 0));
     state.textContent = word || (found.length ? `${found.length} ${found.length === 1 ? "match" : "matches"}` : "no matches");
     choose(0);
+    if (isEntered && word !== SEARCHING) {
+      isEntered = false;
+      if (!word) go(found[at]);
+    }
   };
   const ask = async () => {
     pending?.abort();
@@ -81,17 +88,17 @@
   };
   const open = () => {
     if (document.querySelector("dialog[open]")) return;
+    isEntered = false;
     dialog.showModal();
     input.select();
     show([], SEARCHING);
     ask();
   };
   const go = (one) => {
-    if (!one) return false;
+    if (!one) return;
     dialog.close();
     if (one.isAction) document.querySelector(`#main a.button[href="${CSS.escape(one.href)}"]`)?.click();
     else if (PLACE.test(one.href)) location.assign(one.href);
-    return true;
   };
 
   document.addEventListener("keydown", (event) => {
@@ -109,6 +116,12 @@
   });
   const STEPS = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8 };
   input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.isComposing) {
+      event.preventDefault();
+      // Before the answer to the last key arrived, Enter chooses its first match.
+      if (state.textContent === SEARCHING) isEntered = true;
+      else go(found[at]);
+    }
     const by = STEPS[event.key];
     if (!by) return;
     event.preventDefault();
@@ -116,13 +129,9 @@
   });
   input.addEventListener("input", () => {
     clearTimeout(waiting);
+    isEntered = false;
     state.textContent = SEARCHING;
     waiting = setTimeout(ask, WAIT_MS);
-  });
-  input.form.addEventListener("submit", (event) => {
-    // Enter before the answer to the last key: the search page shows the same matches.
-    const isCurrent = state.textContent !== SEARCHING;
-    if (isCurrent && go(found[at])) event.preventDefault();
   });
   list.addEventListener("click", (event) => {
     const option = event.target.closest("[role=option]");
