@@ -1,6 +1,8 @@
-"""Screenshots of the documentation; `make screenshots` writes those of `PICTURES`.
+"""Screenshots of the console: those of the documentation, and a gallery of every screen.
 
-Without an output folder, the test writes one to a temporary folder, to keep the procedure working.
+`make screenshots` writes the documentation's. `GALLERY=FOLDER pytest -n 0` of this file writes
+every screen in every state of `gallery`, at three widths, dark and light; `-k busy` writes one
+state. Without a folder, each procedure takes one sample, to keep it working.
 """
 
 from __future__ import annotations
@@ -11,14 +13,19 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import gallery
 import pytest
-from browser import WIDTHS
-from console_stack import TRACK
+from browser import WIDTHS, browsing
+from console_stack import TRACK, ConsoleStack
 from PIL import Image
 from tests.kit.waiting import wait_true
 
 SHOTS = "SCREENSHOTS"
 """Environment variable with the output folder."""
+GALLERY = "GALLERY"
+"""Environment variable with the folder of the gallery."""
+GALLERY_HEIGHT = 900
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER_BYTES_MAX = 1_500_000
 HEIGHT = 480
@@ -91,6 +98,53 @@ async def test_a_screenshot_is_taken(tab, stack, tmp_path, name):
         png = small(await screen.page.screenshot(full_page=True))
         (folder / f"{name}.png").write_bytes(png)
     assert len(png) < FOLDER_BYTES_MAX / len(PICTURES)
+
+
+async def photograph(tab, folder, paths):
+    """Take each page at each width in both schemes; return those wider than their window."""
+    folder.mkdir(parents=True, exist_ok=True)
+    too_wide = []
+    for scheme in ("light", "dark"):
+        async with tab(scheme=scheme) as screen:
+            # Pages of the gallery may be refusals.
+            screen.allow("status of [45]|answer 50")
+            for name, path in paths.items():
+                if name == gallery.LOGIN:
+                    await screen.context.clear_cookies()
+                await screen.open(path)
+                for width in WIDTHS.values():
+                    size = {"width": width, "height": GALLERY_HEIGHT}
+                    await screen.page.set_viewport_size(size)
+                    await screen.page.evaluate(DRAWN)
+                    if await screen.overflow():
+                        too_wide.append(f"{path} at {width}")
+                    png = await screen.page.screenshot(full_page=True)
+                    (folder / f"{name}-{width}-{scheme}.png").write_bytes(png)
+    return too_wide
+
+
+async def test_the_gallery_takes_a_screen_at_every_width_and_scheme(tab, stack, tmp_path):
+    paths = {"jobs": "/console/jobs", gallery.LOGIN: "/console/login"}
+    assert await photograph(tab, tmp_path, paths) == []
+    assert len(list(tmp_path.glob("*.png"))) == len(paths) * len(WIDTHS) * 2
+    assert gallery.screens(stack, "empty").keys() > {"overview", "fetch-review", "media-traces"}
+
+
+@pytest.mark.skipif(GALLERY not in os.environ, reason="writes 800 pictures for people")
+@pytest.mark.parametrize("state", gallery.STATES)
+async def test_every_screen_is_in_the_gallery(chromium, tmp_path, state):
+    stack = ConsoleStack(tmp_path, site="" if state == "empty" else gallery.SITE)
+    try:
+        stack.start()
+        async with gallery.bring_into(stack, state):
+            too_wide = await photograph(
+                lambda **options: browsing(chromium, stack.api, cookies=stack.cookies, **options),
+                Path(os.environ[GALLERY]) / state,
+                gallery.screens(stack, state),
+            )
+    finally:
+        stack.close()
+    assert too_wide == []
 
 
 def test_every_screenshot_is_stored_used_and_small():
