@@ -10,7 +10,7 @@ SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/prom
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots clean
+.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ docs: $(SET_UP) ## Build the documentation as a site into build/site
 
 screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by its own tests
 	SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py
+
+gallery: $(SET_UP) ## Take every screen of the console in every state, to judge its look (GALLERY=folder)
+	GALLERY=$(or $(GALLERY),$(CURDIR)/gallery) $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py -k every_screen_is
 
 reference: $(SET_UP) ## Write docs/reference from the code
 	$(BIN)/python -m tools.reference

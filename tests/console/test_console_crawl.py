@@ -240,6 +240,7 @@ async def test_screens_are_accessible_at_two_widths_and_in_both_themes(screen, c
         await screen.narrow()
         await screen.page.emulate_media(color_scheme="dark")
         assert not await screen.findings(rules=PHONE_RULES), url
+        assert await screen.phone_faults() == [], url
 
 
 async def test_long_names_fit_a_phone_and_the_current_tab_is_visible(tab, stack):
