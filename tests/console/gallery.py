@@ -6,7 +6,6 @@ the shop with failing jobs and a Valkey that does not answer. `down` is PostgreS
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -25,8 +24,7 @@ STATES = ("empty", "normal", "busy", "broken", "down")
 SITE = "gallery_site:app"
 LOGIN = "login"
 """The screen of a browser without a session."""
-LOADED_S, FAILED_S = 8.0, 5.0
-"""Time for queues to fall behind, and for jobs to fail."""
+FAILURES = 40
 SHOPS = ("bike-shop", "lamp-house", "old-books", "garden-and-more", "phones24", "vinyl-cellar")
 GOODS = ("City bike", "Desk lamp", "Atlas", "Rake", "Headphones", "Record")
 LONG = "convert-videos-of-listings-for-phones"
@@ -80,10 +78,10 @@ async def bring_into(stack: ConsoleStack, state: str) -> AsyncIterator[None]:
             await fill(stack)
         if state in ("busy", "broken", "down"):
             load(stack)
-            await asyncio.sleep(LOADED_S)
+            stack.wait("/v1/queues/invoices", lambda queue: queue["leased"] > 1)
         if state in ("broken", "down"):
             fail(stack)
-            await asyncio.sleep(FAILED_S)
+            stack.wait("/v1/queues/payments", lambda queue: queue["failed"] >= FAILURES)
             engines.enter_context(stopped(stack, "valkey"))
         if state == "down":
             engines.enter_context(stopped(stack, "postgres"))
@@ -177,7 +175,7 @@ def load(stack: ConsoleStack) -> None:
 
 def fail(stack: ConsoleStack) -> None:
     """From `busy` towards `broken`: jobs that fail."""
-    errors = [{"name": f"order {n}", "error": REASONS[n % 3]} for n in range(40)]
+    errors = [{"name": f"order {n}", "error": REASONS[n % 3]} for n in range(FAILURES)]
     stack.enqueue("payments", *errors)
     stack.enqueue("weekly-report", *errors[:3])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 
@@ -22,8 +23,9 @@ class Work(msgspec.Struct):
 
 
 async def work(job: Work) -> str:
-    """Wait as long as the job says; fail if it has an error."""
-    await asyncio.sleep(job.seconds)
+    """Wait for the seconds of the job; fail if it has an error."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), job.seconds)
     if job.error:
         raise RuntimeError(job.error)
     return job.name
