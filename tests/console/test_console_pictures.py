@@ -28,7 +28,7 @@ GALLERY_HEIGHT = 900
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER_BYTES_MAX = 1_500_000
-HEIGHT = 480
+HEIGHT = 640
 COLOURS = 256
 LOADED = "Promise.all([...document.images].map((image) => image.decode()))"
 ENDED = "document.querySelectorAll('.u-legend .u-value')[1]?.textContent ?? '0'"
@@ -67,6 +67,15 @@ def small(png: bytes) -> bytes:
     return out.getvalue()
 
 
+async def whole_page(page, width, height):
+    """A screenshot of a window as high as its page, so that nothing in it scrolls."""
+    for _ in range(2):
+        await page.set_viewport_size({"width": width, "height": height})
+        await page.evaluate(DRAWN)
+        height = max(height, await page.evaluate("document.documentElement.scrollHeight"))
+    return await page.screenshot(full_page=True)
+
+
 async def work(screen, stack):
     """Create load until the overview shows rates and a full minute of jobs."""
 
@@ -88,14 +97,13 @@ async def test_a_screenshot_is_taken(tab, stack, tmp_path, name):
     folder.mkdir(parents=True, exist_ok=True)
     run = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1]["run"]
     async with tab(width=WIDTHS[picture.size], scheme=picture.scheme) as screen:
-        await screen.page.set_viewport_size({"width": WIDTHS[picture.size], "height": HEIGHT})
         if name == "overview" and SHOTS in os.environ:
             await work(screen, stack)
         await screen.open(picture.path.format(run=run))
         await screen.page.evaluate(LOADED)
         if await screen.page.locator("main[data-page]").count():
             await screen.wait_live()
-        png = small(await screen.page.screenshot(full_page=True))
+        png = small(await whole_page(screen.page, WIDTHS[picture.size], HEIGHT))
         (folder / f"{name}.png").write_bytes(png)
     assert len(png) < FOLDER_BYTES_MAX / len(PICTURES)
 
@@ -113,12 +121,9 @@ async def photograph(tab, folder, paths):
                     await screen.context.clear_cookies()
                 await screen.open(path)
                 for width in WIDTHS.values():
-                    size = {"width": width, "height": GALLERY_HEIGHT}
-                    await screen.page.set_viewport_size(size)
-                    await screen.page.evaluate(DRAWN)
+                    png = await whole_page(screen.page, width, GALLERY_HEIGHT)
                     if await screen.overflow():
                         too_wide.append(f"{path} at {width}")
-                    png = await screen.page.screenshot(full_page=True)
                     (folder / f"{name}-{width}-{scheme}.png").write_bytes(png)
     return too_wide
 
