@@ -48,7 +48,8 @@ RUN_AXE = """async (rules) => {
 PHONE_FAULTS = """() => {
   const shown = (one) => one.checkVisibility() && one.getBoundingClientRect().height > 1;
   const found = [];
-  const controls = 'a.button, button, select, textarea, input:not([type=checkbox]), .rooms a, .tabs a';
+  const links = '.rooms a, .tabs a, a.button, button';
+  const controls = `${links}, select, textarea, input:not([type=checkbox])`;
   for (const one of document.querySelectorAll(controls)) {
     const high = one.getBoundingClientRect().height;
     if (shown(one) && high < 39.5) found.push(`${high} px high: ${one.outerHTML.slice(0, 99)}`);
