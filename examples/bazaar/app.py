@@ -73,5 +73,7 @@ def apply(item: Item) -> None:
         for photo in item.photos
     )
     title, price = field_text(item.fields, "title", "name"), field_text(item.fields, "price")
-    advert = Advert(item.customer, item.id, item.version, title, price, photos)
+    category = field_text(item.fields, "category_name", "category")
+    text = field_text(item.fields, "description")
+    advert = Advert(item.customer, item.id, item.version, title, price, photos, category, text)
     adverts.show(advert, action=item.action)

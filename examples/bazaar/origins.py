@@ -169,11 +169,10 @@ def encode(answer: Answer, *, with_body: bool) -> bytes:
     return head + answer.body if with_body else head
 
 
-async def run(*, port: int, log_file: Path, shops_count: int) -> None:
+async def run(*, port: int, log_file: Path, shops_count: int, pictures: Path | None) -> None:
     """Serve all shops on `port` of their addresses until SIGTERM or Ctrl-C."""
-    # First of all: drawing the photos takes a second, in which others could take the port.
     sockets = [socket.create_server((shop.address, port)) for shop in shops(shops_count)]
-    album = Album()
+    album = Album(pictures)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -193,9 +192,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--shops", type=int, default=SHOPS_COUNT)
+    parser.add_argument("--pictures", type=Path, help="where drawn pictures are kept")
     given = parser.parse_args()
+    world = {"port": given.port, "log_file": given.log, "shops_count": given.shops}
     try:
-        asyncio.run(run(port=given.port, log_file=given.log, shops_count=given.shops))
+        asyncio.run(run(**world, pictures=given.pictures))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

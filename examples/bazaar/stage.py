@@ -157,6 +157,7 @@ class Stage:
         for _ in range(PORT_TRIES):
             given = ["--port", str(self.ports.origins), "--log", str(self.origins_log)]
             given += ["--shops", str(len(self.sellers))]
+            given += ["--pictures", str(self.folder / "pictures")]
             command = [sys.executable, "-m", "examples.bazaar.origins", *given]
             origins = await self._start(command, out.name)
             while b'"ready"' not in out.read_bytes() and origins.returncode is None:
