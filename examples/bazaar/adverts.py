@@ -20,6 +20,8 @@ from typing import Any, Final
 
 MODERATED: Final = "bazaar.photos"
 """The queue of new photos, which visitors decide."""
+VARIANT_WIDTHS: Final = (480, 160)
+"""Widths of the smaller variants that the site makes of an advert's first photo."""
 SEARCHED_WORDS: Final = 8
 """Further words of a search are ignored."""
 _SCHEMA: Final = """
@@ -36,8 +38,8 @@ CREATE TABLE IF NOT EXISTS news (
 CREATE TABLE IF NOT EXISTS happening (
   id INTEGER PRIMARY KEY, action TEXT NOT NULL, shop TEXT NOT NULL, item TEXT NOT NULL,
   version INTEGER NOT NULL, UNIQUE (shop, item, version));
-CREATE TABLE IF NOT EXISTS opened (one INTEGER PRIMARY KEY CHECK (one = 1), n INTEGER NOT NULL);
-INSERT OR IGNORE INTO opened VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS opened (is_counted INTEGER PRIMARY KEY, n INTEGER NOT NULL);
+INSERT OR IGNORE INTO opened VALUES (0, 0), (1, 0);
 CREATE TABLE IF NOT EXISTS verdict (
   shop TEXT, item TEXT, verdict TEXT NOT NULL, PRIMARY KEY (shop, item));
 """
@@ -204,15 +206,21 @@ class Adverts:
             row = connection.execute(query, (shop, item)).fetchone()
         return "" if row is None else str(row[0])
 
-    def note_opened(self) -> None:
-        """Note that an advert's page is about to be shown and counted."""
+    def note_opened(self, *, is_counted: bool = False) -> None:
+        """Note that an advert's page is about to be shown and counted, or was counted."""
         with self._connection() as connection:
-            connection.execute("UPDATE opened SET n = n + 1")
+            connection.execute("UPDATE opened SET n = n + 1 WHERE is_counted = ?", (is_counted,))
 
-    def opened(self) -> int:
+    def opened(self, *, is_counted: bool = False) -> int:
         """How many times that was noted."""
+        query = "SELECT n FROM opened WHERE is_counted = ?"
         with self._connection() as connection:
-            return int(connection.execute("SELECT n FROM opened").fetchone()[0])
+            return int(connection.execute(query, (is_counted,)).fetchone()[0])
+
+    def ever_shown(self) -> list[tuple[str, str]]:
+        """(shop, item) of every advert that was ever on the site."""
+        with self._connection() as connection:
+            return connection.execute("SELECT shop, item FROM advert ORDER BY 1, 2").fetchall()
 
     def happened(self, *, after: int = 0) -> list[Happening]:
         """What was done to adverts since happening `after`, oldest first."""
@@ -233,6 +241,11 @@ def _advert(row: Sequence[Any]) -> Advert:
     shop, item, version, title, price, photos, category, text = row
     kept = tuple(Photo(*photo) for photo in json.loads(photos))
     return Advert(shop, item, version, title, price, kept, category, text)
+
+
+def variant_key(photo: str, width: int) -> str:
+    """Where a smaller variant of a stored photo is kept."""
+    return f"variants/{width}/{photo.rpartition('/')[2].partition('.')[0]}.jpg"
 
 
 def words_in(text: str) -> list[str]:

@@ -23,7 +23,7 @@ BUYERS: Final = 2
 PIECE_BYTES: Final = 64 * 1024
 _PAUSE_S: Final = 0.6
 _ITEM: Final = re.compile(r'href="(/items/([^"/]+)/[^"]+)"')
-_VIEWS: Final = re.compile(r'class="views">([0-9,]+) view')
+_VIEWS: Final = re.compile(r'class="views">\s*<span[^>]*>([0-9,]+) view')
 _PLAYER: Final = re.compile(r'<audio [^>]*src="([^"]+)"')
 
 

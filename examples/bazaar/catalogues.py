@@ -37,9 +37,14 @@ class Shelf:
         """Write the catalogue of what the shop sells now; return its file."""
         return self._write(shop, self.wares(shop), self._version(shop))
 
-    def write_next(self, shop: Shop) -> Path:
-        """Write the seller's next version, one item changed and one gone; return its file."""
+    def write_next(self, shop: Shop, *, has_new_photo: bool = False) -> Path:
+        """Write the seller's next version, one item changed and one gone; return its file.
+
+        With `has_new_photo` the changed item has one for certain, else on odd versions.
+        """
         version = self._version(shop) + 1
+        if has_new_photo and version % 2 == 0:
+            version += 1
         return self._write(shop, next_wares(self.wares(shop), shop=shop, version=version), version)
 
     def links(self, shop: Shop, ware: Ware) -> list[str]:

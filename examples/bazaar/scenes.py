@@ -1,7 +1,7 @@
 """What the demo's photos show: eight categories, three kinds of thing in each, eight colors.
 
 `draw(category, look)` draws look 0 to 23. The same number gives an advert its words (`words_of`),
-so a photo shows what its title says.
+so a photo shows what its title names.
 """
 
 from __future__ import annotations
