@@ -15,8 +15,8 @@ PEERS_SET_UP := .venv-bench/.set-up
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary)
-	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS))
+demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary; PORT=9000: first of three ports)
+	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS)) $(addprefix --port ,$(PORT))
 
 test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest

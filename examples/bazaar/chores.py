@@ -83,7 +83,7 @@ async def publish_advert(ctx: WorkflowContext, version: Version) -> str:
     if photos is None:
         return "no longer on the site"
     if photos:
-        await ctx.run("variants", make_variants.job(photos[0]))
+        await ctx.run("variants", make_variants.job(photo=photos[0]))
     await ctx.step("index", index_advert, *place)
     await ctx.step("announce", announce_advert, *place, version.version)
     return "announced"

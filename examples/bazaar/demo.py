@@ -224,7 +224,8 @@ class Demo:
         command = shlex.quote(str(Path(sys.executable).with_name("headrace")))
         print(
             f"up after {took_s:.1f} s\n\n"
-            f"  the shop      {stage.shop_url}/\n"
+            f"  the shop      {stage.shop_url}/  (with a tour)\n"
+            f"  break it      {stage.shop_url}/break\n"
             f"  the console   {console}\n"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
