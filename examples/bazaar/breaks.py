@@ -169,7 +169,7 @@ class Breaker:
         """Shut PostgreSQL down, and keep its supervisor from starting it again for a while."""
         found = [
             pid
-            for pid in self._descendants()
+            for pid in descendants(self._up_pid)
             if _parent_of(pid) == self._up_pid and _program_of(pid) == "postgres"
         ]
         if not found:
@@ -202,7 +202,9 @@ class Breaker:
         if not photos:
             raise NotDoneError("no photo is on the site yet")
         photo = random.choice(photos)
-        nodes = [pid for pid in self._descendants() if "headrace media serve" in _title_of(pid)]
+        nodes = [
+            pid for pid in descendants(self._up_pid) if "headrace media serve" in _title_of(pid)
+        ]
         killed = next((pid for pid in nodes if self._kill(pid, "headrace media serve")), None)
         if killed is None:
             raise NotDoneError("no media node is running")
@@ -227,7 +229,7 @@ class Breaker:
         return next((one for one in busy if self._kill(one[0], "headrace slot")), None)
 
     def _slots(self) -> Iterator[tuple[int, str]]:
-        for pid in self._descendants():
+        for pid in descendants(self._up_pid):
             title = _title_of(pid)
             if title.startswith("headrace slot "):
                 yield pid, title
@@ -239,7 +241,7 @@ class Breaker:
         except OSError:
             return False
         try:
-            if title not in _title_of(pid) or pid not in self._descendants():
+            if title not in _title_of(pid) or pid not in descendants(self._up_pid):
                 return False
             signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
@@ -248,19 +250,20 @@ class Breaker:
             os.close(pidfd)
         return True
 
-    def _descendants(self) -> set[int]:
-        """All processes below `headrace up` of this demo."""
-        children: dict[int, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                children.setdefault(_parent_of(int(entry.name)), []).append(int(entry.name))
-        found: set[int] = set()
-        left = [self._up_pid]
-        while left:
-            below = children.get(left.pop(), [])
-            left += [pid for pid in below if pid not in found]
-            found.update(below)
-        return found
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            children.setdefault(_parent_of(int(entry.name)), []).append(int(entry.name))
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        below = children.get(left.pop(), [])
+        left += [one for one in below if one not in found]
+        found.update(below)
+    return found
 
 
 async def flush_valkey(run_folder: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from typing import Any, Final
 
 from examples.bazaar.adverts import MODERATED, Adverts
@@ -112,6 +113,16 @@ async def show_item(
         variants=await asyncio.to_thread(shop.adverts.variants),
         related=await shop.cards(alike[:RELATED]),
     )
+
+
+@get("/sellers")
+async def show_sellers(request: Asked, shop: Given) -> Page:
+    """All sellers that have something on the site, with the character of their hosts."""
+    await shop.welcome(request)
+    counts = Counter(one.shop for one in await asyncio.to_thread(shop.adverts.shown))
+    rows = [(shop_named(name), name, count) for name, count in counts.items()]
+    rows.sort(key=lambda row: (row[0].manner == "fast" if row[0] else True, row[1]))
+    return shop.page(request, "sellers.html", rows=rows)
 
 
 @get("/sellers/{seller:str}")
@@ -259,6 +270,7 @@ def make_web(headrace: Headrace, adverts: Adverts, records: Records) -> Litestar
         [
             show_listing,
             show_item,
+            show_sellers,
             show_seller,
             change_follow,
             show_moderation,

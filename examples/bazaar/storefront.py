@@ -97,7 +97,7 @@ class Shop:
         )
 
     def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
-        """A page of `template`, and the cookie of a buyer who has none yet."""
+        """A page of `template`, and the cookie of a buyer who was just welcomed."""
         from examples.bazaar.tour import step_of
 
         values = {"text": "", **values}
@@ -112,7 +112,7 @@ class Shop:
         }
         buyer = buyer_of(request)
         cookie = Cookie(key=BUYER_COOKIE, value=buyer, httponly=True, samesite="lax", path="/")
-        is_new = request.cookies.get(BUYER_COOKIE) != buyer
+        is_new = "is_welcome" in request.state
         return Response(
             text,
             status_code=status,
@@ -149,14 +149,18 @@ class Shop:
         return [str(person.id) for person in followed.people]
 
     async def welcome(self, request: Asked) -> None:
-        """Let a new visitor follow some sellers, so that there is a feed from the start."""
+        """Let a new visitor follow some sellers, so that there is a feed from the start.
+
+        Before there are sellers, or while they cannot be followed, a visitor stays new.
+        """
         if buyer_of(request) == request.cookies.get(BUYER_COOKIE):
             return
         sellers = sorted({one.shop for one in await asyncio.to_thread(self.adverts.shown)})
-        chosen = sellers[:: max(1, len(sellers) // FOLLOWED_FIRST)][:FOLLOWED_FIRST]
-        with contextlib.suppress(HeadraceError):
-            if chosen:
+        if sellers:
+            chosen = sellers[:: max(1, len(sellers) // FOLLOWED_FIRST)][:FOLLOWED_FIRST]
+            with contextlib.suppress(HeadraceError):
                 await self.headrace.feed.follow(buyer_of(request), chosen)
+                request.state.is_welcome = True
 
 
 def buyer_of(request: Asked) -> str:

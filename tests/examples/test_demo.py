@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from examples.bazaar.breaks import descendants
 from examples.bazaar.ledger import PAPER
 from examples.bazaar.records import BREAKS, Records
 from examples.bazaar.stage import ROOT
@@ -119,13 +119,13 @@ async def test_each_fault_is_recovered_from_and_nothing_is_lost(tmp_path):
 
 async def test_it_continues_after_the_machine_slept(tmp_path):
     demo, ports = await started(tmp_path)
-    pids = [demo.pid, *commands_in(tmp_path)]
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if number is signal.SIGSTOP:
-            await asyncio.sleep(35)  # leases of hosts end after 30 s
+    pids = [demo.pid, *descendants(demo.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    over = time.monotonic() + 35  # leases of hosts end after 30 s
+    await wait_true(lambda: time.monotonic() > over, what="the end of the sleep")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     records = Records(tmp_path / "bazaar.sqlite")
     before = records.errands().done
 

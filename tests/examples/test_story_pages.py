@@ -75,6 +75,8 @@ async def test_every_step_of_the_tour_has_its_page_and_its_screen(site):
         assert f"/console{step.screen}".replace("&", "&amp;") in page.text
         path = step.screen.partition("?")[0]
         assert any(re.fullmatch(pattern, path) for pattern in patterns), path
+    sellers = (await site.get("/sellers")).text
+    assert sellers.index("Sleepy Moss") < sellers.index("Velo Ada")
     await site.post("/tour", data={"step": 0}, headers=origin)
     assert "Take the tour" in (await site.get("/")).text
     foreign = await site.post("/tour", data={"step": 1}, headers={"origin": "http://elsewhere"})
