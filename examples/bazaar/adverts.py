@@ -120,8 +120,8 @@ class Adverts:
         photos = json.dumps(
             [[p.url, p.key, p.sha256, p.outcome, p.size_bytes] for p in advert.photos]
         )
-        row = (advert.shop, advert.item, advert.version, advert.title, advert.price, photos)
-        row += (advert.category, advert.text)
+        facts = (advert.title, advert.price, photos, advert.category, advert.text)
+        row = (advert.shop, advert.item, advert.version, *facts)
         with self._connection() as connection:
             connection.execute(_SHOW, row)
             connection.execute(_NOTE, (action, advert.shop, advert.item, advert.version))

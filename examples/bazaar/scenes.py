@@ -81,16 +81,16 @@ def _draw_furniture(kind: int, color: Color, dice: random.Random) -> Board:
     wide = 250 if kind == 0 else 130
     left, right = 400 - wide, 400 + wide
     board.shadow((left - 40, 500, right + 40, 556))
-    for x in (left + 10, right - 10):
-        board.line([(x, 490), (x, 534)], shade(WOOD, 0.7), 12)
+    for foot in (left + 10, right - 10):
+        board.line([(foot, 490), (foot, 534)], shade(WOOD, 0.7), 12)
     board.rect((left, 270, right, 480), dark, round_by=34)
     board.rect((left + 22, 262, right - 22, 420), color, round_by=28)
     seats = 3 if kind == 0 else 1
     step = (right - left - 60) / seats
     for seat in range(seats):
-        x = left + 30 + seat * step
-        board.rect((x + 3, 292, x + step - 3, 424), light, round_by=22)
-        board.rect((x + 2, 398, x + step - 2, 462), shade(color, 1.06), round_by=18)
+        at = left + 30 + seat * step
+        board.rect((at + 3, 292, at + step - 3, 424), light, round_by=22)
+        board.rect((at + 2, 398, at + step - 2, 462), shade(color, 1.06), round_by=18)
     board.rect((left + 10, 450, right - 10, 500), color, round_by=10)
     for x in (left - 26, right - 26):
         board.rect((x, 352, x + 52, 504), shade(color, 0.88), round_by=24)
@@ -158,8 +158,8 @@ def _draw_cameras(kind: int, color: Color, dice: random.Random) -> Board:
     if kind == 2:
         board.rect((240, 190, 570, 510), (238, 232, 222), round_by=34)
         board.rect((240, 400, 570, 510), shade(color, 1.1), round_by=30)
-        for step, tone in enumerate(PAINTS[:5]):
-            board.rect((392 + step * 9, 190, 401 + step * 9, 400), tone.color)
+        for step, paint in enumerate(PAINTS[:5]):
+            board.rect((392 + step * 9, 190, 401 + step * 9, 400), paint.color)
         board.rect((270, 452, 540, 466), DARK, round_by=7)
         board.rect((272, 214, 346, 262), (250, 246, 226), round_by=8)
         board.dot(512, 240, 24, DARK)
@@ -226,11 +226,11 @@ def _draw_plants(kind: int, color: Color, dice: random.Random) -> Board:
         board.dot(400, 148, 8, (246, 200, 110))
     else:
         for step in range(9):
-            x = 330 + step * 17.5
+            foot = 330 + step * 17.5
             lean, top = (step - 4) * 17 + dice.uniform(-8, 8), 130 + abs(step - 4) * 28
             tone = dice.choice(GREENS)
-            board.poly([(x - 14, 410), (x + 14, 410), (x + lean + 4, top)], tone)
-            board.line([(x, 400), (x + lean + 3, top + 20)], shade(tone, 1.4), 3)
+            board.poly([(foot - 14, 410), (foot + 14, 410), (foot + lean + 4, top)], tone)
+            board.line([(foot, 400), (foot + lean + 3, top + 20)], shade(tone, 1.4), 3)
     board.poly([(316, 392), (484, 392), (462, 540), (338, 540)], color)
     board.poly([(430, 392), (484, 392), (462, 540), (424, 540)], shade(color, 0.86))
     board.rect((304, 376, 496, 408), shade(color, 1.08), round_by=7)
@@ -278,8 +278,8 @@ def _draw_neck(board: Board, neck_top: float, *, small: float, head_color: Color
         for x in (376, 424):
             board.dot(x, neck_top + 10 + step * 16, 5, STEEL)
     for step in range(4):
-        x = 393 + step * 4.8
-        board.line([(x, neck_top + 40), (x, 476)], (226, 220, 206), 0.7)
+        string = 393 + step * 4.8
+        board.line([(string, neck_top + 40), (string, 476)], (226, 220, 206), 0.7)
 
 
 def _turns(count: int) -> list[float]:

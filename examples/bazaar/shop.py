@@ -62,8 +62,7 @@ async def show_listing(
     """Adverts, a page at a time, sellers mixed: all, those of a category, those with words."""
     await shop.welcome(request)
     q = q.strip()[:200]
-    find = shop.adverts.search if q else shop.adverts.shown
-    adverts = await asyncio.to_thread(find, *([q] if q else []))
+    adverts = await asyncio.to_thread(lambda: shop.adverts.search(q) if q else shop.adverts.shown())
     if category in CATEGORIES:
         adverts = [advert for advert in adverts if advert.category == category]
     adverts.sort(key=lambda advert: (advert.item[::-1], advert.shop))
