@@ -226,11 +226,11 @@ def _draw_plants(kind: int, color: Color, dice: random.Random) -> Board:
         board.dot(400, 148, 8, (246, 200, 110))
     else:
         for step in range(9):
-            foot = 330 + step * 17.5
+            blade = 330 + step * 17.5
             lean, top = (step - 4) * 17 + dice.uniform(-8, 8), 130 + abs(step - 4) * 28
             tone = dice.choice(GREENS)
-            board.poly([(foot - 14, 410), (foot + 14, 410), (foot + lean + 4, top)], tone)
-            board.line([(foot, 400), (foot + lean + 3, top + 20)], shade(tone, 1.4), 3)
+            board.poly([(blade - 14, 410), (blade + 14, 410), (blade + lean + 4, top)], tone)
+            board.line([(blade, 400), (blade + lean + 3, top + 20)], shade(tone, 1.4), 3)
     board.poly([(316, 392), (484, 392), (462, 540), (338, 540)], color)
     board.poly([(430, 392), (484, 392), (462, 540), (424, 540)], shade(color, 0.86))
     board.rect((304, 376, 496, 408), shade(color, 1.08), round_by=7)
