@@ -77,14 +77,14 @@ def shrink(original: bytes) -> dict[int, bytes]:
 
 @app.workflow("bazaar-publish", retries=5)
 async def publish_advert(ctx: WorkflowContext, version: Version) -> str:
-    """Check an advert, make its variants, let searches find it, announce it."""
+    """Check an advert, let searches find it, make its variants, announce it."""
     place = (version.seller, version.item)
     photos: list[str] | None = await ctx.step("check", check_advert, *place)
     if photos is None:
         return "no longer on the site"
+    await ctx.step("index", index_advert, *place)
     if photos:
         await ctx.run("variants", make_variants.job(photo=photos[0]))
-    await ctx.step("index", index_advert, *place)
     await ctx.step("announce", announce_advert, *place, version.version)
     return "announced"
 

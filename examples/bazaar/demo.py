@@ -48,6 +48,7 @@ LINES_EVERY_S: Final = 1.0
 PATIENCE_S: Final = 60.0
 """The extra time that a run may take on a busy machine to show everything."""
 AGAIN_S: Final = 2.0
+SLEPT_S: Final = 10.0
 CHECKED_FROM_S: Final = 10.0
 """A shorter run checks less: it may end before the first change of a catalogue."""
 
@@ -155,7 +156,7 @@ class Demo:
             "the senders": people.senders.run,
             "the ledger": ledger.run,
             "the faults": breaker.run,
-            "the figures": lambda: self._show_lines(figures, people),
+            "the figures": lambda: self._show_lines(figures, people, ledger),
         }
         tasks = [asyncio.create_task(self._keep(name, run)) for name, run in who.items()]
         watching = asyncio.create_task(self._watch(up))
@@ -201,15 +202,19 @@ class Demo:
         code = await up.wait()
         raise DemoError(f"it ended with {code}, see {self._stage.headrace_log}")
 
-    async def _show_lines(self, figures: Figures, people: People) -> None:
+    async def _show_lines(self, figures: Figures, people: People, ledger: Ledger) -> None:
         is_live, is_rewriting = sys.stdout.isatty(), False
+        shown_at = time.time()
         while True:
+            if time.time() - shown_at > SLEPT_S:
+                Faults.expect()  # a laptop's lid was closed: connections and leases have ended
+            shown_at = time.time()
             await figures.gather()
             shown = self._adverts.shown()
             people.crowd.show(shown)
             people.readers.show(shown)
             people.followers.show(shown)
-            lines = figures.lines()
+            lines = [*figures.lines(), f"         ledger {ledger.summary}"]
             if is_live:
                 width = shutil.get_terminal_size().columns
                 lines = [f"{line[: width - 1]}\x1b[K" for line in lines]
@@ -239,8 +244,7 @@ class Demo:
         print("\nSummary")
         for line in figures.summary():
             print(f"  {line}")
-        for one in ledger.lines.values():
-            print(f"  ledger {one.name}: {one.sent} sent, {one.lost} lost, {one.doubled} doubled")
+        print(f"  ledger {ledger.summary}")
         noted = [self._broken, story.progress, *people.faults()]
         faults = [text for one in noted for text in one.faults] + ledger.faults
         if expected := sum(one.expected_count for one in noted):

@@ -96,10 +96,20 @@ class Ledger:
         await self._gather_jobs()
         await self._gather_views()
         if is_whole:
+            await asyncio.to_thread(self._records.fold)
             await asyncio.to_thread(self._gather_photos)
             await self._gather_posts()
         rows = [asdict(line) for line in self.lines.values()]
         await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": rows})
+
+    @property
+    def summary(self) -> str:
+        """All lines in a few words."""
+        lines = self.lines.values()
+        sent, lost = sum(one.sent for one in lines), sum(one.lost for one in lines)
+        names = ", ".join(self.lines) or "nothing yet"
+        doubled = sum(one.doubled for one in lines)
+        return f"{sent} recorded by the demo ({names}): lost {lost}, doubled {doubled}"
 
     @property
     def faults(self) -> list[str]:

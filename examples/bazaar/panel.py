@@ -151,8 +151,8 @@ def require_own_user(request: Asked) -> None:
     client, server = request.client, request.scope.get("server")
     # A name of somebody else's may lead here, too, with pages of that origin.
     is_local = urlsplit(f"//{request.headers.get('host', '')}").hostname in LOCAL
-    is_own = client and server and is_own_peer(client.host, client.port, server[1])
-    if not (is_local and is_own):
+    ends = (client, server) if client and server and is_local else None
+    if ends is None or not is_own_peer(ends[0].host, ends[0].port, ends[1][1]):
         raise PermissionDeniedException(
             "Only the user who started the demo may do this, at a browser on the same machine."
         )

@@ -21,6 +21,7 @@ BREAKS: Final = ("slot", "seller", "valkey", "postgres", "media")
 """Faults that can be requested."""
 ASKED_S: Final = 30.0
 """A fault that nobody carries out within this time is forgotten: the demo was not running."""
+FOLDED_AFTER_S: Final = 600.0
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS errand (
   uid TEXT PRIMARY KEY, queue TEXT NOT NULL, asked_at REAL NOT NULL, accepted_at REAL)
@@ -34,6 +35,9 @@ CREATE INDEX IF NOT EXISTS effect_uid ON effect (uid);
 CREATE TABLE IF NOT EXISTS break (
   id INTEGER PRIMARY KEY, kind TEXT NOT NULL, asked_at REAL NOT NULL, began_at REAL,
   ended_at REAL, recovered_at REAL, note TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS folded (
+  one INTEGER PRIMARY KEY CHECK (one = 1), done INTEGER NOT NULL, repeated INTEGER NOT NULL);
+INSERT OR IGNORE INTO folded VALUES (1, 0, 0);
 CREATE TABLE IF NOT EXISTS paper (name TEXT PRIMARY KEY, at REAL NOT NULL, text TEXT NOT NULL);
 """
 
@@ -132,15 +136,36 @@ class Records:
     def errands(self) -> Errands:
         """The counts."""
         query = """
-            SELECT (SELECT count(*) FROM errand WHERE accepted_at IS NOT NULL),
-              (SELECT count(*) FROM errand e WHERE accepted_at IS NOT NULL
+            SELECT done + (SELECT count(*) FROM errand WHERE accepted_at IS NOT NULL),
+              done + (SELECT count(*) FROM errand e WHERE accepted_at IS NOT NULL
                 AND EXISTS (SELECT 1 FROM effect f WHERE f.uid = e.uid)),
               (SELECT count(*) - count(DISTINCT uid) FROM effect),
-              (SELECT count(*) FROM run r WHERE ended_at IS NULL
+              repeated + (SELECT count(*) FROM run r WHERE ended_at IS NULL
                 AND EXISTS (SELECT 1 FROM run n WHERE n.uid = r.uid AND n.id > r.id))
+            FROM folded
         """
         with self._connection() as connection:
             return Errands(*connection.execute(query).fetchone())
+
+    def fold(self, *, older_than_s: float = FOLDED_AFTER_S) -> None:
+        """Replace old errands that were done once by their number, so that the tables stay small.
+
+        Those that are open or doubled stay.
+        """
+        chosen = """
+            CREATE TEMP TABLE chosen AS SELECT uid FROM errand e WHERE accepted_at < ?
+              AND (SELECT count(*) FROM effect f WHERE f.uid = e.uid) = 1
+        """
+        with self._connection() as connection:
+            connection.execute(chosen, (time.time() - older_than_s,))
+            connection.execute("""
+                UPDATE folded SET done = done + (SELECT count(*) FROM chosen),
+                  repeated = repeated + (SELECT count(*) FROM run r JOIN chosen USING (uid)
+                    WHERE r.ended_at IS NULL
+                    AND EXISTS (SELECT 1 FROM run n WHERE n.uid = r.uid AND n.id > r.id))
+            """)
+            for table in ("errand", "run", "effect"):
+                connection.execute(f"DELETE FROM {table} WHERE uid IN (SELECT uid FROM chosen)")
 
     def open_runs(self) -> set[str]:
         """Errands that a handler works on now, or worked on when it was killed."""

@@ -53,7 +53,7 @@ STEPS: Final = (
         3,
         "Jobs that fail and recover",
         "Mails to followers go out within the rate of each provider. Some fail: find one, read its"
-        " error, press retry. Each new item runs the workflow check, variants, index, announce.",
+        " error, press retry. Each new item runs the workflow check, index, variants, announce.",
         path="/feed",
         place="your feed",
         screen="/jobs/jobs?queue=bazaar.mail&state=failed",
