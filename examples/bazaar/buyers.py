@@ -126,9 +126,10 @@ class Tab:
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """One exchange. Raises: ServerFailedError, when nobody answers."""
-        cookie = {"Cookie": self._cookie} if self._cookie else {}
+        # Without the tour, whose card names a seller on every page.
+        cookies = "; ".join(filter(None, ("bazaar_tour=0", self._cookie)))
         reply = await self._client.request(
-            method, path, headers={**cookie, **(headers or {})}, is_repeatable=True
+            method, path, headers={"Cookie": cookies, **(headers or {})}, is_repeatable=True
         )
         given = reply.headers.get("set-cookie")
         if given:
