@@ -29,6 +29,7 @@ from examples.bazaar.origins import HANGING
 from examples.bazaar.records import Break, Records
 from examples.bazaar.stage import Stage
 from examples.bazaar.story import Story
+from examples.bazaar.visitors import Seen
 
 LOOK_EVERY_S: Final = 0.2
 RECOVERED_WITHIN_S: Final = 180.0
@@ -56,7 +57,9 @@ class Breaker:
         ledger: Ledger,
         adverts: Adverts,
         records: Records,
+        seen: Seen,
     ) -> None:
+        self._seen = seen
         self._stage, self._up_pid = stage, up_pid
         self._story, self._senders, self._ledger = story, senders, ledger
         self._adverts, self._records = adverts, records
@@ -174,6 +177,7 @@ class Breaker:
         ]
         if not found:
             raise NotDoneError("PostgreSQL is not running")
+        photos = self._seen.photos_whole
         os.kill(self._up_pid, signal.SIGSTOP)
         try:
             # Immediate: as a crash is. Its log is replayed at the next start.
@@ -182,6 +186,7 @@ class Breaker:
         finally:
             os.kill(self._up_pid, signal.SIGCONT)
         self._over(break_id)
+        photos = self._seen.photos_whole - photos
         probes: list[str] = []
 
         async def is_back() -> bool:
@@ -192,8 +197,8 @@ class Breaker:
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S):
             raise NotDoneError("no job ran again in time")
         return (
-            f"PostgreSQL was down for {POSTGRES_DOWN_S:.0f} s; photos and pages were served, and"
-            " calls were refused meanwhile, not lost"
+            f"PostgreSQL was down for {POSTGRES_DOWN_S:.0f} s; visitors read {photos} whole photos"
+            " meanwhile. Calls that need it were refused, not lost"
         )
 
     async def _kill_media(self, break_id: int) -> str:

@@ -146,6 +146,7 @@ class Demo:
             ledger=ledger,
             adverts=self._adverts,
             records=self._records,
+            seen=people.crowd.seen,
         )
         who: dict[str, Callable[[], Awaitable[None]]] = {
             "the sellers": story.run,

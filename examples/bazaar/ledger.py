@@ -129,10 +129,10 @@ class Ledger:
         These are hits that were not yet flushed to PostgreSQL (docs/promises.md). More than
         `at_most` stay on the record, and show as lost. Raises: ServerFailedError.
         """
-        accepted = self.accepted_views - self._given_up
         counted = await self._counted()
         if counted is None:
             raise ServerFailedError("views: no totals yet")
+        accepted = self.accepted_views - self._given_up
         given_up = min(at_most, max(0, accepted - (counted - self._counted_before)))
         self._given_up += given_up
         return given_up
