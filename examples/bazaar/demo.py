@@ -19,6 +19,7 @@ import contextlib
 import shlex
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -82,8 +83,14 @@ class Demo:
         """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        self._adverts.create()
-        self._records.create()
+        try:
+            self._adverts.create()
+            self._records.create()
+        except sqlite3.OperationalError as error:
+            raise DemoError(
+                f"{self._stage.folder} has data of another version of the demo ({error}): delete"
+                " the folder, or give --folder"
+            ) from error
         print(f"starting headrace and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
         began = time.monotonic()
         async with self._stage.running(self._stop) as up:
