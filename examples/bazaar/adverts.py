@@ -110,10 +110,14 @@ class Adverts:
         self._file = file
 
     def create(self) -> None:
-        """Make the tables where they are missing."""
+        """Make the tables where they are missing.
+
+        Raises: sqlite3.OperationalError, when there are those of another version.
+        """
         with self._connection() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_SCHEMA)
+            connection.execute("SELECT category, is_counted FROM advert, opened LIMIT 0")
 
     def show(self, advert: Advert, *, action: str) -> None:
         """Insert or update the advert; an older version has no effect."""

@@ -116,6 +116,13 @@ async def test_only_the_demo_s_own_user_may_break_it(site, stores):
     assert ended == [False]
 
 
+def test_tables_of_another_version_are_named(tmp_path):
+    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+        connection.execute("CREATE TABLE opened (one INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
+    with pytest.raises(sqlite3.OperationalError, match="is_counted"):
+        Adverts(tmp_path / "old.sqlite").create()
+
+
 def test_a_fault_is_open_once_and_forgotten_without_a_demo(stores, monkeypatch):
     records = stores[1]
     assert all(records.ask_break(kind) for kind in BREAKS)
