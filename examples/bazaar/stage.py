@@ -38,7 +38,7 @@ UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
 STOPPED: Final = "it was stopped before everything was up"
-SLOTS_MAX: Final = 8
+SLOTS_MAX: Final = 6
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
 _TAKEN: Final = re.compile(r"(?i)is taken by another program|address already in use")
@@ -323,7 +323,7 @@ class Stage:
             f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\n\n'
             "# Few processes and connections, to stay below 1 GB of memory on any machine.\n"
             f"[jobs]\nslots_per_core = {max(1, SLOTS_MAX // cores)}\n\n"
-            "[postgres]\nconnections_max = 4\nslot_connections_max = 2\n\n"
+            "[postgres]\nconnections_max = 3\nslot_connections_max = 2\n\n"
             "# The sellers' hosts are on this machine: forbidden without these two lines.\n"
             f'[fetch]\nallow_networks = "127.0.0.0/8"\n'
             f'allow_ports = "80, 443, {self.ports.origins}"\n',
